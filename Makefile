@@ -1,0 +1,96 @@
+# Everything here runs in .venv, which the targets create and re-use. `make help` lists them.
+# V=1 shows all that pip prints. PYTHON=/path/to/python3.12 chooses the interpreter.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install $(if $(V),,-qq) -c constraints.txt
+
+# The first interpreter on the path that is new enough.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+# Empty when .venv is absent or its interpreter is gone (an upgrade of Python): then it is rebuilt.
+VENV_RUNS := $(shell $(PY) -c '' >/dev/null 2>&1 && echo yes)
+
+CREATED := $(VENV)/.created
+CORE := $(VENV)/.core
+DEV := $(VENV)/.dev
+
+# One compute thread a process: the tests run in parallel processes, and two OpenMP threads on small
+# tensors were measured 20 times slower than one. No test may reach for the network.
+test slow pytest: export OMP_NUM_THREADS = 1
+test slow pytest: export MKL_NUM_THREADS = 1
+test slow pytest: export HF_HUB_OFFLINE = 1
+test slow pytest: export TOKENIZERS_PARALLELISM = false
+
+.PHONY: help demo test pytest lint format types layers bench slow docs dist clean FORCE
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(CORE) ## set up, then train a small network and use it at every depth
+	@$(PY) examples/demo.py
+
+test: lint types layers pytest ## set up, then lint, types, layering and tests: what CI runs
+
+pytest: $(DEV) ## the tests alone; ARGS="tests/stream -k cursor" chooses
+	$(PY) -m pytest $(ARGS)
+
+slow: $(DEV) ## the tests that take minutes
+	$(PY) -m pytest -m slow $(ARGS)
+
+lint: $(DEV) ## ruff, without changing a file
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: $(DEV) ## ruff, changing files
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+types: $(DEV) ## basedpyright, strict on src/
+	$(PY) -m basedpyright
+
+layers: $(DEV) ## import-linter: which package may import which
+	$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
+
+bench: $(DEV) ## every benchmark, one after the other
+	@for file in benchmarks/*.py; do echo "== $$file"; $(PY) "$$file"; done
+
+docs: $(DEV) ## the documentation, strictly, into site/
+	$(PY) -m mkdocs build --strict
+
+dist: $(DEV) ## the sdist and the wheel, into dist/
+	$(PY) -m build --no-isolation
+
+clean: ## remove .venv, caches and what was built
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(CREATED): $(if $(VENV_RUNS),,FORCE)
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "everydepth needs Python 3.11 or newer, and none is on the path." >&2; \
+		echo "Install one, or name it: make $(or $(MAKECMDGOALS),test) PYTHON=/path/to/python3.11" >&2; exit 1; fi
+	@$(PY) -m pip --version >/dev/null 2>&1 || { echo "Creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv --clear $(VENV); }
+	@touch $@
+
+# torch by itself first, at the pinned version: a CPU build that is already there satisfies it, and
+# nothing that follows can pull another. hatchling from the constraints builds the package, so that
+# the build too uses pinned versions.
+$(CORE): $(CREATED) pyproject.toml constraints.txt
+	@echo "Installing everydepth and its pinned dependencies (minutes the first time; V=1 shows progress)"
+	@$(PIP) torch==2.13.0
+	@$(PIP) hatchling
+	@$(PIP) --no-build-isolation -e .
+	@touch $@
+
+$(DEV): $(CORE)
+	@echo "Installing the tools for development (minutes the first time; V=1 shows progress)"
+	@$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+FORCE:

@@ -1,0 +1,1 @@
+"""Architectures: one file a family, and the table that names them."""

@@ -1,0 +1,216 @@
+"""ResNets: stages change the shape, so the readout follows the skips to the last one (SPEC 1.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from everydepth.architectures.cifar_resnet import CifarResNet, PadShortcut
+from everydepth.errors import UnsupportedModelError
+from everydepth.stream import Block, Branch, ResidualStream, copy_without, unwrapped
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A map `x -> x weight^T + bias` on channels."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def after(self, first: Affine) -> Affine:
+        """The map that applies `first`, then this one."""
+        return Affine(self.weight @ first.weight, self(first.bias))
+
+
+@final
+class ResNetStream(ResidualStream):
+    """`z_l = W S_L ... S_{l+1} h_l`: what is left of the network once its branches are silent.
+
+    A skip between stages is a 1x1 convolution and a batch norm. On the way from a state to the
+    readout it acts on the average over all positions (not on every second one), and its batch norm
+    uses running statistics: so the way is one affine map on pooled channels, folds into the head
+    of a stock model, and neither sees nor disturbs the batch statistics of the main path.
+    """
+
+    inputs = ("pixel_values",)
+    task = "classification"
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._inner: Any = unwrapped(model)
+        self._own = isinstance(self._inner, CifarResNet)
+        stages = _own_stages(self._inner) if self._own else _stages(self._inner)
+        describe = _own_block if self._own else _block
+        self._layers = [(s, layer) for s, stage in enumerate(stages) for layer in stage]
+        self._blocks = tuple(describe(layer) for _, layer in self._layers)
+        self._final_norm: nn.BatchNorm2d | None = (
+            self._inner.norm if self._own and self._inner.config.preactivation else None
+        )
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        return self._blocks
+
+    @property
+    def head(self) -> nn.Module:
+        return self._inner.linear if self._own else self._inner.classifier[1]
+
+    def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        """The pooled state, brought to the channels of the last stage."""
+        if self._final_norm is not None:
+            return self._preactivation_feature(h, depth)
+        x = F.adaptive_avg_pool2d(h, 1).flatten(1)
+        for affine in self._remaining(depth):
+            x = affine(x)
+        return x
+
+    def normed(self, feature: Tensor, depth: int) -> Tensor:
+        return feature
+
+    def fused(self, depth: int) -> Affine:
+        """`Phi_l`: everything from the pooled state to the logits as one affine map."""
+        if self._final_norm is not None:
+            raise UnsupportedModelError(
+                "a pre-activation ResNet reads out through a ReLU, so its readout is not one "
+                "affine map; `at_depth` keeps the ReLU and fuses what comes before it"
+            )
+        head: Any = self.head
+        total = Affine(head.weight, head.bias)
+        for affine in reversed(self._remaining(self.check_depth(depth))):
+            total = total.after(affine)
+        return total
+
+    def truncated(self, depth: int, *, share: bool) -> nn.Module:
+        stage, _ = self._layers[depth - 1]
+        inside = sum(s == stage for s, _ in self._layers[:depth])
+        dropped = [layer for _, layer in self._layers[depth:]]
+        small: Any = copy_without(self._inner, dropped, share=share)
+        (_cut_own if self._own else _cut)(small, stage, inside)
+        remaining = self._remaining(depth)
+        if remaining and self._final_norm is None:
+            _set_head(small.linear if self._own else small.classifier[1], self.fused(depth))
+        elif remaining:
+            total = remaining[0]
+            for affine in remaining[1:]:
+                total = affine.after(total)
+            small.transition = _convolution(total)
+            small.config.transition = True
+        return small
+
+    def _remaining(self, depth: int) -> list[Affine]:
+        """The skips that lie between this depth and the last one, identities left out."""
+        skips = [block.branches[0].skip for block in self._blocks[depth:]]
+        head: Any = self.head
+        return [_affine(skip, head.weight) for skip in skips if skip is not None]
+
+    def _preactivation_feature(self, h: Tensor, depth: int) -> Tensor:
+        remaining = self._remaining(depth)
+        if remaining:
+            x = h.movedim(1, -1)
+            for affine in remaining:
+                x = affine(x)
+            h = x.movedim(-1, 1)
+        h = self._inner.transition(h)
+        norm: Any = self._final_norm
+        # The model's own pass keeps the statistics; a readout beside it only uses them.
+        normed = F.batch_norm(
+            h, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
+        )
+        return F.adaptive_avg_pool2d(F.relu(normed), 1).flatten(1)
+
+
+def _own_stages(model: Any) -> list[list[nn.Module]]:
+    return [list(stage) for stage in model.stages()]
+
+
+def _stages(model: Any) -> list[list[nn.Module]]:
+    return [list(stage.layers) for stage in model.resnet.encoder.stages]
+
+
+def _own_block(layer: Any) -> Block:
+    skip = None if isinstance(layer.shortcut, nn.Identity) else layer.shortcut
+    if layer.preactivation:
+        branch = Branch(kind="conv", entry=layer.bn1, out=layer.conv2, proj=layer.conv2, skip=skip)
+    else:
+        branch = Branch(
+            kind="conv",
+            entry=layer.conv1,
+            out=layer.bn2,
+            proj=layer.bn2,
+            skip=skip,
+            post=layer.relu,
+        )
+    return Block(module=layer, branches=(branch,))
+
+
+def _block(layer: Any) -> Block:
+    branch = Branch(
+        kind="conv",
+        entry=layer.layer[0],
+        out=layer.layer,
+        # After a convolution the norm is what can silence the branch, in either mode.
+        proj=layer.layer[-1].normalization,
+        skip=None if isinstance(layer.shortcut, nn.Identity) else layer.shortcut,
+        post=layer.activation,
+    )
+    return Block(module=layer, branches=(branch,))
+
+
+def _affine(skip: Any, like: Tensor) -> Affine:
+    """A skip as a map on channels, its batch norm with running statistics."""
+    if isinstance(skip, PadShortcut):
+        matrix = skip.matrix().to(like)
+        return Affine(matrix, torch.zeros_like(matrix[:, 0]))
+    convolution, norm = (
+        (skip.convolution, skip.normalization) if hasattr(skip, "convolution") else skip
+    )
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    weight = convolution.weight.flatten(1) * scale[:, None]
+    return Affine(weight, norm.bias - norm.running_mean * scale)
+
+
+def _convolution(affine: Affine) -> nn.Conv2d:
+    out, inside = affine.weight.shape
+    convolution = nn.Conv2d(inside, out, 1, device=affine.weight.device, dtype=affine.weight.dtype)
+    with torch.no_grad():
+        convolution.weight.copy_(affine.weight[:, :, None, None])
+        assert convolution.bias is not None
+        convolution.bias.copy_(affine.bias)
+    return convolution
+
+
+def _set_head(head: nn.Linear, affine: Affine) -> None:
+    out, inside = affine.weight.shape
+    head.in_features, head.out_features = inside, out
+    head.weight = nn.Parameter(affine.weight.detach().clone())
+    head.bias = nn.Parameter(affine.bias.detach().clone())
+
+
+def _cut_own(small: Any, stage: int, inside: int) -> None:
+    config = small.config
+    for number in range(stage + 1, len(config.blocks_per_stage)):
+        delattr(small, f"layer{number + 1}")
+    name = f"layer{stage + 1}"
+    setattr(small, name, getattr(small, name)[:inside])
+    config.widths = list(config.widths[: stage + 1])
+    config.blocks_per_stage = [*config.blocks_per_stage[:stage], inside]
+
+
+def _cut(small: Any, stage: int, inside: int) -> None:
+    encoder = small.resnet.encoder
+    encoder.stages = encoder.stages[: stage + 1]
+    encoder.stages[stage].layers = encoder.stages[stage].layers[:inside]
+    values = small.config.to_dict()
+    for derived in ("stage_names", "out_features", "out_indices"):
+        values.pop(derived, None)
+    values["depths"] = [*values["depths"][:stage], inside]
+    values["hidden_sizes"] = list(values["hidden_sizes"][: stage + 1])
+    small.config = small.resnet.config = type(small.config).from_dict(values)

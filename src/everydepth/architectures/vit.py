@@ -1,0 +1,62 @@
+"""ViT, DeiT and BEiT for image classification: the class token (or the mean patch) predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from everydepth.stream import Block, Branch, ResidualStream, shortened, unwrapped
+
+
+@final
+class VisionTransformerStream(ResidualStream):
+    """Pre-norm blocks; one dropout (ViT, DeiT) or drop path (BEiT) serves both branches."""
+
+    inputs = ("pixel_values",)
+    task = "classification"
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._inner: Any = unwrapped(model)
+        self._trunk: Any = self._inner.base_model
+        self._blocks = tuple(_block(layer) for layer in self._trunk.layers)
+        # BEiT with mean pooling norms the mean of the patches; all others norm, then pick.
+        pooler = getattr(self._trunk, "pooler", None)
+        self._mean_norm: nn.Module | None = getattr(pooler, "layernorm", None)
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        return self._blocks
+
+    @property
+    def head(self) -> nn.Module:
+        return self._inner.classifier
+
+    def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        return h[:, 0] if self._mean_norm is None else h[:, 1:].mean(1)
+
+    def normed(self, feature: Tensor, depth: int) -> Tensor:
+        return (
+            self._trunk.layernorm(feature) if self._mean_norm is None else self._mean_norm(feature)
+        )
+
+    def truncated(self, depth: int, *, share: bool) -> nn.Module:
+        return shortened(self._inner, self._trunk.layers, depth, share=share)
+
+
+def _block(layer: Any) -> Block:
+    out = getattr(layer, "drop_path", layer.dropout)
+    return Block(
+        module=layer,
+        branches=(
+            Branch(
+                kind="attention",
+                entry=layer.layernorm_before,
+                out=out,
+                proj=layer.attention.o_proj,
+            ),
+            Branch(kind="mlp", entry=layer.layernorm_after, out=out, proj=layer.mlp.fc2, call=1),
+        ),
+    )

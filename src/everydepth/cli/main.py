@@ -1,0 +1,72 @@
+"""The `everydepth` command.
+
+To add a command: write `cli/<name>.py` with one function of that name and put it into `COMMANDS`.
+Import torch and the rest of the package inside the function, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from everydepth.cli.env import env
+from everydepth.errors import EveryDepthError
+
+COMMANDS: tuple[Callable[..., None], ...] = (env,)
+
+# A blank line between paragraphs: rich joins the lines of one paragraph.
+EPILOG = """\
+Examples:
+
+  everydepth env           what this machine offers, which extras are missing
+
+  everydepth env --json    the same, for a script or a bug report
+"""
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        from everydepth import __version__
+
+        typer.echo(f"everydepth {__version__}")
+        raise typer.Exit
+    return wanted  # typer hands what the callback returns to `_root`
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
+        ),
+    ] = False,
+) -> None:
+    """Use, understand, shrink and grow a residual network at every depth: train once, use N models.
+
+    Every command explains itself: everydepth COMMAND --help.
+    """
+
+
+def build_app() -> typer.Typer:
+    app = typer.Typer(
+        name="everydepth",
+        no_args_is_help=True,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(epilog=EPILOG)(_root)
+    for command in COMMANDS:
+        app.command()(command)
+    return app
+
+
+def main() -> None:
+    try:
+        build_app()()
+    except EveryDepthError as error:
+        # The message already says what was wrong and what to do next; a traceback would bury it.
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,164 @@
+"""Batches for models called as `model(**batch)`, in an order fixed by seed and epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from everydepth.data.sets import Batch, Rows, Texts, Tokens, random_stream
+from everydepth.errors import DataError
+
+Transform = Callable[[Batch, torch.Generator], Batch]
+"""Changes a batch (normalise, augment, trim); the generator is fixed by seed, epoch and batch."""
+
+IGNORED = -100  # the label torch's cross entropy leaves out
+
+
+@dataclass(kw_only=True)
+class Batches:
+    """An iterable of batches; each pass is one epoch with its own order.
+
+    `set_epoch` chooses the epoch of the next pass, to resume in the middle of a training.
+    """
+
+    data: Rows
+    batch_size: int
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    transform: Transform | None
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise DataError(f"batch_size {self.batch_size}, but it must be at least 1; try 32")
+        if len(self) == 0:
+            raise DataError(
+                f"{len(self.data)} rows give no batch of {self.batch_size}; use more rows, a "
+                "smaller batch_size or drop_last=False"
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.data), self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        random = random_stream(self.seed, epoch)
+        size = len(self.data)
+        order = torch.from_numpy(random.permutation(size)) if self.shuffle else torch.arange(size)
+        for number in range(len(self)):
+            batch = self.data.batch(order[number * self.batch_size :][: self.batch_size])
+            if self.transform is not None:
+                state = random_stream(self.seed, epoch, number).integers(2**63)
+                batch = self.transform(batch, torch.Generator().manual_seed(int(state)))
+            yield batch
+
+
+def batches(
+    data: Rows,
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    transform: Transform | None = None,
+) -> Batches:
+    """The rows in batches, for example `{"pixel_values": ..., "labels": ...}` for images.
+
+    `transform` works on each batch, so bytes need not become floats for the whole set at once.
+    """
+    return Batches(
+        data=data,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_last=drop_last,
+        transform=transform,
+    )
+
+
+def trim_padding(batch: Batch, generator: torch.Generator | None = None) -> Batch:
+    """A transform that cuts the columns in which every row of the batch is padding."""
+    used = batch["attention_mask"].any(dim=0).nonzero().flatten()
+    width = batch["attention_mask"].shape[1]
+    start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, width)
+    return {
+        key: value[:, start:stop] if value.ndim == 2 and value.shape[1] == width else value
+        for key, value in batch.items()
+    }
+
+
+def tokenized(
+    data: Texts | Sequence[str],
+    tokenizer: Callable[..., Mapping[str, Any]],
+    max_length: int,
+    *,
+    labels: Literal["classes", "tokens"] | None = None,
+    padding: Literal["longest", "max_length"] = "longest",
+) -> Tokens:
+    """Token ids of texts, padded to one width on the tokenizer's side.
+
+    `labels` are the classes of the texts, or the tokens themselves for language modelling (padding
+    is ignored by the loss); by default the classes if the texts have some, else none. A tokenizer
+    without a padding token pads with its end token; the attention mask tells the two apart.
+    """
+    texts = data if isinstance(data, Texts) else Texts(tuple(data))
+    if max_length < 1 or len(texts) == 0:
+        raise DataError(
+            f"max_length {max_length} and {len(texts)} text(s); both must be at least 1"
+        )
+    if labels == "classes" and texts.labels is None:
+        raise DataError("labels='classes', but these texts have no labels; use 'tokens' or None")
+    pairs = () if texts.pairs is None else (list(texts.pairs),)
+    encoded = tokenizer(list(texts.texts), *pairs, truncation=True, max_length=max_length)
+    rows = cast(list[list[int]], encoded["input_ids"])
+    width = max_length if padding == "max_length" else max(1, *map(len, rows))
+    left = getattr(tokenizer, "padding_side", "right") == "left"
+    pad = getattr(tokenizer, "pad_token_id", None)
+    pad = getattr(tokenizer, "eos_token_id", None) if pad is None else pad
+
+    def padded(values: Sequence[Sequence[int]], fill: int) -> Tensor:
+        table = np.full((len(values), width), fill, dtype=np.int64)
+        for line, value in zip(table, values, strict=True):
+            start = width - len(value) if left else 0
+            line[start : start + len(value)] = value
+        return torch.from_numpy(table)
+
+    types = encoded.get("token_type_ids")
+    target = texts.labels if labels != "tokens" else padded(rows, IGNORED)
+    return Tokens(
+        input_ids=padded(rows, pad or 0),
+        attention_mask=padded([[1] * len(row) for row in rows], 0),
+        token_type_ids=None if types is None else padded(types, 0),
+        labels=target,
+    )
+
+
+def token_blocks(
+    ids: Int[Tensor, " tokens"] | Sequence[int], length: int, *, stride: int | None = None
+) -> Tokens:
+    """Blocks of `length` tokens for language modelling, every `stride` (by default `length`).
+
+    Labels equal the ids: causal models shift them by one themselves. A last, shorter block is
+    left out.
+    """
+    stream = torch.as_tensor(ids).long()
+    step = length if stride is None else stride
+    if length < 1 or step < 1:
+        raise DataError(f"length {length} and stride {step}; both must be at least 1")
+    if len(stream) < length:
+        raise DataError(
+            f"{len(stream)} tokens, but one block needs {length}; use more text or a smaller length"
+        )
+    blocks = stream.unfold(0, length, step).contiguous()
+    return Tokens(input_ids=blocks, attention_mask=torch.ones_like(blocks), labels=blocks.clone())

@@ -1,0 +1,249 @@
+"""The front door: `load` by name, by path, or from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar, overload
+
+from everydepth.data.archives import load_newsgroups, load_tweeteval
+from everydepth.data.digits import load_digits
+from everydepth.data.hub import load_hub
+from everydepth.data.images import has_images, load_images
+from everydepth.data.reading import find_file, listing, pick_split, unpacked_name
+from everydepth.data.sets import Corpus, Data, Images, Points, Table, Texts
+from everydepth.data.surfaces import SURFACES, surface_data
+from everydepth.data.tables import TABLE_SUFFIXES, load_columns, load_table, load_text
+from everydepth.errors import DataError
+
+ROOT_VARIABLE = "EVERYDEPTH_DATA"
+FILE_SUFFIXES = (*TABLE_SUFFIXES, ".txt")
+
+Reader = Callable[..., Data]
+"""Called with the data set's folder, the split and options."""
+
+D = TypeVar("D", Images, Points, Texts, Corpus, Table)
+
+
+def _files(name: str, files: Mapping[str, str], read: Reader, **fixed: Any) -> Reader:
+    """A data set with one file a split."""
+
+    def reader(folder: Path, split: str, **options: Any) -> Data:
+        return read(find_file(folder, pick_split(name, split, files)), **fixed | options)
+
+    return reader
+
+
+def _images(classes: str) -> Reader:
+    def reader(folder: Path, split: str, **options: Any) -> Data:
+        return load_images(folder, split=split, classes=classes.split(", "), **options)
+
+    return reader
+
+
+def _archive(file: str, read: Reader) -> Reader:
+    def reader(folder: Path, split: str, **options: Any) -> Data:
+        return read(find_file(folder, file), split, **options)
+
+    return reader
+
+
+def _rte(folder: Path, split: str, **options: Any) -> Data:
+    """`valid` is cut from GLUE's train, `dev` is GLUE's labelled dev set, `test` has no labels."""
+    files = {name: f"{name}.tsv" for name in ("train", "dev", "test")} | {"valid": "val.tsv"}
+    fixed: dict[str, Any] = {
+        # The file of the valid split came without a header.
+        "columns": ("index", "sentence1", "sentence2", "label"),
+        "text": "sentence1",
+        "pair": "sentence2",
+        "label": None if split == "test" else "label",
+        "classes": ("entailment", "not_entailment"),
+    }
+    return _files("rte", files, load_table, **fixed)(folder, split, **options)
+
+
+FASHION = "t-shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot"
+CIFAR10 = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
+
+CATALOG: Mapping[str, Reader] = MappingProxyType(
+    {
+        "fashion-mnist": _images(FASHION),
+        "cifar10": _images(CIFAR10),
+        "sst2": _files(
+            "sst2",
+            {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"},
+            load_table,
+            text="sentence",
+            label="label",
+            classes=("negative", "positive"),
+        ),
+        # The public test set is the one from other sources: the official one has no labels.
+        "cola": _files(
+            "cola",
+            {
+                "train": "in_domain_train.tsv",
+                "valid": "in_domain_dev.tsv",
+                "test": "out_of_domain_dev.tsv",
+            },
+            load_table,
+            columns=("source", "label", "mark", "sentence"),
+            text="sentence",
+            label="label",
+            classes=("unacceptable", "acceptable"),
+        ),
+        "rte": _rte,
+        "mrpc": _files(
+            "mrpc",
+            {"train": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"},
+            load_table,
+            text="#1 String",
+            pair="#2 String",
+            label="Quality",
+            classes=("not_equivalent", "equivalent"),
+        ),
+        "emotion": _files(
+            "emotion",
+            {"train": "train.txt", "valid": "val.txt", "test": "test.txt"},
+            load_table,
+            delimiter=";",
+            text="text",
+            label="label_name",
+            classes=("sadness", "joy", "love", "anger", "fear", "surprise"),
+        ),
+        "20newsgroups": _archive("20news-bydate.tar", load_newsgroups),
+        "tweeteval": _archive("tweeteval_datasets.tar", load_tweeteval),
+        "gsm8k": _files(
+            "gsm8k",
+            {"train": "train.jsonl", "test": "test.jsonl"},
+            load_table,
+            text="question",
+            pair="answer",
+        ),
+        "alpaca-5000": _files(
+            "alpaca-5000",
+            {"train": "alpaca_5000.json"},
+            load_table,
+            text=("instruction", "input"),
+            pair="output",
+        ),
+        "wikitext-2": _files(
+            "wikitext-2",
+            {"train": "train.txt", "valid": "valid.txt", "test": "test.txt"},
+            load_text,
+        ),
+        "tinyshakespeare": _files("tinyshakespeare", {"train": "input.txt"}, load_text),
+        "kjv-bible": _files("kjv-bible", {"train": "kjv.txt"}, load_text),
+        "chinchilla": _files("chinchilla", {"train": "svg_extracted_data.csv"}, load_columns),
+    }
+)
+"""Data sets kept in a folder of their name under a root."""
+
+
+def data_names() -> tuple[str, ...]:
+    """Every name `load` knows without a network."""
+    return ("digits", *(f"surface:{name}" for name in SURFACES), *CATALOG)
+
+
+@overload
+def load(
+    name: str | Path,
+    *,
+    kind: type[D],
+    split: str = "train",
+    root: str | Path | None = None,
+    **options: Any,
+) -> D: ...
+@overload
+def load(
+    name: str | Path,
+    *,
+    kind: None = None,
+    split: str = "train",
+    root: str | Path | None = None,
+    **options: Any,
+) -> Data: ...
+def load(
+    name: str | Path,
+    *,
+    kind: type[Any] | None = None,
+    split: str = "train",
+    root: str | Path | None = None,
+    **options: Any,
+) -> Any:
+    """A data set, whatever it is.
+
+    `name` is one of `data_names()`, the path of a file or folder, or an `owner/name` of the
+    Hugging Face hub (`hf:name` for one without an owner). Named folders are looked for under
+    `root`, by default the environment variable EVERYDEPTH_DATA. `kind=Images` (or another type)
+    makes sure of the type. Options go to the reader: `seed` for digits and surfaces, `task` for
+    tweeteval and the hub, `text`, `pair`, `label`, ... for a table (see `load_table`).
+    """
+    data = _load(name, split, root, options)
+    if kind is not None and not isinstance(data, kind):
+        raise DataError(
+            f"{str(name)!r} holds {type(data).__name__}, but kind={kind.__name__} was asked for; "
+            f"use kind={type(data).__name__} or other options"
+        )
+    return data
+
+
+def _load(
+    name: str | Path, split: str, root: str | Path | None, options: Mapping[str, Any]
+) -> Data:
+    known = str(name)
+    if known == "digits":
+        return load_digits(split, **options)
+    if known.startswith("surface:"):
+        train, test = surface_data(known.removeprefix("surface:"), **options)
+        return pick_split(known, split, {"train": train, "test": test})
+    if known in CATALOG:
+        return CATALOG[known](_folder(known, root), split, **options)
+    if Path(name).exists():
+        return _from_path(Path(name), split, options)
+    if known.startswith("hf:") or (isinstance(name, str) and known.count("/") == 1):
+        return load_hub(known.removeprefix("hf:"), split=split, **options)
+    raise DataError(_unknown(known))
+
+
+def _folder(name: str, root: str | Path | None) -> Path:
+    chosen = root or os.environ.get(ROOT_VARIABLE)
+    if not chosen:
+        raise DataError(
+            f"{name!r} is kept in a folder, but no folder of data sets is set; give root= or set "
+            f"{ROOT_VARIABLE} to the folder that holds {name}/"
+        )
+    folder = Path(chosen) / name
+    if not folder.is_dir():
+        raise DataError(
+            f"no folder {name} in {chosen}, which holds {listing(Path(chosen))}; put it there, or "
+            f"point root= or {ROOT_VARIABLE} to the folder that holds it"
+        )
+    return folder
+
+
+def _from_path(path: Path, split: str, options: Mapping[str, Any]) -> Data:
+    if path.is_dir():
+        files = [file for file in sorted(path.iterdir()) if _suffix(file) in FILE_SUFFIXES]
+        if has_images(path) or not files:
+            return load_images(path, split=split, **options)
+        by_split = {unpacked_name(file).removesuffix(_suffix(file)): file for file in files}
+        path = pick_split(str(path), split, by_split)
+    if "text" in options:
+        return load_table(path, **options)
+    return (load_columns if _suffix(path) in TABLE_SUFFIXES else load_text)(path, **options)
+
+
+def _suffix(file: Path) -> str:
+    return Path(unpacked_name(file)).suffix
+
+
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name, data_names(), n=1)
+    guess = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(data_names())};"
+    return (
+        f"{name!r} is no data set known here, nor a file or folder; {guess} Otherwise give the "
+        f"path of a file or folder, or 'hf:{name}' for the Hugging Face hub"
+    )

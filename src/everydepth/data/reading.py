@@ -1,0 +1,100 @@
+"""Bytes and text of a local file, plain or packed, with errors that name the file."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from everydepth.errors import DataError
+
+T = TypeVar("T")
+
+_MAGIC = {".xz": b"\xfd7zXZ\x00", ".gz": b"\x1f\x8b"}
+_ALIASES = {"val": "valid", "validation": "valid", "dev": "valid"}
+# A byte order mark, and the same after its bytes were read as latin-1 and encoded again (MRPC).
+_BYTE_ORDER_MARKS = ("\ufeff", "\u00ef\u00bb\u00bf")
+
+
+def unpacked_name(path: Path) -> str:
+    """The file's name without `.xz` or `.gz`."""
+    return path.stem if path.suffix in _MAGIC else path.name
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """`name` in `folder`, plain or packed."""
+    for candidate in (folder / name, folder / f"{name}.xz", folder / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    raise DataError(f"no {name}, {name}.xz or {name}.gz in {folder}; it holds {listing(folder)}")
+
+
+def listing(folder: Path) -> str:
+    """The first names in a folder, for a message."""
+    if not folder.is_dir():
+        return "nothing: there is no such folder"
+    names = sorted(entry.name for entry in folder.iterdir())
+    return (", ".join(names[:8]) + (", ..." if len(names) > 8 else "")) or "nothing"
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, unpacked if its first bytes say it is packed."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}); check the path, {path.parent} holds "
+            f"{listing(path.parent)}"
+        ) from error
+    expected = _MAGIC.get(path.suffix)
+    if expected is not None and not raw.startswith(expected):
+        raise DataError(
+            f"{path} starts with {raw[:6].hex(' ') or 'nothing'}, but a {path.suffix} file starts "
+            f"with {expected.hex(' ')}; fetch it again, or rename it if it is not packed"
+        )
+    try:
+        if raw.startswith(_MAGIC[".xz"]):
+            return lzma.decompress(raw)
+        if raw.startswith(_MAGIC[".gz"]):
+            return gzip.decompress(raw)
+    except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"{path} is truncated or corrupt ({error}); fetch it again") from error
+    return raw
+
+
+def decode(content: bytes, source: Path | str, encoding: str = "utf-8") -> str:
+    """Text with Unix line ends and no byte order mark."""
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{source}: byte {error.start} is not {encoding}; give the file's encoding, for "
+            "example encoding='latin-1'"
+        ) from error
+    for mark in _BYTE_ORDER_MARKS:
+        text = text.removeprefix(mark)
+    return text.replace("\r\n", "\n")
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """The text of a plain or packed file."""
+    return decode(read_bytes(path), path, encoding)
+
+
+def lines(text: str) -> list[str]:
+    """Lines by newline only: tweets hold other characters that `splitlines` would cut at."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def pick_split(name: str, split: str, allowed: Mapping[str, T]) -> T:
+    """What belongs to `split`; val, validation and dev mean valid unless they exist themselves."""
+    key = split if split in allowed else _ALIASES.get(split, split)
+    if key not in allowed:
+        raise DataError(
+            f"split {split!r}, but {name} has {', '.join(map(repr, allowed))}; use one of these, "
+            "or cut a part off with .split((0.9, 0.1))"
+        )
+    return allowed[key]

@@ -1,0 +1,254 @@
+"""Data sets in memory: frozen rows that `DataLoader` and `batches` read as dictionaries."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped, UInt8
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from everydepth.errors import DataError
+
+Batch = dict[str, Any]
+"""Keyword arguments of one model call: `model(**batch)`."""
+
+Indices = Sequence[int] | Tensor
+
+# Not typing.Self: the run-time type check of the tests does not know it on methods.
+R = TypeVar("R", bound="Rows")
+
+
+def random_stream(seed: int, *stream: int) -> np.random.Generator:
+    """The generator of `seed`; further numbers (an epoch, a part) give independent streams."""
+    if seed < 0:
+        raise DataError(f"seed {seed}, but a seed is a whole number from 0 up; use for example 0")
+    return np.random.default_rng([seed, *stream])
+
+
+class Rows(Dataset[dict[str, Any]], ABC):
+    """What all row data sets share. Subclasses are frozen dataclasses and only say `KEYS`."""
+
+    KEYS: ClassVar[Mapping[str, str]]
+    """The key in a batch of each field that holds rows; a field that is None is left out."""
+
+    def __post_init__(self) -> None:
+        lengths = {self.KEYS[key]: len(column) for key, column in self.columns().items()}
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{name} has {length} rows" for name, length in lengths.items())
+            raise DataError(f"{found}, but each needs as many rows as the others; check the source")
+
+    def columns(self) -> dict[str, Tensor | tuple[str, ...]]:
+        """The row data by batch key."""
+        found = {key: getattr(self, name) for key, name in self.KEYS.items()}
+        return {key: column for key, column in found.items() if column is not None}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns().values())))
+
+    def __getitem__(self, index: int) -> Batch:
+        return {key: column[index] for key, column in self.columns().items()}
+
+    def batch(self, indices: Indices) -> Batch:
+        """Several rows at once: tensors stay tensors, texts become a list."""
+        chosen = self._checked(indices)
+        taken = {key: _take(column, chosen) for key, column in self.columns().items()}
+        return {key: list(rows) if isinstance(rows, tuple) else rows for key, rows in taken.items()}
+
+    def subset(self: R, indices: Indices) -> R:
+        """The rows at `indices` (or where a boolean mask is true), in that order."""
+        chosen = self._checked(indices)
+        rows = {self.KEYS[key]: _take(column, chosen) for key, column in self.columns().items()}
+        return replace(self, **rows)  # pyright: ignore[reportArgumentType, reportUnknownVariableType]  # a dataclass in every subclass
+
+    def split(
+        self: R, fractions: Sequence[float], seed: int = 0, *, stratified: bool = False
+    ) -> tuple[R, ...]:
+        """Disjoint random parts that cover all rows, each in the original order.
+
+        `stratified` keeps the share of every class the same in each part, up to rounding.
+        """
+        if not fractions or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
+            raise DataError(
+                f"fractions {tuple(fractions)}, but they must be positive and add up to 1; "
+                "use for example (0.8, 0.1, 0.1)"
+            )
+        random = random_stream(seed)
+        parts: list[list[int]] = [[] for _ in fractions]
+        for group in self._groups(stratified):
+            order = random.permutation(group)
+            bounds = np.rint(np.cumsum([0, *fractions]) * len(order)).astype(int)
+            for part, (start, stop) in zip(parts, pairwise(bounds), strict=True):
+                part.extend(order[start:stop].tolist())
+        if not all(parts):
+            raise DataError(
+                f"{len(self)} rows cut by {tuple(fractions)} leave a part without rows; "
+                "use fewer or larger parts"
+            )
+        return tuple(self.subset(sorted(part)) for part in parts)
+
+    def _groups(self, stratified: bool) -> list[np.ndarray]:
+        if not stratified:
+            return [np.arange(len(self))]
+        labels = self.columns().get("labels")
+        if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point():
+            raise DataError(
+                f"stratified=True, but {type(self).__name__} here has no class labels; "
+                "use stratified=False"
+            )
+        return [np.flatnonzero(labels.numpy() == label) for label in labels.unique().tolist()]
+
+    def _checked(self, indices: Indices) -> Tensor:
+        chosen = torch.as_tensor(indices)
+        if chosen.dtype == torch.bool:
+            if chosen.shape != (len(self),):
+                raise DataError(
+                    f"a mask of shape {tuple(chosen.shape)}, but this data set has {len(self)} "
+                    "rows; give one boolean a row"
+                )
+            return chosen.nonzero().flatten()
+        chosen = chosen.long().flatten()
+        outside = chosen[(chosen < 0) | (chosen >= len(self))]
+        if len(outside):
+            raise DataError(
+                f"index {outside[0].item()}, but this data set has {len(self)} rows; "
+                f"use 0 to {len(self) - 1}"
+            )
+        return chosen
+
+
+def _take(column: Tensor | tuple[str, ...], indices: Tensor) -> Tensor | tuple[str, ...]:
+    if isinstance(column, Tensor):
+        return column[indices]
+    return tuple(column[index] for index in indices.tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Images(Rows):
+    """Labelled images; bytes stay bytes until `as_float` or `normalised`."""
+
+    KEYS: ClassVar[Mapping[str, str]] = {"pixel_values": "pixel_values", "labels": "labels"}
+
+    pixel_values: (
+        UInt8[Tensor, "rows channels height width"] | Float[Tensor, "rows channels height width"]
+    )
+    labels: Int[Tensor, " rows"]
+    classes: tuple[str, ...]
+
+    def as_float(self) -> Images:
+        """Pixels as float32 in 0..1."""
+        if self.pixel_values.is_floating_point():
+            return self
+        return replace(self, pixel_values=self.pixel_values.float().div_(255))
+
+    def normalised(self, mean: Sequence[float], std: Sequence[float]) -> Images:
+        """`(pixel - mean) / std` per channel, with pixels in 0..1."""
+        channels = self.pixel_values.shape[1]
+        if len(mean) != channels or len(std) != channels or min(std) <= 0:
+            raise DataError(
+                f"mean {tuple(mean)} and std {tuple(std)}, but these images have {channels} "
+                "channel(s); give one mean and one positive std a channel"
+            )
+        pixels = self.as_float().pixel_values
+        centre, scale = (pixels.new_tensor(v).view(1, -1, 1, 1) for v in (mean, std))
+        return replace(self, pixel_values=(pixels - centre) / scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Points(Rows):
+    """Inputs and real-valued targets of a regression."""
+
+    KEYS: ClassVar[Mapping[str, str]] = {"inputs": "inputs", "labels": "labels"}
+
+    inputs: Float[Tensor, "rows features"]
+    labels: Float[Tensor, "rows targets"]
+
+
+@dataclass(frozen=True, eq=False)
+class Texts(Rows):
+    """Texts, each with an optional partner (a second sentence, an answer) and optional label."""
+
+    KEYS: ClassVar[Mapping[str, str]] = {"text": "texts", "text_pair": "pairs", "labels": "labels"}
+
+    texts: tuple[str, ...]
+    pairs: tuple[str, ...] | None = None
+    labels: Int[Tensor, " rows"] | None = None
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens(Rows):
+    """Token ids ready for a model; labels are a class a row or a token a position."""
+
+    KEYS: ClassVar[Mapping[str, str]] = {
+        "input_ids": "input_ids",
+        "attention_mask": "attention_mask",
+        "token_type_ids": "token_type_ids",
+        "labels": "labels",
+    }
+
+    input_ids: Int[Tensor, "rows tokens"]
+    attention_mask: Int[Tensor, "rows tokens"] | None = None
+    token_type_ids: Int[Tensor, "rows tokens"] | None = None
+    labels: Shaped[Tensor, "rows ..."] | None = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """One long text."""
+
+    text: str
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def split(self, fractions: Sequence[float]) -> tuple[Corpus, ...]:
+        """Consecutive parts, counted in characters."""
+        if not fractions or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
+            raise DataError(
+                f"fractions {tuple(fractions)}, but they must be positive and add up to 1; "
+                "use for example (0.9, 0.1)"
+            )
+        bounds = np.rint(np.cumsum([0, *fractions]) * len(self.text)).astype(int)
+        return tuple(Corpus(self.text[start:stop]) for start, stop in pairwise(bounds.tolist()))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named columns of text cells; `numbers` reads one as numbers."""
+
+    columns: Mapping[str, tuple[str, ...]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def __getitem__(self, name: str) -> tuple[str, ...]:
+        if name not in self.columns:
+            raise DataError(
+                f"column {name!r}, but this table has {', '.join(map(repr, self.columns))}; "
+                "use one of these"
+            )
+        return self.columns[name]
+
+    def numbers(self, name: str) -> Float[Tensor, " rows"]:
+        """The column in float64."""
+        cells = self[name]
+        for row, cell in enumerate(cells):
+            try:
+                float(cell)
+            except ValueError as error:
+                raise DataError(
+                    f"{cell!r} in column {name!r}, row {row}, but a number was expected; "
+                    f"read it as text with table[{name!r}]"
+                ) from error
+        return torch.tensor([float(cell) for cell in cells], dtype=torch.float64)
+
+
+Data = Images | Points | Texts | Corpus | Table
+"""What `load` can return."""

@@ -1,0 +1,230 @@
+"""Tables and texts from a local file: tsv, csv, `text;label` lines, json, jsonl, plain text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from everydepth.data.reading import lines, read_text, unpacked_name
+from everydepth.data.sets import Corpus, Table, Texts
+from everydepth.errors import DataError
+
+_DELIMITERS = {".tsv": "\t", ".csv": ","}
+TABLE_SUFFIXES = (*_DELIMITERS, ".jsonl", ".json")
+
+
+def load_text(path: str | Path, *, encoding: str = "utf-8") -> Corpus:
+    """A plain text file, packed or not, as one corpus."""
+    text = read_text(Path(path), encoding)
+    if not text:
+        raise DataError(f"{path} is empty; fetch it again")
+    return Corpus(text)
+
+
+def load_columns(
+    path: str | Path,
+    *,
+    columns: Sequence[str] | None = None,
+    header: bool = True,
+    delimiter: str | None = None,
+    encoding: str = "utf-8",
+) -> Table:
+    """A file's columns as text.
+
+    The first row names the columns. With `header=False` they are called "0", "1", ...; with
+    `columns=` they have these names, and a first row made of them is recognised as a header. The
+    format follows from the file's name; in a `.txt` a tab or else a semicolon separates cells.
+    """
+    path = Path(path)
+    text = read_text(path, encoding)
+    suffix = Path(unpacked_name(path)).suffix
+    if not text.strip():
+        raise DataError(f"{path} is empty, but rows were expected; fetch it again")
+    if suffix in (".json", ".jsonl"):
+        return _from_records(_json(path, text) if suffix == ".json" else _jsonl(path, text), path)
+    rows = _cells(path, text, delimiter or _DELIMITERS.get(suffix) or _sniffed(path, text))
+    _, first = rows[0]
+    if columns is not None:
+        is_header = {cell.strip() for cell in first} <= set(columns)
+        names = [cell.strip() for cell in first] if is_header else list(columns)
+    else:
+        is_header = header
+        names = [c.strip() for c in first] if header else [str(i) for i in range(len(first))]
+    if len(set(names)) < len(names):
+        raise DataError(
+            f"{path} has two columns of one name in {', '.join(map(repr, names))}; "
+            "give header=False or columns="
+        )
+    return _from_rows(path, names, rows[1:] if is_header else rows)
+
+
+def load_table(
+    path: str | Path,
+    *,
+    text: str | int | Sequence[str],
+    pair: str | int | None = None,
+    label: str | int | None = None,
+    classes: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    header: bool = True,
+    delimiter: str | None = None,
+    encoding: str = "utf-8",
+) -> Texts:
+    """The texts of a table, by column name or position; several text columns join as lines.
+
+    Labels are class names or positions in `classes`. Without `classes` they are the sorted
+    labels of this file: to read several files alike, pass the classes of the first to the others.
+    """
+    table = load_columns(
+        path, columns=columns, header=header, delimiter=delimiter, encoding=encoding
+    )
+    return table_texts(table, text=text, pair=pair, label=label, classes=classes, source=str(path))
+
+
+def table_texts(
+    table: Table,
+    *,
+    text: str | int | Sequence[str],
+    pair: str | int | None,
+    label: str | int | None,
+    classes: Sequence[str] | None,
+    source: str,
+) -> Texts:
+    """Texts made of a table's columns."""
+    parts = [text] if isinstance(text, str | int) else list(text)
+    cells = [_column(table, part, source) for part in parts]
+    texts = tuple("\n".join(filter(None, row)) for row in zip(*cells, strict=True))
+    pairs = None if pair is None else _column(table, pair, source)
+    if label is None:
+        return Texts(texts, pairs)
+    labels, names = encode_labels(_column(table, label, source), classes, source)
+    return Texts(texts, pairs, labels, names)
+
+
+def encode_labels(
+    cells: Sequence[str], classes: Sequence[str] | None, source: str
+) -> tuple[Int[Tensor, " rows"], tuple[str, ...]]:
+    """Class numbers and class names of labels written as text."""
+    if classes is None:
+        numeric = all(cell.lstrip("-").isdecimal() for cell in cells)
+        names = tuple(sorted(set(cells), key=int) if numeric else sorted(set(cells)))
+        number = {name: place for place, name in enumerate(names)}
+    else:
+        names = tuple(classes)
+        number = {str(place): place for place in range(len(names))}
+        number |= {name: place for place, name in enumerate(names)}
+    for row, cell in enumerate(cells):
+        if cell not in number:
+            raise DataError(
+                f"label {cell!r} in row {row} of {source}, but the classes are "
+                f"{', '.join(map(repr, names))}; correct the file or classes="
+            )
+    return torch.tensor([number[cell] for cell in cells], dtype=torch.long), names
+
+
+def _column(table: Table, which: str | int, source: str) -> tuple[str, ...]:
+    names = list(table.columns)
+    if isinstance(which, int) and 0 <= which < len(names):
+        return table.columns[names[which]]
+    if which in table.columns:
+        return table.columns[cast(str, which)]
+    raise DataError(
+        f"column {which!r}, but {source} has {', '.join(map(repr, names))}; use one of these or "
+        f"a position from 0 to {len(names) - 1}"
+    )
+
+
+def _sniffed(path: Path, text: str) -> str:
+    first = text.split("\n", 1)[0]
+    for delimiter in ("\t", ";"):
+        if delimiter in first:
+            return delimiter
+    raise DataError(
+        f"{path} has neither a tab nor a semicolon in its first line; expected tsv or text;label "
+        "lines, so give delimiter= or read it with load_text"
+    )
+
+
+def _cells(path: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
+    """Rows with their line numbers. Only commas come with quoting: a quote in a tsv is text."""
+    if delimiter == ",":
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        try:
+            return [(reader.line_num, row) for row in reader if row]
+        except csv.Error as error:
+            raise DataError(
+                f"{path} line {reader.line_num} is not csv ({error}); fetch it again or give "
+                "delimiter="
+            ) from error
+    numbered = [(number, line) for number, line in enumerate(lines(text), 1) if line]
+    # The label comes last, so of too many semicolons the first ones belong to the text.
+    most = numbered[0][1].count(delimiter) if delimiter == ";" else -1
+    return [(number, line.rsplit(delimiter, most)) for number, line in numbered]
+
+
+def _from_rows(path: Path, names: list[str], rows: list[tuple[int, list[str]]]) -> Table:
+    for number, row in rows:
+        if len(row) != len(names):
+            raise DataError(
+                f"{path} line {number} has {len(row)} cells, but {len(names)} were expected "
+                f"({', '.join(map(repr, names))}); the file is truncated, or give delimiter= or "
+                "columns="
+            )
+    if not rows:
+        raise DataError(f"{path} has a header but no rows; fetch it again")
+    cells = zip(*(row for _, row in rows), strict=True)
+    return Table(dict(zip(names, cells, strict=True)))
+
+
+def _json(path: Path, text: str) -> list[Any]:
+    try:
+        records = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path} is not json ({error}); it may be truncated, fetch it again") from (
+            error
+        )
+    if not isinstance(records, list) or not records:
+        raise DataError(
+            f"{path} holds a {type(records).__name__}, but a list of objects was expected; "
+            "convert it, one object a row"
+        )
+    return cast(list[Any], records)
+
+
+def _jsonl(path: Path, text: str) -> list[Any]:
+    records: list[Any] = []
+    for number, line in enumerate(lines(text), 1):
+        if line.strip():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise DataError(
+                    f"{path} line {number} is not json ({error}); it may be truncated, fetch it "
+                    "again"
+                ) from error
+    return records
+
+
+def _from_records(records: list[Any], path: Path) -> Table:
+    names = list(records[0]) if isinstance(records[0], dict) else []
+    for row, record in enumerate(records):
+        if not isinstance(record, dict) or not set(names) <= record.keys() or not names:
+            raise DataError(
+                f"{path} record {row} is {str(record)[:60]!r}, but an object with "
+                f"{', '.join(map(repr, names)) or 'columns'} was expected; correct the file"
+            )
+    return Table({name: tuple(_cell(record[name]) for record in records) for name in names})
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)

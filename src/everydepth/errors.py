@@ -1,0 +1,39 @@
+"""Errors of our own. Each message gives the value received, what is allowed, and the next step."""
+
+from __future__ import annotations
+
+
+class EveryDepthError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class UnsupportedModelError(EveryDepthError, TypeError):
+    """The model is not a residual stream we know, or not one that can do what was asked."""
+
+
+class DepthError(EveryDepthError, ValueError):
+    """A depth outside the range that makes sense for this call."""
+
+
+class BatchError(EveryDepthError, ValueError):
+    """A batch that lacks what the model needs, or is empty."""
+
+
+class LabelError(BatchError):
+    """Labels that do not fit the readout."""
+
+
+class NonFiniteError(EveryDepthError, ArithmeticError):
+    """NaN or infinity in the states; `.depth` is the first depth where it appears."""
+
+    def __init__(self, message: str, depth: int) -> None:
+        super().__init__(message)
+        self.depth = depth
+
+
+class SettingError(EveryDepthError, ValueError):
+    """An argument with a value that is not allowed."""
+
+
+class DataError(EveryDepthError, ValueError):
+    """Data that cannot be read, or does not look as it should."""

@@ -1,0 +1,49 @@
+"""The waist: a network is `h_0 -> h_1 -> ... -> h_L` with one shared readout."""
+
+from everydepth.stream.block import Block, Branch
+from everydepth.stream.checks import Check, StreamReport, check_stream, evaluating
+from everydepth.stream.contract import (
+    IGNORE_INDEX,
+    Batch,
+    ResidualStream,
+    StreamFactory,
+    Task,
+    unwrapped,
+)
+from everydepth.stream.cursor import Call, Cursor
+from everydepth.stream.depth import at_depth
+from everydepth.stream.generic import GenericStream
+from everydepth.stream.registry import as_stream, families, register, register_family
+from everydepth.stream.states import States
+from everydepth.stream.taps import BranchRecord, first_tensor, record_branches, with_first_tensor
+from everydepth.stream.truncate import copy_without, shortened
+
+__all__ = [
+    "IGNORE_INDEX",
+    "Batch",
+    "Block",
+    "Branch",
+    "BranchRecord",
+    "Call",
+    "Check",
+    "Cursor",
+    "GenericStream",
+    "ResidualStream",
+    "States",
+    "StreamFactory",
+    "StreamReport",
+    "Task",
+    "as_stream",
+    "at_depth",
+    "check_stream",
+    "copy_without",
+    "evaluating",
+    "families",
+    "first_tensor",
+    "record_branches",
+    "register",
+    "register_family",
+    "shortened",
+    "unwrapped",
+    "with_first_tensor",
+]

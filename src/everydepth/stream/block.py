@@ -1,0 +1,45 @@
+"""The parts of a residual stream: blocks, and the residual connections inside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+BranchKind = Literal["attention", "cross_attention", "mlp", "conv"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """One residual connection `after = post(skip(x) + out)`, known by its modules.
+
+    kind: what the branch computes.
+    entry: the module whose first input is the stream `x` (the norm of a pre-norm branch).
+    out: the module whose (first) output is added to the skip.
+    proj: the last linear map of the branch; a zero `proj` makes the branch output zero.
+    skip: the module on the skip path, or None for the identity.
+    post: the module applied to the sum, or None for the identity.
+    call: which call of `out` within one pass of the block belongs to this branch; some blocks
+        use one dropout or drop-path module for two branches.
+    """
+
+    kind: BranchKind
+    entry: nn.Module
+    out: nn.Module
+    proj: nn.Module
+    skip: nn.Module | None = None
+    post: nn.Module | None = None
+    call: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One step `h_{l-1} -> h_l`: a module and its branches, in the order in which they act.
+
+    parallel: all branches read the same `x` and are added to one skip.
+    """
+
+    module: nn.Module
+    branches: tuple[Branch, ...] = ()
+    parallel: bool = False

@@ -1,0 +1,325 @@
+"""The contract as a test that users can run on their own model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from everydepth.errors import EveryDepthError
+from everydepth.stream.block import Block
+from everydepth.stream.contract import Batch, ResidualStream, unwrapped
+from everydepth.stream.registry import as_stream
+from everydepth.stream.states import States
+from everydepth.stream.taps import (
+    BranchRecord,
+    first_tensor,
+    hooked,
+    record_branches,
+    with_first_tensor,
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One clause of the contract. `passed` is None where the clause does not apply."""
+
+    name: str
+    passed: bool | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class StreamReport:
+    """What `check_stream` found; prints as a table."""
+
+    model: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.passed is not False for check in self.checks)
+
+    def __str__(self) -> str:
+        marks = {True: "ok  ", False: "FAIL", None: "-   "}
+        width = max(len(check.name) for check in self.checks)
+        lines = [f"{marks[c.passed]} {c.name:<{width}}  {c.detail}" for c in self.checks]
+        verdict = "is a residual stream" if self.ok else "breaks the contract"
+        return "\n".join([f"{self.model} {verdict}", *lines])
+
+    def raise_if_failed(self) -> StreamReport:
+        if not self.ok:
+            raise EveryDepthError(str(self))
+        return self
+
+
+def check_stream(model: nn.Module | ResidualStream, batch: Batch, **options: Any) -> StreamReport:
+    """Check every clause of the contract on one batch (two rows or more, for row selection).
+
+    The model is checked in eval mode and left as it was, in its own mode.
+    """
+    stream = as_stream(model, **options)
+    batch = stream.check_batch(batch)
+    if isinstance(batch.get("labels"), Tensor):
+        stream.check_labels(batch["labels"])
+    inner = unwrapped(stream.model)
+    before = _fingerprint(inner)
+    clauses: dict[str, Callable[[_Evidence], str | None]] = {
+        "last depth is the model": _last_depth,
+        "observe equals drive": _drive,
+        "branches add up": _branches,
+        "a zero projection is silent": _silence,
+        "gradient reaches every block": _gradient,
+        "rows can be selected": _rows,
+        "truncation gives the same": _truncation,
+        "cache equals full forward": _cache,
+    }
+    checks: list[Check] = []
+    with evaluating(inner):
+        with torch.no_grad():
+            evidence = _Evidence(
+                stream, stream.observe(batch), stream.call(stream.arguments(batch, None))
+            )
+        for name, clause in clauses.items():
+            checks.append(_judged(name, clause, evidence))
+    after = _fingerprint(inner)
+    left = [key for key in before if before[key] != after[key]]
+    checks.append(
+        Check(
+            "nothing is left behind",
+            not left,
+            f"changed: {left}" if left else "no hooks, forward, config and mode as before",
+        )
+    )
+    return StreamReport(stream.name, tuple(checks))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Generator[None, None, None]:
+    """Eval mode for the time of the context; every module gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    stream: ResidualStream
+    states: States
+    output: Any
+
+    @property
+    def batch(self) -> Mapping[str, Any]:
+        return self.states.batch
+
+    def tolerance(self, scale: Tensor) -> float:
+        # 1e-6 relative in float32 and 1e-12 in float64, with room for sums over a layer.
+        eps = {torch.float64: 1e-12, torch.float32: 1e-6}.get(scale.dtype, 2e-2)
+        return eps * max(1.0, float(scale.abs().max()))
+
+
+class _Failed(Exception):
+    """A clause that does not hold; the message is the detail."""
+
+
+class _NotApplicable(Exception):
+    """A clause that says nothing about this model."""
+
+
+def _judged(name: str, clause: Callable[[_Evidence], str | None], evidence: _Evidence) -> Check:
+    try:
+        return Check(name, True, clause(evidence) or "")
+    except _NotApplicable as reason:
+        return Check(name, None, str(reason))
+    except _Failed as reason:
+        return Check(name, False, str(reason))
+    except (
+        EveryDepthError,
+        RuntimeError,
+        TypeError,
+        IndexError,
+        KeyError,
+        AttributeError,
+    ) as error:
+        return Check(name, False, f"{type(error).__name__}: {error}")
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape:
+        raise _Failed(f"shapes differ: {tuple(a.shape)} and {tuple(b.shape)}")
+    return float((a - b).abs().max())
+
+
+def _last_depth(e: _Evidence) -> str:
+    expected = e.stream.prediction(e.output)
+    found = e.stream.readout(e.states.h[-1], e.stream.depth, e.batch)
+    if not torch.equal(found, expected):
+        raise _Failed(f"readout(h_L) differs from the model by {_difference(found, expected):.1e}")
+    if not torch.equal(e.stream.prediction(e.states.output), expected):
+        raise _Failed("observing changed the model's output")
+    for name, value in e.stream.extras(e.states.h[-1], e.stream.depth, e.batch).items():
+        if not torch.equal(value, getattr(e.output, name)):
+            raise _Failed(f"{name} differs from the model's own")
+    return f"bit for bit, shape {tuple(expected.shape)}"
+
+
+@torch.no_grad()
+def _drive(e: _Evidence) -> str:
+    cursor, worst = e.stream.start(e.batch), 0.0
+    for depth, h in enumerate(e.states):
+        if depth:
+            cursor = e.stream.step(cursor)
+        worst = max(worst, _difference(cursor.h, h))
+        if worst > e.tolerance(h):
+            raise _Failed(f"at depth {depth} the states differ by {worst:.1e}")
+    return f"at all {e.stream.depth + 1} depths, largest difference {worst:.0e}"
+
+
+@torch.no_grad()
+def _branches(e: _Evidence) -> str:
+    blocks = e.stream.blocks
+    if not any(block.branches for block in blocks):
+        raise _NotApplicable("the adapter declares no branches")
+    with record_branches(blocks, copy=True) as records:
+        e.stream.call(e.stream.arguments(e.batch, None))
+    worst = 0.0
+    for number, (block, record) in enumerate(zip(blocks, records, strict=True), start=1):
+        for name, found, expected in _sums(block, record):
+            if expected is None:
+                found, expected = e.stream.after_block(found, number), e.states.h[number]
+            gap = _difference(found, expected)
+            worst = max(worst, gap)
+            if gap > e.tolerance(expected):
+                raise _Failed(f"block {number}, {name}: post(skip(x) + out) is off by {gap:.1e}")
+    total = sum(len(block.branches) for block in blocks)
+    return f"{total} branches, largest difference {worst:.0e}"
+
+
+def _sums(
+    block: Block, records: list[BranchRecord]
+) -> Generator[tuple[str, Tensor, Tensor | None], None, None]:
+    """Name, `post(skip(x) + out)`, and the next branch's `x` (None after the last branch)."""
+    shape = records[0].shape
+    if block.parallel:
+        total = records[0].x + sum(record.out for record in records)
+        yield "parallel branches", total.view(shape), None
+        return
+    following = [record.x for record in records[1:]] + [None]
+    for branch, record, then in zip(block.branches, records, following, strict=True):
+        x = record.x if branch.skip is None else branch.skip(record.x)
+        total = x + record.out
+        total = total if then is None else total.view(then.shape)
+        total = total.view(shape) if then is None and total.ndim < len(shape) else total
+        yield branch.kind, total if branch.post is None else branch.post(total), then
+
+
+@torch.no_grad()
+def _silence(e: _Evidence) -> str:
+    """A branch whose projection gives zero adds zero: what inserting a block relies on."""
+    blocks = e.stream.blocks
+    projections = [branch.proj for block in blocks for branch in block.branches]
+    if not projections:
+        raise _NotApplicable("the adapter declares no branches")
+
+    def zero(_: nn.Module, __: Any, output: Any) -> Any:
+        return with_first_tensor(output, torch.zeros_like(first_tensor(output)))
+
+    handles = [proj.register_forward_hook(zero) for proj in projections]
+    with hooked(*handles), record_branches(blocks, copy=True) as records:
+        e.stream.call(e.stream.arguments(e.batch, None))
+    for number, (block, record) in enumerate(zip(blocks, records, strict=True), start=1):
+        for branch, seen in zip(block.branches, record, strict=True):
+            if bool(seen.out.any()):
+                raise _Failed(f"block {number}, {branch.kind}: proj is zero, out is not")
+    return f"{len(projections)} projections"
+
+
+def _gradient(e: _Evidence) -> str:
+    blocks = [list(block.module.parameters()) for block in e.stream.blocks]
+    if not all(any(p.requires_grad for p in params) for params in blocks):
+        raise _NotApplicable("some blocks are frozen")
+    with torch.enable_grad():
+        states = e.stream.observe(e.batch)
+        loss = sum(
+            (states.logits(d).float().square().mean() for d in range(1, len(states))),
+            torch.zeros(()),
+        )
+        for number, params in enumerate(blocks, start=1):
+            wanted = [p for p in params if p.requires_grad]
+            grads = torch.autograd.grad(
+                loss, wanted, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            if not any(bool(g.any()) for g in grads):
+                raise _Failed(f"block {number} gets no gradient")
+    return f"{len(blocks)} blocks"
+
+
+@torch.no_grad()
+def _rows(e: _Evidence) -> str:
+    stream = e.stream
+    cursor = stream.start(e.batch)
+    if cursor.batch_size < 2:
+        raise _NotApplicable("the batch has one row; pass two or more")
+    rows = torch.arange(cursor.batch_size - 1, -1, -2, device=cursor.h.device)
+    for depth in (0, stream.depth // 2):
+        part = stream.advance(stream.advance(cursor, depth).select(rows))
+        expected = stream.logits(stream.advance(cursor))[rows]
+        gap = _difference(stream.logits(part), expected)
+        # Fewer rows may take another path through the matrix product.
+        if gap > 10 * e.tolerance(expected):
+            raise _Failed(f"rows selected at depth {depth} end {gap:.1e} off")
+    return f"{len(rows)} of {cursor.batch_size} rows, before and between blocks"
+
+
+@torch.no_grad()
+def _truncation(e: _Evidence) -> str:
+    depths = sorted({1, (e.stream.depth + 1) // 2, e.stream.depth})
+    worst = 0.0
+    for depth in depths:
+        small = e.stream.truncated(depth, share=True)
+        cut = as_stream(small, **e.stream.options)
+        found = cut.prediction(cut.call(cut.arguments(e.batch, None)))
+        gap = _difference(found, e.states.logits(depth))
+        worst = max(worst, gap)
+        if gap > 10 * e.tolerance(found):
+            raise _Failed(f"the model cut to depth {depth} is off by {gap:.1e}")
+    return f"depths {depths}, largest difference {worst:.0e}"
+
+
+@torch.no_grad()
+def _cache(e: _Evidence) -> str:
+    stream, ids = e.stream, e.batch.get("input_ids")
+    if stream.task != "causal_lm" or ids is None:
+        raise _NotApplicable("not a causal language model")
+    cache, mask, steps = stream.new_cache(), e.batch.get("attention_mask"), []
+    mask = torch.ones_like(ids) if mask is None else mask
+    for t in range(ids.shape[1]):
+        batch = {"input_ids": ids[:, t : t + 1], "attention_mask": mask[:, : t + 1]}
+        steps.append(stream.logits(stream.advance(stream.start(batch, cache=cache))))
+    full, real = stream.prediction(e.output), mask.bool()
+    gap = _difference(torch.cat(steps, 1)[real], full[real])
+    if gap > 10 * e.tolerance(full):
+        raise _Failed(f"token by token the logits differ by {gap:.1e}")
+    return f"{ids.shape[1]} steps, largest difference {gap:.0e}"
+
+
+def _fingerprint(model: nn.Module) -> dict[str, Any]:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    modules = list(model.modules())
+    config = getattr(model, "config", None)
+    return {
+        "hooks": [len(getattr(module, name)) for module in modules for name in hooks],
+        "forward": ["forward" in module.__dict__ for module in modules],
+        "mode": [module.training for module in modules],
+        "config": copy.deepcopy(vars(config)) if config is not None else None,
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+    }

@@ -1,0 +1,306 @@
+"""The contract: a network is `h_0 -> h_1 -> ... -> h_L` with one shared readout."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Literal, final
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from everydepth.errors import BatchError, DepthError, LabelError, UnsupportedModelError
+from everydepth.stream.block import Block
+from everydepth.stream.cursor import Call, Cursor
+from everydepth.stream.states import States
+from everydepth.stream.taps import first_tensor, hooked, replaced_forward, state_key
+
+Task = Literal["classification", "regression", "causal_lm", "masked_lm", "detection", "embedding"]
+"""What the readout predicts: a class per sample, numbers per sample, the next token at every
+token, the masked token at every token, a class and a box per query, or a vector per sample."""
+
+IGNORE_INDEX = -100
+
+Batch = Mapping[str, Any] | Tensor
+
+
+class _Started(Exception):
+    """Leaves the model's forward once every block's call is known; never seen outside `start`."""
+
+
+class ResidualStream(ABC):
+    """One model seen as a stream of states. Architectures implement the abstract members.
+
+    model: what is called; hooks go to its blocks, also when it is wrapped (DDP, `torch.compile`).
+    inputs: batch keys of which the model needs at least one.
+    options: what `as_stream` was told beside the model, to see another model the same way.
+    """
+
+    model: nn.Module
+    inputs: tuple[str, ...]
+    task: Task
+    options: Mapping[str, Any] = MappingProxyType({})
+
+    # -- what an architecture says ----------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def blocks(self) -> Sequence[Block]:
+        """The blocks, in order; block `l` (from 1) makes `h_l` of `h_{l-1}`."""
+
+    @property
+    @abstractmethod
+    def head(self) -> nn.Module:
+        """The last linear map of the readout."""
+
+    @abstractmethod
+    def feature(
+        self, h: Float[Tensor, "batch ..."], depth: int, batch: Mapping[str, Any]
+    ) -> Float[Tensor, "batch ..."]:
+        """The part of the state that predicts: class token, last real token, pooled, every token.
+
+        Where stages change the shape, it is brought to the coordinates of the last depth.
+        """
+
+    @abstractmethod
+    def normed(self, feature: Float[Tensor, "batch ..."], depth: int) -> Float[Tensor, "batch ..."]:
+        """What the head's linear map receives: a feature after the final norm or pooler."""
+
+    def readout(
+        self, h: Float[Tensor, "batch ..."], depth: int, batch: Mapping[str, Any]
+    ) -> Float[Tensor, "batch ..."]:
+        """`z_l = R(h_l)`: the model's own readout, applied to a state of any depth.
+
+        Overridden only where the model works in another order and the last bits depend on it.
+        """
+        return self.head(self.normed(self.feature(h, self.check_depth(depth), batch), depth))
+
+    def truncated(self, depth: int, *, share: bool) -> nn.Module:
+        """A plain model of the same class with `depth` blocks."""
+        raise UnsupportedModelError(
+            f"{self.name} cannot be cut to depth {depth}: its adapter {type(self).__name__} has no "
+            "`truncated`; add one (docs/add-an-architecture.md)"
+        )
+
+    def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
+        """The keyword arguments with which the model is called; labels never travel with them."""
+        if cache is not None:
+            raise UnsupportedModelError(f"{self.name} has no key/value cache; call without `cache`")
+        return {key: value for key, value in batch.items() if key != "labels"}
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """The untouched model's own output."""
+        return self.model(**arguments)
+
+    def prediction(self, output: Any) -> Tensor:
+        """The logits (or numbers) inside the model's own output."""
+        return output if isinstance(output, Tensor) else output.logits
+
+    def after_block(self, h: Tensor, depth: int) -> Tensor:
+        """What the model does to a state between two blocks; the identity for almost all."""
+        return h
+
+    def extras(
+        self, h: Float[Tensor, "batch ..."], depth: int, batch: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        """Predictions beside the logits, by the name the model's own output gives them."""
+        return {}
+
+    def new_cache(self) -> Any:
+        """An empty key/value cache for `start(..., cache=)`."""
+        raise UnsupportedModelError(
+            f"{self.name} has no key/value cache; only causal language models have one"
+        )
+
+    # -- what every stream can do -----------------------------------------------------------------
+
+    @final
+    @property
+    def depth(self) -> int:
+        """L, the number of blocks."""
+        return len(self.blocks)
+
+    @final
+    @property
+    def name(self) -> str:
+        return type(unwrapped(self.model)).__name__
+
+    @final
+    @property
+    def classes(self) -> int:
+        """How many numbers the readout gives per prediction."""
+        weight = getattr(self.head, "weight", None)
+        if not isinstance(weight, Tensor):
+            raise UnsupportedModelError(
+                f"the head of {self.name} is {type(self.head).__name__}, which has no weight; "
+                "give the model a linear head"
+            )
+        return weight.shape[0]
+
+    @final
+    def observe(self, batch: Batch, *, check_finite: bool = False) -> States:
+        """Run the model's own forward and keep every state. Exact, and differentiable."""
+        batch = self.check_batch(batch)
+        h: list[Tensor] = []
+
+        def see_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            key = state_key(args, kwargs)
+            h[:] = [args[0] if key is None else kwargs[key]]
+
+        def see_output(_: nn.Module, __: Any, output: Any) -> None:
+            h.append(self.after_block(first_tensor(output), len(h)))
+
+        modules = [block.module for block in self.blocks]
+        first = modules[0].register_forward_pre_hook(see_input, with_kwargs=True)
+        with hooked(first, *(module.register_forward_hook(see_output) for module in modules)):
+            output = self.call(self.arguments(batch, None))
+        self._check_observed(h)
+        states = States(self, tuple(h), batch, output)
+        return states.check_finite() if check_finite else states
+
+    @final
+    def start(self, batch: Batch, *, cache: Any = None) -> Cursor:
+        """Embed a batch and learn how the model calls each block, without running any.
+
+        The model's own forward runs with its blocks passing the state through, and is left at the
+        last one: masks, positions and rotary tables are the model's own, for each block.
+        """
+        batch = self.check_batch(batch)
+        calls: list[Call] = []
+        embedded: list[Tensor] = []
+
+        def note(*args: Any, **kwargs: Any) -> Tensor:
+            key = state_key(args, kwargs)
+            h = args[0] if key is None else kwargs[key]
+            rest = {k: v for k, v in kwargs.items() if k != key}
+            calls.append(Call(args[1:] if key is None else args, rest, key))
+            embedded.append(h)
+            if len(calls) == self.depth:
+                raise _Started
+            return h
+
+        with ExitStack() as stack:
+            for block in self.blocks:
+                stack.enter_context(replaced_forward(block.module, note))
+            try:
+                self.call(self.arguments(batch, cache))
+            except _Started:
+                return Cursor(0, embedded[0], batch, tuple(calls), cache)
+        raise UnsupportedModelError(
+            f"{self.name} called {len(calls)} of its {self.depth} blocks; "
+            "each block must run once per forward (is layer drop on? call `model.eval()` first)"
+        )
+
+    @final
+    def step(self, cursor: Cursor) -> Cursor:
+        """Run the next block."""
+        if cursor.depth >= self.depth:
+            raise DepthError(
+                f"the cursor is at depth {cursor.depth}, the last of {self.name}; "
+                "read it out, or start again"
+            )
+        depth = cursor.depth + 1
+        block = self.blocks[cursor.depth]
+        h = first_tensor(cursor.calls[cursor.depth](block.module, cursor.h))
+        return replace(cursor, depth=depth, h=self.after_block(h, depth))
+
+    @final
+    def advance(self, cursor: Cursor, to: int | None = None) -> Cursor:
+        """Run blocks until depth `to` (the last, if not given)."""
+        goal = self.depth if to is None else self.check_depth(to)
+        if goal < cursor.depth:
+            raise DepthError(
+                f"the cursor is at depth {cursor.depth} and cannot go back to {goal}; "
+                f"keep the earlier cursor, or use {cursor.depth} to {self.depth}"
+            )
+        while cursor.depth < goal:
+            cursor = self.step(cursor)
+        return cursor
+
+    @final
+    def logits(self, cursor: Cursor) -> Tensor:
+        """The prediction at a cursor."""
+        return self.readout(cursor.h, cursor.depth, cursor.batch)
+
+    # -- clear errors before any work -------------------------------------------------------------
+
+    @final
+    def check_depth(self, depth: int, *, lowest: int = 0) -> int:
+        """`depth`, if it lies in `lowest`..L."""
+        if isinstance(depth, bool) or not isinstance(depth, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DepthError(f"depth {depth!r} is not a whole number; use {lowest} to {self.depth}")
+        if not lowest <= depth <= self.depth:
+            raise DepthError(
+                f"depth {depth}, but {self.name} has {self.depth} blocks; "
+                f"use {lowest} to {self.depth}"
+            )
+        return depth
+
+    @final
+    def check_batch(self, batch: Batch) -> Mapping[str, Any]:
+        """The batch as a mapping, if it has what the model needs and is not empty."""
+        if isinstance(batch, Tensor):
+            batch = {self.inputs[0]: batch}
+        key = next((k for k in self.inputs if batch.get(k) is not None), None)
+        if key is None:
+            raise BatchError(
+                f"the batch has keys {sorted(batch)}, but {self.name} needs "
+                f"{' or '.join(repr(k) for k in self.inputs)}; "
+                f"pass a mapping with that key, or the tensor alone"
+            )
+        if batch[key].shape[0] == 0:
+            raise BatchError(
+                f"the batch is empty: {key!r} has shape {tuple(batch[key].shape)}; "
+                "pass at least one row"
+            )
+        return batch
+
+    @final
+    def check_labels(self, labels: Int[Tensor, "..."]) -> None:
+        """An error if a class label does not fit the head. Waits for the device once."""
+        if self.task in ("regression", "embedding", "detection") or labels.is_floating_point():
+            return
+        real = labels[labels != IGNORE_INDEX]
+        if real.numel() == 0:
+            raise LabelError(
+                f"all {labels.numel()} labels are {IGNORE_INDEX} (ignored); "
+                "pass at least one label to learn from"
+            )
+        low, high = int(real.min()), int(real.max())
+        if low < 0 or high >= self.classes:
+            wrong = low if low < 0 else high
+            raise LabelError(
+                f"label {wrong}, but the head of {self.name} has {self.classes} classes; use 0 to "
+                f"{self.classes - 1}, or {IGNORE_INDEX} to ignore a position"
+            )
+
+    def _check_observed(self, h: list[Tensor]) -> None:
+        if len(h) != self.depth + 1:
+            raise UnsupportedModelError(
+                f"{self.name} ran {max(len(h) - 1, 0)} of its {self.depth} blocks; each block must "
+                "run once per forward (is layer drop on? set it to 0, or call `model.eval()`)"
+            )
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DDP, FSDP or `torch.compile`."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, _wrappers()):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _wrappers() -> tuple[type[nn.Module], ...]:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    return (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
+
+
+StreamFactory = Callable[..., ResidualStream]

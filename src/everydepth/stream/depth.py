@@ -1,0 +1,27 @@
+"""A plain model at a depth."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from torch import nn
+
+from everydepth.stream.contract import unwrapped
+from everydepth.stream.registry import as_stream
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def at_depth(model: Model, depth: int, *, share: bool = False, **options: object) -> Model:
+    """A plain model of the same class with `depth` blocks, its config corrected.
+
+    Its output is the readout of the full model at that depth. `share=True` uses the full model's
+    own parameters, so training one trains the other; by default they are copied.
+
+    >>> small = at_depth(model, 4)          # doctest: +SKIP
+    >>> small.save_pretrained("small/")     # doctest: +SKIP
+    """
+    stream = as_stream(model, **options)  # pyright: ignore[reportArgumentType]
+    small = stream.truncated(stream.check_depth(depth, lowest=1), share=share)
+    assert type(small) is type(unwrapped(model))
+    return small  # pyright: ignore[reportReturnType]

@@ -1,0 +1,108 @@
+"""A stream for a model no architecture file knows: the user says where its parts are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from everydepth.errors import SettingError, UnsupportedModelError
+from everydepth.stream.block import Block
+from everydepth.stream.contract import ResidualStream, Task, unwrapped
+from everydepth.stream.truncate import shortened
+
+
+class _Function(nn.Module):
+    """A readout given as a function, in the place of a head."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.function(h)
+
+
+@final
+class GenericStream(ResidualStream):
+    """Blocks by path, readout by paths or function, token by name. It declares no branches."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        blocks: str,
+        readout: str | Sequence[str] | Callable[[Tensor], Tensor] | None,
+        token: str | int | Callable[..., Tensor],
+        task: Task,
+    ) -> None:
+        inner = unwrapped(model)
+        self.model, self.task, self._token = model, task, token
+        if not (callable(token) or isinstance(token, int) or token in _TOKENS):
+            raise SettingError(
+                f"token {token!r} is not known; use one of {sorted(_TOKENS)}, a position, "
+                "or a function f(h, batch)"
+            )
+        found = _submodule(inner, blocks)
+        if not isinstance(found, (nn.ModuleList, nn.Sequential)):
+            raise UnsupportedModelError(
+                f"blocks={blocks!r} is a {type(found).__name__}; "
+                "name the ModuleList or Sequential that holds the blocks"
+            )
+        self._list = found
+        self._blocks = tuple(Block(module=module) for module in found)
+        if readout is None:
+            raise UnsupportedModelError(
+                "blocks= was given without readout=; say how a state becomes a prediction, e.g. "
+                'readout=("norm", "head") or readout=lambda h: model.head(h)'
+            )
+        if callable(readout):
+            self._readout: list[nn.Module] = [_Function(readout)]
+        else:
+            paths = [readout] if isinstance(readout, str) else list(readout)
+            self._readout = [_submodule(inner, path) for path in paths]
+        main = getattr(inner, "main_input_name", None)
+        first = main or next(iter(inspect.signature(inner.forward).parameters))
+        self.inputs = (first,)
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        return self._blocks
+
+    @property
+    def head(self) -> nn.Module:
+        return self._readout[-1]
+
+    def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        if callable(self._token):
+            return self._token(h, batch)
+        return h[:, self._token] if isinstance(self._token, int) else _TOKENS[self._token](h)
+
+    def normed(self, feature: Tensor, depth: int) -> Tensor:
+        for module in self._readout[:-1]:
+            feature = module(feature)
+        return feature
+
+    def truncated(self, depth: int, *, share: bool) -> nn.Module:
+        return shortened(unwrapped(self.model), self._list, depth, share=share)
+
+
+_TOKENS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "all": lambda h: h,
+    "first": lambda h: h[:, 0],
+    "last": lambda h: h[:, -1],
+    "mean": lambda h: h.mean(1),
+}
+
+
+def _submodule(model: nn.Module, path: str) -> nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError as error:
+        children = [name for name, _ in model.named_children()]
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no module {path!r} ({error}); "
+            f"its first level is {children}"
+        ) from error

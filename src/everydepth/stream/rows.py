@@ -1,0 +1,34 @@
+"""Selecting rows of everything that has a batch dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def select_rows(value: Any, rows: Tensor, batch_size: int, min_ndim: int = 1) -> Any:
+    """Rows of every tensor inside `value` whose first dimension is the batch; the rest unchanged.
+
+    `min_ndim=2` leaves vectors alone: in the call of a block a vector is a position table, in a
+    batch it is one number per row. A first dimension of 1 broadcasts and is kept.
+    """
+    if isinstance(value, Tensor):
+        if value.ndim >= min_ndim and value.shape[0] == batch_size:
+            return value.index_select(0, rows.to(value.device))
+        return value
+    if isinstance(value, torch.Size):
+        return value
+    if isinstance(value, (tuple, list)):
+        picked = [select_rows(item, rows, batch_size, min_ndim) for item in value]
+        return picked if isinstance(value, list) else tuple(picked)
+    if isinstance(value, Mapping):
+        return {k: select_rows(item, rows, batch_size, min_ndim) for k, item in value.items()}
+    return value
+
+
+def as_rows(rows: Tensor) -> Tensor:
+    """Indices from indices or from a boolean mask."""
+    return rows.nonzero().flatten() if rows.dtype == torch.bool else rows

@@ -1,0 +1,63 @@
+"""The result of *observe*: every state of one forward pass of the untouched model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from everydepth.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from everydepth.stream.contract import ResidualStream
+
+
+@dataclass(frozen=True)
+class States:
+    """`h_0 .. h_L` of one batch, the model's own output, and the readout at any depth."""
+
+    stream: ResidualStream
+    h: tuple[Tensor, ...]
+    batch: Mapping[str, Any]
+    output: Any
+
+    def __len__(self) -> int:
+        return len(self.h)
+
+    def __getitem__(self, depth: int) -> Tensor:
+        return self.h[self.stream.check_depth(depth)]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.h)
+
+    @property
+    def depth(self) -> int:
+        """The last depth, L."""
+        return len(self.h) - 1
+
+    def feature(self, depth: int) -> Tensor:
+        """What predicts at this depth, in the stream's own coordinates: `(batch, [token,] dim)`."""
+        return self.stream.feature(self[depth], depth, self.batch)
+
+    def logits(self, depth: int) -> Tensor:
+        """The prediction `z_l` through the shared readout; at depth L the model's own output."""
+        if self.stream.check_depth(depth) == self.depth:
+            return self.stream.prediction(self.output)
+        return self.stream.readout(self.h[depth], depth, self.batch)
+
+    def check_finite(self) -> States:
+        """Self, or an error that names the first depth at which NaN or infinity appears."""
+        for depth, h in enumerate(self.h):
+            if not torch.isfinite(h).all():
+                place = "the embedding" if depth == 0 else f"block {depth}"
+                bad = int((~torch.isfinite(h)).flatten(1).any(1).sum())
+                raise NonFiniteError(
+                    f"NaN or infinity first appears after {place} (depth {depth} of {self.depth}), "
+                    f"in {bad} of {h.shape[0]} rows; look at the inputs of that block, or train "
+                    "with a lower learning rate or in a wider number format",
+                    depth,
+                )
+        return self

@@ -1,0 +1,138 @@
+"""Hooks that are always removed, and what they see of a block's residual connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from everydepth.errors import UnsupportedModelError
+from everydepth.stream.block import Block
+
+# Names under which a block or a branch may receive the state as a keyword.
+STATE_KEYS = ("hidden_states", "hidden_state", "x", "input")
+
+
+def state_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """None if the state is the first positional argument, else the keyword that holds it."""
+    if args and isinstance(args[0], Tensor):
+        return None
+    for key in STATE_KEYS:
+        if isinstance(kwargs.get(key), Tensor):
+            return key
+    raise UnsupportedModelError(
+        f"a block was called without a tensor as first argument or as one of {STATE_KEYS}; "
+        f"got {len(args)} positional arguments and keywords {sorted(kwargs)}; "
+        "wrap the block so that the state comes first"
+    )
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The tensor of a tensor-or-tuple output."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def with_first_tensor(output: Any, value: Tensor) -> Any:
+    """`output` with its first tensor exchanged, in the same tensor-or-tuple form."""
+    return value if isinstance(output, Tensor) else (value, *output[1:])
+
+
+@contextmanager
+def hooked(*handles: RemovableHandle) -> Generator[None, None, None]:
+    """Remove these hooks whatever happens."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Generator[None, None, None]:
+    """Exchange one module's `forward` for the time of the context."""
+    missing = object()
+    before = module.__dict__.get("forward", missing)
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is missing:
+            del module.forward
+        else:
+            module.forward = before
+
+
+@dataclass(frozen=True)
+class BranchRecord:
+    """One residual connection as it happened: `after = post(skip(x) + out)`.
+
+    `x` and `out` are the tensors of the graph, as the block made them; some blocks flatten tokens
+    into rows for their MLP, so `x.view(shape)` has the shape of the stream.
+    """
+
+    x: Tensor
+    out: Tensor
+    shape: torch.Size
+
+
+@contextmanager
+def record_branches(
+    blocks: Sequence[Block], *, copy: bool = False
+) -> Generator[list[list[BranchRecord]], None, None]:
+    """Record `x` and `out` of every branch of every block during the next forward pass.
+
+    The tensors are those of the graph, so a gradient taken at `x` includes the skip path.
+    `copy=True` keeps the value of `out` where a block adds the skip in place.
+    """
+    records: list[list[BranchRecord]] = [[] for _ in blocks]
+    xs: dict[tuple[int, int], Tensor] = {}
+    outs: dict[tuple[int, int], Tensor] = {}
+
+    def tap(stack: ExitStack, index: int, block: Block) -> None:
+        shape: list[torch.Size] = []
+        calls: dict[nn.Module, int] = {}
+        waiting = {(b.out, b.call): i for i, b in enumerate(block.branches)}
+
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            key = state_key(args, kwargs)
+            shape[:] = [(args[0] if key is None else kwargs[key]).shape]
+            calls.clear()
+
+        def see_x(i: int) -> Callable[..., None]:
+            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                key = state_key(args, kwargs)
+                xs.setdefault((index, i), args[0] if key is None else kwargs[key])
+
+            return hook
+
+        def see_out(module: nn.Module, _: Any, output: Any) -> None:
+            call = calls.get(module, 0)
+            calls[module] = call + 1
+            i = waiting.get((module, call))
+            if i is not None:
+                out = first_tensor(output)
+                outs[index, i] = out.clone() if copy else out
+
+        def leave(*_: Any) -> None:
+            for i, _branch in enumerate(block.branches):
+                x, out = xs.pop((index, i)), outs.pop((index, i))
+                flat = x.ndim < len(shape[0])
+                records[index].append(BranchRecord(x, out, shape[0] if flat else x.shape))
+
+        handles = [block.module.register_forward_pre_hook(enter, with_kwargs=True)]
+        for i, branch in enumerate(block.branches):
+            handles.append(branch.entry.register_forward_pre_hook(see_x(i), with_kwargs=True))
+        for module in {id(b.out): b.out for b in block.branches}.values():
+            handles.append(module.register_forward_hook(see_out))
+        handles.append(block.module.register_forward_hook(leave))
+        stack.enter_context(hooked(*handles))
+
+    with ExitStack() as stack:
+        for index, block in enumerate(blocks):
+            tap(stack, index, block)
+        yield records

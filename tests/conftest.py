@@ -1,0 +1,29 @@
+"""Shared by all tests: one compute thread a process, a fixed seed a test."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+SEED = 0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_a_process() -> Iterator[None]:
+    # xdist already uses the cores: two threads on small tensors were measured 20 times slower.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    random.seed(SEED)
+    np.random.seed(SEED)  # noqa: NPY002 - libraries under test may draw from the legacy state
+    torch.manual_seed(SEED)
+    return SEED
