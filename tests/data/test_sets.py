@@ -127,6 +127,13 @@ def test_iterating_over_rows_ends():
     assert [row["text"] for row in Texts(("x", "y"))] == ["x", "y"]
 
 
+def test_a_data_set_prints_its_shape_not_its_content():
+    assert repr(images()) == "Images(12 rows: pixel_values 3x2x2 uint8, labels int64)"
+    assert repr(Texts(("x", "y"), pairs=("1", "2"))) == "Texts(2 rows: text, text_pair)"
+    assert repr(Corpus("a" * 5000)) == "Corpus(5,000 characters)"
+    assert repr(Table({"n": ("1",)})) == "Table(1 rows: n)"
+
+
 def test_a_corpus_splits_into_consecutive_parts():
     first, second = Corpus("abcdefghij").split((0.7, 0.3))
     assert (first.text, second.text) == ("abcdefg", "hij")

@@ -1,54 +1,54 @@
-"""The table of supported model classes. One line adds a family; nothing is imported before use."""
+"""The table of supported model classes. One entry adds a family; nothing is imported before use."""
 
 from __future__ import annotations
 
-from everydepth.stream import register_family
+from everydepth.stream.registry import Family
 
 _HERE = "everydepth.architectures"
 
 
-def register_all() -> None:
-    """Tell the waist every family. Called once, when `everydepth` is imported."""
-    register_family(
-        "residual_mlp", f"{_HERE}.residual_mlp:ResidualMLPStream", ["everydepth.ResidualMLP"]
-    )
-    register_family(
+def _transformers(names: tuple[str, ...], tasks: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"transformers.{name}For{task}" for name in names for task in tasks)
+
+
+FAMILIES = (
+    Family("residual_mlp", f"{_HERE}.residual_mlp:ResidualMLPStream", ("everydepth.ResidualMLP",)),
+    Family(
         "resnet",
         f"{_HERE}.resnet:ResNetStream",
-        ["everydepth.CifarResNet", "transformers.ResNetForImageClassification"],
-    )
-    register_family(
+        ("everydepth.CifarResNet", "transformers.ResNetForImageClassification"),
+    ),
+    Family(
         "vit",
         f"{_HERE}.vit:VisionTransformerStream",
-        [f"transformers.{name}ForImageClassification" for name in ("ViT", "DeiT", "Beit")],
-    )
-    register_family(
+        _transformers(("ViT", "DeiT", "Beit"), ("ImageClassification",)),
+    ),
+    Family(
         "encoder",
         f"{_HERE}.encoder:EncoderStream",
-        [
-            f"transformers.{name}For{task}"
-            for name in ("Bert", "Roberta", "DistilBert")
-            for task in ("SequenceClassification", "MaskedLM")
-        ],
-    )
-    register_family(
+        _transformers(("Bert", "Roberta", "DistilBert"), ("SequenceClassification", "MaskedLM")),
+    ),
+    Family(
         "decoder",
         f"{_HERE}.decoder:DecoderStream",
-        [
-            f"transformers.{name}For{task}"
-            for name in ("GPT2", "GPTNeoX", "OPT", "Llama", "Mistral", "Qwen2", "Qwen3")
-            for task in ("SequenceClassification", "CausalLM")
-        ]
-        + ["transformers.GPT2LMHeadModel"],
-    )
-    register_family("detr", f"{_HERE}.detr:DetrStream", ["transformers.DetrForObjectDetection"])
-    register_family(
+        (
+            "transformers.GPT2LMHeadModel",
+            "transformers.GPT2ForSequenceClassification",
+            *_transformers(
+                ("GPTNeoX", "OPT", "Llama", "Mistral", "Qwen2", "Qwen3"),
+                ("CausalLM", "SequenceClassification"),
+            ),
+        ),
+    ),
+    Family("detr", f"{_HERE}.detr:DetrStream", ("transformers.DetrForObjectDetection",)),
+    Family(
         "clip",
         f"{_HERE}.clip:ClipStream",
-        [
+        (
             "transformers.CLIPModel",
             "transformers.CLIPVisionModelWithProjection",
             "transformers.CLIPTextModelWithProjection",
             "transformers.CLIPForImageClassification",
-        ],
-    )
+        ),
+    ),
+)

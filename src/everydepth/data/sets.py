@@ -52,6 +52,17 @@ class Rows(Dataset[dict[str, Any]], ABC):
     def __len__(self) -> int:
         return len(next(iter(self.columns().values())))
 
+    def __repr__(self) -> str:
+        shapes = [
+            f"{key} {'x'.join(map(str, column.shape[1:]))} {str(column.dtype)[6:]}".replace(
+                "  ", " "
+            )
+            if isinstance(column, Tensor)
+            else key
+            for key, column in self.columns().items()
+        ]
+        return f"{type(self).__name__}({len(self):,} rows: {', '.join(shapes)})"
+
     def __getitem__(self, index: int) -> Batch:
         return {key: column[index] for key, column in self.columns().items()}
 
@@ -129,7 +140,7 @@ def _take(column: Tensor | tuple[str, ...], indices: Tensor) -> Tensor | tuple[s
     return tuple(column[index] for index in indices.tolist())
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Images(Rows):
     """Labelled images; bytes stay bytes until `as_float` or `normalised`."""
 
@@ -160,7 +171,7 @@ class Images(Rows):
         return replace(self, pixel_values=(pixels - centre) / scale)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Points(Rows):
     """Inputs and real-valued targets of a regression."""
 
@@ -170,7 +181,7 @@ class Points(Rows):
     labels: Float[Tensor, "rows targets"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Texts(Rows):
     """Texts, each with an optional partner (a second sentence, an answer) and optional label."""
 
@@ -182,7 +193,7 @@ class Texts(Rows):
     classes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tokens(Rows):
     """Token ids ready for a model; labels are a class a row or a token a position."""
 
@@ -199,7 +210,7 @@ class Tokens(Rows):
     labels: Shaped[Tensor, "rows ..."] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Corpus:
     """One long text."""
 
@@ -207,6 +218,9 @@ class Corpus:
 
     def __len__(self) -> int:
         return len(self.text)
+
+    def __repr__(self) -> str:
+        return f"Corpus({len(self):,} characters)"
 
     def split(self, fractions: Sequence[float]) -> tuple[Corpus, ...]:
         """Consecutive parts, counted in characters."""
@@ -219,7 +233,7 @@ class Corpus:
         return tuple(Corpus(self.text[start:stop]) for start, stop in pairwise(bounds.tolist()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """Named columns of text cells; `numbers` reads one as numbers."""
 
@@ -227,6 +241,9 @@ class Table:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
+
+    def __repr__(self) -> str:
+        return f"Table({len(self):,} rows: {', '.join(self.columns)})"
 
     def __getitem__(self, name: str) -> tuple[str, ...]:
         if name not in self.columns:

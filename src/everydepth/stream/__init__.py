@@ -13,7 +13,7 @@ from everydepth.stream.contract import (
 from everydepth.stream.cursor import Call, Cursor
 from everydepth.stream.depth import at_depth
 from everydepth.stream.generic import GenericStream
-from everydepth.stream.registry import as_stream, families, register, register_family
+from everydepth.stream.registry import Family, as_stream, families, register
 from everydepth.stream.states import States
 from everydepth.stream.taps import BranchRecord, first_tensor, record_branches, with_first_tensor
 from everydepth.stream.truncate import copy_without, shortened
@@ -27,6 +27,7 @@ __all__ = [
     "Call",
     "Check",
     "Cursor",
+    "Family",
     "GenericStream",
     "ResidualStream",
     "States",
@@ -42,7 +43,6 @@ __all__ = [
     "first_tensor",
     "record_branches",
     "register",
-    "register_family",
     "shortened",
     "unwrapped",
     "with_first_tensor",

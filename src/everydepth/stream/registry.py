@@ -1,8 +1,9 @@
-"""From a model to its stream: one table, filled from `everydepth.architectures` and by users."""
+"""From a model to its stream: the table of built-in families, and what users register."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
 
@@ -12,9 +13,24 @@ from everydepth.errors import DepthError, UnsupportedModelError
 from everydepth.stream.contract import ResidualStream, StreamFactory, Task, unwrapped
 from everydepth.stream.generic import GenericStream
 
+# Where the built-in families are listed. A name, so that the waist imports nothing above it.
+_TABLE = "everydepth.architectures.registry"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of model classes that one factory can adapt.
+
+    factory: `"module:name"`, imported at first use, and called as `factory(model, **options)`.
+    classes: `"package.ClassName"`, package being the top-level one.
+    """
+
+    name: str
+    factory: str
+    classes: tuple[str, ...]
+
+
 _by_class: dict[type[nn.Module], StreamFactory] = {}
-_by_name: dict[str, str] = {}
-_families: dict[str, list[str]] = {}
 
 
 def register(model_class: type[nn.Module], factory: StreamFactory) -> None:
@@ -30,19 +46,15 @@ def register(model_class: type[nn.Module], factory: StreamFactory) -> None:
     _by_class[model_class] = factory
 
 
-def register_family(family: str, factory: str, class_names: Sequence[str]) -> None:
-    """Register a family by name, so that neither it nor its library is imported before use.
-
-    factory: `"module:function"`. class_names: `"package.ClassName"`, package being the top one.
-    """
-    _families[family] = [name.rpartition(".")[2] for name in class_names]
-    _by_name.update(dict.fromkeys(class_names, factory))
-
-
 def families() -> dict[str, list[str]]:
     """The supported families and their classes."""
+    known = {f.name: [name.rpartition(".")[2] for name in f.classes] for f in _table()}
     outside = [cls.__name__ for cls in _by_class]
-    return {**_families, **({"registered by you": outside} if outside else {})}
+    return {**known, **({"registered by you": outside} if outside else {})}
+
+
+def _table() -> tuple[Family, ...]:
+    return import_module(_TABLE).FAMILIES
 
 
 def as_stream(
@@ -85,13 +97,14 @@ def as_stream(
 
 
 def _factory(model: nn.Module) -> StreamFactory:
+    by_name = {name: family.factory for family in _table() for name in family.classes}
     for cls in type(model).__mro__:
         if cls in _by_class:
             return _by_class[cast(type[nn.Module], cls)]
-        path = _by_name.get(f"{cls.__module__.partition('.')[0]}.{cls.__name__}")
+        path = by_name.get(f"{cls.__module__.partition('.')[0]}.{cls.__name__}")
         if path is not None:
-            module, _, function = path.partition(":")
-            return getattr(import_module(module), function)
+            module, _, name = path.partition(":")
+            return getattr(import_module(module), name)
     known = "\n".join(f"  {family}: {', '.join(names)}" for family, names in families().items())
     raise UnsupportedModelError(
         f"{type(model).__name__} is not a model class everydepth knows. Known families:\n{known}\n"
