@@ -38,6 +38,13 @@ def test_idx_files_round_trip(tmp_path: Path, packing: str):
     assert loaded.classes == ("0", "1", "2", "3", "4", "5")
 
 
+def test_two_idx_sets_in_one_folder_are_not_guessed_between(tmp_path: Path):
+    for name in ("digits", "letters"):
+        (tmp_path / f"{name}-train-images-idx3-ubyte").write_bytes(idx(pixels(2, 4, 4)))
+    with pytest.raises(DataError, match=r"2 image files for one split, digits-.*; keep one of"):
+        load_images(tmp_path)
+
+
 def cifar(path: Path, labels: np.ndarray, pictures: np.ndarray) -> None:
     rows = len(pictures)
     path.write_bytes(np.concatenate([labels.reshape(rows, -1), pictures.reshape(rows, -1)], 1))

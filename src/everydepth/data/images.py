@@ -101,6 +101,11 @@ def _class_names(folder: Path, name: str | None, coarse: bool) -> list[str]:
 
 def _read_idx(files: list[Path], split: str, coarse: bool) -> tuple[np.ndarray, np.ndarray]:
     images = files[0]
+    if len(files) > 1:
+        raise DataError(
+            f"{len(files)} image files for one split, {', '.join(f.name for f in files)}, in "
+            f"{images.parent}; keep one of them in a folder of its own"
+        )
     labels_name = unpacked_name(images).replace("images", "labels").replace("idx3", "idx1")
     candidates = [images.with_name(labels_name + packing) for packing in ("", ".gz", ".xz")]
     labels = next((path for path in candidates if path.is_file()), None)
