@@ -4,6 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everydepth.objectives import Objective as Objective
+    from everydepth.objectives import aligned as aligned
+    from everydepth.objectives import cosine_regularised as cosine_regularised
+    from everydepth.objectives import end_to_end as end_to_end
+    from everydepth.objectives import layerskip as layerskip
+    from everydepth.objectives import lpa as lpa
+    from everydepth.objectives import multi_classifier as multi_classifier
+    from everydepth.objectives import weighted as weighted
+    from everydepth.runs import Run as Run
     from everydepth.stream import Block as Block
     from everydepth.stream import Branch as Branch
     from everydepth.stream import Cursor as Cursor
@@ -14,16 +23,29 @@ if TYPE_CHECKING:
     from everydepth.stream import check_stream as check_stream
     from everydepth.stream import families as families
     from everydepth.stream import register as register
+    from everydepth.training import EveryDepth as EveryDepth
+    from everydepth.training import check_objective as check_objective
 
 __version__ = "0.1.0"
 
 # Where each public name lives. Nothing is imported before it is used: `everydepth --help` and
 # `import everydepth` need neither torch nor transformers.
 _HOMES = {
+    "EveryDepth": "everydepth.training",
+    "check_objective": "everydepth.training",
+    "Objective": "everydepth.objectives",
+    "aligned": "everydepth.objectives",
+    "cosine_regularised": "everydepth.objectives",
+    "end_to_end": "everydepth.objectives",
+    "layerskip": "everydepth.objectives",
+    "lpa": "everydepth.objectives",
+    "multi_classifier": "everydepth.objectives",
+    "weighted": "everydepth.objectives",
     "Block": "everydepth.stream",
     "Branch": "everydepth.stream",
     "Cursor": "everydepth.stream",
     "ResidualStream": "everydepth.stream",
+    "Run": "everydepth.runs",
     "States": "everydepth.stream",
     "as_stream": "everydepth.stream",
     "at_depth": "everydepth.stream",

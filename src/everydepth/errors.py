@@ -37,3 +37,7 @@ class SettingError(EveryDepthError, ValueError):
 
 class DataError(EveryDepthError, ValueError):
     """Data that cannot be read, or does not look as it should."""
+
+
+class RunError(EveryDepthError, RuntimeError):
+    """A run directory or checkpoint that cannot be written, read, or continued."""

@@ -1,0 +1,121 @@
+"""One checkpoint: a folder of safetensors files and `state.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from everydepth.errors import RunError
+from everydepth.runs.files import read_json, write_folder
+from everydepth.runs.tree import put_together, taken_apart
+
+FORMAT = 1
+STATE = "state.json"
+
+
+def check_format(found: Any, path: Path) -> None:
+    """An error if a file was written by a later version."""
+    if not isinstance(found, int):
+        raise RunError(f"{path} has no format number, so it is not a file of a run; check the path")
+    if found > FORMAT:
+        raise RunError(
+            f"{path} has format {found}, but this version of everydepth reads up to {FORMAT}; "
+            "install a newer everydepth (pip install -U everydepth)"
+        )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on the disk. `state` is small; `load(part)` reads the tensors of a part."""
+
+    path: Path
+    step: int
+    state: Mapping[str, Any]
+    skeletons: Mapping[str, Any]
+    sizes: Mapping[str, int]
+
+    @staticmethod
+    def write(path: Path, step: int, parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Write `parts` (trees with tensors) and `state` (a tree without), all or nothing."""
+        bare, leftover = taken_apart(state)
+        if leftover:
+            raise RunError(
+                f"state holds tensors ({', '.join(leftover)}), but it goes to {STATE}; "
+                "make them a part"
+            )
+
+        def fill(folder: Path) -> None:
+            skeletons: dict[str, Any] = {}
+            sizes: dict[str, int] = {}
+            for name, tree in parts.items():
+                skeletons[name], tensors = taken_apart(tree)
+                file = folder / f"{name}.safetensors"
+                # "pt" lets other tools tell which library the tensors belong to.
+                save_file(_plain(tensors), file, metadata={"format": "pt"})
+                sizes[name] = file.stat().st_size
+            content = {
+                "format": FORMAT,
+                "step": step,
+                "sizes": sizes,
+                "parts": skeletons,
+                "state": bare,
+            }
+            (folder / STATE).write_text(json.dumps(content), encoding="utf-8")
+
+        write_folder(path, fill)
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Open a checkpoint, checking that it is whole."""
+        if not path.is_dir():
+            raise RunError(f"there is no checkpoint {path}; check the step, or start a new run")
+        content = read_json(path / STATE)
+        check_format(content.get("format"), path / STATE)
+        for part, size in content["sizes"].items():
+            file = path / f"{part}.safetensors"
+            found = file.stat().st_size if file.exists() else 0
+            if found != size:
+                raise RunError(
+                    f"{file} is truncated: it has {found} bytes and should have {size}; restore it "
+                    f"from a copy, or delete {path} and write an earlier step into "
+                    f"{path.parent / 'latest'}"
+                )
+        return cls(
+            path,
+            content["step"],
+            put_together(content["state"], {}),
+            content["parts"],
+            content["sizes"],
+        )
+
+    def load(self, part: str) -> Any:
+        """The tree of one part, with its tensors on the CPU."""
+        if part not in self.skeletons:
+            raise RunError(f"{self.path} has no part {part!r}; it has {', '.join(self.skeletons)}")
+        return put_together(self.skeletons[part], self._tensors(part))
+
+    def _tensors(self, part: str) -> dict[str, Tensor]:
+        file = self.path / f"{part}.safetensors"
+        try:
+            return load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise RunError(f"{file} cannot be read ({error}); restore it from a copy") from error
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as safetensors wants them: contiguous, none a view of another."""
+    seen: set[int] = set()
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage().data_ptr()
+        shared = storage in seen or tensor.untyped_storage().nbytes() != tensor.nbytes
+        seen.add(storage)
+        plain[name] = tensor.contiguous().clone() if shared else tensor.contiguous()
+    return plain

@@ -1,0 +1,106 @@
+"""Files that are either the old version or the new one, never half of either."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from everydepth.errors import RunError
+
+TEMPORARY = ".tmp-"
+"""How the name of something half written starts; such leftovers may be deleted at any time."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by a new version, safe against a crash at any moment."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
+    with removed_on_error(temporary):
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    sync(path.parent)
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(f"{path} is missing; the directory is not a whole run") from error
+    except (ValueError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} is not JSON ({error}); restore it from a copy") from error
+
+
+def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write a folder elsewhere, then put it at `path` in one step."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
+    with removed_on_error(temporary):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        fill(temporary)
+        for file in temporary.iterdir():
+            sync(file)
+        sync(temporary)
+        remove_folder(path)  # only left there by a run that was resumed from an earlier step
+        os.replace(temporary, path)
+    sync(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder so that a crash never leaves half of it under its name."""
+    if path.exists():
+        doomed = path.with_name(f"{TEMPORARY}old-{path.name}-{os.getpid()}")
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.replace(path, doomed)
+        shutil.rmtree(doomed)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what a killed process left half written."""
+    for entry in folder.glob(f"{TEMPORARY}*"):
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that the disk is full; safetensors wraps it in an error of its own."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    return any(f"os error {number}" in str(error) for number in _FULL)
+
+
+@contextmanager
+def removed_on_error(path: Path) -> Generator[None, None, None]:
+    """Free the space of something half written, whatever went wrong."""
+    try:
+        yield
+    except BaseException:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        raise

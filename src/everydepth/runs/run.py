@@ -1,0 +1,265 @@
+"""A run: one directory that says what was asked, where it ran, and what came out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import SafetensorError
+
+from everydepth.environment import Environment
+from everydepth.errors import RunError
+from everydepth.runs.checkpoint import FORMAT, Checkpoint, check_format
+from everydepth.runs.files import (
+    is_full,
+    read_json,
+    remove_folder,
+    remove_leftovers,
+    write_json,
+    write_text,
+)
+
+_README = """\
+# A run of everydepth: {kind}
+
+| file | what |
+|---|---|
+| `config.json` | what was asked for (format {format}) |
+| `environment.json` | versions, devices and memory of the machine that started it |
+| `metrics.jsonl` | one JSON object a line, in the order of the steps |
+| `checkpoints/<step>/` | safetensors and JSON, no pickles; `checkpoints/latest` names the newest |
+| `results.json` | the outcome; absent while the run goes on |
+| `model/` | the trained model, if there is one: loads with `from_pretrained` |
+
+Everything is written whole or not at all, so the directory may be copied or continued at any time:
+`everydepth.Run.open("{name}")` reads it.
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory. `Run.create` starts one, `Run.open` reads one."""
+
+    path: Path
+    kind: str
+    config: Mapping[str, Any]
+
+    # -- start and open ---------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any], *, kind: str = "train") -> Run:
+        """A new run in a directory that does not exist or is empty."""
+        folder = Path(path)
+        if cls.exists(folder):
+            raise RunError(
+                f"{folder} already holds a run; continue it with resume, or use another directory"
+            )
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError(f"{folder} is not an empty directory; use another one for the run")
+        try:
+            text = json.dumps(config)
+        except (TypeError, ValueError) as error:
+            raise RunError(
+                f"the config of a run must be JSON ({error}); use numbers, strings, lists and "
+                "dictionaries"
+            ) from error
+        run = cls(folder, kind, json.loads(text))
+        with run._disk("the run could not be started"):
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            write_text(folder / "environment.json", Environment.current().to_json() + "\n")
+            readme = _README.format(kind=kind, format=FORMAT, name=folder.name)
+            write_text(folder / "README.md", readme)
+            # Last, because its presence makes the directory a run.
+            content = {"format": FORMAT, "kind": kind, "config": run.config}
+            write_json(folder / "config.json", content)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """The run in a directory, of this version's format or an older one."""
+        folder = Path(path)
+        if not cls.exists(folder):
+            raise RunError(
+                f"{folder} holds no run (no config.json there); "
+                "check the path, or start a run in it"
+            )
+        content = read_json(folder / "config.json")
+        check_format(content.get("format"), folder / "config.json")
+        return cls(folder, content["kind"], content["config"])
+
+    @staticmethod
+    def exists(path: str | Path) -> bool:
+        return (Path(path) / "config.json").is_file()
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """An error that says what changed, if this is not the config the run was started with."""
+        changed = changes(self.config, json.loads(json.dumps(config)))
+        if changed:
+            raise RunError(
+                f"the run in {self.path} was started with other settings: {'; '.join(changed)}. "
+                "Resume it with the settings it was started with, or start a new run directory"
+            )
+
+    # -- metrics ----------------------------------------------------------------------------------
+
+    @property
+    def _metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def log(self, entry: Mapping[str, Any]) -> None:
+        """Append one line of metrics."""
+        with self._disk("metrics could not be written"), open(self._metrics, "ab") as file:
+            file.write((json.dumps(entry) + "\n").encode())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of metrics; a last line that a killed process left torn is not one."""
+        if not self._metrics.exists():
+            return []
+        *lines, _ = self._metrics.read_bytes().split(b"\n")
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise RunError(
+                f"{self._metrics} has a line that is not JSON ({error}); "
+                "delete that line, or restore the file from a copy"
+            ) from error
+
+    def metrics_size(self) -> int:
+        """Bytes of metrics, all of them on the disk; `cut_metrics` takes it."""
+        if not self._metrics.exists():
+            return 0
+        with open(self._metrics, "ab") as file:
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def cut_metrics(self, size: int) -> None:
+        """Forget the metrics beyond `size` bytes: a resumed run writes them again."""
+        if self._metrics.exists():
+            os.truncate(self._metrics, size)
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def checkpoints(self) -> list[int]:
+        """The steps that have a checkpoint."""
+        return sorted(int(p.name) for p in self._checkpoints.glob("[0-9]*") if p.is_dir())
+
+    def latest(self) -> int | None:
+        """The step of the newest checkpoint, or None."""
+        return self._pointer("latest")
+
+    def best(self) -> int | None:
+        """The step of the checkpoint that validated best, or None."""
+        return self._pointer("best")
+
+    def checkpoint(self, step: int | None = None) -> Checkpoint:
+        """The checkpoint of a step, by default the newest."""
+        chosen = self.latest() if step is None else step
+        if chosen is None:
+            raise RunError(f"the run in {self.path} has no checkpoint yet; start it again")
+        if chosen not in self.checkpoints():
+            raise RunError(
+                f"the run in {self.path} has no checkpoint of step {chosen}; "
+                f"it has {', '.join(map(str, self.checkpoints())) or 'none'}"
+            )
+        return Checkpoint.read(self._folder(chosen))
+
+    def save_checkpoint(
+        self,
+        step: int,
+        parts: Mapping[str, Any],
+        state: Mapping[str, Any],
+        *,
+        best: bool = False,
+        keep: int = 2,
+    ) -> Path:
+        """Write a checkpoint, then point to it, then delete all but the last `keep` and the best.
+
+        parts: trees of tensors by file name (`{"model": model.state_dict()}`); state: the rest.
+        """
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self._checkpoints)
+        folder = self._folder(step)
+        with self._disk(f"the checkpoint of step {step} could not be written"):
+            Checkpoint.write(folder, step, parts, state)
+            write_text(self._checkpoints / "latest", f"{step}\n")
+            if best:
+                write_text(self._checkpoints / "best", f"{step}\n")
+        kept = {*self.checkpoints()[-max(keep, 1) :], self.latest(), self.best()}
+        for old in self.checkpoints():
+            if old not in kept:
+                remove_folder(self._folder(old))
+        return folder
+
+    def _folder(self, step: int) -> Path:
+        return self._checkpoints / f"{step:08d}"
+
+    def _pointer(self, name: str) -> int | None:
+        file = self._checkpoints / name
+        if not file.exists():
+            return None
+        text = file.read_text(encoding="utf-8").strip()
+        if not text.isdigit():
+            raise RunError(
+                f"{file} holds {text[:40]!r}, but a step is a whole number; "
+                f"write one of {', '.join(map(str, self.checkpoints()))} into it"
+            )
+        return int(text)
+
+    # -- results ----------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "results.json").exists()
+
+    def results(self) -> dict[str, Any]:
+        """The outcome of a finished run."""
+        if not self.finished:
+            raise RunError(f"the run in {self.path} has no results yet; resume it to the end")
+        content = read_json(self.path / "results.json")
+        check_format(content.get("format"), self.path / "results.json")
+        return content["results"]
+
+    def write_results(self, results: Mapping[str, Any]) -> None:
+        with self._disk("the results could not be written"):
+            write_json(self.path / "results.json", {"format": FORMAT, "results": results})
+
+    @contextmanager
+    def _disk(self, what: str) -> Generator[None, None, None]:
+        """A full disk becomes a sentence that says what is safe."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            if not is_full(error):
+                raise
+            newest = self.latest()
+            safe = "there is no earlier checkpoint"
+            if newest is not None:
+                safe = f"the checkpoint of step {newest} is intact"
+            free = shutil.disk_usage(self.path if self.path.exists() else ".").free
+            raise RunError(
+                f"the disk is full ({free / 2**20:.1f} MiB free): {what} in {self.path}; {safe}. "
+                "Free some space, then resume the run"
+            ) from error
+
+
+def changes(before: Any, after: Any, name: str = "") -> list[str]:
+    """What differs between two JSON values, one readable line each."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        old, new = cast(dict[str, Any], before), cast(dict[str, Any], after)
+        found: list[str] = []
+        for key in dict.fromkeys((*old, *new)):
+            found += changes(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+        return found
+    if isinstance(before, Sequence) and isinstance(after, Sequence):
+        return [] if list(before) == list(after) else [f"{name} {before!r} -> {after!r}"]
+    return [] if before == after else [f"{name} {before!r} -> {after!r}"]
