@@ -15,7 +15,6 @@ from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
 from everydepth.errors import (
     BatchError,
     DepthError,
-    EveryDepthError,
     LabelError,
     NonFiniteError,
     SettingError,
@@ -33,11 +32,6 @@ def test_an_unknown_model_is_named_with_the_families_and_both_ways_out() -> None
     assert "decoder: GPT2LMHeadModel" in message
     assert 'as_stream(model, blocks="path.to.blocks"' in message
     assert "register(ModelClass, factory)" in message
-
-
-def test_something_that_is_no_model_is_refused() -> None:
-    with pytest.raises(EveryDepthError, match=r"needs a torch.nn.Module, got str"):
-        ed.as_stream("a path")
 
 
 @pytest.mark.parametrize("depth", [-1, 5, 14])
@@ -107,7 +101,7 @@ def test_nan_is_traced_to_the_first_block_where_it_appears(block: int) -> None:
 def test_nan_in_the_input_is_traced_to_the_embedding() -> None:
     model, batch = VIT.make()
     batch["pixel_values"][1, 0, 0, 0] = float("inf")
-    with pytest.raises(NonFiniteError, match="after the embedding .* in 1 of 3 rows"):
+    with pytest.raises(NonFiniteError, match=r"after the embedding .* in 1 of 3 rows"):
         ed.as_stream(model).observe(batch).check_finite()
 
 
@@ -134,9 +128,9 @@ def test_layer_drop_is_reported_not_misread() -> None:
     model, batch = ENTRIES["OPT-prenorm-CausalLM-left"].make()
     model.train()
     model.model.decoder.layerdrop = 1.0
-    with pytest.raises(UnsupportedModelError, match="ran 0 of its 4 blocks.*layer drop"):
+    with pytest.raises(UnsupportedModelError, match=r"ran 0 of its 4 blocks.*layer drop"):
         ed.as_stream(model).observe(batch)
-    with pytest.raises(UnsupportedModelError, match="called 0 of its 4 blocks.*layer drop"):
+    with pytest.raises(UnsupportedModelError, match=r"called 0 of its 4 blocks.*layer drop"):
         ed.as_stream(model).start(batch)
 
 
@@ -155,10 +149,5 @@ def test_a_chunked_feed_forward_is_refused_with_the_setting_to_change() -> None:
         vocab_size=20,
         chunk_size_feed_forward=2,
     )
-    with pytest.raises(UnsupportedModelError, match="chunk_size_feed_forward is 2.*with 0"):
+    with pytest.raises(UnsupportedModelError, match=r"chunk_size_feed_forward is 2.*with 0"):
         ed.as_stream(hf.BertForMaskedLM(config))
-
-
-def test_register_wants_a_class() -> None:
-    with pytest.raises(EveryDepthError, match="pass the class, not an instance"):
-        ed.register(int, lambda model: model)  # type: ignore[arg-type]

@@ -17,9 +17,23 @@ import everydepth as ed
 KINDS = ["ViT", "Llama-tied-CausalLM-left", "Bert-SequenceClassification"]
 
 
-def all_depths_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    states = ed.as_stream(model).observe(batch)
+def summed(states: ed.States) -> Tensor:
     return torch.stack([states.logits(d).square().mean() for d in range(1, len(states))]).sum()
+
+
+def all_depths_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return summed(ed.as_stream(model).observe(batch))
+
+
+class Losses(nn.Module):
+    """A module that observes inside its own forward, as training does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.stream = ed.as_stream(model)
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        return summed(self.stream.observe(batch))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -27,12 +41,36 @@ def test_a_compiled_model_is_observed(kind: str) -> None:
     model, batch = ENTRIES[kind].make()
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
-        expected = compiled(**batch).logits  # compiled once before any hook is there
+        compiled(**batch)  # compiled once before any hook is there
         states = ed.as_stream(compiled).observe(batch)
         plain = ed.as_stream(model).observe(batch)
-    assert torch.equal(states.logits(4), expected)
     for ours, theirs in zip(states, plain, strict=True):
-        torch.testing.assert_close(ours, theirs)
+        assert torch.equal(ours, theirs)
+
+
+# The run-time type checks of the tests are code that Dynamo cannot trace.
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_observing_inside_a_compiled_module_sees_every_call() -> None:
+    model, batch = ENTRIES["ViT"].make()
+    net = Losses(model)
+    compiled = torch.compile(net, backend="eager")
+    for scale in (1.0, 2.0, 3.0):
+        scaled = {"pixel_values": scale * batch["pixel_values"]}
+        assert torch.equal(compiled(**scaled), net(**scaled))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_blocks_are_observed_and_driven(kind: str) -> None:
+    model, batch = ENTRIES[kind].make()
+    stream = ed.as_stream(model)
+    with torch.no_grad():
+        expected = stream.observe(batch)
+        stream.compile_blocks(backend="aot_eager")
+        for _ in range(2):
+            for ours, theirs in zip(stream.observe(batch), expected, strict=True):
+                torch.testing.assert_close(ours, theirs)
+        driven = stream.advance(stream.start(batch))
+    torch.testing.assert_close(driven.h, expected[4])
 
 
 @pytest.mark.parametrize("kind", KINDS)

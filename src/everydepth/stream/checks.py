@@ -159,6 +159,7 @@ def _difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max())
 
 
+@torch.no_grad()
 def _last_depth(e: _Evidence) -> str:
     expected = e.stream.prediction(e.output)
     found = e.stream.readout(e.states.h[-1], e.stream.depth, e.batch)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeVar, cast, final
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -27,6 +28,14 @@ IGNORE_INDEX = -100
 Batch = Mapping[str, Any] | Tensor
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _untraced(method: Method) -> Method:
+    """Keep `torch.compile` out: compiled code would keep the hooks of its first call."""
+    return cast(Method, torch.compiler.disable(method))
+
+
 class _Started(Exception):
     """Leaves the model's forward once every block's call is known; never seen outside `start`."""
 
@@ -34,7 +43,7 @@ class _Started(Exception):
 class ResidualStream(ABC):
     """One model seen as a stream of states. Architectures implement the abstract members.
 
-    model: what is called; hooks go to its blocks, also when it is wrapped (DDP, `torch.compile`).
+    model: what is called; hooks go to its blocks, also when it is wrapped (DDP, FSDP).
     inputs: batch keys of which the model needs at least one.
     options: what `as_stream` was told beside the model, to see another model the same way.
     """
@@ -141,8 +150,13 @@ class ResidualStream(ABC):
         return weight.shape[0]
 
     @final
-    def observe(self, batch: Batch, *, check_finite: bool = False) -> States:
-        """Run the model's own forward and keep every state. Exact, and differentiable."""
+    @_untraced
+    def observe(self, batch: Batch, *, check_finite: bool = False, logits: bool = True) -> States:
+        """Run the model's own forward and keep every state. Exact, and differentiable.
+
+        logits: False passes over the model's own head, for a large vocabulary that is read in
+        another way; `output` is then None, and a prediction is computed where it is asked for.
+        """
         batch = self.check_batch(batch)
         h: list[Tensor] = []
 
@@ -155,10 +169,15 @@ class ResidualStream(ABC):
 
         modules = [block.module for block in self.blocks]
         first = modules[0].register_forward_pre_hook(see_input, with_kwargs=True)
-        with hooked(first, *(module.register_forward_hook(see_output) for module in modules)):
+        with ExitStack() as stack:
+            outputs = (module.register_forward_hook(see_output) for module in modules)
+            stack.enter_context(hooked(first, *outputs))
+            if not logits:
+                # Not left by an exception: a checkpointed or sharded module must finish its call.
+                stack.enter_context(replaced_forward(self.head, _no_logits))
             output = self.call(self.arguments(batch, None))
         self._check_observed(h)
-        states = States(self, tuple(h), batch, output)
+        states = States(self, tuple(h), batch, output if logits else None)
         return states.check_finite() if check_finite else states
 
     @final
@@ -193,6 +212,15 @@ class ResidualStream(ABC):
             f"{self.name} called {len(calls)} of its {self.depth} blocks; "
             "each block must run once per forward (is layer drop on? call `model.eval()` first)"
         )
+
+    @final
+    def compile_blocks(self, **options: Any) -> None:
+        """`torch.compile` each block's forward in place, for good: observe and drive keep working.
+
+        Compiling the whole model hides the states: `observe` then runs the model as it was before.
+        """
+        for block in self.blocks:
+            block.module.forward = torch.compile(block.module.forward, **options)
 
     @final
     def step(self, cursor: Cursor) -> Cursor:
@@ -280,9 +308,15 @@ class ResidualStream(ABC):
     def _check_observed(self, h: list[Tensor]) -> None:
         if len(h) != self.depth + 1:
             raise UnsupportedModelError(
-                f"{self.name} ran {max(len(h) - 1, 0)} of its {self.depth} blocks; each block must "
-                "run once per forward (is layer drop on? set it to 0, or call `model.eval()`)"
+                f"{self.name} ran {max(len(h) - 1, 0)} of its {self.depth} blocks; each must run "
+                "once per forward (is layer drop on? set it to 0, or call `model.eval()`; is the model "
+                "compiled inside a wrapper? use `as_stream(model).compile_blocks()` instead)"
             )
+
+
+def _no_logits(x: Tensor) -> Tensor:
+    """In the place of a head: logits of no classes."""
+    return x[..., :0]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class States:
-    """`h_0 .. h_L` of one batch, the model's own output, and the readout at any depth."""
+    """`h_0 .. h_L` of one batch, the model's own output, and the readout at any depth.
+
+    output: None if the model's own head was passed over.
+    """
 
     stream: ResidualStream
     h: tuple[Tensor, ...]
@@ -44,7 +47,7 @@ class States:
 
     def logits(self, depth: int) -> Tensor:
         """The prediction `z_l` through the shared readout; at depth L the model's own output."""
-        if self.stream.check_depth(depth) == self.depth:
+        if self.stream.check_depth(depth) == self.depth and self.output is not None:
             return self.stream.prediction(self.output)
         return self.stream.readout(self.h[depth], depth, self.batch)
 
