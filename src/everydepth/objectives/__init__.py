@@ -1,0 +1,23 @@
+"""Objectives: a weight per depth and step, plus an optional regulariser."""
+
+from everydepth.objectives.factories import (
+    aligned,
+    cosine_regularised,
+    end_to_end,
+    layerskip,
+    lpa,
+    multi_classifier,
+    weighted,
+)
+from everydepth.objectives.objective import Objective
+
+__all__ = [
+    "Objective",
+    "aligned",
+    "cosine_regularised",
+    "end_to_end",
+    "layerskip",
+    "lpa",
+    "multi_classifier",
+    "weighted",
+]
