@@ -1,0 +1,204 @@
+"""Charts as matplotlib figures for paper: half a page wide, 8 pt, embedded fonts.
+
+No pyplot and no global setting: figures stay out of the caller's way, also in threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from everydepth.tracing.figures.chart import (
+    DASHES,
+    PALETTE,
+    Array,
+    Axis,
+    Bars,
+    Boxes,
+    Chart,
+    Dots,
+    Heat,
+    Line,
+    Mark,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 3.3, 2.4  # inches; half a page of two columns
+_STYLE: Mapping[str, Any] = MappingProxyType(
+    {
+        "font.size": 8,
+        "axes.titlesize": 8,
+        "axes.labelsize": 8,
+        "xtick.labelsize": 7,
+        "ytick.labelsize": 7,
+        "legend.fontsize": 7,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.6,
+        "axes.grid": False,
+        "lines.linewidth": 1.3,
+        "lines.markersize": 3,
+        "text.usetex": False,
+        "pdf.fonttype": 42,  # outlines of type 3, the default, are refused by some journals
+        "ps.fonttype": 42,
+    }
+)
+_PATTERNS = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
+
+
+def draw(charts: Sequence[Chart]) -> Figure:
+    """The charts side by side, each half a page wide."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    sizes = [_size(chart) for chart in charts]
+    widths, height = [width for width, _ in sizes], max(height for _, height in sizes)
+    with rc_context(dict(_STYLE)):
+        figure = Figure(figsize=(sum(widths), height), layout="constrained")
+        places = figure.subplots(1, len(charts), squeeze=False, width_ratios=widths)[0]
+        for axes, chart in zip(places, charts, strict=True):
+            _fill(axes, chart)
+    return figure
+
+
+def _size(chart: Chart) -> tuple[float, float]:
+    """Width and height in inches; cells with text in them need room for it."""
+    texts = [mark.text for mark in chart.marks if isinstance(mark, Heat) and mark.text]
+    if not texts:
+        return WIDTH, HEIGHT
+    return max(WIDTH, 1.3 + 0.42 * len(texts[0][0])), max(HEIGHT, 1 + 0.16 * len(texts[0]))
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write a figure as PDF, PNG or SVG, by the suffix, at 300 dots an inch."""
+    from matplotlib import rc_context
+
+    with rc_context(dict(_STYLE)):  # the kind of font in a PDF is decided while it is written
+        figure.savefig(path, dpi=300)
+    return Path(path)
+
+
+def _fill(axes: Axes, chart: Chart) -> None:
+    for mark in chart.marks:
+        _draw_mark(axes, mark, [other for other in chart.marks if type(other) is type(mark)])
+    # Words may come from data: a dollar in them is a dollar, not mathematics.
+    axes.set_title(chart.title, parse_math=False)
+    axes.set_xlabel(chart.x.title, parse_math=False)
+    axes.set_ylabel(chart.y.title, parse_math=False)
+    _scale(axes, "x", chart.x, heat=chart.is_heat)
+    _scale(axes, "y", chart.y, heat=chart.is_heat)
+    if chart.legend:
+        legend = axes.legend(edgecolor="none", framealpha=0.8, handlelength=1.8, borderaxespad=0.2)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+
+
+def _draw_mark(axes: Axes, mark: Mark, like: Sequence[Mark]) -> None:
+    if isinstance(mark, Heat):
+        _draw_heat(axes, mark)
+        return
+    colour = PALETTE[mark.colour % len(PALETTE)]
+    if isinstance(mark, Line):
+        pattern = _PATTERNS[DASHES[mark.dash % len(DASHES)]]
+        shape = "o" if mark.markers else None
+        axes.plot(mark.x, mark.y, color=colour, linestyle=pattern, marker=shape, label=mark.name)
+        if mark.low is not None and mark.high is not None:
+            axes.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
+    elif isinstance(mark, Bars):
+        x, width = _beside(mark, like)
+        axes.bar(x, mark.y, width, color=colour, label=mark.name)
+    elif isinstance(mark, Boxes):
+        names = ("whislo", "q1", "med", "q3", "whishi")
+        stats = [dict(zip(names, column, strict=True)) for column in mark.quantiles.T]
+        line = {"color": colour, "linewidth": 0.8}
+        x, width = _beside(mark, like)
+        axes.bxp(
+            stats,
+            positions=x,
+            widths=0.8 * width,
+            showfliers=False,
+            manage_ticks=False,
+            **dict.fromkeys(("boxprops", "whiskerprops", "capprops", "medianprops"), line),
+        )
+    else:
+        axes.scatter(mark.x, mark.y, s=14, color=colour, label=mark.name, linewidths=0)
+        for x, y, text in zip(mark.x, mark.y, mark.text, strict=False):
+            axes.annotate(
+                text, (x, y), (2, 2), textcoords="offset points", fontsize=6, parse_math=False
+            )
+
+
+def _draw_heat(axes: Axes, heat: Heat) -> None:
+    low, high = colour_range(heat)
+    colours = "PuOr" if heat.diverging else "viridis"
+    rows, columns = heat.z.shape
+    image = axes.imshow(
+        np.ma.masked_invalid(heat.z),
+        origin="lower",
+        cmap=colours,
+        vmin=low,
+        vmax=high,
+        aspect="equal" if rows == columns else "auto",
+        extent=(heat.x[0] - 0.5, heat.x[-1] + 0.5, heat.y[0] - 0.5, heat.y[-1] + 0.5),
+    )
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.figure.colorbar(image, ax=axes, label=heat.unit, shrink=0.9)
+    for y, line, values in zip(heat.y, heat.text, heat.z, strict=False):
+        for x, text, value in zip(heat.x, line, values, strict=True):
+            bright = not np.isfinite(value) or (value - low) / ((high - low) or 1) > 0.6
+            axes.text(
+                x,
+                y,
+                text if len(text) <= 8 else f"{text[:7]}…",
+                ha="center",
+                va="center",
+                size=5,
+                color="black" if bright else "white",
+                parse_math=False,
+            )
+
+
+def colour_range(heat: Heat) -> tuple[float, float]:
+    """The values of the first and the last colour; symmetric where zero is a middle."""
+    finite = heat.z[np.isfinite(heat.z)]
+    if finite.size == 0:
+        return 0.0, 1.0
+    low = float(finite.min()) if heat.low is None else heat.low
+    high = float(finite.max()) if heat.high is None else heat.high
+    if heat.diverging:
+        high = max(abs(low), abs(high))
+        low = -high
+    return low, high
+
+
+def _scale(axes: Axes, which: str, axis: Axis, *, heat: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    side: Any = axes.xaxis if which == "x" else axes.yaxis
+    if axis.log:
+        (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    elif axis.ticks:
+        step = max(1, len(axis.ticks) // 12)
+        labels = [text[:12] for text in axis.ticks[::step]]
+        turn = 60 if which == "x" and max(map(len, labels)) > 3 else 0
+        side.set_ticks(range(0, len(axis.ticks), step), labels, rotation=turn, parse_math=False)
+    elif axis.whole:
+        side.set_major_locator(MaxNLocator(8, integer=True))
+    if not heat and which == "y" and not axis.log:
+        side.grid(True, linewidth=0.4, color="#dddddd")
+        axes.set_axisbelow(True)
+
+
+def _beside(mark: Bars | Boxes, like: Sequence[Mark]) -> tuple[Array, float]:
+    """Where the bars of one mark stand among those of the others, and how wide each is."""
+    spacing = float(np.diff(mark.x).min()) if len(mark.x) > 1 else 1.0
+    width = 0.8 / len(like) * spacing
+    return mark.x + (like.index(mark) - (len(like) - 1) / 2) * width, width

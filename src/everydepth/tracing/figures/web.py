@@ -1,0 +1,188 @@
+"""Charts as Plotly figures.
+
+Plotly reads a few tags in its texts, so whatever comes from data is escaped here and shown as is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from everydepth.tracing.figures.chart import (
+    DASHES,
+    PALETTE,
+    Array,
+    Axis,
+    Bars,
+    Boxes,
+    Chart,
+    Heat,
+    Line,
+    Mark,
+)
+from everydepth.tracing.figures.mpl import colour_range
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+INK, GRID = "#3b4252", "#e6e8ec"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+
+
+def draw(charts: Sequence[Chart]) -> Figure:
+    """The charts side by side."""
+    from plotly.graph_objects import Figure
+
+    return Figure(description(charts))
+
+
+def description(charts: Sequence[Chart]) -> dict[str, Any]:
+    """The figure as plain lists and dictionaries, for `Plotly.newPlot` in a page."""
+    data: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {
+        "font": {"family": FONT, "size": 12, "color": INK},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 8, "r": 8, "t": 28, "b": 8},
+        "colorway": list(PALETTE),
+        "showlegend": any(chart.legend for chart in charts),
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "hovermode": "closest" if any(chart.is_heat for chart in charts) else "x unified",
+        "barmode": "group",
+        "boxmode": "group",
+        "annotations": [],
+    }
+    gap = 0.16
+    width = (1 - gap * (len(charts) - 1)) / len(charts)
+    for place, chart in enumerate(charts):
+        number = "" if place == 0 else str(place + 1)
+        start = place * (width + gap)
+        for mark in chart.marks:
+            data.append(_trace(mark, bar_x=start + width) | _anchors(number))
+        square = chart.is_heat and chart.x.whole and chart.y.whole
+        layout[f"xaxis{number}"] = _axis(chart.x, heat=chart.is_heat, vertical=False) | {
+            "domain": [start, start + width],
+            "anchor": f"y{number}",
+        }
+        layout[f"yaxis{number}"] = _axis(chart.y, heat=chart.is_heat, vertical=True) | {
+            "anchor": f"x{number}",
+            **({"scaleanchor": f"x{number}", "constrain": "domain"} if square else {}),
+        }
+        if square:
+            layout[f"xaxis{number}"]["constrain"] = "domain"
+        if len(charts) > 1:
+            layout["annotations"].append(_heading(chart.title, start + width / 2))
+    if len(charts) == 1:
+        layout["title"] = {"text": escape(charts[0].title), "font": {"size": 13}, "x": 0.02}
+    return {"data": data, "layout": layout}
+
+
+def _anchors(number: str) -> dict[str, str]:
+    return {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+
+
+def _heading(title: str, x: float) -> dict[str, Any]:
+    place = {"x": x, "y": 1.0, "xref": "paper", "yref": "paper"}
+    return place | {"text": escape(title), "showarrow": False, "yanchor": "bottom"}
+
+
+def _trace(mark: Mark, *, bar_x: float) -> dict[str, Any]:
+    if isinstance(mark, Heat):
+        return _heat(mark, bar_x)
+    colour = PALETTE[mark.colour % len(PALETTE)]
+    common: dict[str, Any] = {"name": escape(mark.name), "x": plain(mark.x)}
+    if isinstance(mark, Line):
+        found = common | {
+            "type": "scatter",
+            "mode": "lines+markers" if mark.markers else "lines",
+            "y": plain(mark.y),
+            "line": {"color": colour, "dash": DASHES[mark.dash % len(DASHES)], "width": 2},
+            "marker": {"size": 5, "color": colour},
+        }
+        if mark.low is not None and mark.high is not None:
+            found["error_y"] = {
+                "type": "data",
+                "symmetric": False,
+                "array": plain(mark.high - mark.y),
+                "arrayminus": plain(mark.y - mark.low),
+                "thickness": 1,
+                "width": 0,
+            }
+        return found
+    if isinstance(mark, Bars):
+        return common | {"type": "bar", "y": plain(mark.y), "marker": {"color": colour}}
+    if isinstance(mark, Boxes):
+        names = ("lowerfence", "q1", "median", "q3", "upperfence")
+        levels = {name: plain(row) for name, row in zip(names, mark.quantiles, strict=True)}
+        return common | levels | {"type": "box", "line": {"color": colour, "width": 1.5}}
+    return common | {
+        "type": "scatter",
+        "mode": "markers+text" if mark.text else "markers",
+        "y": plain(mark.y),
+        "text": [escape(text) for text in mark.text],
+        "textposition": "top right",
+        "marker": {"size": 8, "color": colour},
+    }
+
+
+def _heat(heat: Heat, bar_x: float) -> dict[str, Any]:
+    low, high = colour_range(heat)
+    written: dict[str, Any] = {}
+    if heat.text:
+        written = {
+            "text": [[escape(text) for text in line] for line in heat.text],
+            "texttemplate": "%{text}",
+            "hovertemplate": "%{text}: %{z:.3g}<extra></extra>",
+        }
+    return written | {
+        "type": "heatmap",
+        "z": [plain(row) for row in heat.z],
+        "x": plain(heat.x),
+        "y": plain(heat.y),
+        "zmin": low,
+        "zmax": high,
+        "colorscale": "PuOr" if heat.diverging else "Viridis",
+        "hoverongaps": False,
+        "colorbar": {
+            "thickness": 10,
+            "outlinewidth": 0,
+            "x": bar_x,
+            "title": {"text": escape(heat.unit), "side": "right"},
+        },
+    }
+
+
+def _axis(axis: Axis, *, heat: bool, vertical: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "title": {"text": escape(axis.title), "font": {"size": 12}, "standoff": 6},
+        "automargin": True,
+        "gridcolor": GRID,
+        "zeroline": False,
+        "showgrid": vertical and not heat,
+        "ticks": "" if heat else "outside",
+        "tickcolor": GRID,
+        "linecolor": GRID,
+        "showline": not heat,
+    }
+    if axis.log:
+        found |= {"type": "log", "exponentformat": "power", "dtick": 1}
+    elif axis.ticks:
+        step = max(1, len(axis.ticks) // 24)
+        found |= {
+            "tickvals": list(range(0, len(axis.ticks), step)),
+            "ticktext": [escape(text) for text in axis.ticks[::step]],
+        }
+    elif axis.whole:
+        found |= {"tickformat": "d", "nticks": 9}
+    return found
+
+
+def plain(values: Array) -> list[float | int | None]:
+    """Numbers as JSON knows them: six digits, and null for what is not finite."""
+    numbers = np.asarray(values)
+    if numbers.dtype.kind in "iub":
+        return [int(value) for value in numbers]
+    return [float(f"{v:.6g}") if np.isfinite(v) else None for v in numbers.astype(float)]
