@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from everydepth.stream import check_stream as check_stream
     from everydepth.stream import families as families
     from everydepth.stream import register as register
+    from everydepth.tracing import Trace as Trace
+    from everydepth.tracing import register_metric as register_metric
+    from everydepth.tracing import trace as trace
     from everydepth.training import EveryDepth as EveryDepth
     from everydepth.training import check_objective as check_objective
 
@@ -52,6 +55,9 @@ _HOMES = {
     "check_stream": "everydepth.stream",
     "families": "everydepth.stream",
     "register": "everydepth.stream",
+    "Trace": "everydepth.tracing",
+    "register_metric": "everydepth.tracing",
+    "trace": "everydepth.tracing",
 }
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

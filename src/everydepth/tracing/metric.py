@@ -1,0 +1,131 @@
+"""The protocol of a metric, and the registry in which a metric is known by its name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+
+from everydepth.errors import SettingError
+from everydepth.stream import Task
+from everydepth.tracing.result import Kind, Result
+
+if TYPE_CHECKING:
+    from everydepth.tracing.observation import FeatureRows, Observation
+
+Need = Literal["labels", "gradients", "branches", "against"]
+"""What a metric needs beside the states: labels in the batches, gradients of the loss at every tap,
+the records of every residual connection, a second model."""
+
+
+class Metric(ABC):
+    """`update` once per batch, then `compute`. Made anew for every trace, so state is its own.
+
+    name, kind: of its result. needs: see `Need`. tasks: where it makes sense; None for everywhere.
+    default: part of `trace(model, data)` without a list of metrics, where needs and task allow.
+    group: a name under which related metrics can be asked for together.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind] = "curve"
+    group: ClassVar[str] = "own"
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    tasks: ClassVar[frozenset[Task] | None] = None
+    default: ClassVar[bool] = True
+
+    @abstractmethod
+    def compute(self) -> Result:
+        """The result of everything seen; a `gap` where the data does not allow one."""
+
+
+class BatchMetric(Metric):
+    """Sees every batch as the model ran it."""
+
+    @abstractmethod
+    def update(self, observation: Observation) -> None:
+        """Take in one batch. `observation` shares features, predictions and gradients."""
+
+
+class FeatureMetric(Metric):
+    """Sees the features of all depths in chunks of a fixed size, whatever the batch size was.
+
+    passes: 2 if the second look needs something known only at the end of the first (a mean).
+        Features are held in memory for it if the budget allows; else the data runs again.
+    level: "prediction" for the rows that predict, "token" for every real token of the stream.
+    """
+
+    passes: ClassVar[Literal[1, 2]] = 1
+    level: ClassVar[Literal["prediction", "token"]] = "prediction"
+
+    @abstractmethod
+    def update(self, rows: FeatureRows) -> None:
+        """Take in one chunk; in the second pass `rows.second` is true."""
+
+
+M = TypeVar("M", bound=type[Metric])
+
+_registry: dict[str, type[Metric]] = {}
+
+
+def register_metric(metric: M) -> M:
+    """Make a metric known by its `name`; a decorator. A name that is taken is an error."""
+    taken = _registry.get(metric.name)
+    if taken is not None and taken is not metric:
+        raise SettingError(
+            f"a metric named {metric.name!r} exists already ({taken.__module__}.{taken.__name__}); "
+            "give yours another `name`"
+        )
+    if not issubclass(metric, (BatchMetric, FeatureMetric)):
+        raise SettingError(
+            f"{metric.__name__} is neither a BatchMetric nor a FeatureMetric; derive it from one"
+        )
+    _registry[metric.name] = metric
+    return metric
+
+
+def metric_names() -> list[str]:
+    """All metrics that can be asked for by name."""
+    return sorted(_registry)
+
+
+def groups() -> dict[str, list[str]]:
+    """Group name -> metrics; every group name is accepted in `trace(metrics=...)`."""
+    found: dict[str, list[str]] = {}
+    for name, metric in _registry.items():
+        found.setdefault(metric.group, []).append(name)
+    return found
+
+
+def chosen(metrics: str | Metric | Iterable[str | Metric | type[Metric]]) -> list[Metric]:
+    """Instances of the metrics asked for by name, group, class or instance, each name once."""
+    wanted: Sequence[str | Metric | type[Metric]] = (
+        [metrics] if isinstance(metrics, (str, Metric)) else list(metrics)
+    )
+    found: dict[str, Metric] = {}
+    for item in wanted:
+        for metric in _instances(item):
+            found.setdefault(metric.name, metric)
+    if not found:
+        raise SettingError("metrics is empty; name at least one, or leave it out for the default")
+    return list(found.values())
+
+
+def _instances(item: str | Metric | type[Metric]) -> list[Metric]:
+    if isinstance(item, Metric):
+        return [item]
+    if isinstance(item, type):
+        return [item()]
+    if item == "all":
+        return [metric() for metric in _registry.values()]
+    if item in _registry:
+        return [_registry[item]()]
+    if item in groups():
+        return [_registry[name]() for name in groups()[item]]
+    known = [*_registry, *groups(), "all"]
+    close = get_close_matches(item, known, 1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise SettingError(
+        f"no metric is called {item!r}; {hint}metrics: {', '.join(metric_names())}; "
+        f"groups: {', '.join(groups())}, all"
+    )

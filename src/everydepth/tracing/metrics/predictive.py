@@ -1,0 +1,283 @@
+"""How good the prediction of every depth is (SPEC 1.1)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everydepth.stream import Task
+from everydepth.tracing.metric import BatchMetric, Need, register_metric
+from everydepth.tracing.metrics.shared import DEPTH, array, depths
+from everydepth.tracing.observation import Observation
+from everydepth.tracing.predictions import Predictions
+from everydepth.tracing.result import Result, gap
+
+CLASSES: frozenset[Task] = frozenset({"classification", "causal_lm", "masked_lm"})
+NUMBERS: frozenset[Task] = frozenset({"regression"})
+LABELS: frozenset[Need] = frozenset({"labels"})
+
+
+class _Mean(BatchMetric):
+    """The mean over labelled rows of one value per depth, summed in float64."""
+
+    group = "prediction"
+    needs = LABELS
+    tasks = CLASSES
+    label: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self.count = 0
+
+    def values(self, p: Predictions, targets: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def update(self, observation: Observation) -> None:
+        p, targets = observation.predictions, observation.targets
+        if targets is None:
+            return
+        found = self.values(p, targets)[:, p.labelled].double().sum(1)
+        self.total = found if self.total is None else self.total + found
+        self.count += int(p.labelled.sum())
+
+    def finish(self, mean: np.ndarray) -> np.ndarray:
+        return mean
+
+    def compute(self) -> Result:
+        if self.total is None or self.count == 0:
+            return gap(self.name, self.kind, "no row of the data has a label")
+        value = self.finish(array(self.total) / self.count)
+        bad = np.flatnonzero(~np.isfinite(value))
+        note = f"not finite at depth {', '.join(map(str, bad))}" if len(bad) else None
+        return Result(
+            name=self.name,
+            kind="curve",
+            series=("value",),
+            arrays={"depth": depths(len(value) - 1), "value": value},
+            labels={"depth": DEPTH, "value": self.label},
+            meta={"rows": self.count},
+            note=note,
+        )
+
+
+@register_metric
+class Loss(_Mean):
+    """Mean cross-entropy of every depth; for language models the negative log-likelihood."""
+
+    name = "loss"
+    label = "cross-entropy (nat)"
+
+    def values(self, p: Predictions, targets: Tensor) -> Tensor:
+        return p.loss
+
+
+@register_metric
+class Perplexity(Loss):
+    """`exp` of the mean negative log-likelihood."""
+
+    name = "perplexity"
+    label = "perplexity"
+    tasks = frozenset({"causal_lm", "masked_lm"})
+
+    def finish(self, mean: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return np.exp(mean)
+
+
+@register_metric
+class Accuracy(_Mean):
+    """Share of rows whose top class is the label."""
+
+    name = "accuracy"
+    label = "accuracy"
+    tasks = frozenset({"classification", "masked_lm"})
+
+    def values(self, p: Predictions, targets: Tensor) -> Tensor:
+        return p.top == targets
+
+
+@register_metric
+class NextTokenAccuracy(Accuracy):
+    """Share of tokens whose successor is the top prediction."""
+
+    name = "next_token_accuracy"
+    label = "next-token accuracy"
+    tasks = frozenset({"causal_lm"})
+
+
+@register_metric
+class Top5(_Mean):
+    """Share of rows whose label is among the five highest logits."""
+
+    name = "top5"
+    label = "top-5 accuracy"
+
+    def values(self, p: Predictions, targets: Tensor) -> Tensor:
+        return p.rank < 5
+
+
+@register_metric
+class PredictionError(_Mean):
+    """`||softmax(z) - onehot(y)||` (SPEC 3.4)."""
+
+    name = "prediction_error"
+    label = "prediction error ‖softmax(z) - y‖"
+
+    def values(self, p: Predictions, targets: Tensor) -> Tensor:
+        return p.error
+
+
+@register_metric
+class MeanSquaredError(_Mean):
+    name = "mse"
+    label = "mean squared error"
+    tasks = NUMBERS
+
+    def values(self, p: Predictions, targets: Tensor) -> Tensor:
+        return p.loss
+
+
+@register_metric
+class MeanAbsoluteError(_Mean):
+    name = "mae"
+    label = "mean absolute error"
+    tasks = NUMBERS
+
+    def values(self, p: Predictions, targets: Tensor) -> Tensor:
+        return p.absolute
+
+
+@register_metric
+class SupError(BatchMetric):
+    """`max_x ||f(x) - z_l(x)||`."""
+
+    name = "sup_error"
+    group = "prediction"
+    needs = LABELS
+    tasks = NUMBERS
+
+    def __init__(self) -> None:
+        self.worst: Tensor | None = None
+
+    def update(self, observation: Observation) -> None:
+        found = observation.predictions.error.amax(1)
+        self.worst = found if self.worst is None else torch.maximum(self.worst, found)
+
+    def compute(self) -> Result:
+        if self.worst is None:
+            return gap(self.name, "curve", "no data was seen")
+        return Result(
+            name=self.name,
+            kind="curve",
+            series=("value",),
+            arrays={"depth": depths(len(self.worst) - 1), "value": array(self.worst)},
+            labels={"depth": DEPTH, "value": "largest error over the data"},
+        )
+
+
+@register_metric
+class Calibration(BatchMetric):
+    """Expected calibration error: |confidence - accuracy| in equal bins of confidence, weighted."""
+
+    name = "calibration"
+    group = "prediction"
+    needs = LABELS
+    tasks = CLASSES
+
+    def __init__(self, bins: int = 15) -> None:
+        self.bins = bins
+        self.sums: Tensor | None = None  # (count, confidence, right) x depth x bin
+
+    def update(self, observation: Observation) -> None:
+        p, targets = observation.predictions, observation.targets
+        if targets is None:
+            return
+        confidence = p.confidence[:, p.labelled].double()
+        right = (p.top == targets)[:, p.labelled].double()
+        # Bins are (a, b], so a confidence of exactly 1 falls into the last one.
+        bin_of = ((confidence * self.bins).ceil().long() - 1).clamp(0, self.bins - 1)
+        zeros = confidence.new_zeros(3, len(confidence), self.bins)
+        parts = (torch.ones_like(confidence), confidence, right)
+        for total, value in zip(zeros, parts, strict=True):
+            total.scatter_add_(1, bin_of, value)
+        self.sums = zeros if self.sums is None else self.sums + zeros
+
+    def compute(self) -> Result:
+        if self.sums is None or not bool(self.sums[0].any()):
+            return gap(self.name, "curve", "no row of the data has a label")
+        count, confidence, right = array(self.sums)
+        value = np.abs(confidence - right).sum(1) / count.sum(1)
+        return Result(
+            name=self.name,
+            kind="curve",
+            series=("value",),
+            arrays={
+                "depth": depths(len(value) - 1),
+                "value": value,
+                "bin_count": count,
+                "bin_confidence": confidence / np.maximum(count, 1),
+                "bin_accuracy": right / np.maximum(count, 1),
+            },
+            labels={"depth": DEPTH, "value": "expected calibration error"},
+            meta={"bins": self.bins},
+        )
+
+
+@register_metric
+class Monotonicity(BatchMetric):
+    """Does the error fall at every depth? Rises of the mean, and the share of rows without any."""
+
+    name = "monotonicity"
+    kind = "scalar"
+    group = "prediction"
+    needs = LABELS
+    tasks = CLASSES | NUMBERS
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self.count = 0
+        self.falling = 0
+
+    def update(self, observation: Observation) -> None:
+        p = observation.predictions
+        if observation.targets is None:
+            return
+        loss = p.loss[:, p.labelled].double()
+        self.total = loss.sum(1) if self.total is None else self.total + loss.sum(1)
+        self.count += loss.shape[1]
+        self.falling += int((loss.diff(dim=0) <= 0).all(0).sum())
+
+    def compute(self) -> Result:
+        if self.total is None or self.count == 0:
+            return gap(self.name, "scalar", "no row of the data has a label")
+        mean = array(self.total) / self.count
+        rise = np.diff(mean)
+        worst = int(rise.argmax())
+        largest = max(float(rise[worst]), 0.0)
+        relative = largest / abs(mean[worst]) if largest and mean[worst] else 0.0
+        numbers = {
+            "rises": float((rise > 0).sum()),
+            "largest_rise": largest,
+            "largest_relative_rise": float(relative),
+            "monotone_share": self.falling / self.count,
+        }
+        return Result(
+            name=self.name,
+            kind="scalar",
+            series=tuple(numbers),
+            arrays={name: np.asarray(value) for name, value in numbers.items()},
+            labels={
+                "rises": "depths at which the mean loss rises",
+                "largest_rise": "largest rise of the mean loss",
+                "largest_relative_rise": "largest rise, relative to the loss before it",
+                "monotone_share": "share of predictions whose own loss never rises",
+            },
+            meta={
+                "monotone": bool((rise <= 0).all()),
+                "largest_rise_at": worst + 1 if largest else None,
+                "rows": self.count,
+            },
+        )

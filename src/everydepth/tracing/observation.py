@@ -1,0 +1,185 @@
+"""What metrics share about one batch, so that nothing is computed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from everydepth.stream import IGNORE_INDEX, BranchRecord, ResidualStream, States
+from everydepth.tracing.predictions import Predictions, predictions
+from everydepth.tracing.tapgradients import TapGradients
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureRows:
+    """A chunk of rows: features (depths 0..L, rows, dim), their targets, the second model's features.
+
+    second: this is the second look at the same rows.
+    """
+
+    features: Tensor
+    targets: Tensor | None
+    other: Tensor | None
+    second: bool
+    head: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """One batch as the model ran it.
+
+    A row is one prediction: a sample, or a real token (padding is left out) where every token
+    predicts. `row_sample` is the number of the sample a row belongs to, counted over the whole run.
+    """
+
+    stream: ResidualStream
+    states: States
+    first_sample: int
+    other: States | None = None
+    branches: Sequence[Sequence[BranchRecord]] | None = None
+    gradients: TapGradients | None = None
+
+    @property
+    def depth(self) -> int:
+        return self.states.depth
+
+    @property
+    def samples(self) -> int:
+        return self.states.h[0].shape[0]
+
+    @cached_property
+    def per_token(self) -> bool:
+        """Every token (or query) predicts, so a sample has several rows."""
+        return self._last_logits.ndim == 3
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """(batch, token): the tokens that are rows; None where a sample is a row."""
+        if not self.per_token:
+            return None
+        return real_tokens(self.states, self._last_logits.shape[1])
+
+    @cached_property
+    def row_sample(self) -> Tensor:
+        numbers = torch.arange(self.samples) + self.first_sample
+        if self.mask is None:
+            return numbers
+        return numbers[:, None].expand(self.mask.shape)[self.mask.cpu()]
+
+    @cached_property
+    def features(self) -> Tensor:
+        """(depths 0..L, rows, dim), float32 (float64 for a float64 model)."""
+        return picked_features(self.states, self.mask)
+
+    @cached_property
+    def targets(self) -> Tensor | None:
+        """A class per row (IGNORE_INDEX where there is none), or numbers per row; None unlabelled.
+
+        Of a causal language model the target of a token is the label of the next one.
+        """
+        if self.stream.task in ("detection", "embedding"):
+            return None
+        labels = labels_of(self.stream, self.states.batch)
+        if labels is None or self.mask is None:
+            return labels
+        if self.stream.task == "causal_lm":
+            # The label of a token that is padding is not a target, whatever it says.
+            labels = torch.where(self.mask, labels, IGNORE_INDEX)
+            end = torch.full_like(labels[:, :1], IGNORE_INDEX)
+            labels = torch.cat([labels[:, 1:], end], 1)
+        return labels[self.mask]
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """Loss, decision, margin and confidence of every row at every depth, in one sweep."""
+        return predictions(self)
+
+    def logits(self, depth: int, rows: slice) -> Tensor:
+        """`z_l` of some rows; at depth L the model's own output."""
+        if depth == self.depth:
+            own = self._last_logits
+            return (own if self.mask is None else self._own_rows)[rows]
+        if self.per_token:
+            return self.stream.head(self.stream.normed(self._head_inputs[depth][rows], depth))
+        if self._per_sample_features:
+            return self.stream.head(self.stream.normed(self.states.feature(depth)[rows], depth))
+        return self.states.logits(depth)[rows]
+
+    @cached_property
+    def _last_logits(self) -> Tensor:
+        return self.states.logits(self.depth)
+
+    @cached_property
+    def _own_rows(self) -> Tensor:
+        assert self.mask is not None
+        # Without padding this is a view: nothing of the size of the vocabulary is copied.
+        return self._last_logits.flatten(0, 1) if self.mask.all() else self._last_logits[self.mask]
+
+    @cached_property
+    def _head_inputs(self) -> Sequence[Tensor]:
+        """The features in the model's own number format."""
+        kept = self.features
+        dtype = self.states.h[0].dtype
+        return kept if kept.dtype == dtype else kept.to(dtype)
+
+    @cached_property
+    def _per_sample_features(self) -> bool:
+        return self.states.feature(self.depth).ndim == 2
+
+
+def labels_of(stream: ResidualStream, batch: Any) -> Tensor | None:
+    """The labels of a batch; a causal language model without labels predicts its own tokens."""
+    labels = batch.get("labels")
+    if labels is None and stream.task == "causal_lm":
+        labels = batch.get("input_ids")
+    return labels if isinstance(labels, Tensor) else None
+
+
+def real_tokens(states: States, length: int) -> Tensor:
+    """(batch, token): True where a token is not padding and, for masked models, is predicted."""
+    h, batch, task = states.h[0], states.batch, states.stream.task
+    mask = batch.get("attention_mask")
+    real = torch.ones(h.shape[0], length, dtype=torch.bool, device=h.device)
+    if isinstance(mask, Tensor) and mask.shape == real.shape:
+        real &= mask.bool()
+    labels = batch.get("labels")
+    if task == "masked_lm" and isinstance(labels, Tensor):
+        real &= labels != IGNORE_INDEX
+    return real
+
+
+def picked_features(states: States, mask: Tensor | None) -> Tensor:
+    """The feature of every depth, in rows."""
+    found: list[Tensor] = []
+    everything = mask is None or bool(mask.all())
+    for depth in range(len(states)):
+        feature = states.feature(depth).detach()
+        if mask is None:
+            # A readout that sees all tokens of a sample is followed by their mean.
+            feature = feature if feature.ndim == 2 else feature.flatten(1, -2).mean(1)
+        else:
+            feature = feature.flatten(0, 1) if everything else feature[mask]
+        found.append(feature if feature.dtype == torch.float64 else feature.float())
+    return torch.stack(found)
+
+
+def token_features(states: States) -> Tensor:
+    """Every real token of every state, in rows."""
+    from everydepth.errors import UnsupportedModelError
+
+    if any(h.ndim != 3 or h.shape != states.h[0].shape for h in states.h):
+        shapes = sorted({tuple(h.shape[1:]) for h in states.h})
+        raise UnsupportedModelError(
+            f"token-level metrics need states of one shape (token, dim), but {states.stream.name} "
+            f"has {shapes}; drop them and use the metrics on its pooled features"
+        )
+    h = states.h[0]
+    mask = states.batch.get("attention_mask")
+    usable = isinstance(mask, Tensor) and mask.shape == h.shape[:2] and not bool(mask.all())
+    rows = [s.detach()[mask.bool()] if usable else s.detach().flatten(0, 1) for s in states.h]  # pyright: ignore[reportOptionalMemberAccess]
+    return torch.stack([r if r.dtype == torch.float64 else r.float() for r in rows])

@@ -1,0 +1,119 @@
+"""What every depth predicts for every row, in one sweep over depths and chunks of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from everydepth.stream import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    from everydepth.tracing.observation import Observation
+
+LOGIT_BYTES = 2**26  # logits of this many bytes are alive at once, per depth
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """One value per depth 0..L and row. Classes first; a regression fills only the last group.
+
+    labelled: (rows,) rows that have a target; loss, rank and error say nothing about the others.
+    loss: cross-entropy (nat), or the mean squared error over outputs.
+    top: the predicted class. rank: how many classes score above the target (0: top-1 is right).
+    confidence: largest probability. margin: top-1 minus top-2 logit.
+    error: `||softmax(z) - onehot(y)||` (SPEC 3.4), or `||f(x) - z||` (SPEC 1.1).
+    absolute: mean absolute error over outputs, regression only.
+    followed: the logit of the target, or of the final prediction where there is none.
+    step: (blocks 1..L, rows) `||z_l - z_{l-1}||`, what block l adds in output space (SPEC 1.2).
+    """
+
+    labelled: Tensor
+    loss: Tensor
+    error: Tensor
+    followed: Tensor
+    step: Tensor
+    top: Tensor
+    rank: Tensor
+    confidence: Tensor
+    margin: Tensor
+    absolute: Tensor
+
+
+@torch.no_grad()
+def predictions(o: Observation) -> Predictions:
+    """Sweep the depths; at most `LOGIT_BYTES` of logits per depth are held at once."""
+    rows, outputs = o.features.shape[1], o.logits(o.depth, slice(0, 1)).shape[-1]
+    size = max(1, LOGIT_BYTES // (4 * outputs))
+    pieces = [_chunk(o, slice(start, start + size)) for start in range(0, rows, size)]
+    if len(pieces) == 1:
+        return pieces[0]
+    names = Predictions.__dataclass_fields__
+    return Predictions(**{n: torch.cat([getattr(p, n) for p in pieces], -1) for n in names})
+
+
+def _chunk(o: Observation, rows: slice) -> Predictions:
+    final = _wide(o.logits(o.depth, rows))
+    targets = None if o.targets is None else o.targets[rows].to(final.device)
+    regression = o.stream.task == "regression"
+    n = final.shape[0]
+    if targets is None:
+        labelled = torch.zeros(n, dtype=torch.bool, device=final.device)
+    elif regression:
+        labelled = torch.ones(n, dtype=torch.bool, device=final.device)
+    else:
+        labelled = targets != IGNORE_INDEX
+    top = final.argmax(-1)
+    follow = top if targets is None or regression else torch.where(labelled, targets, top)
+    names = ("loss", "error", "followed", "top", "rank", "confidence", "margin", "absolute")
+    found: dict[str, list[Tensor]] = {name: [] for name in names}
+    steps: list[Tensor] = []
+    previous: Tensor | None = None
+    for depth in range(o.depth + 1):
+        z = final if depth == o.depth else _wide(o.logits(depth, rows))
+        values = _regression(z, targets) if regression else _classification(z, follow, labelled)
+        for name, value in values.items():
+            found[name].append(value)
+        if previous is not None:
+            steps.append(torch.linalg.vector_norm(z - previous, dim=-1))
+        previous = z
+    stacked = {name: torch.stack(v) if v else labelled.new_empty(0, n) for name, v in found.items()}
+    return Predictions(labelled=labelled, step=torch.stack(steps), **stacked)
+
+
+def _wide(z: Tensor) -> Tensor:
+    """Logits in at least float32: losses of half-precision models are summed in it."""
+    z = z.detach()
+    return z if z.dtype == torch.float64 else z.float()
+
+
+def _classification(z: Tensor, follow: Tensor, labelled: Tensor) -> dict[str, Tensor]:
+    followed = z.gather(-1, follow[:, None])[:, 0]
+    total = torch.logsumexp(z, -1)
+    first, second = z.topk(min(2, z.shape[-1]), -1)[0].T[[0, -1]]
+    chance = (followed - total).exp()
+    # ||p - y||^2 = sum p^2 - 2 p_y + 1
+    squares = (torch.logsumexp(2 * z, -1) - 2 * total).exp()
+    return {
+        "loss": total - followed,
+        "error": (squares - 2 * chance + 1).clamp(min=0).sqrt(),
+        "followed": followed,
+        "top": z.argmax(-1).int(),
+        "rank": (z > followed[:, None]).sum(-1).int(),
+        "confidence": (first - total).exp(),
+        "margin": first - second,
+    }
+
+
+def _regression(z: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
+    if targets is None:
+        return {"followed": z[:, 0]}
+    difference = z - targets.reshape(z.shape).to(z.dtype)
+    return {
+        "loss": difference.square().mean(-1),
+        "error": torch.linalg.vector_norm(difference, dim=-1),
+        "absolute": difference.abs().mean(-1),
+        "followed": z[:, 0],
+    }

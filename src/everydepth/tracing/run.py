@@ -1,0 +1,326 @@
+"""`trace`: run the data through the model once, and every metric over what it shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from everydepth.errors import BatchError, EveryDepthError, LabelError, SettingError
+from everydepth.stream import (
+    Batch,
+    ResidualStream,
+    as_stream,
+    evaluating,
+    record_branches,
+    unwrapped,
+)
+from everydepth.tracing.feed import Feed
+from everydepth.tracing.metric import BatchMetric, FeatureMetric, Metric, Need, chosen
+from everydepth.tracing.observation import (
+    Observation,
+    labels_of,
+    picked_features,
+    real_tokens,
+    token_features,
+)
+from everydepth.tracing.record import Trace
+from everydepth.tracing.result import Result, gap
+from everydepth.tracing.store import FeatureStore
+from everydepth.tracing.tapgradients import observe_gradients
+
+Metrics = str | Metric | Iterable[str | Metric | type[Metric]]
+
+
+def trace(
+    model: nn.Module | ResidualStream,
+    data: Any,
+    metrics: Metrics | None = None,
+    *,
+    device: str | torch.device | None = None,
+    max_samples: int | None = None,
+    batch_size: int | None = None,
+    memory_budget: int = 2**30,
+    progress: bool = True,
+    against: nn.Module | ResidualStream | None = None,
+) -> Trace:
+    """Measure every depth of a model on data, in one pass where memory allows.
+
+    The model runs in eval mode, and is left in its own mode on the device it was on.
+
+    data: batches (an iterable of mappings, of tensors or of `(inputs, labels)` pairs), a data set
+        whose items are mappings, or one batch. What can be iterated again allows a second pass.
+    metrics: names, groups ("similarity", "gradients", "all"), classes or instances. Without, all
+        that are cheap, fit the task and have what they need; `trace.skipped` names the others.
+    max_samples: stop after this many rows of data.
+    batch_size: for a data set or one large batch; 32 if not given.
+    memory_budget: bytes of features held at once. Exact centring needs the mean before the second
+        look at the data: features that fit are held, else the data runs through the model again;
+        `trace.passes` and `trace.meta["features"]` say which.
+    against: a second model that sees the same batches, for metrics between two models.
+
+    Interrupted with Ctrl-C it returns what it has, with `trace.partial` set.
+    """
+    if max_samples is not None and max_samples < 1:
+        raise SettingError(f"max_samples={max_samples}; use 1 or more, or None for all")
+    if memory_budget < 0:
+        raise SettingError(f"memory_budget={memory_budget} bytes; use 0 or more")
+    stream = as_stream(model)
+    other = None if against is None else as_stream(against)
+    feed = Feed(data, stream, batch_size=batch_size, max_samples=max_samples)
+    first = feed.peek()
+    explicit = metrics is not None
+    wanted = chosen("all" if metrics is None else metrics)
+    wanted, skipped = _fitting(wanted, stream, first, other, explicit=explicit)
+    with (
+        _placed(stream, device),
+        nullcontext() if other is None else _placed(other, device),
+        _Bar(feed.batches, progress) as bar,
+    ):
+        run = _Run(stream, other, wanted, memory_budget)
+        started = time.perf_counter()
+        partial = not run.look(bar.over(feed, "trace"))
+        again = not partial and run.second_look(feed, bar)
+    results = {metric.name: _computed(metric) for metric in wanted}
+    partial = partial or run.interrupted
+    return Trace(
+        model=stream.name,
+        task=stream.task,
+        depth=stream.depth,
+        samples=run.samples,
+        rows=run.rows,
+        results=results,
+        passes=2 if again else 1,
+        partial=partial,
+        skipped=skipped,
+        meta={
+            "seconds": round(time.perf_counter() - started, 3),
+            "features": run.how,
+            "memory_budget": memory_budget,
+            "against": None if other is None else other.name,
+            "torch": torch.__version__,
+        },
+    )
+
+
+@dataclass(eq=False)
+class _Run:
+    """The state of one trace: what is asked for, and how far it is."""
+
+    stream: ResidualStream
+    other: ResidualStream | None
+    metrics: Sequence[Metric]
+    budget: int
+    samples: int = 0
+    rows: int = 0
+    interrupted: bool = False
+    how: str = "no feature metrics"
+    stores: dict[str, FeatureStore] = field(default_factory=dict[str, FeatureStore])
+
+    def __post_init__(self) -> None:
+        self.batch_metrics = [m for m in self.metrics if isinstance(m, BatchMetric)]
+        features = [m for m in self.metrics if isinstance(m, FeatureMetric)]
+        weight = getattr(self.stream.head, "weight", None)
+        head = weight.detach() if isinstance(weight, Tensor) else None
+        for level in ("prediction", "token"):
+            mine = [m for m in features if m.level == level]
+            if mine:
+                self.stores[level] = FeatureStore(mine, head, self.budget)
+        needs = {need for m in self.metrics for need in m.needs}
+        self.gradients, self.branches = "gradients" in needs, "branches" in needs
+
+    def look(self, batches: Iterator[Mapping[str, Any]]) -> bool:
+        """The first pass; False if it was interrupted."""
+        try:
+            for batch in batches:
+                with torch.no_grad():
+                    self._take(self._observed(batch))
+        except KeyboardInterrupt:
+            self.interrupted = True
+        for store in self.stores.values():
+            store.flush()
+        return not self.interrupted
+
+    def second_look(self, feed: Feed, bar: _Bar) -> bool:
+        """What needs the mean first; True if the data ran through the model again."""
+        if self.stores:
+            self.how = "one pass, nothing held"
+        again = any(store.must_run_again for store in self.stores.values())
+        if again and not feed.again:
+            self.how = "features did not fit, and the data cannot be run again"
+            return False
+        if any(store.twice for store in self.stores.values()):
+            self.how = "data run twice" if again else "features held in memory"
+        try:
+            with torch.no_grad():
+                for store in self.stores.values():
+                    for rows in store.second_look():
+                        for metric in store.twice:
+                            metric.update(rows)
+                running = {k: s for k, s in self.stores.items() if s.must_run_again}
+                if running:
+                    self._run_again(running, bar.over(feed, "second pass"))
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return again
+
+    def _run_again(
+        self, stores: Mapping[str, FeatureStore], batches: Iterator[Mapping[str, Any]]
+    ) -> None:
+        for store in stores.values():
+            store.start_second()
+        for batch in batches:
+            self._store(Observation(self.stream, self.stream.observe(batch), 0), stores, batch)
+        for store in stores.values():
+            store.flush()
+
+    def _observed(self, batch: Mapping[str, Any]) -> Observation:
+        stream, records, gradients = self.stream, None, None
+        if self.gradients:
+            states, records, gradients = observe_gradients(stream, batch)
+        elif self.branches:
+            with record_branches(stream.blocks) as records:
+                states = stream.observe(batch)
+        else:
+            states = stream.observe(batch)
+        other = None if self.other is None else self.other.observe(batch)
+        return Observation(stream, states, self.samples, other, records, gradients)
+
+    def _take(self, observation: Observation) -> None:
+        if not bool(torch.isfinite(observation.features).all()):
+            observation.states.check_finite()
+        for metric in self.batch_metrics:
+            metric.update(observation)
+        self._store(observation, self.stores, observation.states.batch)
+        self.samples += observation.samples
+        self.rows += observation.features.shape[1]
+
+    def _store(
+        self, o: Observation, stores: Mapping[str, FeatureStore], batch: Mapping[str, Any]
+    ) -> None:
+        for level, store in stores.items():
+            if level == "token":
+                store.add(token_features(o.states), None, None)
+                continue
+            other = None
+            if o.other is None and self.other is not None:
+                other = self._others(self.other.observe(batch), o)
+            elif o.other is not None:
+                other = self._others(o.other, o)
+            store.add(o.features, o.targets, other)
+
+    @staticmethod
+    def _others(states: Any, o: Observation) -> Tensor:
+        mask = None if o.mask is None else real_tokens(states, o.mask.shape[1])
+        found = picked_features(states, mask)
+        if found.shape[1] != o.features.shape[1]:
+            raise SettingError(
+                f"the two models give {o.features.shape[1]} and {found.shape[1]} rows for one "
+                "batch; compare models of the same task on the same data"
+            )
+        return found
+
+
+def _computed(metric: Metric) -> Result:
+    return metric.compute()
+
+
+def _fitting(
+    metrics: Sequence[Metric],
+    stream: ResidualStream,
+    batch: Mapping[str, Any],
+    other: ResidualStream | None,
+    *,
+    explicit: bool,
+) -> tuple[list[Metric], dict[str, str]]:
+    """The metrics that can run; an error for those asked for by name that cannot."""
+    has_labels = labels_of(stream, batch) is not None or "labels" in batch
+    missing: dict[Need, str] = {}
+    if not has_labels:
+        missing["labels"] = f"labels, but the batch has keys {sorted(batch)}"
+    if other is None:
+        missing["against"] = "a second model; pass against="
+    if not any(block.branches for block in stream.blocks):
+        missing["branches"] = f"branches, but {stream.name} declares none"
+    kept: list[Metric] = []
+    skipped: dict[str, str] = {}
+    for metric in metrics:
+        lacking = [missing[need] for need in metric.needs if need in missing]
+        if metric.tasks is not None and stream.task not in metric.tasks:
+            skipped[metric.name] = f"for {' or '.join(sorted(metric.tasks))}, not {stream.task}"
+        elif lacking:
+            skipped[metric.name] = f"needs {lacking[0]}"
+        elif not explicit and not metric.default:
+            skipped[metric.name] = "not in the default set; ask for it by name"
+        else:
+            kept.append(metric)
+    if explicit and skipped:
+        unlabelled = not has_labels and all("needs labels" in why for why in skipped.values())
+        error = LabelError if unlabelled else SettingError
+        kept_names = [m.name for m in kept]
+        raise error(
+            "; ".join(f"{name}: {why}" for name, why in skipped.items())
+            + (". Add 'labels' to the data, or drop them" if unlabelled else ". Drop them")
+            + (f": metrics={kept_names}" if kept_names else " (nothing would be left)")
+        )
+    if not kept:
+        raise SettingError(f"no metric fits {stream.name} ({stream.task}); name one")
+    return kept, skipped
+
+
+@contextmanager
+def _placed(
+    stream: ResidualStream, device: str | torch.device | None
+) -> Generator[None, None, None]:
+    """The model in eval mode on `device` for the time of the context."""
+    inner = unwrapped(stream.model)
+    tensors = chain(inner.parameters(), inner.buffers())
+    before = next((t.device for t in tensors), torch.device("cpu"))
+    with evaluating(inner):
+        try:
+            if device is not None:
+                inner.to(device)
+            yield
+        finally:
+            if device is not None:
+                inner.to(before)
+
+
+class _Bar:
+    """A progress bar on a terminal; nothing elsewhere."""
+
+    def __init__(self, total: int | None, wanted: bool) -> None:
+        self._total = total
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            transient=True,
+            disable=not wanted,
+        )
+        if not self._progress.console.is_terminal:
+            self._progress.disable = True
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def over(self, batches: Iterable[Mapping[str, Any]], title: str) -> Iterator[Mapping[str, Any]]:
+        task = self._progress.add_task(title, total=self._total)
+        for batch in batches:
+            yield batch
+            self._progress.advance(task)
+
+
+__all__ = ["Batch", "BatchError", "EveryDepthError", "gap", "trace"]

@@ -1,0 +1,116 @@
+"""Features in chunks of a fixed size, held for a second look where memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from everydepth.tracing.metric import FeatureMetric
+from everydepth.tracing.observation import FeatureRows
+
+CHUNK = 512  # rows; large enough for fast matrix products, and independent of the batch size
+
+
+@dataclass(eq=False)
+class FeatureStore:
+    """Cuts the stream of rows into chunks and hands each to the metrics.
+
+    Chunks do not depend on how the data was batched, so neither do sums over them. `held` keeps the
+    chunks for metrics with two passes until `budget` bytes; then all are let go and the data must
+    run again.
+    """
+
+    metrics: Sequence[FeatureMetric]
+    head: Tensor | None
+    budget: int
+    rows: int = 0
+    held: list[FeatureRows] | None = None
+    _waiting: list[FeatureRows] = field(default_factory=list[FeatureRows])
+    _second: bool = False
+
+    def __post_init__(self) -> None:
+        if self.twice:
+            self.held = []
+
+    @property
+    def twice(self) -> list[FeatureMetric]:
+        return [m for m in self.metrics if m.passes == 2]
+
+    @property
+    def must_run_again(self) -> bool:
+        """The second look is wanted and the features are no longer here."""
+        return bool(self.twice) and self.held is None
+
+    def add(self, features: Tensor, targets: Tensor | None, other: Tensor | None) -> None:
+        targets = None if targets is None else targets.to(features.device)
+        self._waiting.append(FeatureRows(features, targets, other, self._second, self.head))
+        if sum(part.features.shape[1] for part in self._waiting) >= CHUNK:
+            self._emit(whole=True)
+
+    def flush(self) -> None:
+        """The last, shorter chunk."""
+        self._emit(whole=False)
+
+    def second_look(self) -> Iterator[FeatureRows]:
+        """The held chunks once more."""
+        yield from self.held or ()
+
+    def start_second(self) -> None:
+        self._second, self._waiting = True, []
+
+    def _emit(self, *, whole: bool) -> None:
+        if not self._waiting:
+            return
+        rows = _joined(self._waiting)
+        count = rows.features.shape[1]
+        stop = count - count % CHUNK if whole else count
+        for start in range(0, stop, CHUNK):
+            self._hand_out(_cut(rows, slice(start, min(start + CHUNK, stop))))
+        self._waiting = [_cut(rows, slice(stop, count))] if stop < count else []
+
+    def _hand_out(self, rows: FeatureRows) -> None:
+        for metric in self.twice if self._second else self.metrics:
+            metric.update(rows)
+        if self._second:
+            return
+        self.rows += rows.features.shape[1]
+        if self.held is not None:
+            # A cut chunk is a view; a copy lets the rest of the batch go.
+            self.held.append(replace(rows, second=True, features=rows.features.clone()))
+            size = sum(_bytes(part) for part in self.held)
+            if size > self.budget:
+                self.held = None
+
+
+def _bytes(rows: FeatureRows) -> int:
+    tensors = (rows.features, rows.other)
+    return sum(t.nbytes for t in tensors if t is not None)
+
+
+def _joined(parts: Sequence[FeatureRows]) -> FeatureRows:
+    def cat(get: Callable[[FeatureRows], Tensor | None], dim: int) -> Tensor | None:
+        found = [t for t in map(get, parts) if t is not None]
+        return torch.cat(found, dim) if found else None
+
+    if len(parts) == 1:
+        return parts[0]
+    features = cat(lambda p: p.features, 1)
+    assert features is not None
+    return replace(
+        parts[0],
+        features=features,
+        targets=cat(lambda p: p.targets, 0),
+        other=cat(lambda p: p.other, 1),
+    )
+
+
+def _cut(rows: FeatureRows, where: slice) -> FeatureRows:
+    return replace(
+        rows,
+        features=rows.features[:, where],
+        targets=None if rows.targets is None else rows.targets[where],
+        other=None if rows.other is None else rows.other[:, where],
+    )
