@@ -44,9 +44,9 @@ class Objective:
         in units of the last depth's weight (IMTA: with equal weights, by their number).
     sample: supervise the last depth and this many of the others, drawn anew at every step; their
         weights grow by the inverse of the chance to be drawn, so the expected loss is unchanged.
-    cosine, cosine_shape: add `cosine * sum_l v_l (1 - cos(h_l, h_L))`, `v` of that shape (SPEC 2.8).
-    heads, kl, temperature: each depth below L has its own head; `kl` times the temperature squared
-        times the KL divergence to the last depth's softened prediction joins its loss (SPEC 2.9).
+    cosine, cosine_shape: add `cosine sum_l v_l (1 - cos(h_l, h_L))`, `v` of that shape (SPEC 2.8).
+    heads, kl, temperature: each depth below L has its own head; `kl w_l T^2 KL(p_L || p_l)` is
+        added, with `p = softmax(z / T)` and `p_L` taken as given (SPEC 2.9).
     layer_dropout, layer_dropout_rises: a sample skips block l with the chance
         `layer_dropout * (2^((l-1)/(L-1)) - 1)`, which may also rise like `2^progress - 1`.
     """
@@ -138,8 +138,8 @@ class Objective:
         steps = 2 if self.alternate else 1
         if self.curriculum == "rotational":
             steps = math.lcm(steps, self.every)
-        if self.curriculum == "gradual":
-            steps *= 2 * depth
+        if self.needs_total:
+            steps *= max(2 * depth, 100)
         if self.sample is not None and self.sample < depth - 1:
             # The chance that one of n depths was never drawn is below n (1 - k/n)^steps.
             chance = 1 - self.sample / (depth - 1)
@@ -188,7 +188,9 @@ class Objective:
     def check(self, depth: int) -> Objective:
         """Self, if its weights fit a network of this depth; warns where the last gets none."""
         if self.top is not None and self.top > depth:
-            raise SettingError(f"top={self.top}, but the network has {depth} blocks; use 1 to {depth}")
+            raise SettingError(
+                f"top={self.top}, but the network has {depth} blocks; use 1 to {depth}"
+            )
         if self.sample is not None and self.sample > max(depth - 1, 1):
             raise SettingError(
                 f"sample={self.sample}, but below the last depth there are only {depth - 1}; "
@@ -225,8 +227,10 @@ class Objective:
         for key in values:
             if key not in known:
                 raise SettingError(f"an objective has no {key!r}; it has {', '.join(known)}")
-        given = values.get("given")
-        return cls(**{**values, "given": None if given is None else tuple(given)})
+        plain: dict[str, Any] = dict(values)
+        if plain.get("given") is not None:
+            plain["given"] = tuple(plain["given"])
+        return cls(**plain)
 
     # -- how the weights are made -------------------------------------------------------------
 

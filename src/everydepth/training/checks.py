@@ -1,15 +1,153 @@
-"""Does an objective train every block? One curriculum cycle tells."""
+"""Does an objective train every block? One cycle of its curriculum tells."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from everydepth.errors import EveryDepthError
+from everydepth.stream import Check, unwrapped
 from everydepth.training.module import EveryDepth
 
 
+@dataclass(frozen=True)
 class ObjectiveReport:
-    """What `check_objective` found."""
+    """What `check_objective` found; prints as a table.
+
+    weights: the mean weight of each depth, 0..L, over the cycle.
+    steps: the steps of the cycle that were run.
+    """
+
+    objective: str
+    cycle: int
+    steps: tuple[int, ...]
+    weights: tuple[float, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.passed is not False for check in self.checks)
+
+    def __str__(self) -> str:
+        marks = {True: "ok  ", False: "FAIL", None: "-   "}
+        width = max(len(check.name) for check in self.checks)
+        lines = [f"{marks[c.passed]} {c.name:<{width}}  {c.detail}" for c in self.checks]
+        verdict = "trains every block" if self.ok else "does not do what it says"
+        shown = " ".join(f"{weight:.3g}" for weight in self.weights)
+        head = f"{self.objective} {verdict} (cycle of {self.cycle} steps, {len(self.steps)} run)"
+        return "\n".join(
+            [head, *lines, f"mean weight of depth 0..{len(self.weights) - 1}: {shown}"]
+        )
+
+    def raise_if_failed(self) -> ObjectiveReport:
+        if not self.ok:
+            raise EveryDepthError(str(self))
+        return self
 
 
-def check_objective(net: EveryDepth, batch: Any) -> ObjectiveReport:
-    raise NotImplementedError
+def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveReport:
+    """Run one cycle of the objective on a copy, and see what reaches which part.
+
+    Only steps that supervise a depth for the first time, or run a block for the first time, are
+    run. `batch` must hold labels.
+    """
+    # unwrapped: also a net inside DDP or torch.compile can be checked.
+    net = copy.deepcopy(unwrapped(net))  # pyright: ignore[reportAssignmentType]
+    net.train()
+    objective, depth = net.objective, net.stream.depth
+    cycle = objective.cycle(depth)
+    weights = torch.stack([objective.weights(s, cycle, depth) for s in range(cycle)])
+    steps = _telling_steps(net, weights, batch)
+    reached = dict.fromkeys(_parts(net), False)
+    worst, unsupervised = 0.0, ""
+    for step in steps:
+        net.set_progress(step, cycle)
+        net.zero_grad()
+        out = net(**batch)
+        assert out.loss is not None
+        assert out.losses is not None
+        out.loss.backward()
+        for name, part in _parts(net).items():
+            reached[name] |= any(p.grad is not None and bool(p.grad.any()) for p in part)
+        expected = sum(float(weights[step, d]) * float(loss) for d, loss in out.losses.items())
+        expected += 0.0 if out.regulariser is None else float(out.regulariser)
+        worst = max(worst, abs(float(out.loss) - expected) / max(abs(expected), 1.0))
+        if set(out.losses) != set(weights[step].nonzero().flatten().tolist()):
+            unsupervised = f"step {step} supervised {sorted(out.losses)}"
+    checks = (
+        _weights_check(net, weights, cycle),
+        Check(
+            "the loss is the weighted sum",
+            not unsupervised and worst < 1e-4,
+            unsupervised or f"largest relative difference {worst:.0e}",
+        ),
+        *_reach_checks(net, reached),
+    )
+    return ObjectiveReport(
+        objective.name, cycle, tuple(steps), tuple(weights.mean(0).tolist()), checks
+    )
+
+
+def _telling_steps(net: EveryDepth, weights: Tensor, batch: Mapping[str, Any]) -> list[int]:
+    cycle, rows = len(weights), _rows(net, batch)
+    supervised = torch.zeros(weights.shape[1], dtype=torch.bool)
+    ran = torch.zeros(net.stream.depth, dtype=torch.bool)
+    steps: list[int] = []
+    for step in range(cycle):
+        kept = net.objective.kept_rows(step, cycle, net.stream.depth, rows)
+        runs = torch.ones_like(ran) if kept is None else kept.any(1)
+        new = (weights[step] > 0) & ~supervised
+        if bool(new.any()) or bool((runs & ~ran).any()):
+            steps.append(step)
+            supervised |= new
+            ran |= runs
+    return steps
+
+
+def _rows(net: EveryDepth, batch: Mapping[str, Any]) -> int:
+    found = net.stream.check_batch(batch)
+    return next(found[k] for k in net.stream.inputs if found.get(k) is not None).shape[0]
+
+
+def _parts(net: EveryDepth) -> dict[str, list[nn.Parameter]]:
+    """The trainable parameters of every block and head, by what to call it."""
+    modules = {f"block {i}": b.module for i, b in enumerate(net.stream.blocks, start=1)}
+    modules["the head"] = net.stream.head
+    modules |= {f"the head of depth {d}": head for d, head in net.heads.items()}
+    return {k: [p for p in m.parameters() if p.requires_grad] for k, m in modules.items()}
+
+
+def _weights_check(net: EveryDepth, weights: Tensor, cycle: int) -> Check:
+    objective, depth = net.objective, net.stream.depth
+    name = "weights are as documented"
+    if weights.shape != (cycle, depth + 1) or not bool((weights >= 0).all()):
+        return Check(name, False, f"shape {tuple(weights.shape)}, smallest {float(weights.min())}")
+    documented = torch.stack([objective.expected_weights(s, cycle, depth) for s in range(cycle)])
+    never = ((documented > 0).any(0) & ~(weights > 0).any(0)).nonzero().flatten().tolist()
+    if never:
+        return Check(name, False, f"depths {never} never have their turn in {cycle} steps")
+    count = int((weights > 0).any(0).sum())
+    return Check(name, True, f"{count} of {depth} depths have their turn")
+
+
+def _reach_checks(net: EveryDepth, reached: Mapping[str, bool]) -> tuple[Check, ...]:
+    parts = _parts(net)
+    frozen = [name for name, part in parts.items() if not part]
+    missed = [name for name in parts if parts[name] and not reached[name]]
+    blocks = [name for name in missed if name.startswith("block")]
+    heads = [name for name in missed if not name.startswith("block")]
+    note = f" ({', '.join(frozen)} frozen)" if frozen else ""
+
+    def check(name: str, missing: list[str], total: int) -> Check:
+        detail = f"no gradient: {', '.join(missing)}" if missing else f"{total}{note}"
+        return Check(name, not missing, detail)
+
+    return (
+        check("gradient reaches every block", blocks, net.stream.depth),
+        check("gradient reaches every head", heads, 1 + len(net.heads)),
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,15 +12,20 @@ import torch
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
-from everydepth.errors import NonFiniteError, SettingError, UnsupportedModelError
+from everydepth.errors import NonFiniteError, SettingError
 from everydepth.objectives import Objective, lpa
 from everydepth.stream import IGNORE_INDEX, ResidualStream, States, as_stream, unwrapped
+from everydepth.training.any_depth_loss import any_depth_loss
 from everydepth.training.layer_dropout import observe_with_layer_dropout
+from everydepth.training.regularisers import balanced, cosine_distance, divergence
 from everydepth.training.targets import Targets
 
 Criterion = Callable[[Tensor, Any, Mapping[str, Tensor]], Tensor]
 """A loss of your own: `f(logits, labels, extras)` gives one number; extras are what the readout
 predicts beside the logits (boxes, for instance)."""
+
+LARGE_LOGITS = 2**20
+"""From this many logits a depth on, the any-depth loss is used; below, a plain loss is faster."""
 
 
 @dataclass
@@ -29,14 +33,17 @@ class EveryDepthOutput(ModelOutput):
     """What one pass gives.
 
     loss: the objective, to call `backward` on; None without labels.
-    logits: the model's own, at the last depth.
-    losses: the loss at each supervised depth, unweighted, detached.
+    logits: the model's own, at the last depth. None in training mode with a large vocabulary,
+        where they are never whole in memory, unless that depth is asked for with `depths=`.
+    losses: the loss at each supervised (or asked for) depth, unweighted, detached.
+    regulariser: what the objective adds to the weighted losses, detached; None if nothing.
     logits_at: predictions at the depths that were asked for with `depths=`.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     losses: dict[int, Tensor] | None = None
+    regulariser: Tensor | None = None
     logits_at: dict[int, Tensor] | None = None
 
 
@@ -47,9 +54,13 @@ class EveryDepth(nn.Module):
 
     The model stays as it is: `net.model` is the plain one, and `net.state_dict()` has its own keys.
     A batch may hold, beside the model's inputs and "labels", "loss_weights" (one number a label).
+    Labels of language models are not shifted; those that are -100, or padding by the attention
+    mask, are ignored.
 
     label_smoothing, class_weights: as in `torch.nn.functional.cross_entropy`.
     criterion: a loss of your own, for tasks other than classes, numbers and tokens.
+    any_depth_loss: compute the loss of all depths a chunk of logits at a time (True), plainly
+        (False), or as the number of logits suggests (None).
     raise_on_nan: stop with an error that names the first depth at which NaN appears; it waits for
         the device once a step.
     options: passed to `as_stream`.
@@ -63,6 +74,7 @@ class EveryDepth(nn.Module):
         label_smoothing: float = 0.0,
         class_weights: Tensor | Sequence[float] | None = None,
         criterion: Criterion | None = None,
+        any_depth_loss: bool | None = None,
         raise_on_nan: bool = False,
         **options: Any,
     ) -> None:
@@ -75,6 +87,7 @@ class EveryDepth(nn.Module):
         self.objective = (lpa() if objective is None else objective).check(self.stream.depth)
         self.label_smoothing = label_smoothing
         self.criterion = criterion
+        self.any_depth_loss = any_depth_loss
         self.raise_on_nan = raise_on_nan
         self.step = 0
         self.total_steps: int | None = None
@@ -95,6 +108,12 @@ class EveryDepth(nn.Module):
             self._stream = as_stream(self.model, **self._options)
         return self._stream
 
+    @property
+    def saved_parameters(self) -> int:
+        """How many parameters one shared head saves against one head a depth (SPEC 2.9)."""
+        head = sum(parameter.numel() for parameter in self.stream.head.parameters())
+        return head * (self.stream.depth - 1)
+
     def set_progress(self, step: int, total_steps: int | None = None) -> None:
         """Tell the objective where training is, in optimizer steps from 0.
 
@@ -103,27 +122,41 @@ class EveryDepth(nn.Module):
         self.step, self.total_steps, self._counts_itself = step, total_steps, False
 
     def forward(self, *, depths: Sequence[int] = (), **batch: Any) -> EveryDepthOutput:
-        """One pass. `depths`: also give the predictions at these depths."""
-        stream = self.stream
-        asked = [stream.check_depth(depth) for depth in depths]
-        labels = batch.pop("labels", None)
-        targets = self._targets(batch, labels)
-        states = self._observe(batch)
-        out = EveryDepthOutput(logits=self.logits_of(states, stream.depth))
+        """One pass. `depths`: also give prediction and loss at these depths."""
+        last = self.stream.depth
+        asked = [self.stream.check_depth(depth) for depth in depths]
+        labels, targets = self._targets(batch)
+        chunked = targets is not None and self._chunks(targets)
+        logits = not (chunked and self.training) or last in asked
+        states = self._observe(batch, logits=logits)
+        out = EveryDepthOutput(logits=self.logits_of(states, last) if logits else None)
         if asked:
-            out.logits_at = {depth: self.logits_of(states, depth) for depth in asked}
+            out.logits_at = {
+                depth: out.logits
+                if depth == last and out.logits is not None
+                else self.logits_of(states, depth)
+                for depth in asked
+            }
         if labels is None:
             return out
-        weights = self.objective.weights(self.step, self.total_steps, stream.depth).tolist()
+        weights = self._weights()
         supervised = {depth: weight for depth, weight in enumerate(weights) if weight > 0}
-        losses: dict[int, Tensor] = {}
-        total = None
-        for depth, weight in supervised.items():
-            losses[depth] = self._loss(states, depth, targets, labels)
-            part = weight * losses[depth]
-            total = part if total is None else total + part
-        out.loss = total
-        out.losses = {depth: loss.detach() for depth, loss in losses.items()}
+        exits = balanced(states, weights) if self.objective.equilibrium else states
+        if chunked:
+            assert targets is not None
+            loss, losses = self._chunked_loss(exits, targets, supervised)
+        else:
+            loss, losses = self._plain_loss(exits, targets, labels, supervised)
+        added = self._regulariser(exits, targets, supervised)
+        if added is not None:
+            loss, out.regulariser = loss + added, added.detach()
+        if self.raise_on_nan and not bool(torch.isfinite(loss)):
+            self._raise_not_finite(states, losses)
+        rest = [depth for depth in asked if depth not in losses]
+        if rest:
+            with torch.no_grad():
+                losses |= self._plain_loss(states, targets, labels, dict.fromkeys(rest, 1.0))[1]
+        out.loss, out.losses = loss, dict(sorted(losses.items()))
         if self.training and self._counts_itself:
             self.step += 1
         return out
@@ -132,7 +165,7 @@ class EveryDepth(nn.Module):
         """The prediction at a depth, through that depth's own head if it has one."""
         if str(depth) not in self.heads:
             return states.logits(depth)
-        return self.heads[str(depth)](self.stream.normed(states.feature(depth), depth))
+        return self._head(depth)(self.stream.normed(states.feature(depth), depth))
 
     def save_pretrained(self, directory: str | Path, **kwargs: Any) -> None:
         """Save the plain model, as itself."""
@@ -150,26 +183,25 @@ class EveryDepth(nn.Module):
         # A stream may hold functions that know their model; a copy needs its own.
         return {**self.__dict__, "_stream": None}
 
-    def _observe(self, batch: Mapping[str, Any]) -> States:
-        objective, stream = self.objective, self.stream
-        if self.training and objective.layer_dropout:
-            batch = stream.check_batch(batch)
-            rows = next(batch[k] for k in stream.inputs if batch.get(k) is not None).shape[0]
-            kept = objective.kept_rows(
-                self.step, self.total_steps, stream.depth, rows, stream=_rank()
-            )
-            assert kept is not None
-            return observe_with_layer_dropout(stream, batch, kept)
-        return stream.observe(batch)
+    # -- the parts of a pass ----------------------------------------------------------------------
 
-    def _targets(self, batch: dict[str, Any], labels: Any) -> Targets | None:
+    def _targets(self, batch: dict[str, Any]) -> tuple[Any, Targets | None]:
+        """Take the labels and what belongs to them out of the batch."""
+        labels = batch.pop("labels", None)
         weights = batch.pop("loss_weights", None)
         items = batch.pop("num_items_in_batch", None)
         if labels is None or self.criterion is not None:
-            return None
-        return Targets.of(
-            self.stream,
-            batch,
+            return labels, None
+        stream = self.stream
+        if stream.task in ("detection", "embedding"):
+            raise SettingError(
+                f"{stream.name} does {stream.task}, for which there is no built-in loss; "
+                "pass criterion=f(logits, labels, extras)"
+            )
+        self._check_labels(labels)
+        return labels, Targets.of(
+            stream,
+            stream.check_batch(batch),
             labels,
             loss_weights=weights,
             items=items,
@@ -177,12 +209,114 @@ class EveryDepth(nn.Module):
             label_smoothing=self.label_smoothing,
         )
 
+    def _check_labels(self, labels: Tensor) -> None:
+        # On another device every look at a value waits for it, so there only the first batch is
+        # checked; and a later batch may, by chance, have nothing to learn from.
+        first, self._labels_checked = not self._labels_checked, True
+        known = isinstance(getattr(self.stream.head, "weight", None), Tensor)
+        here = labels.device.type == "cpu" and bool((labels != IGNORE_INDEX).any())
+        if known and (first or here):
+            self.stream.check_labels(labels)
+
+    def _weights(self) -> list[float]:
+        objective = self.objective
+        weights = objective.weights if self.training else objective.expected_weights
+        return weights(self.step, self.total_steps, self.stream.depth).tolist()
+
+    def _observe(self, batch: Mapping[str, Any], *, logits: bool) -> States:
+        stream = self.stream
+        if self.training and self.objective.layer_dropout:
+            batch = stream.check_batch(batch)
+            rows = next(batch[k] for k in stream.inputs if batch.get(k) is not None).shape[0]
+            kept = self.objective.kept_rows(
+                self.step, self.total_steps, stream.depth, rows, stream=_rank()
+            )
+            assert kept is not None
+            return observe_with_layer_dropout(stream, batch, kept)
+        return stream.observe(batch, logits=logits)
+
+    def _chunks(self, targets: Targets) -> bool:
+        """Whether the loss is to be computed a chunk of logits at a time, and can be."""
+        linear = all(type(head) is nn.Linear for head in (self.stream.head, *self.heads.values()))
+        if not linear or not targets.can_be_chunked or self.objective.kl:
+            return False
+        many = len(targets.labels) * self.stream.classes >= LARGE_LOGITS
+        return many if self.any_depth_loss is None else self.any_depth_loss
+
+    def _chunked_loss(
+        self, states: States, targets: Targets, supervised: Mapping[int, float]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        groups = [[depth] for depth in supervised] if self.heads else [list(supervised)]
+        totals: list[Tensor] = []
+        losses: dict[int, Tensor] = {}
+        for depths in groups:
+            head = cast(nn.Linear, self._head(depths[0]))
+            total, found = any_depth_loss(
+                [self.stream.normed(targets.pick(states.feature(d)), d) for d in depths],
+                head.weight,
+                cast(Tensor | None, head.bias),
+                targets.labels,
+                targets.row_weights,
+                [supervised[d] for d in depths],
+                label_smoothing=targets.label_smoothing,
+            )
+            totals.append(total)
+            losses |= dict(zip(depths, found.unbind(), strict=True))
+        return torch.stack(totals).sum() if len(totals) > 1 else totals[0], losses
+
+    def _plain_loss(
+        self,
+        states: States,
+        targets: Targets | None,
+        labels: Any,
+        supervised: Mapping[int, float],
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        losses = {depth: self._loss(states, depth, targets, labels) for depth in supervised}
+        total = sum((supervised[depth] * loss for depth, loss in losses.items()), start=0.0)
+        return cast(Tensor, total), {depth: loss.detach() for depth, loss in losses.items()}
+
     def _loss(self, states: States, depth: int, targets: Targets | None, labels: Any) -> Tensor:
         if targets is None:
             assert self.criterion is not None
             extras = self.stream.extras(states.h[depth], depth, states.batch)
             return self.criterion(self.logits_of(states, depth), labels, extras)
-        return targets.loss(targets.pick(self.logits_of(states, depth)))
+        if depth == self.stream.depth and states.output is not None:
+            return targets.loss(targets.pick(states.logits(depth)))
+        # Pick before the norm: it then acts on what predicts, not on every token.
+        feature, normed = states.feature(depth), self.stream.normed
+        per_token = self.stream.task in ("causal_lm", "masked_lm")
+        if per_token:
+            return targets.loss(self._head(depth)(normed(targets.pick(feature), depth)))
+        return targets.loss(targets.pick(self._head(depth)(normed(feature, depth))))
+
+    def _regulariser(
+        self, states: States, targets: Targets | None, supervised: Mapping[int, float]
+    ) -> Tensor | None:
+        objective, last = self.objective, self.stream.depth
+        if objective.cosine:
+            weights = objective.cosine_weights(last).tolist()
+            pick = None if targets is None else targets.pick
+            return cosine_distance(states, weights, pick)
+        if objective.kl:
+            logits = {d: self.logits_of(states, d) for d in supervised}
+            return objective.kl * divergence(
+                logits, self.logits_of(states, last), supervised, objective.temperature, targets
+            )
+        return None
+
+    def _head(self, depth: int) -> nn.Module:
+        own = str(depth) in self.heads
+        return self.heads[str(depth)] if own else self.stream.head
+
+    def _raise_not_finite(self, states: States, losses: Mapping[int, Tensor]) -> None:
+        states.check_finite()
+        depth = next((d for d, loss in losses.items() if not bool(torch.isfinite(loss))), None)
+        where = "the regulariser" if depth is None else f"the loss at depth {depth}"
+        raise NonFiniteError(
+            f"{where} is NaN or infinite although all states are finite; look at the labels and "
+            "the head, or train with a lower learning rate",
+            self.stream.depth if depth is None else depth,
+        )
 
     def _checked_weights(self, weights: Tensor | Sequence[float] | None) -> Tensor | None:
         if weights is None:
@@ -196,9 +330,7 @@ class EveryDepth(nn.Module):
         return found
 
 
-def _with_inner_keys(
-    module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
-) -> None:
+def _with_inner_keys(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Rename the plain model's keys to those of the wrapped one, before they are loaded."""
     heads = f"{prefix}heads." if cast(EveryDepth, module).heads else None
     for key in [k for k in state if k.startswith(prefix)]:

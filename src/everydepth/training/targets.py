@@ -44,7 +44,8 @@ class Targets:
         label_smoothing: float = 0.0,
     ) -> Targets:
         """From a batch's labels; `items` replaces the sum of weights (gradient accumulation)."""
-        if stream.task == "regression" or (labels.is_floating_point() and stream.classes == 1):
+        one_number = labels.is_floating_point() and (labels.ndim == 1 or labels.shape[-1] == 1)
+        if stream.task == "regression" or one_number:
             labels = labels.reshape(labels.shape[0], -1)
             return cls(
                 labels=labels,
@@ -73,6 +74,19 @@ class Targets:
             label_smoothing=label_smoothing,
         )
 
+    @property
+    def can_be_chunked(self) -> bool:
+        """Whether the loss is a weighted sum of cross-entropies of single classes."""
+        weighs_all_classes = self.class_weights is not None and self.label_smoothing > 0
+        return self.labels.ndim == 1 and not weighs_all_classes
+
+    @property
+    def row_weights(self) -> Tensor:
+        """`scale`, with the class weights."""
+        if self.class_weights is None:
+            return self.scale
+        return self.scale * self.class_weights[self.labels]
+
     def pick(self, x: Tensor) -> Tensor:
         """The rows of a feature or a prediction that have a label: `(n, dim)`."""
         x = x.flatten(0, -2)
@@ -81,12 +95,19 @@ class Targets:
     def loss(self, logits: Tensor) -> Tensor:
         """The loss of picked predictions `(n, classes or outputs)`."""
         logits = at_least_float32(logits)
+        if self.labels.ndim == 2 and logits.numel() != self.labels.numel():
+            raise LabelError(
+                f"labels have {self.labels.shape[1]} numbers a row, predictions "
+                f"{logits.shape[-1]}; give as many, or one whole number (a class) a row"
+            )
         if self.numbers:
-            rows = (logits.reshape(self.labels.shape) - self.labels).square().mean(1)
+            rows = (
+                (logits.reshape(self.labels.shape) - self.labels.to(logits.dtype)).square().mean(1)
+            )
         else:
             rows = F.cross_entropy(
                 logits,
-                self.labels,
+                self.labels.to(logits.dtype) if self.labels.ndim == 2 else self.labels,
                 weight=self.class_weights,
                 reduction="none",
                 label_smoothing=self.label_smoothing,
