@@ -65,6 +65,16 @@ class DecoderStream(ResidualStream):
 
         return DynamicCache(config=self._inner.config)
 
+    @property
+    def positions(self) -> int | None:
+        return getattr(self._inner.config, "max_position_embeddings", None)
+
+    def window(self, depth: int) -> int | None:
+        config = self._inner.config
+        kinds = getattr(config, "layer_types", None)
+        slides = kinds is None or kinds[depth - 1] == "sliding_attention"
+        return getattr(config, "sliding_window", None) if slides else None
+
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         return shortened(self._inner, self._layers, depth, share=share)
 

@@ -12,7 +12,14 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from everydepth.architectures.cifar_resnet import CifarResNet, PadShortcut
 from everydepth.errors import UnsupportedModelError
-from everydepth.stream import Block, Branch, ResidualStream, copy_without, unwrapped
+from everydepth.stream import (
+    Block,
+    Branch,
+    ResidualStream,
+    copy_without,
+    keep_stages,
+    unwrapped,
+)
 
 
 @dataclass(frozen=True)
@@ -208,9 +215,7 @@ def _cut(small: Any, stage: int, inside: int) -> None:
     encoder = small.resnet.encoder
     encoder.stages = encoder.stages[: stage + 1]
     encoder.stages[stage].layers = encoder.stages[stage].layers[:inside]
-    values = small.config.to_dict()
-    for derived in ("stage_names", "out_features", "out_indices"):
-        values.pop(derived, None)
-    values["depths"] = [*values["depths"][:stage], inside]
-    values["hidden_sizes"] = list(values["hidden_sizes"][: stage + 1])
-    small.config = small.resnet.config = type(small.config).from_dict(values)
+    config = small.config
+    config.depths = [*config.depths[:stage], inside]
+    config.hidden_sizes = list(config.hidden_sizes[: stage + 1])
+    keep_stages(config, stage + 1)

@@ -16,7 +16,7 @@ from everydepth.stream.generic import GenericStream
 from everydepth.stream.registry import Family, as_stream, families, register
 from everydepth.stream.states import States
 from everydepth.stream.taps import BranchRecord, first_tensor, record_branches, with_first_tensor
-from everydepth.stream.truncate import copy_without, shortened
+from everydepth.stream.truncate import copy_without, keep_stages, shortened
 
 __all__ = [
     "IGNORE_INDEX",
@@ -41,6 +41,7 @@ __all__ = [
     "evaluating",
     "families",
     "first_tensor",
+    "keep_stages",
     "record_branches",
     "register",
     "shortened",

@@ -38,8 +38,10 @@ class Block:
     """One step `h_{l-1} -> h_l`: a module and its branches, in the order in which they act.
 
     parallel: all branches read the same `x` and are added to one skip.
+    plain: a call gives the state itself; False: it may give a tuple that begins with it.
     """
 
     module: nn.Module
     branches: tuple[Branch, ...] = ()
     parallel: bool = False
+    plain: bool = True

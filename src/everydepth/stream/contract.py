@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast, final
@@ -124,6 +124,15 @@ class ResidualStream(ABC):
             f"{self.name} has no key/value cache; only causal language models have one"
         )
 
+    @property
+    def positions(self) -> int | None:
+        """The longest sequence whose tokens the model can place; None where there is no limit."""
+        return None
+
+    def window(self, depth: int) -> int | None:
+        """How many tokens block `depth` sees, the token itself included; None: all before it."""
+        return None
+
     # -- what every stream can do -----------------------------------------------------------------
 
     @final
@@ -190,24 +199,38 @@ class ResidualStream(ABC):
         batch = self.check_batch(batch)
         calls: list[Call] = []
         embedded: list[Tensor] = []
+        # An exporter cannot be left by an exception: there the blocks run, as code it finds dead.
+        exporting = torch.compiler.is_compiling()
+        # What a block gives beside the state: learnt by running the first one, where unknown.
+        beside: tuple[Any, ...] | None = None
 
-        def note(*args: Any, **kwargs: Any) -> Tensor:
-            key = state_key(args, kwargs)
-            h = args[0] if key is None else kwargs[key]
-            rest = {k: v for k, v in kwargs.items() if k != key}
-            calls.append(Call(args[1:] if key is None else args, rest, key))
-            embedded.append(h)
-            if len(calls) == self.depth:
-                raise _Started
-            return h
+        def noting(forward: Callable[..., Any], plain: bool) -> Callable[..., Any]:
+            def note(*args: Any, **kwargs: Any) -> Any:
+                key = state_key(args, kwargs)
+                h = args[0] if key is None else kwargs[key]
+                rest = {k: v for k, v in kwargs.items() if k != key}
+                calls.append(Call(args[1:] if key is None else args, rest, key))
+                embedded.append(h)
+                if exporting:
+                    return forward(*args, **kwargs)
+                if len(calls) == self.depth:
+                    raise _Started
+                nonlocal beside
+                if len(calls) == 1 and not plain:
+                    output = forward(*args, **kwargs)
+                    beside = None if isinstance(output, Tensor) else tuple(output[1:])
+                return h if beside is None else (h, *beside)
+
+            return note
 
         with ExitStack() as stack:
             for block in self.blocks:
+                note = noting(block.module.forward, block.plain)
                 stack.enter_context(replaced_forward(block.module, note))
-            try:
+            with suppress(_Started):
                 self.call(self.arguments(batch, cache))
-            except _Started:
-                return Cursor(0, embedded[0], batch, tuple(calls), cache)
+        if len(calls) == self.depth:
+            return Cursor(0, embedded[0], batch, tuple(calls), cache)
         raise UnsupportedModelError(
             f"{self.name} called {len(calls)} of its {self.depth} blocks; "
             "each block must run once per forward (is layer drop on? call `model.eval()` first)"
@@ -309,7 +332,7 @@ class ResidualStream(ABC):
         if len(h) != self.depth + 1:
             raise UnsupportedModelError(
                 f"{self.name} ran {max(len(h) - 1, 0)} of its {self.depth} blocks; each must run "
-                "once per forward (is layer drop on? set it to 0, or call `model.eval()`; is the model "
+                "once per forward (is layer drop on? set it to 0, or call `model.eval()`; is it "
                 "compiled inside a wrapper? use `as_stream(model).compile_blocks()` instead)"
             )
 

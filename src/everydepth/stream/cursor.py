@@ -27,6 +27,12 @@ class Call:
             return module(h, *self.args, **self.kwargs)
         return module(*self.args, **{**self.kwargs, self.key: h})
 
+    def exchanged(self, old: Tensor, new: Tensor) -> Call:
+        """The same call with another tensor in the place of one, which is known by identity."""
+        args = tuple(new if value is old else value for value in self.args)
+        kwargs = {key: new if value is old else value for key, value in self.kwargs.items()}
+        return Call(args, kwargs, self.key)
+
 
 @dataclass(frozen=True)
 class Cursor:

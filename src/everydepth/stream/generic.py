@@ -52,7 +52,7 @@ class GenericStream(ResidualStream):
                 "name the ModuleList or Sequential that holds the blocks"
             )
         self._list = found
-        self._blocks = tuple(Block(module=module) for module in found)
+        self._blocks = tuple(Block(module=module, plain=False) for module in found)
         if readout is None:
             raise UnsupportedModelError(
                 "blocks= was given without readout=; say how a state becomes a prediction, e.g. "

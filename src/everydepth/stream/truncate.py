@@ -56,8 +56,16 @@ def shortened(
         if getattr(config, count, None) == len(blocks):
             setattr(config, count, depth)
             _shorten_lists(config, len(blocks), depth)
+            if len(getattr(config, "stage_names", None) or ()) == len(blocks) + 1:
+                keep_stages(config, depth)
     setattr(holders[-1], parents[-1], copied.get_submodule(path)[:depth])  # pyright: ignore[reportIndexIssue]
     return copied
+
+
+def keep_stages(config: Any, count: int) -> None:
+    """Correct the names a backbone config derives from its number of stages (the stem is first)."""
+    config.stage_names = config.stage_names[: count + 1]
+    config.set_output_features_output_indices(out_features=None, out_indices=None)
 
 
 def _shorten_lists(config: Any, before: int, depth: int) -> None:

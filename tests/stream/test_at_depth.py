@@ -1,0 +1,74 @@
+"""A plain, shallower model of the same class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.zoo import CAUSAL, ENTRIES, Entry
+from torch import nn
+
+import everydepth as ed
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_a_cut_model_survives_saving_and_loading_by_its_own_class(
+    entry: Entry, tmp_path: Path
+) -> None:
+    """`from_pretrained` builds from the corrected config: a wrong one would not fit the weights."""
+    model, batch = entry.make()
+    stream = ed.as_stream(model, **entry.options)
+    small = ed.at_depth(model, 2, **entry.options)
+    assert type(small) is type(model)
+    small.save_pretrained(tmp_path)
+    loaded, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    again = ed.as_stream(loaded.eval(), **entry.options)
+    assert again.depth == 2
+    with torch.no_grad():
+        expected = stream.observe(batch).logits(2)
+        found = again.prediction(again.call(again.arguments(batch, None)))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def storage(model: nn.Module) -> set[int]:
+    return {t.data_ptr() for t in (*model.parameters(), *model.buffers()) if t.numel()}
+
+
+def test_weights_are_copied_unless_sharing_is_asked_for() -> None:
+    model, _ = ENTRIES["Llama-untied-CausalLM-left"].make()
+    copied, shared = ed.at_depth(model, 2), ed.at_depth(model, 2, share=True)
+    assert not storage(copied) & storage(model)
+    assert storage(shared) < storage(model)
+
+
+def test_the_original_is_untouched() -> None:
+    model, batch = ENTRIES["Qwen2-window-CausalLM-left"].make()
+    with torch.no_grad():
+        before = model(**batch).logits
+        ed.at_depth(model, 1)
+        assert torch.equal(model(**batch).logits, before)
+    assert model.config.num_hidden_layers == 4
+    assert len(model.config.layer_types) == 4
+
+
+def test_per_layer_lists_of_the_config_are_cut() -> None:
+    model, _ = ENTRIES["Qwen2-window-CausalLM-left"].make()
+    small = ed.at_depth(model, 3)
+    assert small.config.num_hidden_layers == 3
+    assert small.config.layer_types == model.config.layer_types[:3]
+    assert small.model.config is small.config
+
+
+def test_tied_weights_stay_tied() -> None:
+    model, _ = ENTRIES["Llama-tied-CausalLM-left"].make()
+    small = ed.at_depth(model, 2)
+    assert small.lm_head.weight is small.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("name", [name for name in CAUSAL if name.endswith("left")])
+def test_a_cut_language_model_generates(name: str) -> None:
+    model, batch = ENTRIES[name].make()
+    out = ed.at_depth(model, 2).generate(**batch, max_new_tokens=3, do_sample=False, pad_token_id=1)
+    assert out.shape == (3, 10)
