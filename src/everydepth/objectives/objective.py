@@ -52,13 +52,13 @@ class Objective:
     """
 
     name: str
-    shape: Shape = "last"
+    shape: str = "last"
     early: float = 0.0
     final: float = 1.0
     top: int | None = None
     given: tuple[float, ...] | None = None
     alternate: bool = False
-    curriculum: Curriculum | None = None
+    curriculum: str | None = None
     every: int = 1
     normalised: bool = False
     warmup: float = 0.0
@@ -68,7 +68,7 @@ class Objective:
     equilibrium: bool = False
     sample: int | None = None
     cosine: float = 0.0
-    cosine_shape: Shape = "linear"
+    cosine_shape: str = "linear"
     heads: bool = False
     kl: float = 0.0
     temperature: float = 1.0
@@ -248,7 +248,7 @@ class Objective:
             w[:-1] *= 1 + (self.anneal_to - 1) * share
         return w / w.sum() if self.normalised else w
 
-    def _shaped(self, shape: Shape, depth: int) -> np.ndarray:
+    def _shaped(self, shape: str, depth: int) -> np.ndarray:
         l = np.arange(depth + 1, dtype=np.float64)  # noqa: E741 (the paper's name of a depth)
         if shape == "given":
             assert self.given is not None

@@ -72,13 +72,13 @@ class _AnyDepthLoss(torch.autograd.Function):
                     xc, yc = x[rows].to(compute), labels[rows, None]
                     s = scale[rows, None].to(wide)
                     z = _logits(xc, w, b, buffer)
-                    loss, total = _exponentials_(z, yc, smoothing)
+                    loss, norm = _exponentials_(z, yc, smoothing)
                     losses[index] += (s * loss).sum()
                     if not (dx is not None or wants_w or wants_b):
                         continue
                     # In place: scale * (softmax - (1 - smoothing) onehot - smoothing / classes).
                     s = s * depth_weight
-                    z.mul_(s / total)
+                    z.mul_(s / norm)
                     if smoothing:
                         z.sub_(s * (smoothing / classes))
                     z.scatter_add_(1, yc, s * (smoothing - 1))
@@ -92,13 +92,14 @@ class _AnyDepthLoss(torch.autograd.Function):
                     if db is not None:
                         db.add_(z.sum(0))
                 dxs.append(dx)
+            total = losses @ losses.new_tensor(depth_weights)
         ctx.gradients = (
             None if dw is None else dw.to(weight.dtype),
             None if db is None or bias is None else db.to(bias.dtype),
             *dxs,
         )
         ctx.mark_non_differentiable(losses)
-        return losses @ losses.new_tensor(depth_weights), losses
+        return total, losses
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:

@@ -76,7 +76,7 @@ def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveRepor
             reached[name] |= any(p.grad is not None and bool(p.grad.any()) for p in part)
         expected = sum(float(weights[step, d]) * float(loss) for d, loss in out.losses.items())
         expected += 0.0 if out.regulariser is None else float(out.regulariser)
-        worst = max(worst, abs(float(out.loss) - expected) / max(abs(expected), 1.0))
+        worst = max(worst, abs(float(out.loss.detach()) - expected) / max(abs(expected), 1.0))
         if set(out.losses) != set(weights[step].nonzero().flatten().tolist()):
             unsupervised = f"step {step} supervised {sorted(out.losses)}"
     checks = (

@@ -1,0 +1,185 @@
+"""The any-depth loss is the plain sum of cross-entropies, without ever holding all logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from everydepth.errors import UnsupportedModelError
+from everydepth.training.any_depth_loss import any_depth_loss
+
+DEPTH_WEIGHTS = [0.1, 0.3, 1.0]
+TOKENS, DIM, CLASSES = 37, 16, 211
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+class Case:
+    """Random features, head, labels and token weights."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64, bias: bool = True) -> None:
+        torch.manual_seed(0)
+        self.weight = torch.randn(CLASSES, DIM, dtype=dtype, requires_grad=True)
+        self.bias = torch.randn(CLASSES, dtype=dtype, requires_grad=True) if bias else None
+        self.features = [
+            torch.randn(TOKENS, DIM, dtype=dtype, requires_grad=True) for _ in DEPTH_WEIGHTS
+        ]
+        self.labels = torch.randint(0, CLASSES, (TOKENS,))
+        self.scale = torch.rand(TOKENS, dtype=dtype)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [self.weight, *([] if self.bias is None else [self.bias]), *self.features]
+
+    def plain(self, smoothing: float = 0.0) -> Tensor:
+        total = torch.zeros((), dtype=self.weight.dtype)
+        for w, x in zip(DEPTH_WEIGHTS, self.features, strict=True):
+            logits = F.linear(x, self.weight, self.bias).to(total.dtype)
+            rows = F.cross_entropy(logits, self.labels, reduction="none", label_smoothing=smoothing)
+            total = total + w * (rows * self.scale).sum()
+        return total
+
+    def chunked(self, smoothing: float = 0.0, rows: int = 10) -> Tensor:
+        return any_depth_loss(
+            self.features,
+            self.weight,
+            self.bias,
+            self.labels,
+            self.scale,
+            DEPTH_WEIGHTS,
+            label_smoothing=smoothing,
+            chunk_bytes=rows * CLASSES * self.weight.element_size(),
+        )[0]
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(loss, self.leaves))
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_and_gradients_equal_the_plain_sum_of_cross_entropies(
+    dtype: torch.dtype, bias: bool, smoothing: float
+) -> None:
+    case = Case(dtype, bias)
+    plain, ours = case.plain(smoothing), case.chunked(smoothing)
+    assert relative(ours, plain) <= TOLERANCE[dtype]
+    for found, expected in zip(case.gradients(ours), case.gradients(plain), strict=True):
+        assert relative(found, expected) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("rows", [1, 7, TOKENS, 1000])
+def test_the_size_of_the_chunks_does_not_matter(rows: int) -> None:
+    case = Case()
+    for found, expected in zip(
+        case.gradients(case.chunked(rows=rows)), case.gradients(case.plain()), strict=True
+    ):
+        assert relative(found, expected) <= 1e-12
+
+
+def test_the_losses_of_the_depths_are_given_unweighted_and_detached() -> None:
+    case = Case()
+    total, losses = any_depth_loss(
+        case.features, case.weight, case.bias, case.labels, case.scale, DEPTH_WEIGHTS
+    )
+    assert not losses.requires_grad
+    for x, found in zip(case.features, losses, strict=True):
+        rows = F.cross_entropy(F.linear(x, case.weight, case.bias), case.labels, reduction="none")
+        assert torch.allclose(found, (rows * case.scale).sum(), rtol=1e-12)
+    assert torch.allclose(total, losses @ losses.new_tensor(DEPTH_WEIGHTS), rtol=1e-12)
+
+
+def test_a_scaled_loss_has_scaled_gradients() -> None:
+    case = Case()
+    for found, expected in zip(
+        case.gradients(1024 * case.chunked()), case.gradients(case.plain()), strict=True
+    ):
+        assert relative(found, 1024 * expected) <= 1e-12
+
+
+def test_the_gradient_can_be_taken_again_from_a_kept_graph() -> None:
+    case = Case()
+    loss = case.chunked()
+    first = torch.autograd.grad(3 * loss, case.leaves, retain_graph=True)
+    second = torch.autograd.grad(3 * loss, case.leaves)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_head_tied_to_the_embedding_gets_both_gradients() -> None:
+    case = Case(bias=False)
+    ids = torch.randint(0, CLASSES, (TOKENS,))
+
+    def gradient(chunked: bool) -> Tensor:
+        x = F.embedding(ids, case.weight).tanh()
+        if not chunked:
+            rows = F.cross_entropy(x @ case.weight.T, case.labels, reduction="none")
+            return torch.autograd.grad((rows * case.scale).sum(), case.weight)[0]
+        total, _ = any_depth_loss([x], case.weight, None, case.labels, case.scale, [1.0])
+        return torch.autograd.grad(total, case.weight)[0]
+
+    assert relative(gradient(True), gradient(False)) <= 1e-12
+
+
+def test_what_is_frozen_gets_no_gradient_and_changes_nothing_else() -> None:
+    case = Case()
+    expected = torch.autograd.grad(case.plain(), case.features)
+    case.weight.requires_grad_(False)
+    found = torch.autograd.grad(case.chunked(), case.features)
+    assert all(relative(a, b) <= 1e-12 for a, b in zip(found, expected, strict=True))
+    for x in case.features[:2]:
+        x.requires_grad_(False)
+    assert relative(torch.autograd.grad(case.chunked(), case.features[2])[0], expected[2]) <= 1e-12
+
+
+def test_without_gradients_only_the_loss_is_computed() -> None:
+    case = Case()
+    with torch.no_grad():
+        loss = case.chunked()
+    assert not loss.requires_grad
+    assert relative(loss, case.plain()) <= 1e-12
+
+
+def test_no_labels_at_all_give_a_loss_and_gradients_of_zero() -> None:
+    case = Case()
+    empty = [x[:0] for x in case.features]
+    total, _ = any_depth_loss(
+        empty, case.weight, case.bias, case.labels[:0], case.scale[:0], DEPTH_WEIGHTS
+    )
+    assert total == 0
+    assert not bool(torch.autograd.grad(total, case.weight)[0].any())
+
+
+def test_under_autocast_it_computes_what_autocast_would() -> None:
+    case = Case(torch.float32)
+    exact = case.gradients(case.plain())
+    with torch.autocast("cpu", torch.bfloat16):
+        plain, ours = case.plain(), case.chunked()
+    assert ours.dtype == torch.float32
+    assert relative(ours, plain) <= 1e-5
+    for found, theirs, expected in zip(
+        case.gradients(ours), case.gradients(plain), exact, strict=True
+    ):
+        assert found.dtype == torch.float32
+        assert relative(found, expected) <= max(1.2 * relative(theirs, expected), 5e-3)
+
+
+def test_in_bfloat16_the_head_gradient_is_summed_in_float32() -> None:
+    case = Case(torch.float32, bias=False)
+    exact = case.gradients(case.plain())[0]
+    low = Case(torch.float32, bias=False)
+    low.weight = case.weight.detach().bfloat16().requires_grad_()
+    low.features = [x.detach().bfloat16().requires_grad_() for x in case.features]
+    found = low.gradients(low.chunked(rows=1))[0]
+    assert found.dtype == torch.bfloat16
+    assert relative(found.float(), exact) <= 1e-2
+
+
+def test_differentiating_twice_is_refused_with_a_way_out() -> None:
+    case = Case()
+    with pytest.raises(UnsupportedModelError, match=r"twice .*use any_depth_loss=False"):
+        torch.autograd.grad(case.chunked(), case.leaves, create_graph=True)
