@@ -24,10 +24,16 @@ if TYPE_CHECKING:
     from everydepth.stream import families as families
     from everydepth.stream import register as register
     from everydepth.tracing import Trace as Trace
+    from everydepth.tracing import gradient_alignment as gradient_alignment
+    from everydepth.tracing import linear_probe as linear_probe
     from everydepth.tracing import register_metric as register_metric
+    from everydepth.tracing import text_at_depth as text_at_depth
+    from everydepth.tracing import token_grid as token_grid
     from everydepth.tracing import trace as trace
     from everydepth.training import EveryDepth as EveryDepth
+    from everydepth.training import FitResult as FitResult
     from everydepth.training import check_objective as check_objective
+    from everydepth.training import fit as fit
 
 __version__ = "0.1.0"
 
@@ -35,6 +41,7 @@ __version__ = "0.1.0"
 # `import everydepth` need neither torch nor transformers.
 _HOMES = {
     "EveryDepth": "everydepth.training",
+    "FitResult": "everydepth.training",
     "check_objective": "everydepth.training",
     "Objective": "everydepth.objectives",
     "aligned": "everydepth.objectives",
@@ -54,10 +61,15 @@ _HOMES = {
     "at_depth": "everydepth.stream",
     "check_stream": "everydepth.stream",
     "families": "everydepth.stream",
+    "fit": "everydepth.training",
     "register": "everydepth.stream",
     "Trace": "everydepth.tracing",
     "register_metric": "everydepth.tracing",
     "trace": "everydepth.tracing",
+    "gradient_alignment": "everydepth.tracing",
+    "linear_probe": "everydepth.tracing",
+    "text_at_depth": "everydepth.tracing",
+    "token_grid": "everydepth.tracing",
 }
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from everydepth.runs.files import (
     read_json,
     remove_folder,
     remove_leftovers,
+    write_folder,
     write_json,
     write_text,
 )
@@ -192,13 +193,18 @@ class Run:
         with self._disk(f"the checkpoint of step {step} could not be written"):
             Checkpoint.write(folder, step, parts, state)
             write_text(self._checkpoints / "latest", f"{step}\n")
-            if best:
-                write_text(self._checkpoints / "best", f"{step}\n")
+        if best:
+            self.mark_best(step)
         kept = {*self.checkpoints()[-max(keep, 1) :], self.latest(), self.best()}
         for old in self.checkpoints():
             if old not in kept:
                 remove_folder(self._folder(old))
         return folder
+
+    def mark_best(self, step: int) -> None:
+        """Point to the checkpoint that validated best."""
+        with self._disk("the best step could not be written"):
+            write_text(self._checkpoints / "best", f"{step}\n")
 
     def _folder(self, step: int) -> Path:
         return self._checkpoints / f"{step:08d}"
@@ -232,6 +238,12 @@ class Run:
     def write_results(self, results: Mapping[str, Any]) -> None:
         with self._disk("the results could not be written"):
             write_json(self.path / "results.json", {"format": FORMAT, "results": results})
+
+    def write_folder(self, name: str, fill: Callable[[Path], None]) -> Path:
+        """A folder of the run (`model`, say) that `fill` writes, all or nothing."""
+        with self._disk(f"the folder {name} could not be written"):
+            write_folder(self.path / name, fill)
+        return self.path / name
 
     @contextmanager
     def _disk(self, what: str) -> Generator[None, None, None]:

@@ -1,0 +1,206 @@
+"""What supervising every depth does to accuracy: Fashion-MNIST, two small networks, equal steps.
+
+    EVERYDEPTH_DATA=folder python benchmarks/quality.py
+
+One training a cell (model, objective, seed); the result file is written after each, and cells that
+are in it are not trained again. The table says whether three promises hold: the last depth of LPA
+within half a point of end-to-end, half depth at least 20 points above end-to-end's through the
+shared head, and trajectories that rise monotonically within half a point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import avg_pool2d
+from transformers import ViTConfig, ViTForImageClassification
+
+from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
+from everydepth.data import Images, load
+from everydepth.environment import Environment
+from everydepth.objectives import (
+    Objective,
+    aligned,
+    end_to_end,
+    layerskip,
+    lpa,
+    multi_classifier,
+)
+from everydepth.training.fitting import fit
+from everydepth.training.module import EveryDepth
+
+RESULTS = Path(__file__).parent / "results" / "quality.json"
+
+OBJECTIVES: dict[str, Objective] = {
+    "end_to_end": end_to_end(),
+    "lpa": lpa(),
+    "lpa annealed": lpa().annealed(to=0.0, by=0.8),
+    "aligned": aligned(),
+    "multi_classifier": multi_classifier(),
+    "layerskip": layerskip(),
+}
+
+# Small enough that a training takes a minute on one core.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "vit": {"optimizer": "adamw", "lr": 2e-3, "warmup": 0.1, "clip": 1.0, "schedule": "cosine"},
+    "resnet": {"optimizer": "sgd", "lr": 0.1, "warmup": 0.1, "schedule": "cosine"},
+}
+
+
+def vit() -> ViTForImageClassification:
+    """6 blocks, width 64, 16 patches of 7x7."""
+    return ViTForImageClassification(
+        ViTConfig(
+            image_size=28,
+            patch_size=7,
+            num_channels=1,
+            hidden_size=64,
+            num_hidden_layers=6,
+            num_attention_heads=4,
+            intermediate_size=128,
+            num_labels=10,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+
+
+def resnet() -> CifarResNet:
+    """ResNet-14 (6 blocks), widths 8, 16, 32."""
+    return CifarResNet(CifarResNetConfig.of_depth(14, width=8, num_channels=1, num_labels=10))
+
+
+def images(root: str | None, split: str) -> dict[str, Images]:
+    """Normalised images for each network: the ResNet sees 2x2 means, which cost a quarter."""
+    full = load("fashion-mnist", kind=Images, split=split, root=root).normalised((0.286,), (0.353,))
+    half = Images(avg_pool2d(full.pixel_values, 2), full.labels, full.classes)
+    return {"vit": full, "resnet": half}
+
+
+def train(name: str, objective: str, seed: int, data: Any, steps: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    net = EveryDepth(vit() if name == "vit" else resnet(), OBJECTIVES[objective])
+    result = fit(
+        net,
+        data["train"][name],
+        data["test"][name],
+        steps=steps,
+        validate_every=steps,  # the test set is looked at once, after the last step
+        batch_size=64,
+        seed=seed,
+        **SETTINGS[name],
+    )
+    return {
+        "model": name,
+        "objective": objective,
+        "seed": seed,
+        "steps": steps,
+        "batch_size": 64,
+        "seconds": result.seconds,
+        "accuracy": result.valid["accuracy"],
+        "loss": result.valid["loss"],
+    }
+
+
+def trajectory(cells: list[dict[str, Any]], model: str, objective: str) -> np.ndarray | None:
+    """Accuracy in points, one row a seed, one column a depth."""
+    found = [c["accuracy"] for c in cells if (c["model"], c["objective"]) == (model, objective)]
+    return 100 * np.array(found) if found else None
+
+
+def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean accuracies, and whether the promises hold; a mean over seeds."""
+    rows: dict[str, Any] = {}
+    for model in SETTINGS:
+        base = trajectory(cells, model, "end_to_end")
+        for objective in OBJECTIVES:
+            points = trajectory(cells, model, objective)
+            if points is None or base is None:
+                continue
+            mean, half = points.mean(0), points.shape[1] // 2
+            rows[f"{model}, {objective}"] = {
+                "seeds": len(points),
+                "accuracy_by_depth": [round(float(v), 2) for v in mean],
+                "std_last": round(float(points[:, -1].std(ddof=1)), 2) if len(points) > 1 else None,
+                "last_minus_end_to_end": round(float(mean[-1] - base.mean(0)[-1]), 2),
+                "half_minus_end_to_end": round(float(mean[half - 1] - base.mean(0)[half - 1]), 2),
+                "largest_fall": round(float(max(0.0, -np.diff(mean).min())), 2),
+            }
+    return rows
+
+
+def promises(rows: dict[str, Any]) -> dict[str, dict[str, bool]]:
+    return {
+        model: {
+            "last depth within 0.5 points": rows[key]["last_minus_end_to_end"] >= -0.5,
+            "half depth 20 points above": rows[key]["half_minus_end_to_end"] >= 20,
+            "monotone within 0.5 points": rows[key]["largest_fall"] <= 0.5,
+        }
+        for model in SETTINGS
+        if (key := f"{model}, lpa") in rows
+    }
+
+
+def show(rows: dict[str, Any]) -> None:
+    table = Table(title="Fashion-MNIST test accuracy by depth (mean over seeds, points)")
+    for column in ("network, objective", "1", "2", "3", "4", "5", "6", "last", "half", "fall"):
+        table.add_column(column, justify="left" if "," in column else "right", no_wrap=True)
+    for name, row in rows.items():
+        table.add_row(
+            name,
+            *(f"{value:.1f}" for value in row["accuracy_by_depth"]),
+            f"{row['last_minus_end_to_end']:+.2f}",
+            f"{row['half_minus_end_to_end']:+.1f}",
+            f"{row['largest_fall']:.2f}",
+        )
+    console = Console(width=130)
+    console.print(table)
+    for model, held in promises(rows).items():
+        for promise, kept in held.items():
+            console.print(f"{model}, lpa: {promise}: {'holds' if kept else 'DOES NOT HOLD'}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default=os.environ.get("EVERYDEPTH_DATA"))
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    cells: list[dict[str, Any]] = []
+    if args.out.exists():
+        cells = json.loads(args.out.read_text())["cells"]
+    data = {split: images(args.data, split) for split in ("train", "test")}
+    done = {(c["model"], c["objective"], c["seed"], c["steps"]) for c in cells}
+    for seed in range(args.seeds):
+        for model in SETTINGS:
+            for objective in OBJECTIVES:
+                if (model, objective, seed, args.steps) in done:
+                    continue
+                cells.append(train(model, objective, seed, data, args.steps))
+                rows = summary([c for c in cells if c["steps"] == args.steps])
+                content = {
+                    "environment": json.loads(Environment.current().to_json()),
+                    "summary": rows,
+                    "promises": promises(rows),
+                    "cells": cells,
+                }
+                args.out.parent.mkdir(parents=True, exist_ok=True)
+                temporary = args.out.with_suffix(".tmp")
+                temporary.write_text(json.dumps(content, indent=1))
+                temporary.replace(args.out)
+                accuracy = " ".join(f"{100 * a:.1f}" for a in cells[-1]["accuracy"])
+                print(model, objective, seed, accuracy, f"{cells[-1]['seconds']:.0f} s", flush=True)
+    show(summary([c for c in cells if c["steps"] == args.steps]))
+
+
+if __name__ == "__main__":
+    main()

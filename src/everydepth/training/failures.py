@@ -1,0 +1,63 @@
+"""Where NaN or infinity came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from everydepth.errors import NonFiniteError
+from everydepth.stream.taps import replaced_forward
+from everydepth.training.processes import of_every_process
+
+if TYPE_CHECKING:
+    from everydepth.training.loop import Training
+
+
+def not_finite(training: Training, batch: Mapping[str, Any]) -> NonFiniteError:
+    """An error that names the first depth at which the states, or else the losses, break."""
+    net = training.net
+    first = next((d for d, v in sorted(training.losses.items()) if not math.isfinite(v)), None)
+
+    def observed(**inputs: Any) -> int | None:
+        inputs.pop("labels", None)
+        inputs.pop("loss_weights", None)
+        try:
+            net.stream.observe(inputs, check_finite=True)
+        except NonFiniteError as error:
+            return error.depth
+        return None
+
+    with torch.no_grad(), training.autocast(), replaced_forward(net, observed):
+        in_states = training.called(**batch)
+    found = of_every_process((in_states, first), training.accelerator)
+    states = [depth for depth, _ in found if depth is not None]
+    losses = [depth for _, depth in found if depth is not None]
+    last = net.stream.depth
+    if states:
+        depth = min(states)
+        where = f"block {depth}" if depth else "the embedding"
+        place = f"NaN or infinity first appears after {where} (depth {depth} of {last})"
+    else:
+        depth = min(losses, default=last)
+        place = f"every state is finite, and the loss breaks first at depth {depth} of {last}"
+    return NonFiniteError(
+        f"the loss became {training.loss} at step {training.step + 1}: {place}; "
+        f"{training.what_is_kept()}. Look at this batch, or use a lower learning rate, clip= or "
+        "a warm-up",
+        depth,
+    )
+
+
+def check_weights(training: Training, state: Mapping[str, Tensor]) -> None:
+    """An error rather than a checkpoint that is of no use."""
+    for name, value in state.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise NonFiniteError(
+                f"after step {training.step} the weight {name} holds NaN or infinity; "
+                f"{training.what_is_kept()}. Use a lower learning rate, clip= or a warm-up",
+                training.net.stream.depth,
+            )

@@ -1,0 +1,555 @@
+"""The loop: steps, validation, checkpoints, and a place to resume from."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from everydepth.errors import DataError, RunError, SettingError
+from everydepth.runs import Checkpoint, Run
+from everydepth.stream import unwrapped
+from everydepth.training.callbacks import Callback
+from everydepth.training.failures import check_weights, not_finite
+from everydepth.training.loader import Batch, Loader, rows_at, rows_of
+from everydepth.training.module import EveryDepth
+from everydepth.training.processes import of_every_process, on_main
+from everydepth.training.progress import Display
+from everydepth.training.result import FINISHED, FitResult
+from everydepth.training.schedules import Schedule, schedule_of
+from everydepth.training.scoring import Evaluator, Scores, amount
+from everydepth.training.settings import EarlyStopping, Settings, optimizer_of
+from everydepth.training.signals import Signals
+from everydepth.training.snapshot import (
+    load_model,
+    load_optimizer,
+    model_state,
+    optimizer_state,
+    random_state,
+    seed_everything,
+    set_random_state,
+)
+from everydepth.training.targets import Targets
+
+
+class Training:
+    """A training as callbacks see it.
+
+    net, model: the module that is trained, and the plain model inside it.
+    step, epoch: how many are done. loss, losses: of the last step; losses by depth.
+    valid: by metric, the last validation's value at every depth.
+    """
+
+    def __init__(
+        self,
+        *,
+        net: EveryDepth,
+        accelerator: Accelerator,
+        loader: Loader,
+        evaluator: Evaluator | None,
+        settings: Settings,
+        callbacks: tuple[Callback, ...],
+        save_every: int | None,
+        keep: int,
+        log_every: int,
+    ) -> None:
+        self.net, self.accelerator, self.loader = net, accelerator, loader
+        self.settings, self.callbacks = settings, callbacks
+        self.run: Run | None = None
+        self.step = self.epoch = 0
+        self.loss = math.nan
+        self.losses: dict[int, float] = {}
+        self.grad_norm: float | None = None
+        self.valid: Scores = {}
+        self.stopped: str | None = None
+        self._evaluator = evaluator
+        self._save_every, self._keep, self._log_every = save_every, keep, log_every
+        self._position = 0  # batches of this epoch that are done
+        self._epoch_random: Any = None  # random state at the start of this epoch
+        self._best_step: int | None = None
+        self._best_value: float | None = None
+        self._new_best = False  # and not saved yet
+        self._validations_without_gain = 0
+        self._validated_at: int | None = None
+        self._history: list[dict[str, Any]] = []
+        self._seconds = 0.0
+        self.total_steps = self._total()
+        self.display = Display(net.stream.depth, self.total_steps, enabled=False)
+
+    # -- for callbacks ----------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        return unwrapped(self.net.model)
+
+    def stop(self, reason: str) -> None:
+        """End the training after this step."""
+        self.stopped = self.stopped or reason
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add a line to the metrics."""
+        entry = {"step": self.step, "epoch": self.epoch, **values}
+        if self.run is None:
+            self._history.append(entry)
+        elif self.accelerator.is_main_process:
+            self.run.log(entry)
+        self.accelerator.log(flat(values), step=self.step)
+
+    def evaluate(self, evaluator: Evaluator) -> Scores:
+        """Score data with the network as it is; the random numbers of the training go on as if
+        nothing had happened."""
+        with torch.random.fork_rng(), self.autocast():
+            return evaluator(self.net, self.called, self.accelerator)
+
+    # -- set-up -----------------------------------------------------------------------------------
+
+    def prepare(self, optimizer: str | Optimizer, schedule: str | Schedule | LRScheduler) -> None:
+        settings = self.settings
+        seed_everything(settings.seed, self.accelerator.process_index)
+        built = optimizer_of(optimizer, self.net, settings.lr, settings.weight_decay)
+        self.schedule: Schedule | None = None
+        self.scheduler: LRScheduler | None = None
+        if isinstance(schedule, LRScheduler):
+            if isinstance(optimizer, str) or schedule.optimizer is not optimizer:
+                raise SettingError(
+                    "a torch scheduler belongs to one optimizer; pass that optimizer, too"
+                )
+            if settings.warmup:
+                raise SettingError("warmup with a torch scheduler; build it into the scheduler")
+            self.scheduler = schedule
+        else:
+            self.schedule = schedule_of(schedule, settings.warmup, self.total_steps)
+        self._rates = [group["lr"] for group in built.param_groups]
+        called, prepared = self.accelerator.prepare(self.net, built)
+        self.called: nn.Module = called
+        self.optimizer: Optimizer = built
+        self._prepared = prepared
+
+    def config(self) -> dict[str, Any]:
+        net = self.net
+        return {
+            **self.settings.to_json(),
+            "objective": net.objective.to_json(),
+            "label_smoothing": net.label_smoothing,
+            "model": {
+                "name": net.stream.name,
+                "depth": net.stream.depth,
+                "parameters": sum(p.numel() for p in net.parameters()),
+            },
+            "data": self.loader.describe(),
+        }
+
+    def open_run(self, path: str | Path | None, resume: bool) -> None:
+        """Start or continue the run. The directory must be one that every machine sees."""
+        if path is None:
+            return
+        config = self.config()
+
+        def opened() -> bool:
+            if not (resume and Run.exists(path)):
+                Run.create(path, config)
+                return False
+            Run.open(path).check_config(config)
+            return True
+
+        continued = on_main(self.accelerator, opened)
+        self.run = Run.open(path)
+        # Without a checkpoint the process died before it had written the first one.
+        if continued and self.run.latest() is not None:
+            self._restore(self.run.checkpoint())
+        else:
+            self._save()
+
+    def _total(self) -> int:
+        if self.settings.steps is not None:
+            return self.settings.steps
+        if self.loader.steps is None:
+            raise SettingError(
+                f"epochs={self.settings.epochs}, but nobody knows how many batches an epoch of "
+                f"{self.loader.describe()} has; give steps= instead"
+            )
+        if self.loader.steps == 0:
+            raise DataError(_nothing(self.loader, 0))
+        return cast(int, self.settings.epochs) * self.loader.steps
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def go(self, *, progress: bool) -> FitResult:
+        enabled = progress and self.accelerator.is_main_process
+        self.display = Display(
+            self.net.stream.depth, self.total_steps, enabled=enabled, start=self.step
+        )
+        before = self._seconds - time.perf_counter()
+        with self.display, Signals() as signals:
+            self._call("on_start")
+            while not self._done:
+                for batch in self._batches():
+                    self._train_on(batch, signals)
+                    self._seconds = before + time.perf_counter()
+                    self._after_step(signals)
+                    if self._done or self._position == 0:
+                        break
+                else:
+                    if self._position == 0:
+                        raise DataError(_nothing(self.loader, self.epoch))
+                    self._end_epoch()
+                    self._save_if_due(ended=True)
+            if self._evaluator is not None and self._validated_at != self.step:
+                self._validate()
+            self._call("on_end")
+            return self._finish()
+
+    @property
+    def _done(self) -> bool:
+        return self.step >= self.total_steps or self.stopped is not None
+
+    def _batches(self) -> Iterator[Batch]:
+        """The rest of this epoch. Entered in the middle, the data draws what it drew before."""
+        generators = self.loader.generators()
+        if self._position == 0:
+            self._epoch_random = random_state(generators)
+            return self.loader.epoch(self.epoch, 0)
+        here = random_state(generators)
+        set_random_state(self._epoch_random, generators)
+        batches = self.loader.epoch(self.epoch, self._position)
+        set_random_state(here, generators)
+        return batches
+
+    def _train_on(self, batch: Batch, signals: Signals) -> None:
+        """One optimizer step."""
+        device = self.accelerator.device
+        batch = cast(Batch, send_to_device(dict(batch), device, non_blocking=True))
+        self.net.train()
+        self.net.set_progress(self.step, self.total_steps)
+        if self.schedule is not None:
+            factor = self.schedule.factor(self.step, self.total_steps)
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * factor
+        pieces = _pieces(batch, self.settings.grad_accumulation)
+        shares = self._shares(pieces)
+        loss, losses = 0.0, dict[int, float]()
+        for number, (piece, share) in enumerate(zip(pieces, shares, strict=True), start=1):
+            last = number == len(pieces)
+            with nullcontext() if last else self.accelerator.no_sync(self.called):
+                with self.autocast():
+                    out = self.called(**piece)
+                if out.loss is None:
+                    raise DataError(
+                        f"the training batch has keys {sorted(piece)}; it needs 'labels'"
+                    )
+                # One piece in one process has share 1: leave its loss untouched.
+                self.accelerator.backward(out.loss if share == 1.0 else out.loss * share)
+            loss += out.loss.item() * share
+            for depth, value in out.losses.items():
+                losses[depth] = losses.get(depth, 0.0) + value.item() * share
+        self.loss, self.losses = self._over_processes(loss, signals), losses
+        if not math.isfinite(self.loss):
+            raise not_finite(self, batch)
+        self._call("on_gradients")
+        if self.settings.clip is not None:
+            norm = self.accelerator.clip_grad_norm_(self.net.parameters(), self.settings.clip)
+            self.grad_norm = float(cast(Tensor, norm))
+        self._prepared.step()
+        self._prepared.zero_grad()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.step += 1
+        self._position += 1
+
+    def _after_step(self, signals: Signals) -> None:
+        if self.step % self._log_every == 0 or self._done:
+            self._log_step()
+        self.display.step(self.step, self.epoch, self.losses)
+        self._call("on_step")
+        every = self.settings.validate_every
+        if every is not None and self.step % every == 0:
+            self._validate()
+        ended = self._position == self.loader.steps
+        if ended:
+            self._end_epoch()
+        self._save_if_due(ended)
+        if signals.received is not None and not self._done:
+            self._interrupted(signals.received)
+
+    def _end_epoch(self) -> None:
+        if self.settings.validate_every is None:
+            self._validate()
+        self._call("on_epoch")
+        self.epoch += 1
+        self._position = 0
+
+    def _save_if_due(self, ended: bool) -> None:
+        every = self._save_every
+        if self._new_best or (ended if every is None else self.step % every == 0):
+            self._save()
+
+    def _log_step(self) -> None:
+        values: dict[str, Any] = {
+            "loss": self.loss,
+            "losses": {str(depth): value for depth, value in self.losses.items()},
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "seconds": round(self._seconds, 3),
+        }
+        if self.grad_norm is not None:
+            values["grad_norm"] = self.grad_norm
+        self.log(values)
+
+    def _validate(self) -> None:
+        if self._evaluator is None or self._validated_at == self.step:
+            return
+        self.valid = self.evaluate(self._evaluator)
+        self._validated_at = self.step
+        self.log({"valid": self.valid})
+        self.display.validated(self.valid)
+        rule = self.settings.early_stopping or EarlyStopping()
+        if rule.metric not in self.valid:
+            raise SettingError(
+                f"early stopping watches {rule.metric!r}, but validation gives "
+                f"{', '.join(self.valid)}; use one of these"
+            )
+        depth = self.net.stream.check_depth(rule.depth or self.net.stream.depth, lowest=1)
+        value = self.valid[rule.metric][depth - 1]
+        lower = rule.metric in ("loss", "mse", "perplexity")
+        gain = math.inf
+        if self._best_value is not None:
+            gain = (self._best_value - value) if lower else (value - self._best_value)
+        if gain > rule.min_delta:
+            self._best_step, self._best_value = self.step, value
+            self._validations_without_gain, self._new_best = 0, True
+        else:
+            self._validations_without_gain += 1
+        if (
+            self.settings.early_stopping is not None
+            and self._validations_without_gain >= rule.patience
+        ):
+            self.stop(
+                f"early stopping: {rule.metric} at depth {depth} did not improve in "
+                f"{rule.patience} validations; best {self._best_value:.6g} at step "
+                f"{self._best_step}"
+            )
+        self._call("on_validation")
+
+    def _finish(self) -> FitResult:
+        self._save()
+        reports = {type(callback).__name__: dict(callback.results()) for callback in self.callbacks}
+        result = FitResult(
+            steps=self.step,
+            epochs=self.epoch,
+            stopped=self.stopped or FINISHED,
+            seconds=round(self._seconds, 3),
+            valid=self.valid,
+            best_step=self._best_step,
+            best_value=self._best_value,
+            callbacks={name: report for name, report in reports.items() if report},
+            history=self._history,
+            path=None if self.run is None else self.run.path,
+        )
+        if self.run is None:
+            return result
+        run, state = self.run, model_state(self.net)
+
+        def write() -> None:
+            if hasattr(self.model, "save_pretrained") and not (run.path / "model").exists():
+                inner = {k: v for k, v in state.items() if not self._is_head(k)}
+                run.write_folder(
+                    "model", lambda folder: self.net.save_pretrained(folder, state_dict=inner)
+                )
+            plain = {k: v for k, v in asdict(result).items() if k not in ("history", "path")}
+            run.write_results(plain)
+
+        on_main(self.accelerator, write)
+        return replace(result, history=run.metrics())
+
+    def _is_head(self, key: str) -> bool:
+        return bool(self.net.heads) and key.startswith("heads.")
+
+    # -- pieces and processes ---------------------------------------------------------------------
+
+    def _shares(self, pieces: list[Batch]) -> list[float]:
+        """How much the mean loss of each piece counts in the mean over the whole batch.
+
+        DDP and FSDP average the gradients of processes, hence the factor.
+        """
+        processes = self.accelerator.num_processes
+        if len(pieces) == 1 and processes == 1:
+            return [1.0]
+        amounts = torch.tensor([self._amount(piece) for piece in pieces], dtype=torch.float32)
+        total = amounts.sum().to(self.accelerator.device)
+        if processes > 1:
+            total = cast(Tensor, self.accelerator.reduce(total))
+        return (amounts * processes / max(total.item(), 1e-12)).tolist()
+
+    def _amount(self, piece: Batch) -> float:
+        if self.net.criterion is not None or "labels" not in piece:
+            return float(rows_of(piece))
+        targets = Targets.of(
+            self.net.stream,
+            piece,
+            piece["labels"],
+            loss_weights=piece.get("loss_weights"),
+            items=1,
+            class_weights=self.net.class_weights,
+        )
+        return float(amount(targets))
+
+    def _over_processes(self, loss: float, signals: Signals) -> float:
+        """The loss over all processes; a signal that one of them got reaches all."""
+        if self.accelerator.num_processes == 1:
+            return loss
+        number = float(signals.received or 0)
+        mine = torch.tensor([loss, number], device=self.accelerator.device)
+        total, numbers = cast(Tensor, self.accelerator.gather(mine)).view(-1, 2).unbind(1)
+        signals.received = int(numbers.max()) or None
+        return total.mean().item()
+
+    def autocast(self) -> Any:
+        if self.settings.precision is None:
+            return self.accelerator.autocast()
+        return torch.autocast(
+            self.accelerator.device.type,
+            torch.bfloat16,
+            enabled=self.settings.precision == "bf16",
+        )
+
+    def _call(self, moment: str) -> None:
+        for callback in self.callbacks:
+            getattr(callback, moment)(self)
+
+    # -- keeping and restoring --------------------------------------------------------------------
+
+    def _save(self) -> None:
+        run, best, self._new_best = self.run, self._new_best, False
+        if run is None:
+            return
+        # What is there for this step leads to the same place: saving is a function of the step.
+        if on_main(self.accelerator, lambda: run.latest() == self.step):
+            if best:
+                on_main(self.accelerator, lambda: run.mark_best(self.step))
+            return
+        state = model_state(self.net)
+        check_weights(self, state)
+        parts = {"model": state, "optimizer": optimizer_state(self.net, self.optimizer)}
+        here = random_state(self.loader.generators())
+        scaler = self.accelerator.scaler
+        content = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "position": self._position,
+            "stopped": self.stopped,
+            "best_step": self._best_step,
+            "best_value": self._best_value,
+            "validations_without_gain": self._validations_without_gain,
+            "validated_at": self._validated_at,
+            "valid": self.valid,
+            "seconds": self._seconds,
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "callbacks": [callback.state_dict() for callback in self.callbacks],
+            "random": of_every_process(here, self.accelerator),
+            "epoch_random": of_every_process(self._epoch_random, self.accelerator),
+        }
+
+        def write() -> None:
+            content["metrics_size"] = run.metrics_size()
+            run.save_checkpoint(self.step, parts, content, best=best, keep=self._keep)
+
+        on_main(self.accelerator, write)
+
+    def _restore(self, saved: Checkpoint) -> None:
+        load_model(self.net, saved.load("model"), saved.path)
+        load_optimizer(self.net, self.optimizer, saved.load("optimizer"), saved.path)
+        state = saved.state
+        for name in (
+            "step",
+            "epoch",
+            "stopped",
+            "valid",
+        ):
+            setattr(self, name, state[name])
+        for name in ("position", "best_step", "best_value", "validations_without_gain"):
+            setattr(self, f"_{name}", state[name])
+        self._validated_at, self._seconds = state["validated_at"], state["seconds"]
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.accelerator.scaler is not None and state["scaler"] is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        if len(state["callbacks"]) != len(self.callbacks):
+            raise RunError(
+                f"the run was started with {len(state['callbacks'])} callbacks and is resumed with "
+                f"{len(self.callbacks)}; pass the same ones"
+            )
+        for callback, kept in zip(self.callbacks, state["callbacks"], strict=True):
+            callback.load_state_dict(kept)
+        rank = self.accelerator.process_index
+        if rank < len(state["random"]):
+            set_random_state(state["random"][rank], self.loader.generators())
+            self._epoch_random = state["epoch_random"][rank]
+        else:
+            # More processes than before: the new ones start streams of their own.
+            seed_everything(self.settings.seed, rank, self.step)
+            self._epoch_random = state["epoch_random"][0]
+        run = cast(Run, self.run)
+        on_main(self.accelerator, lambda: run.cut_metrics(state["metrics_size"]))
+
+    def what_is_kept(self) -> str:
+        if self.run is None:
+            return "no run directory was given, so no checkpoint is kept"
+        return f"the last good checkpoint is step {self.run.latest()} in {self.run.path}"
+
+    def _interrupted(self, number: int) -> None:
+        self._save()
+        name = signal.Signals(number).name
+        kept = "no run directory was given, so nothing is kept"
+        if self.run is not None:
+            kept = f"a checkpoint is in {self.run.path}; continue with resume"
+        message = f"{name} at step {self.step} of {self.total_steps}: {kept}"
+        if self.accelerator.is_main_process:
+            print(message, file=sys.stderr)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt(message)
+        raise SystemExit(128 + number)
+
+
+def _pieces(batch: Batch, count: int) -> list[Batch]:
+    size = rows_of(batch)
+    if count == 1 or size < count:
+        return [batch]
+    bounds = [size * i // count for i in range(count + 1)]
+    return [rows_at(batch, slice(a, b)) for a, b in pairwise(bounds)]
+
+
+def _nothing(loader: Loader, epoch: int) -> str:
+    again = "a generator can be gone through once only; " if epoch else ""
+    return (
+        f"the training data ({loader.describe()}) yields no batch in epoch {epoch + 1}; {again}"
+        "give a Dataset with rows, a DataLoader, or a list of batches"
+    )
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values with names such as `valid/accuracy/3`, as trackers want them."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= flat(cast(Mapping[str, Any], value), f"{name}/")
+        elif isinstance(value, (list, tuple)):
+            items = cast(Sequence[Any], value)
+            found |= {f"{name}/{i}": item for i, item in enumerate(items, start=1)}
+        elif value is not None:
+            found[name] = value
+    return found

@@ -1,0 +1,61 @@
+"""One process or many: how they start, and what they tell one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+
+from everydepth.errors import EveryDepthError, SettingError
+from everydepth.training.module import EveryDepth
+
+T = TypeVar("T")
+
+
+def accelerator_for(
+    net: EveryDepth, trackers: str | Sequence[Any], run: str | Path | None
+) -> Accelerator:
+    # A separate head may have no part in a step, and DDP must know that beforehand.
+    partial = bool(net.heads)
+    accelerator = Accelerator(
+        log_with=cast(Any, trackers or None),
+        project_dir=None if run is None else str(run),
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=partial)],
+    )
+    kind = accelerator.distributed_type
+    if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA):
+        raise SettingError(f"{kind.value} is not supported; use DDP or FSDP")
+    if kind == DistributedType.FSDP:
+        plugin: Any = accelerator.state.fsdp_plugin
+        if plugin.fsdp_version != 2:
+            raise SettingError("FSDP version 1 is not supported; launch with --fsdp_version 2")
+        # Weights are read before they are spread, and every block is a unit.
+        plugin.cpu_ram_efficient_loading = False
+        if not plugin.transformer_cls_names_to_wrap:
+            names = {type(block.module).__name__ for block in net.stream.blocks}
+            plugin.transformer_cls_names_to_wrap = sorted(names)
+    return accelerator
+
+
+def on_main(accelerator: Accelerator, action: Callable[[], T]) -> T:
+    """Do something in the main process; its error, if it is one of ours, is everybody's."""
+    if accelerator.num_processes == 1:
+        return action()
+    outcome: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            outcome[0] = action()
+        except EveryDepthError as error:
+            outcome[1] = error
+    broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
+
+
+def of_every_process(value: Any, accelerator: Accelerator) -> list[Any]:
+    """One value from each process, on all of them."""
+    return gather_object([value]) if accelerator.num_processes > 1 else [value]

@@ -1,0 +1,110 @@
+"""Learning rates over training: pure functions of the step, so that resuming needs no state."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from everydepth.errors import SettingError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(ABC):
+    """The learning rate at a step, as a share of the one that was asked for."""
+
+    @abstractmethod
+    def factor(self, step: int, total_steps: int) -> float:
+        """The share at `step` = 0 .. total_steps - 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """Always the same."""
+
+    def factor(self, step: int, total_steps: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    """Half a cosine from 1 down to `final`."""
+
+    final: float = 0.0
+
+    def factor(self, step: int, total_steps: int) -> float:
+        return self.final + (1 - self.final) * (1 + math.cos(math.pi * step / total_steps)) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneCycle(Schedule):
+    """Up along a cosine from `1 / start` over the share `rise` of the steps, then down to
+    `1 / (start * end)`; momentum stays as it is."""
+
+    rise: float = 0.3
+    start: float = 25.0
+    end: float = 1e4
+
+    def factor(self, step: int, total_steps: int) -> float:
+        top = self.rise * total_steps - 1
+        if step <= top:
+            return _between(1 / self.start, 1.0, step / top if top else 1.0)
+        return _between(1.0, 1 / (self.start * self.end), (step - top) / (total_steps - 1 - top))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiStep(Schedule):
+    """Multiplied by `gamma` at each of `milestones`, which are shares of the steps."""
+
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    gamma: float = 0.1
+
+    def factor(self, step: int, total_steps: int) -> float:
+        return self.gamma ** sum(step >= share * total_steps for share in self.milestones)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warmup(Schedule):
+    """A linear rise over the first `steps`, then `after` over the rest."""
+
+    steps: int
+    after: Schedule
+
+    def factor(self, step: int, total_steps: int) -> float:
+        if step < self.steps:
+            return (step + 1) / self.steps
+        return self.after.factor(step - self.steps, max(total_steps - self.steps, 1))
+
+
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {
+        "constant": Constant(),
+        "cosine": Cosine(),
+        "one_cycle": OneCycle(),
+        "multi_step": MultiStep(),
+    }
+)
+
+
+def schedule_of(schedule: str | Schedule, warmup: float, total_steps: int) -> Schedule:
+    """The schedule by name or itself, after a warm-up of so many steps (below 1: a share)."""
+    if isinstance(schedule, str):
+        if schedule not in SCHEDULES:
+            raise SettingError(
+                f"schedule {schedule!r}; use one of {', '.join(SCHEDULES)}, a Schedule, or a "
+                "torch scheduler together with an optimizer object"
+            )
+        schedule = SCHEDULES[schedule]
+    steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
+    if not 0 <= steps < total_steps:
+        raise SettingError(
+            f"warmup={warmup}, but there are {total_steps} steps; use a number of steps below "
+            "that, or a share below 1"
+        )
+    return Warmup(steps=steps, after=schedule) if steps else schedule
+
+
+def _between(start: float, end: float, share: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * share)) / 2

@@ -1,0 +1,158 @@
+"""How well every depth predicts, from one pass of the model over the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from everydepth.data import Rows
+from everydepth.errors import DataError
+from everydepth.stream import evaluating
+from everydepth.stream.taps import replaced_forward
+from everydepth.training.loader import TrainData, rows_at, rows_of
+from everydepth.training.module import EveryDepth
+from everydepth.training.targets import Targets
+
+Scores = dict[str, tuple[float, ...]]
+"""By metric, one value a depth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sums:
+    """Per depth: loss and number of hits; and how many labels there were."""
+
+    loss: Tensor
+    hits: Tensor
+    amount: Tensor
+    labels: Tensor
+
+
+class Evaluator:
+    """Data, and the depths at which to score it (all from 1, if not given)."""
+
+    def __init__(
+        self, data: TrainData, *, batch_size: int = 256, depths: Sequence[int] | None = None
+    ) -> None:
+        self.data, self.batch_size, self.depths = data, batch_size, depths
+
+    def __call__(self, net: EveryDepth, called: nn.Module, accelerator: Accelerator) -> Scores:
+        """`net` is the module itself, `called` what the accelerator made of it."""
+        depths = list(self.depths or range(1, net.stream.depth + 1))
+        sums: _Sums | None = None
+
+        def scored(**batch: Any) -> _Sums:
+            return _scored(net, batch, depths)
+
+        # The exchanged forward runs where FSDP has gathered the parameters.
+        with torch.no_grad(), evaluating(net), replaced_forward(net, scored):
+            for batch, counts in self._batches(accelerator):
+                found: _Sums = called(**send_to_device(batch, accelerator.device))
+                sums = _added(sums, found, counts)
+        if sums is None:
+            raise DataError("the validation data yields no batch; give at least one row")
+        total = _over_processes(sums, accelerator)
+        return _scores(net.stream.task, total)
+
+    def _batches(self, accelerator: Accelerator) -> Iterator[tuple[Mapping[str, Any], bool]]:
+        """Batches with this process's rows, and whether they count.
+
+        Every process runs as many batches as the others: a batch with too few rows is run by all
+        and counted by the first.
+        """
+        rank, processes = accelerator.process_index, accelerator.num_processes
+        for batch in self._whole():
+            if rows_of(batch) >= processes:
+                yield rows_at(batch, slice(rank, None, processes)), True
+            else:
+                yield batch, rank == 0
+
+    def _whole(self) -> Iterator[Mapping[str, Any]]:
+        data: Any = self.data
+        if isinstance(data, Rows):
+            for start in range(0, len(data), self.batch_size):
+                yield data.batch(range(start, min(start + self.batch_size, len(data))))
+        elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+            yield from DataLoader(data, batch_size=self.batch_size)
+        else:
+            yield from data
+
+
+def _scored(net: EveryDepth, batch: dict[str, Any], depths: list[int]) -> _Sums:
+    labels = batch.pop("labels", None)
+    weights = batch.pop("loss_weights", None)
+    if labels is None:
+        raise DataError(f"the validation batch has keys {sorted(batch)}; it needs 'labels'")
+    states = net.stream.observe(batch)
+    if net.criterion is not None:
+        rows = rows_of(batch)
+        found = [
+            net.criterion(
+                net.logits_of(states, depth),
+                labels,
+                net.stream.extras(states.h[depth], depth, states.batch),
+            )
+            for depth in depths
+        ]
+        losses = torch.stack(found).double() * rows
+        count = losses.new_tensor(rows)
+        return _Sums(loss=losses, hits=losses.new_zeros(0), amount=count, labels=count)
+    # items=1 leaves sums; no smoothing, so that trainings with and without can be compared.
+    targets = Targets.of(
+        net.stream, batch, labels, loss_weights=weights, items=1, class_weights=net.class_weights
+    )
+    losses, hits = [], []
+    for depth in depths:
+        logits = targets.pick(net.logits_of(states, depth))
+        losses.append(targets.loss(logits).double())
+        if not targets.numbers and not targets.labels.is_floating_point():
+            hits.append((logits.argmax(-1) == targets.labels).sum().double())
+    empty = targets.scale.new_zeros(0).double()
+    return _Sums(
+        loss=torch.stack(losses),
+        hits=torch.stack(hits) if hits else empty,
+        amount=amount(targets).double(),
+        labels=targets.scale.new_tensor(targets.scale.shape[0]).double(),
+    )
+
+
+def amount(targets: Targets) -> Tensor:
+    """What the mean loss of these targets (made with items=1) is divided by."""
+    if targets.class_weights is None or targets.labels.is_floating_point():
+        return targets.scale.sum()
+    return (targets.scale * targets.class_weights[targets.labels]).sum()
+
+
+def _added(sums: _Sums | None, found: _Sums, counts: bool) -> _Sums:
+    factor = 1.0 if counts else 0.0
+    parts = {name: value * factor for name, value in vars(found).items()}
+    if sums is not None:
+        parts = {name: value + parts[name] for name, value in vars(sums).items()}
+    return _Sums(**parts)
+
+
+def _over_processes(sums: _Sums, accelerator: Accelerator) -> _Sums:
+    if accelerator.num_processes == 1:
+        return sums
+    summed = {name: cast(Tensor, accelerator.reduce(v)) for name, v in vars(sums).items()}
+    return _Sums(**summed)
+
+
+def _scores(task: str, sums: _Sums) -> Scores:
+    losses = (sums.loss / sums.amount).tolist()
+    scores: Scores = {"loss": tuple(losses)}
+    if task == "regression":
+        scores["mse"] = scores["loss"]
+    if len(sums.hits):
+        scores["accuracy"] = tuple((sums.hits / sums.labels).tolist())
+    if task in ("causal_lm", "masked_lm"):
+        # Beyond e^700 a float64 overflows; such a perplexity says nothing more than "hopeless".
+        scores["perplexity"] = tuple(math.exp(min(loss, 700.0)) for loss in losses)
+    return scores

@@ -1,0 +1,164 @@
+"""The state of a training, whole and in plain tensors, however it is spread over processes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from everydepth.errors import RunError
+from everydepth.training.module import EveryDepth
+
+
+def whole(value: Any) -> Any:
+    """A tree with its tensors gathered from all processes, on the CPU. All processes must call."""
+    if isinstance(value, Tensor):
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        return full.detach().cpu()
+    if isinstance(value, Mapping):
+        return {key: whole(item) for key, item in cast(Mapping[Any, Any], value).items()}
+    return value
+
+
+def _placed(value: Any, like: Any) -> Any:
+    """A whole tensor, spread over processes as `like` is."""
+    if isinstance(like, DTensor) and isinstance(value, Tensor) and value.shape == like.shape:
+        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+    return value
+
+
+# -- the model ----------------------------------------------------------------------------------
+
+
+def model_state(net: EveryDepth) -> dict[str, Tensor]:
+    return whole(net.state_dict())
+
+
+def load_model(net: EveryDepth, state: Mapping[str, Tensor], source: object) -> None:
+    """Copy a whole state into the network; an error if it is another network's."""
+    own = net.state_dict()
+    differ = _difference(
+        {key: tuple(value.shape) for key, value in state.items()},
+        {key: tuple(value.shape) for key, value in own.items()},
+    )
+    if differ:
+        raise RunError(
+            f"{source} is of another model: {differ}. Use the model the run was started with, or "
+            "start a new run directory"
+        )
+    with torch.no_grad():
+        for key, value in own.items():
+            value.copy_(_placed(state[key], value))
+
+
+def _difference(saved: dict[str, Any], own: dict[str, Any]) -> str:
+    for key, shape in saved.items():
+        if key not in own:
+            return f"it has {key} {shape}, which this model has not"
+        if own[key] != shape:
+            return f"its {key} has shape {shape}, this model's {own[key]}"
+    missing = next((key for key in own if key not in saved), None)
+    return "" if missing is None else f"it lacks {missing} {own[missing]} of this model"
+
+
+# -- the optimizer --------------------------------------------------------------------------------
+
+
+def optimizer_state(net: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """The state by parameter name, so that it fits any number of processes."""
+    names = _names(net, optimizer)
+    state = optimizer.state_dict()
+    return {
+        "state": {names[index]: whole(value) for index, value in state["state"].items()},
+        "groups": [
+            {**group, "params": [names[index] for index in group["params"]]}
+            for group in state["param_groups"]
+        ],
+    }
+
+
+def load_optimizer(
+    net: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any], source: object
+) -> None:
+    names = _names(net, optimizer)
+    index = {name: number for number, name in enumerate(names)}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    found = [name for group in saved["groups"] for name in group["params"]]
+    if sorted(found) != sorted(names):
+        raise RunError(
+            f"{source} has optimizer state of {len(found)} parameters, this optimizer has "
+            f"{len(names)}; use the optimizer the run was started with"
+        )
+    optimizer.load_state_dict(
+        {
+            "state": {
+                index[name]: {k: _placed(v, parameters[index[name]]) for k, v in values.items()}
+                for name, values in saved["state"].items()
+            },
+            "param_groups": [
+                {**group, "params": [index[name] for name in group["params"]]}
+                for group in saved["groups"]
+            ],
+        }
+    )
+
+
+def _names(net: nn.Module, optimizer: Optimizer) -> list[str]:
+    """The names of the optimizer's parameters, in its own order."""
+    by_id = {id(parameter): name for name, parameter in net.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    strange = sum(id(p) not in by_id for p in parameters)
+    if strange:
+        raise RunError(
+            f"{strange} of the optimizer's {len(parameters)} parameters are not the network's; "
+            "build it from net.parameters()"
+        )
+    return [by_id[id(p)] for p in parameters]
+
+
+# -- random numbers -------------------------------------------------------------------------------
+
+
+def random_state(generators: list[torch.Generator]) -> dict[str, Any]:
+    """Every random state of this process, as JSON values."""
+    name, keys, *rest = cast(tuple[Any, ...], np.random.get_state(legacy=True))  # noqa: NPY002
+    return {
+        "python": random.getstate(),
+        "numpy": (name, keys.tolist(), *rest),
+        "torch": _hex(torch.get_rng_state()),
+        "cuda": _hex(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
+        "generators": [_hex(generator.get_state()) for generator in generators],
+    }
+
+
+def set_random_state(state: Mapping[str, Any], generators: list[torch.Generator]) -> None:
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+    torch.set_rng_state(_bytes(state["torch"]))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_bytes(state["cuda"]))
+    for generator, saved in zip(generators, state["generators"], strict=True):
+        generator.set_state(_bytes(saved))
+
+
+def seed_everything(seed: int, *stream: int) -> None:
+    """Seed Python, numpy and torch; further numbers give independent streams."""
+    drawn = np.random.SeedSequence([seed, *stream]).generate_state(3)
+    random.seed(int(drawn[0]))
+    np.random.seed(int(drawn[1]))  # noqa: NPY002 - data sets may draw from the legacy state
+    torch.manual_seed(int(drawn[2]))
+
+
+def _hex(state: Tensor) -> str:
+    return state.numpy().tobytes().hex()
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
