@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from everydepth.errors import UnsupportedModelError
 from everydepth.training.any_depth_loss import any_depth_loss

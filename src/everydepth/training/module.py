@@ -100,6 +100,7 @@ class EveryDepth(nn.Module):
             for depth in range(1, self.stream.depth):
                 self.heads[str(depth)] = copy.deepcopy(self.stream.head)
         self.register_load_state_dict_pre_hook(_with_inner_keys)
+        self.training = model.training
 
     @property
     def stream(self) -> ResidualStream:
@@ -210,6 +211,8 @@ class EveryDepth(nn.Module):
         )
 
     def _check_labels(self, labels: Tensor) -> None:
+        if labels.is_floating_point():
+            return
         # On another device every look at a value waits for it, so there only the first batch is
         # checked; and a later batch may, by chance, have nothing to learn from.
         first, self._labels_checked = not self._labels_checked, True

@@ -44,18 +44,20 @@ class Targets:
         label_smoothing: float = 0.0,
     ) -> Targets:
         """From a batch's labels; `items` replaces the sum of weights (gradient accumulation)."""
+        head = next(stream.head.parameters(), None)
+        wide = torch.float64 if head is not None and head.dtype == torch.float64 else torch.float32
         one_number = labels.is_floating_point() and (labels.ndim == 1 or labels.shape[-1] == 1)
         if stream.task == "regression" or one_number:
             labels = labels.reshape(labels.shape[0], -1)
             return cls(
                 labels=labels,
                 rows=None,
-                scale=_shares(loss_weights, labels[:, 0], items, None),
+                scale=_shares(loss_weights, labels[:, 0], wide, items),
                 numbers=True,
             )
         if labels.is_floating_point():
             labels = labels.flatten(0, -2)
-            scale = _shares(loss_weights, labels[:, 0], items, None)
+            scale = _shares(loss_weights, labels[:, 0], wide, items)
             rows = None
         else:
             labels, loss_weights = _aligned(stream, batch, labels, loss_weights)
@@ -64,7 +66,7 @@ class Targets:
             labels = flat[rows]
             if loss_weights is not None:
                 loss_weights = loss_weights.flatten()[rows]
-            scale = _shares(loss_weights, labels, items, class_weights)
+            scale = _shares(loss_weights, labels, wide, items, class_weights)
             rows = None if len(rows) == len(flat) else rows
         return cls(
             labels=labels,
@@ -108,7 +110,7 @@ class Targets:
             rows = F.cross_entropy(
                 logits,
                 self.labels.to(logits.dtype) if self.labels.ndim == 2 else self.labels,
-                weight=self.class_weights,
+                weight=None if self.class_weights is None else self.class_weights.to(logits.dtype),
                 reduction="none",
                 label_smoothing=self.label_smoothing,
             )
@@ -146,11 +148,14 @@ def _aligned(
 
 
 def _shares(
-    weights: Tensor | None, like: Tensor, items: Tensor | int | None, class_weights: Tensor | None
+    weights: Tensor | None,
+    like: Tensor,
+    dtype: torch.dtype,
+    items: Tensor | int | None,
+    class_weights: Tensor | None = None,
 ) -> Tensor:
     """One number a label, which sum to 1 (with class weights, once these are multiplied in)."""
     size = like.shape[0]
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     w = torch.ones(size, device=like.device, dtype=dtype) if weights is None else weights.to(dtype)
     if w.shape != (size,):
         raise LabelError(f"loss_weights have shape {tuple(w.shape)}, but there are {size} labels")
