@@ -1,6 +1,7 @@
 """Tracing: one pass over the data, every depth measured (SPEC 1.1, 1.2, 1.6, 2, 3.3-3.6)."""
 
 from everydepth.tracing import metrics as _metrics  # registers the built-in metrics
+from everydepth.tracing.language import diversity, sentence_encoder, text_at_depth, token_grid
 from everydepth.tracing.metric import (
     BatchMetric,
     FeatureMetric,
@@ -9,7 +10,10 @@ from everydepth.tracing.metric import (
     metric_names,
     register_metric,
 )
+from everydepth.tracing.metrics.decisions import effective_depth
+from everydepth.tracing.metrics.gradients import gradient_alignment
 from everydepth.tracing.observation import FeatureRows, Observation
+from everydepth.tracing.probes import linear_probe
 from everydepth.tracing.record import Trace
 from everydepth.tracing.result import Kind, Result, gap
 from everydepth.tracing.run import trace
@@ -23,10 +27,17 @@ __all__ = [
     "Observation",
     "Result",
     "Trace",
+    "diversity",
+    "effective_depth",
     "gap",
+    "gradient_alignment",
     "groups",
+    "linear_probe",
     "metric_names",
     "register_metric",
+    "sentence_encoder",
+    "text_at_depth",
+    "token_grid",
     "trace",
 ]
 

@@ -19,11 +19,15 @@ Need = Literal["labels", "gradients", "branches", "against"]
 the records of every residual connection, a second model."""
 
 
+Level = Literal["prediction", "token", "readout"]
+
+
 class Metric(ABC):
     """`update` once per batch, then `compute`. Made anew for every trace, so state is its own.
 
     name, kind: of its result. needs: see `Need`. tasks: where it makes sense; None for everywhere.
-    default: part of `trace(model, data)` without a list of metrics, where needs and task allow.
+    default: part of `trace(model, data)` without a list of metrics, where needs and task allow;
+        or the tasks for which it is.
     group: a name under which related metrics can be asked for together.
     """
 
@@ -32,7 +36,7 @@ class Metric(ABC):
     group: ClassVar[str] = "own"
     needs: ClassVar[frozenset[Need]] = frozenset()
     tasks: ClassVar[frozenset[Task] | None] = None
-    default: ClassVar[bool] = True
+    default: ClassVar[bool | frozenset[Task]] = True
 
     @abstractmethod
     def compute(self) -> Result:
@@ -52,11 +56,14 @@ class FeatureMetric(Metric):
 
     passes: 2 if the second look needs something known only at the end of the first (a mean).
         Features are held in memory for it if the budget allows; else the data runs again.
-    level: "prediction" for the rows that predict, "token" for every real token of the stream.
+    level: "prediction" for the rows that predict, "token" for every real token of the stream,
+        "readout" for the outputs `z_l` of the rows that predict (embeddings).
+    memory: bytes the metric may use for sums that grow with the width; set by `trace`.
     """
 
     passes: ClassVar[Literal[1, 2]] = 1
-    level: ClassVar[Literal["prediction", "token"]] = "prediction"
+    level: ClassVar[Level] = "prediction"
+    memory: int = 2**30
 
     @abstractmethod
     def update(self, rows: FeatureRows) -> None:
@@ -66,6 +73,17 @@ class FeatureMetric(Metric):
 M = TypeVar("M", bound=type[Metric])
 
 _registry: dict[str, type[Metric]] = {}
+# The order in which groups are computed and shown; metrics of the user's own come last.
+_GROUPS = (
+    "prediction",
+    "detection",
+    "decisions",
+    "contributions",
+    "similarity",
+    "structure",
+    "statistics",
+    "gradients",
+)
 
 
 def register_metric(metric: M) -> M:
@@ -91,10 +109,10 @@ def metric_names() -> list[str]:
 
 def groups() -> dict[str, list[str]]:
     """Group name -> metrics; every group name is accepted in `trace(metrics=...)`."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {group: [] for group in _GROUPS}
     for name, metric in _registry.items():
         found.setdefault(metric.group, []).append(name)
-    return found
+    return {group: names for group, names in found.items() if names}
 
 
 def chosen(metrics: str | Metric | Iterable[str | Metric | type[Metric]]) -> list[Metric]:
@@ -117,7 +135,7 @@ def _instances(item: str | Metric | type[Metric]) -> list[Metric]:
     if isinstance(item, type):
         return [item()]
     if item == "all":
-        return [metric() for metric in _registry.values()]
+        return [_registry[name]() for names in groups().values() for name in names]
     if item in _registry:
         return [_registry[item]()]
     if item in groups():

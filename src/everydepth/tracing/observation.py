@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from everydepth.errors import UnsupportedModelError
 from everydepth.stream import IGNORE_INDEX, BranchRecord, ResidualStream, States
 from everydepth.tracing.predictions import Predictions, predictions
 from everydepth.tracing.tapgradients import TapGradients
@@ -17,16 +18,24 @@ from everydepth.tracing.tapgradients import TapGradients
 
 @dataclass(frozen=True, eq=False)
 class FeatureRows:
-    """A chunk of rows: features (depths 0..L, rows, dim), their targets, the second model's features.
+    """A chunk of rows: features (depths 0..L, rows, dim), targets, the second model's features.
 
     second: this is the second look at the same rows.
     """
 
+    stream: ResidualStream
     features: Tensor
     targets: Tensor | None
-    other: Tensor | None
-    second: bool
-    head: Tensor | None
+    other: Tensor | None = None
+    second: bool = False
+
+    @cached_property
+    def normed(self) -> Tensor:
+        """The features as the head's linear map receives them, after the final norm or pooler."""
+        stream = self.stream
+        inputs = self.features.to(next(stream.head.parameters(), self.features).dtype)
+        found = [stream.normed(feature, depth) for depth, feature in enumerate(inputs)]
+        return torch.stack(found).to(self.features.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +71,7 @@ class Observation:
         """(batch, token): the tokens that are rows; None where a sample is a row."""
         if not self.per_token:
             return None
-        return real_tokens(self.states, self._last_logits.shape[1])
+        return predicting_tokens(self.states, self._last_logits.shape[1])
 
     @cached_property
     def row_sample(self) -> Tensor:
@@ -75,6 +84,12 @@ class Observation:
     def features(self) -> Tensor:
         """(depths 0..L, rows, dim), float32 (float64 for a float64 model)."""
         return picked_features(self.states, self.mask)
+
+    @cached_property
+    def readouts(self) -> Tensor:
+        """(depths 0..L, rows, outputs): `z_l` of every row, for streams that give embeddings."""
+        found = [self.logits(depth, slice(None)).detach() for depth in range(self.depth + 1)]
+        return torch.stack([z if z.dtype == torch.float64 else z.float() for z in found])
 
     @cached_property
     def targets(self) -> Tensor | None:
@@ -121,7 +136,7 @@ class Observation:
         return self._last_logits.flatten(0, 1) if self.mask.all() else self._last_logits[self.mask]
 
     @cached_property
-    def _head_inputs(self) -> Sequence[Tensor]:
+    def _head_inputs(self) -> Tensor:
         """The features in the model's own number format."""
         kept = self.features
         dtype = self.states.h[0].dtype
@@ -141,14 +156,18 @@ def labels_of(stream: ResidualStream, batch: Any) -> Tensor | None:
 
 
 def real_tokens(states: States, length: int) -> Tensor:
-    """(batch, token): True where a token is not padding and, for masked models, is predicted."""
-    h, batch, task = states.h[0], states.batch, states.stream.task
-    mask = batch.get("attention_mask")
+    """(batch, token): True where a token is not padding."""
+    h, mask = states.h[0], states.batch.get("attention_mask")
     real = torch.ones(h.shape[0], length, dtype=torch.bool, device=h.device)
     if isinstance(mask, Tensor) and mask.shape == real.shape:
         real &= mask.bool()
-    labels = batch.get("labels")
-    if task == "masked_lm" and isinstance(labels, Tensor):
+    return real
+
+
+def predicting_tokens(states: States, length: int) -> Tensor:
+    """(batch, token): the tokens that are rows; of a masked language model those with a label."""
+    real, labels = real_tokens(states, length), states.batch.get("labels")
+    if states.stream.task == "masked_lm" and isinstance(labels, Tensor):
         real &= labels != IGNORE_INDEX
     return real
 
@@ -170,16 +189,13 @@ def picked_features(states: States, mask: Tensor | None) -> Tensor:
 
 def token_features(states: States) -> Tensor:
     """Every real token of every state, in rows."""
-    from everydepth.errors import UnsupportedModelError
-
     if any(h.ndim != 3 or h.shape != states.h[0].shape for h in states.h):
         shapes = sorted({tuple(h.shape[1:]) for h in states.h})
         raise UnsupportedModelError(
             f"token-level metrics need states of one shape (token, dim), but {states.stream.name} "
             f"has {shapes}; drop them and use the metrics on its pooled features"
         )
-    h = states.h[0]
-    mask = states.batch.get("attention_mask")
-    usable = isinstance(mask, Tensor) and mask.shape == h.shape[:2] and not bool(mask.all())
-    rows = [s.detach()[mask.bool()] if usable else s.detach().flatten(0, 1) for s in states.h]  # pyright: ignore[reportOptionalMemberAccess]
+    mask = real_tokens(states, states.h[0].shape[1])
+    everything = bool(mask.all())
+    rows = [h.detach().flatten(0, 1) if everything else h.detach()[mask] for h in states.h]
     return torch.stack([r if r.dtype == torch.float64 else r.float() for r in rows])

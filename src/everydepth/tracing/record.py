@@ -1,15 +1,15 @@
-"""A trace: the results of all metrics of one run over the data; immutable, saved without pickles."""
+"""A trace: the results of all metrics of one run over the data; saved without pickles."""
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -76,14 +76,17 @@ class Trace:
 
     # -- one row per depth ------------------------------------------------------------------------
 
-    def columns(self) -> dict[str, list[float | None]]:
-        """Every curve as one value per depth 0..L; None where a metric says nothing at a depth."""
+    def columns(self, *, main: bool = False) -> dict[str, list[float | None]]:
+        """Every curve as one value per depth 0..L; None where a metric says nothing at a depth.
+
+        main: only the first series of every metric.
+        """
         found: dict[str, list[float | None]] = {}
         for name, result in self.results.items():
             if result.kind not in ("curve", "histogram") or result.is_gap:
                 continue
             depths = np.asarray(result.arrays["depth"])
-            for series in result.series:
+            for series in result.series[:1] if main else result.series:
                 title = name if series == result.series[0] else f"{name}.{series}"
                 column: list[float | None] = [None] * (self.depth + 1)
                 for depth, value in zip(depths, np.ma.asarray(result.arrays[series]), strict=True):
@@ -93,8 +96,8 @@ class Trace:
         return found
 
     def table(self) -> str:
-        """Plain text: one row per depth 0..L, one column per curve; gaps and notes below."""
-        columns = self.columns()
+        """Plain text: one row per depth 0..L, one column per metric; gaps and notes below."""
+        columns = self.columns(main=True)
         cells = [["depth", *columns]]
         for depth in range(self.depth + 1):
             values = (column[depth] for column in columns.values())
@@ -103,6 +106,10 @@ class Trace:
         lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
         notes = [f"{name}: {r.note}" for name, r in self.results.items() if r.note]
         return "\n".join([str(self), *lines, *notes])
+
+    def with_results(self, *results: Result) -> Trace:
+        """A trace with further results, such as a token grid; a name that exists is replaced."""
+        return replace(self, results={**self.results, **{r.name: r for r in results}})
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per depth, one column per curve."""
@@ -131,7 +138,7 @@ class Trace:
         def row(cells: list[str], tag: str) -> str:
             return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
 
-        columns = self.columns()
+        columns = self.columns(main=True)
         body = [
             row([str(d), *("" if c[d] is None else f"{c[d]:.4g}" for c in columns.values())], "td")
             for d in range(self.depth + 1)
@@ -188,14 +195,8 @@ class Trace:
             indent=1,
         )
         # The JSON names the arrays, so it is written last: a cut-off save does not look complete.
-        for name, write in (
-            ("trace.npz", lambda file: np.savez_compressed(file, **arrays)),
-            ("trace.json", lambda file: file.write(text.encode())),
-        ):
-            part = folder / f"{name}.part"
-            with part.open("wb") as file:
-                write(file)
-            part.replace(folder / name)
+        _write(folder / "trace.npz", lambda file: np.savez_compressed(file, **arrays))  # pyright: ignore[reportArgumentType]
+        _write(folder / "trace.json", lambda file: file.write(text.encode()))
         return folder
 
     @staticmethod
@@ -224,6 +225,14 @@ class Trace:
 
 
 _HEAD = ("model", "task", "depth", "samples", "rows", "passes", "partial")
+
+
+def _write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """The whole file or the one before: never half of one."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        write(file)
+    part.replace(path)
 
 
 def _result(entry: dict[str, Any], stored: Mapping[str, np.ndarray]) -> Result:

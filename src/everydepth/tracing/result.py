@@ -13,8 +13,8 @@ from everydepth.errors import SettingError
 Kind = Literal["curve", "matrix", "histogram", "grid", "scalar", "table"]
 """How a result is laid out, and so how it is drawn.
 
-curve: `arrays["depth"]` and, for every name in `series`, one value per depth. Quantiles, where there
-    are any, are `q05, q25, q50, q75, q95` of the first series.
+curve: `arrays["depth"]` and, for every name in `series`, one value per depth. Quantiles, where
+    there are any, are `q05, q25, q50, q75, q95` of the first series.
 matrix: one value per pair of depths; rows are `arrays["depth"]`, columns `arrays["columns"]` (the
     same depths within one model, those of the second model between two).
 histogram: a count per `arrays["depth"]`, with its `cumulative` share.
@@ -30,10 +30,10 @@ class Result:
 
     name: the metric's name. kind: see `Kind`.
     series: names of the arrays to show; the first is what `trace[name]` returns.
-    arrays: numpy arrays; a value that is undefined (the cosine of a constant feature) is masked in a
-        `numpy.ma.MaskedArray`, never NaN.
-    labels: what an array or an axis is called in a figure, with its unit: `{"depth": "depth (block)",
-        "value": "cross-entropy (nat)"}`.
+    arrays: numpy arrays; a value that is undefined (the cosine of a constant feature) is masked in
+        a `numpy.ma.MaskedArray`, never NaN.
+    labels: what an array or an axis is called in a figure, with its unit:
+        `{"depth": "depth (blocks)", "value": "cross-entropy (nat)"}`.
     meta: settings and facts that fit into JSON (sample count, estimator, thresholds).
     note: what is missing or to be read with care; None if nothing is.
     """

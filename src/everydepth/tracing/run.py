@@ -13,26 +13,19 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from everydepth.errors import BatchError, EveryDepthError, LabelError, SettingError
+from everydepth.errors import LabelError, SettingError
 from everydepth.stream import (
-    Batch,
     ResidualStream,
+    Task,
     as_stream,
     evaluating,
     record_branches,
     unwrapped,
 )
 from everydepth.tracing.feed import Feed
-from everydepth.tracing.metric import BatchMetric, FeatureMetric, Metric, Need, chosen
-from everydepth.tracing.observation import (
-    Observation,
-    labels_of,
-    picked_features,
-    real_tokens,
-    token_features,
-)
+from everydepth.tracing.metric import BatchMetric, FeatureMetric, Level, Metric, Need, chosen
+from everydepth.tracing.observation import Observation, labels_of, token_features
 from everydepth.tracing.record import Trace
-from everydepth.tracing.result import Result, gap
 from everydepth.tracing.store import FeatureStore
 from everydepth.tracing.tapgradients import observe_gradients
 
@@ -88,7 +81,7 @@ def trace(
         started = time.perf_counter()
         partial = not run.look(bar.over(feed, "trace"))
         again = not partial and run.second_look(feed, bar)
-    results = {metric.name: _computed(metric) for metric in wanted}
+    results = {metric.name: metric.compute() for metric in wanted}
     partial = partial or run.interrupted
     return Trace(
         model=stream.name,
@@ -122,17 +115,18 @@ class _Run:
     rows: int = 0
     interrupted: bool = False
     how: str = "no feature metrics"
-    stores: dict[str, FeatureStore] = field(default_factory=dict[str, FeatureStore])
+    stores: dict[Level, FeatureStore] = field(default_factory=dict[Level, FeatureStore])
 
     def __post_init__(self) -> None:
         self.batch_metrics = [m for m in self.metrics if isinstance(m, BatchMetric)]
         features = [m for m in self.metrics if isinstance(m, FeatureMetric)]
-        weight = getattr(self.stream.head, "weight", None)
-        head = weight.detach() if isinstance(weight, Tensor) else None
-        for level in ("prediction", "token"):
+        levels: list[Level] = ["prediction", "token", "readout"]
+        levels = [level for level in levels if any(m.level == level for m in features)]
+        for level in levels:
             mine = [m for m in features if m.level == level]
-            if mine:
-                self.stores[level] = FeatureStore(mine, head, self.budget)
+            self.stores[level] = FeatureStore(mine, self.stream, self.budget // len(levels))
+        for metric in features:
+            metric.memory = self.budget
         needs = {need for m in self.metrics for need in m.needs}
         self.gradients, self.branches = "gradients" in needs, "branches" in needs
 
@@ -172,7 +166,7 @@ class _Run:
         return again
 
     def _run_again(
-        self, stores: Mapping[str, FeatureStore], batches: Iterator[Mapping[str, Any]]
+        self, stores: Mapping[Level, FeatureStore], batches: Iterator[Mapping[str, Any]]
     ) -> None:
         for store in stores.values():
             store.start_second()
@@ -203,33 +197,27 @@ class _Run:
         self.rows += observation.features.shape[1]
 
     def _store(
-        self, o: Observation, stores: Mapping[str, FeatureStore], batch: Mapping[str, Any]
+        self, o: Observation, stores: Mapping[Level, FeatureStore], batch: Mapping[str, Any]
     ) -> None:
+        seen = o.other
+        if seen is None and self.other is not None:
+            seen = self.other.observe(batch)
+        other = None if seen is None or self.other is None else Observation(self.other, seen, 0)
         for level, store in stores.items():
-            if level == "token":
-                store.add(token_features(o.states), None, None)
-                continue
-            other = None
-            if o.other is None and self.other is not None:
-                other = self._others(self.other.observe(batch), o)
-            elif o.other is not None:
-                other = self._others(o.other, o)
-            store.add(o.features, o.targets, other)
-
-    @staticmethod
-    def _others(states: Any, o: Observation) -> Tensor:
-        mask = None if o.mask is None else real_tokens(states, o.mask.shape[1])
-        found = picked_features(states, mask)
-        if found.shape[1] != o.features.shape[1]:
-            raise SettingError(
-                f"the two models give {o.features.shape[1]} and {found.shape[1]} rows for one "
-                "batch; compare models of the same task on the same data"
-            )
-        return found
+            mine = _level(o, level)
+            theirs = None if other is None else _level(other, level)
+            if theirs is not None and theirs.shape[1] != mine.shape[1]:
+                raise SettingError(
+                    f"the two models give {mine.shape[1]} and {theirs.shape[1]} rows for one "
+                    "batch; compare models of the same task on the same data"
+                )
+            store.add(mine, None if level == "token" else o.targets, theirs)
 
 
-def _computed(metric: Metric) -> Result:
-    return metric.compute()
+def _level(o: Observation, level: Level) -> Tensor:
+    if level == "token":
+        return token_features(o.states)
+    return o.features if level == "prediction" else o.readouts
 
 
 def _fitting(
@@ -257,7 +245,7 @@ def _fitting(
             skipped[metric.name] = f"for {' or '.join(sorted(metric.tasks))}, not {stream.task}"
         elif lacking:
             skipped[metric.name] = f"needs {lacking[0]}"
-        elif not explicit and not metric.default:
+        elif not explicit and not _is_default(metric, stream.task):
             skipped[metric.name] = "not in the default set; ask for it by name"
         else:
             kept.append(metric)
@@ -273,6 +261,10 @@ def _fitting(
     if not kept:
         raise SettingError(f"no metric fits {stream.name} ({stream.task}); name one")
     return kept, skipped
+
+
+def _is_default(metric: Metric, task: Task) -> bool:
+    return metric.default if isinstance(metric.default, bool) else task in metric.default
 
 
 @contextmanager
@@ -323,4 +315,4 @@ class _Bar:
             self._progress.advance(task)
 
 
-__all__ = ["Batch", "BatchError", "EveryDepthError", "gap", "trace"]
+__all__ = ["trace"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from everydepth.stream import ResidualStream
 from everydepth.tracing.metric import FeatureMetric
 from everydepth.tracing.observation import FeatureRows
 
@@ -24,7 +25,7 @@ class FeatureStore:
     """
 
     metrics: Sequence[FeatureMetric]
-    head: Tensor | None
+    stream: ResidualStream
     budget: int
     rows: int = 0
     held: list[FeatureRows] | None = None
@@ -46,7 +47,7 @@ class FeatureStore:
 
     def add(self, features: Tensor, targets: Tensor | None, other: Tensor | None) -> None:
         targets = None if targets is None else targets.to(features.device)
-        self._waiting.append(FeatureRows(features, targets, other, self._second, self.head))
+        self._waiting.append(FeatureRows(self.stream, features, targets, other, self._second))
         if sum(part.features.shape[1] for part in self._waiting) >= CHUNK:
             self._emit(whole=True)
 

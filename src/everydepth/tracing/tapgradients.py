@@ -45,7 +45,8 @@ class TapGradients:
     @cached_property
     def branch_norms(self) -> list[Tensor]:
         """Per block (branches, samples)."""
-        return [torch.stack([_norms(g) for g in block]) for block in self.branches if block]
+        empty = self.losses.new_empty(0, len(self.losses))
+        return [torch.stack([_norms(g) for g in b]) if b else empty for b in self.branches]
 
     @cached_property
     def vectors(self) -> list[Tensor]:
@@ -67,9 +68,10 @@ def observe_gradients(
     with torch.enable_grad(), _only_the_stream(stream), record_branches(stream.blocks) as records:
         states = stream.observe(batch)
         losses = sample_losses(states)
+        total = losses.sum()
     wanted = [*states.h, *(record.x for block in records for record in block)]
     unique = list({id(t): t for t in wanted}.values())
-    grads = torch.autograd.grad(losses.sum(), unique, allow_unused=True, materialize_grads=True)
+    grads = torch.autograd.grad(total, unique, allow_unused=True, materialize_grads=True)
     by_id = {id(t): g for t, g in zip(unique, grads, strict=True)}
     taps = TapGradients(
         losses.detach(),

@@ -1,0 +1,214 @@
+"""Sums over samples from which linear CKA, biased and unbiased, follows exactly.
+
+With rows `x_i` of one depth and `y_i` of another, `S = sum x_i y_i^T`, `s = sum x_i`,
+`t = sum y_i`, `a_i = |x_i|^2`, `b_i = |y_i|^2`:
+
+- biased (SPEC 2.2): `HSIC_0 ~ ||S - s t^T / n||_F^2`;
+- unbiased (HSIC_1) of all n samples at once, with Gram matrices that have a zero diagonal:
+  `tr(KL) = ||S||_F^2 - sum a_i b_i`, `1'K1 = |s|^2 - sum a_i`, and
+  `1'KL1 = s'St - s'(sum x_i b_i) - t'(sum y_i a_i) + sum a_i b_i`.
+
+So the N x N Gram matrices are never formed, memory does not grow with N, and there is no batch
+size for the estimate to depend on. Both are invariant to a shift of the features, which is used:
+sums run around a pilot mean, because uncentred sums lose all digits where the mean is large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FOLD = 4096  # rows summed in the features' own precision before they are added in float64
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """CKA of pairs of depths (rows: the first group); NaN where it is undefined."""
+
+    biased: np.ndarray
+    unbiased: np.ndarray
+
+
+class CrossProducts:
+    """Accumulates the sums for all pairs within one group of depths, or between two groups."""
+
+    def __init__(self, widths: Sequence[int], others: Sequence[int] = ()) -> None:
+        self.first, self.second = len(widths), len(others)
+        sizes = [*widths, *others]
+        self.widths = sizes
+        self.edges = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+        self.n = 0
+        self.pilot: Tensor | None = None
+        total = self.edges[-1]
+        self._s = torch.zeros(total, dtype=torch.float64)
+        self._a = torch.zeros(len(sizes), dtype=torch.float64)
+        self._ab = torch.zeros(len(sizes), len(sizes), dtype=torch.float64)
+        self._xb = torch.zeros(total, len(sizes), dtype=torch.float64)
+        self._products = [
+            [torch.zeros(size, stop - start, dtype=torch.float64) for start, stop in self._spans(i)]
+            for i, size in enumerate(sizes)
+        ]
+        self._waiting: list[Tensor] = []
+
+    def _spans(self, i: int) -> list[tuple[int, int]]:
+        """Columns with which depth i is multiplied."""
+        own = (self.edges[i], self.edges[i + 1])
+        if not self.second:
+            return [(own[0], self.edges[-1])]
+        return [own, (self.edges[self.first], self.edges[-1])] if i < self.first else [own]
+
+    @staticmethod
+    def bytes_needed(widths: Sequence[int], others: Sequence[int] = ()) -> int:
+        """What the products take, in float64."""
+        if not others:
+            tails = np.cumsum(list(widths)[::-1])[::-1]
+            return int(8 * sum(w * int(t) for w, t in zip(widths, tails, strict=True)))
+        own = sum(w * w for w in (*widths, *others))
+        return 8 * (own + sum(widths) * sum(others))
+
+    def add(self, features: Tensor, others: Tensor | None = None) -> None:
+        """(depth, row, dim) of the first group and, if there is one, of the second."""
+        parts = [features] if others is None else [features, others.to(features.dtype)]
+        # One row a sample, the depths side by side: large matrix products.
+        x = torch.cat([p.transpose(0, 1).flatten(1) for p in parts], 1)
+        if self.pilot is None:
+            self.pilot = x.mean(0, dtype=torch.float64).to(x.dtype)
+            self._to(x.device)
+        self._waiting.append(x - self.pilot)
+        if sum(map(len, self._waiting)) >= FOLD:
+            self._fold()
+
+    def _to(self, device: torch.device) -> None:
+        if device.type == "cpu" or device.type == "mps":  # mps has no float64: sums stay here
+            return
+        self._s, self._a, self._ab, self._xb = (
+            t.to(device) for t in (self._s, self._a, self._ab, self._xb)
+        )
+        self._products = [[t.to(device) for t in row] for row in self._products]
+
+    def _fold(self) -> None:
+        if not self._waiting:
+            return
+        x = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)
+        self._waiting = []
+        self.n += len(x)
+        device = self._s.device
+        squares = torch.stack([p.square().sum(1) for p in x.split(self.widths, 1)], 1)
+        wide = squares.double().to(device)
+        self._s += x.sum(0, dtype=torch.float64).to(device)
+        self._a += wide.sum(0)
+        self._ab += wide.T @ wide
+        self._xb += (x.T @ squares).to(device, torch.float64)
+        for i, row in enumerate(self._products):
+            own = x[:, self.edges[i] : self.edges[i + 1]].T
+            for (start, stop), total in zip(self._spans(i), row, strict=True):
+                total += (own @ x[:, start:stop]).to(device)
+
+    def similarity(self) -> Similarity:
+        """CKA of all pairs from the sums so far."""
+        self._fold()
+        groups = (
+            (range(self.first), range(self.first))
+            if not self.second
+            else (range(self.first), range(self.first, self.first + self.second))
+        )
+        cache: dict[tuple[int, int], tuple[float, float]] = {}
+
+        def pair(i: int, j: int) -> tuple[float, float]:
+            i, j = min(i, j), max(i, j)
+            if (i, j) not in cache:
+                cache[i, j] = self._hsic(i, j)
+            return cache[i, j]
+
+        found = np.full((2, len(groups[0]), len(groups[1])), np.nan)
+        for r, i in enumerate(groups[0]):
+            for c, j in enumerate(groups[1]):
+                xy, xx, yy = pair(i, j), pair(i, i), pair(j, j)
+                for kind in (0, 1):
+                    scale = xx[kind] * yy[kind]
+                    if xx[kind] > 0 and yy[kind] > 0 and scale > 0:
+                        found[kind, r, c] = xy[kind] / scale**0.5
+        return Similarity(found[0], found[1])
+
+    def _hsic(self, i: int, j: int) -> tuple[float, float]:
+        n, edges = self.n, self.edges
+        start = edges[j]
+        span = next(k for k, (a, b) in enumerate(self._spans(i)) if a <= start < b)
+        offset = self._spans(i)[span][0]
+        S = self._products[i][span][:, start - offset : edges[j + 1] - offset]
+        mine, theirs = slice(edges[i], edges[i + 1]), slice(edges[j], edges[j + 1])
+        s, t = self._s[mine], self._s[theirs]
+        centred = S - torch.outer(s, t) / n
+        biased = float(centred.square().sum())
+        if self._constant(i) or self._constant(j):
+            return 0.0, 0.0
+        if n < 4:
+            return biased, 0.0
+        ab = self._ab[i, j]
+        trace = S.square().sum() - ab
+        k, m = s @ s - self._a[i], t @ t - self._a[j]
+        mixed = s @ S @ t - s @ self._xb[mine, j] - t @ self._xb[theirs, i] + ab
+        hsic = trace + k * m / ((n - 1) * (n - 2)) - 2 * mixed / (n - 2)
+        return biased, float(hsic / (n * (n - 3)))
+
+    def _constant(self, i: int) -> bool:
+        """The same feature for all samples, up to the rounding of its mean."""
+        assert self.pilot is not None
+        part = slice(self.edges[i], self.edges[i + 1])
+        s = self._s[part]
+        variance = float(self._a[i] / self.n - (s @ s) / self.n**2)
+        length = float((self.pilot[part].double().to(s.device) + s / self.n).square().sum())
+        return variance <= 1e-12 * length or variance <= 0
+
+
+class MinibatchCKA:
+    """The average of HSIC_1 over chunks of rows (SPEC 2.2), where the products do not fit.
+
+    Its memory grows neither with N nor with the square of the width. Chunks have a fixed size, so
+    the estimate does not depend on the batch size of the data; it does depend on the order.
+    """
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._own: tuple[Tensor, Tensor] | None = None
+        self.rows = 0
+
+    def add(self, features: Tensor, others: Tensor | None = None) -> None:
+        if features.shape[1] < 4:
+            return
+        left = _centred_grams(features)
+        right = left if others is None else _centred_grams(others)
+        # The weight of a chunk is its rows: the shorter last one counts less.
+        weight = features.shape[1] / (features.shape[1] * (features.shape[1] - 3))
+        cross = left.flatten(1) @ right.flatten(1).T * weight
+        own = (
+            left.square().sum((1, 2)) * weight,
+            right.square().sum((1, 2)) * weight,
+        )
+        self._sum = cross if self._sum is None else self._sum + cross
+        self._own = own if self._own is None else (self._own[0] + own[0], self._own[1] + own[1])
+        self.rows += features.shape[1]
+
+    def similarity(self) -> np.ndarray:
+        assert self._sum is not None
+        assert self._own is not None
+        scale = torch.outer(*self._own)
+        found = torch.where(scale > 0, self._sum / scale.clamp(min=1e-300).sqrt(), torch.nan)
+        return found.cpu().numpy()
+
+
+def _centred_grams(features: Tensor) -> Tensor:
+    """U-centred Gram matrices: `tr(K~ L~) / (n (n - 3))` is HSIC_1."""
+    x = (features - features.mean(1, keepdim=True)).double()
+    n = x.shape[1]
+    gram = x @ x.mT
+    gram.diagonal(dim1=1, dim2=2).zero_()
+    rows = gram.sum(2) / (n - 2)
+    total = gram.sum((1, 2)) / ((n - 1) * (n - 2))
+    gram = gram - rows[:, :, None] - rows[:, None, :] + total[:, None, None]
+    gram.diagonal(dim1=1, dim2=2).zero_()
+    return gram

@@ -1,0 +1,258 @@
+"""What a language model would say at every depth (SPEC 2.5, 2.11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from everydepth.errors import SettingError
+from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.tracing.metrics.shared import DEPTH, array, depths
+from everydepth.tracing.result import Result, defined
+
+SentenceEncoder = Callable[[Sequence[str]], np.ndarray]
+"""Texts -> (text, dim)."""
+
+
+class Tokenizer(Protocol):
+    """What is needed of a tokenizer; those of Hugging Face have it."""
+
+    def encode(self, text: str, /) -> list[int]: ...
+
+    def decode(self, ids: Any, /) -> Any: ...
+
+
+def token_grid(
+    model: nn.Module | ResidualStream,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    new_tokens: int = 20,
+    top: int = 5,
+) -> Result:
+    """Each depth's top predictions at every position of a prompt and its greedy continuation.
+
+    Column `t` is what follows token `t`: `text[l, t]` is the top prediction of depth l and
+    `probability[l, t]` its probability; `top_text` and `top_probability` hold the first `top`. A
+    column has a `saturated_at`: the depth from which the top prediction is the final one.
+    """
+    stream = _causal(model)
+    if new_tokens < 0 or top < 1:
+        raise SettingError(f"new_tokens={new_tokens}, top={top}; use 0 or more, and 1 or more")
+    with _ready(stream):
+        ids = _encoded(stream, tokenizer, prompt)
+        start = ids.shape[1]
+        for token in _continued(stream, ids, stream.depth, new_tokens, _greedy):
+            ids = torch.cat([ids, token[:, None]], 1)
+        states = stream.observe({"input_ids": ids}, check_finite=True)
+        found: list[tuple[Tensor, Tensor]] = []
+        for depth in range(stream.depth + 1):
+            chances = states.logits(depth)[0].float().softmax(-1)
+            found.append(tuple(chances.topk(min(top, chances.shape[-1]), -1)))  # pyright: ignore[reportArgumentType]
+    chance = np.stack([array(c) for c, _ in found])
+    token = np.stack([array(t) for _, t in found])
+    words = {i: _text(tokenizer, i) for i in {*token.flatten().tolist(), *ids[0].tolist()}}
+    text = np.array([[[words[i] for i in cell] for cell in row] for row in token.tolist()])
+    agree = token[:, :, 0] == token[-1, :, 0]
+    final = (~np.logical_and.accumulate(agree[::-1], 0)).sum(0)
+    return Result(
+        name="token_grid",
+        kind="grid",
+        series=("text",),
+        arrays={
+            "depth": depths(stream.depth),
+            "tokens": np.array([words[i] for i in ids[0].tolist()]),
+            "text": text[:, :, 0].copy(),
+            "probability": chance[:, :, 0].copy(),
+            "top_text": text,
+            "top_probability": chance,
+            "saturated_at": final,
+        },
+        labels={"depth": DEPTH, "tokens": "token", "probability": "probability"},
+        meta={"prompt": prompt, "prompt_tokens": start, "new_tokens": ids.shape[1] - start},
+    )
+
+
+def text_at_depth(
+    model: nn.Module | ResidualStream,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    depths_wanted: Sequence[int] | None = None,
+    new_tokens: int = 40,
+    nucleus: float = 0.95,
+    seed: int = 0,
+    encoder: SentenceEncoder | str | Path | None = None,
+) -> Result:
+    """Text sampled from every depth, with its diversity and its coherence with the prompt.
+
+    Only the first l blocks run to write at depth l. nucleus: tokens are drawn from the smallest set
+    with this probability. encoder: a function from texts to vectors, or the folder of a Hugging
+    Face encoder; without one, coherence is left out.
+    """
+    stream = _causal(model)
+    if not prompts:
+        raise SettingError("no prompts; pass at least one text")
+    if not 0 < nucleus <= 1:
+        raise SettingError(f"nucleus={nucleus}; use a probability above 0, at most 1")
+    if new_tokens < 1:
+        raise SettingError(f"new_tokens={new_tokens}; use 1 or more")
+    encode = sentence_encoder(encoder) if isinstance(encoder, (str, Path)) else encoder
+    wanted = list(range(1, stream.depth + 1) if depths_wanted is None else depths_wanted)
+    written: list[list[str]] = []
+    diverse: list[list[float]] = []
+    with _ready(stream):
+        for depth in map(stream.check_depth, wanted):
+            generator = torch.Generator().manual_seed(seed)  # each depth draws the same numbers
+            pick = _nucleus(nucleus, generator)
+            ids = [
+                [int(t) for t in _continued(stream, start, depth, new_tokens, pick)]
+                for start in (_encoded(stream, tokenizer, prompt) for prompt in prompts)
+            ]
+            written.append([str(tokenizer.decode(line)) for line in ids])
+            diverse.append([diversity(line) for line in ids])
+    value = np.array(diverse)
+    arrays = {"depth": np.array(wanted), "diversity": defined(_mean(value))}
+    series = ["diversity"]
+    if encode is not None:
+        start = _unit(encode(list(prompts)))
+        close = [(start * _unit(encode(texts))).sum(1).mean() for texts in written]
+        arrays["coherence"] = np.array(close)
+        series.insert(0, "coherence")
+    short = "the continuations are too short for 4-grams; raise new_tokens"
+    return Result(
+        name="text_at_depth",
+        kind="curve",
+        series=tuple(series),
+        arrays={**arrays, "text": np.array(written), "prompts": np.array(list(prompts))},
+        labels={
+            "depth": DEPTH,
+            "coherence": "coherence, cosine of prompt and continuation",
+            "diversity": "diversity, unique over total n-grams (n = 2, 3, 4)",
+        },
+        meta={"new_tokens": new_tokens, "nucleus": nucleus, "seed": seed, "prompts": len(prompts)},
+        note=short if np.isnan(value).any() else None,
+    )
+
+
+def diversity(tokens: Sequence[Any]) -> float:
+    """Product over n = 2, 3, 4 of unique over total n-grams; NaN below four tokens."""
+    if len(tokens) < 4:
+        return float("nan")
+    total = 1.0
+    for n in (2, 3, 4):
+        grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+        total *= len(set(grams)) / len(grams)
+    return total
+
+
+def sentence_encoder(folder: str | Path) -> SentenceEncoder:
+    """A Hugging Face encoder from a folder: the mean of its last states over real tokens."""
+    from transformers import AutoModel, AutoTokenizer
+
+    place = Path(folder)
+    if not (place / "config.json").exists():
+        raise SettingError(
+            f"no encoder in {place} (config.json is missing); pass the folder of a Hugging Face "
+            "encoder, or a function from texts to vectors"
+        )
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(place))
+    encoder: Any = AutoModel.from_pretrained(str(place)).eval()
+
+    @torch.no_grad()
+    def encode(texts: Sequence[str]) -> np.ndarray:
+        # An empty text would have no token to average in some tokenizers.
+        batch = tokenizer(
+            [text or " " for text in texts], padding=True, truncation=True, return_tensors="pt"
+        )
+        states = encoder(**batch).last_hidden_state
+        mask = batch["attention_mask"][..., None].to(states.dtype)
+        return array((states * mask).sum(1) / mask.sum(1).clamp(min=1))
+
+    return encode
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def _continued(
+    stream: ResidualStream,
+    ids: Tensor,
+    depth: int,
+    count: int,
+    pick: Callable[[Tensor], Tensor],
+) -> Generator[Tensor, None, None]:
+    """Tokens written with the first `depth` blocks, one at a time, with a cache."""
+    cache = stream.new_cache()
+    for _ in range(count):
+        cursor = stream.advance(stream.start({"input_ids": ids}, cache=cache), to=depth)
+        token = pick(stream.logits(cursor)[:, -1].float())
+        yield token
+        ids = token[:, None]
+
+
+def _greedy(logits: Tensor) -> Tensor:
+    return logits.argmax(-1)
+
+
+def _nucleus(share: float, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    def pick(logits: Tensor) -> Tensor:
+        chance, token = logits.softmax(-1).sort(-1, descending=True)
+        # A token stays if those before it do not reach the share yet; the first always does.
+        before = chance.cumsum(-1) - chance
+        kept = torch.where(before < share, chance, 0)
+        drawn = torch.multinomial(kept.cpu(), 1, generator=generator).to(token.device)
+        return token.gather(-1, drawn)[:, 0]
+
+    return pick
+
+
+def _causal(model: nn.Module | ResidualStream) -> ResidualStream:
+    stream = as_stream(model)
+    if stream.task != "causal_lm":
+        raise SettingError(
+            f"{stream.name} predicts {stream.task!r}; text needs a causal language model"
+        )
+    return stream
+
+
+def _encoded(stream: ResidualStream, tokenizer: Tokenizer, prompt: str) -> Tensor:
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        raise SettingError(f"the prompt {prompt!r} has no tokens; pass at least one word")
+    device = next(unwrapped(stream.model).parameters()).device
+    return torch.tensor([ids], device=device)
+
+
+def _text(tokenizer: Tokenizer, token: int) -> str:
+    """A token as it reads in a text: decoding one alone loses the space in front of it."""
+    text = str(tokenizer.decode([token]))
+    pieces = getattr(tokenizer, "convert_ids_to_tokens", None)
+    piece = "" if pieces is None else str(pieces(token))
+    if piece.startswith("▁") and not text.startswith(" "):
+        return f" {text}"
+    return text or piece
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors, np.float64) / np.maximum(length, 1e-12)
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """Mean over texts, leaving out those too short; NaN where all are."""
+    good = ~np.isnan(values)
+    total = np.where(good, values, 0).sum(1)
+    return np.where(good.any(1), total / np.maximum(good.sum(1), 1), np.nan)
+
+
+@contextmanager
+def _ready(stream: ResidualStream) -> Generator[None, None, None]:
+    with torch.no_grad(), evaluating(unwrapped(stream.model)):
+        yield

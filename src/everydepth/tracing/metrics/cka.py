@@ -1,0 +1,106 @@
+"""Linear CKA of all pairs of depths, exact where memory allows (SPEC 2.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from everydepth.tracing.crossproducts import CrossProducts, MinibatchCKA
+from everydepth.tracing.metric import FeatureMetric, register_metric
+from everydepth.tracing.metrics.shared import DEPTH, depths
+from everydepth.tracing.observation import FeatureRows
+from everydepth.tracing.result import Result, defined, gap
+
+
+@register_metric
+class Cka(FeatureMetric):
+    """`value` is biased linear CKA, `unbiased` uses HSIC_1; both of all samples at once.
+
+    If the products of all pairs exceed the memory budget, `value` is the HSIC_1 estimate averaged
+    over chunks of rows, and the result says so.
+    """
+
+    name = "cka"
+    kind = "matrix"
+    group = "similarity"
+    between = False
+
+    def __init__(self) -> None:
+        self.exact: CrossProducts | None = None
+        self.chunks: MinibatchCKA | None = None
+        self.rows = 0
+        self.needed = 0
+
+    def update(self, rows: FeatureRows) -> None:
+        x, y = rows.features, rows.other if self.between else None
+        if self.exact is None and self.chunks is None:
+            sizes = [x.shape[-1]] * len(x), () if y is None else [y.shape[-1]] * len(y)
+            self.needed = CrossProducts.bytes_needed(*sizes)
+            if self.needed <= self.memory:
+                self.exact = CrossProducts(*sizes)
+            else:
+                self.chunks = MinibatchCKA()
+            self.shape = len(x), len(x if y is None else y)
+        self.rows += x.shape[1]
+        (self.exact or self.chunks).add(x, y)  # pyright: ignore[reportOptionalMemberAccess]
+
+    def compute(self) -> Result:
+        if self.rows < 2:
+            return gap(self.name, "matrix", f"CKA compares samples, and there is {self.rows}")
+        arrays: dict[str, np.ndarray] = {
+            "depth": depths(self.shape[0] - 1),
+            "columns": depths(self.shape[1] - 1),
+        }
+        notes: list[str] = []
+        if self.exact is not None:
+            found = self.exact.similarity()
+            arrays["value"] = defined(found.biased)
+            if self.rows >= 4:
+                arrays["unbiased"] = defined(found.unbiased)
+            else:
+                notes.append(f"the unbiased estimate needs 4 samples, and there are {self.rows}")
+            how = "exact, from products of features summed over all samples"
+        else:
+            assert self.chunks is not None
+            if self.rows < 4:
+                return gap(self.name, "matrix", f"HSIC_1 needs 4 samples; there are {self.rows}")
+            arrays["value"] = defined(self.chunks.similarity())
+            how = "HSIC_1 averaged over chunks of rows"
+            notes.append(
+                f"estimated from chunks: exact CKA needs {self.needed / 2**20:,.0f} MiB, more than "
+                f"the memory budget of {self.memory / 2**20:,.0f} MiB"
+            )
+        if isinstance(arrays["value"], np.ma.MaskedArray):
+            notes.append("undefined where a feature is the same for all samples")
+        series = tuple(k for k in ("value", "unbiased") if k in arrays)
+        return Result(
+            name=self.name,
+            kind="matrix",
+            series=series,
+            arrays=arrays,
+            labels={
+                "depth": DEPTH,
+                "columns": f"{DEPTH} of the second model" if self.between else DEPTH,
+                "value": "linear CKA",
+                "unbiased": "linear CKA, unbiased",
+            },
+            meta={"rows": self.rows, "estimator": how, "product_bytes": self.needed},
+            note="; ".join(notes) or None,
+        )
+
+
+@register_metric
+class CkaBetween(Cka):
+    """Depths of the model (rows) against depths of the second model (columns)."""
+
+    name = "cka_between"
+    needs = frozenset({"against"})
+    between = True
+
+
+@register_metric
+class TokenCka(Cka):
+    """CKA with every real token as a sample, for streams in which one token predicts."""
+
+    name = "token_cka"
+    level = "token"
+    default = False

@@ -1,0 +1,176 @@
+"""What each block, and each branch of it, adds to the prediction (SPEC 1.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everydepth.stream import Block, BranchRecord, Task
+from everydepth.tracing.metric import BatchMetric, register_metric
+from everydepth.tracing.metrics.shared import DEPTH, array, depths
+from everydepth.tracing.observation import Observation
+from everydepth.tracing.predictions import LOGIT_BYTES
+from everydepth.tracing.result import Result, defined, gap
+
+
+@register_metric
+class Contributions(BatchMetric):
+    """`z_l - z_{l-1}`: its norm, and what it adds to the logit of the target.
+
+    The target is the label, or the final prediction where there is none (or the first output of a
+    regression). The second telescopes: `start + sum(target) = end`.
+    """
+
+    name = "contributions"
+    group = "contributions"
+    tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})
+
+    def __init__(self) -> None:
+        self.steps: Tensor | None = None
+        self.followed: Tensor | None = None
+        self.rows = 0
+
+    def update(self, observation: Observation) -> None:
+        p = observation.predictions
+        found = p.step.sum(1, dtype=torch.float64), p.followed.sum(1, dtype=torch.float64)
+        self.steps = found[0] if self.steps is None else self.steps + found[0]
+        self.followed = found[1] if self.followed is None else self.followed + found[1]
+        self.rows += p.step.shape[1]
+
+    def compute(self) -> Result:
+        if self.steps is None or self.followed is None or not self.rows:
+            return gap(self.name, "curve", "no data was seen")
+        followed = array(self.followed) / self.rows
+        norm = array(self.steps) / self.rows
+        return Result(
+            name=self.name,
+            kind="curve",
+            series=("norm", "target"),
+            arrays={
+                "depth": depths(len(norm), 1),
+                "norm": norm,
+                "target": np.diff(followed),
+                "start": followed[:1],
+                "end": followed[-1:],
+            },
+            labels={
+                "depth": DEPTH,
+                "norm": "‖z after - z before‖ (logit)",
+                "target": "added to the target's logit (logit)",
+            },
+            meta={"rows": self.rows},
+        )
+
+
+@register_metric
+class BranchContributions(BatchMetric):
+    """The contribution of each block split at the states between its branches.
+
+    The state between two branches is read out like any other, so the parts of a block add up to
+    `z_l - z_{l-1}` exactly. One series of norms per kind of branch, and `<kind>_target` for what it
+    adds to the target's logit.
+    """
+
+    name = "branch_contributions"
+    group = "contributions"
+    needs = frozenset({"branches"})
+    tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})
+    # It takes twice the readouts, which is dear with a large vocabulary.
+    default: ClassVar[bool | frozenset[Task]] = frozenset({"classification", "regression"})
+
+    def __init__(self) -> None:
+        self.sums: dict[tuple[str, int], np.ndarray] = {}
+        self.rows = 0
+        self.depth = 0
+
+    def update(self, observation: Observation) -> None:
+        o, records = observation, observation.branches
+        assert records is not None
+        self.depth = o.depth
+        n = o.features.shape[1]
+        self.rows += n
+        size = max(1, LOGIT_BYTES // (4 * o.logits(o.depth, slice(0, 1)).shape[-1]))
+        follow = _followed(o)
+        for depth, (block, seen) in enumerate(zip(o.stream.blocks, records, strict=True), start=1):
+            between = [_picked(o, h, depth) for h in _states_between(block, seen)]
+            for start in range(0, n, size):
+                rows = slice(start, start + size)
+                points = [
+                    o.logits(depth - 1, rows),
+                    *(o.stream.head(o.stream.normed(f[rows], depth)) for f in between),
+                    o.logits(depth, rows),
+                ]
+                self._add(depth, block, points, follow[rows])
+
+    def _add(self, depth: int, block: Block, points: list[Tensor], follow: Tensor) -> None:
+        names = branch_names(block) if len(points) > 2 else ["block"]
+        for name, before, after in zip(names, points, points[1:], strict=False):
+            step = (after - before).double()
+            target = step.gather(-1, follow[:, None])
+            found = np.array(
+                [float(torch.linalg.vector_norm(step, dim=-1).sum()), float(target.sum())]
+            )
+            self.sums[name, depth] = self.sums.get((name, depth), np.zeros(2)) + found
+
+    def compute(self) -> Result:
+        if not self.rows:
+            return gap(self.name, "curve", "no data was seen")
+        arrays: dict[str, np.ndarray] = {"depth": depths(self.depth, 1)}
+        labels = {"depth": DEPTH}
+        names = list(dict.fromkeys(name for name, _ in self.sums))
+        for k, suffix in enumerate(("", "_target")):
+            for name in names:
+                missing = np.full(2, np.nan)
+                column = [self.sums.get((name, d), missing)[k] for d in arrays["depth"]]
+                arrays[f"{name}{suffix}"] = defined(np.array(column) / self.rows)
+                word = name.replace("_", " ")
+                labels[f"{name}{suffix}"] = (
+                    f"{word}: added to the target (logit)" if k else f"{word}: ‖added‖ (logit)"
+                )
+        series = (*names, *(f"{name}_target" for name in names))
+        return Result(
+            name=self.name,
+            kind="curve",
+            series=series,
+            arrays=arrays,
+            labels=labels,
+            meta={"rows": self.rows},
+        )
+
+
+def branch_names(block: Block) -> list[str]:
+    """The kinds of a block's branches, numbered where one occurs twice."""
+    kinds = [branch.kind for branch in block.branches]
+    return [
+        kind if kinds.count(kind) == 1 else f"{kind}_{kinds[: i + 1].count(kind)}"
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def _states_between(block: Block, seen: Sequence[BranchRecord]) -> list[Tensor]:
+    if block.parallel:
+        # Branches that read the same state are added one after the other, in their order.
+        states, h = list[Tensor](), seen[0].x
+        for record in seen[:-1]:
+            h = h + record.out
+            states.append(h.view(record.shape))
+        return states
+    return [record.x.view(record.shape) for record in seen[1:]]
+
+
+def _picked(o: Observation, h: Tensor, depth: int) -> Tensor:
+    feature = o.stream.feature(h, depth, o.states.batch)
+    return feature if o.mask is None else feature[o.mask]
+
+
+def _followed(o: Observation) -> Tensor:
+    """The output followed through the depths: the label, or the final prediction."""
+    p = o.predictions
+    if o.stream.task == "regression":
+        return torch.zeros(p.step.shape[1], dtype=torch.long, device=p.step.device)
+    top = p.top[-1].long()
+    return top if o.targets is None else torch.where(p.labelled, o.targets, top)

@@ -1,0 +1,289 @@
+"""Gradients of the loss at the states: norms, mean, covariance, alignment (SPEC 3.3, 4.2, 4.6)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everydepth.errors import SettingError
+from everydepth.tracing.metric import BatchMetric, Need, register_metric
+from everydepth.tracing.metrics.contributions import branch_names
+from everydepth.tracing.metrics.shared import DEPTH, Kept, array, depths
+from everydepth.tracing.observation import Observation
+from everydepth.tracing.record import Trace
+from everydepth.tracing.result import Result, defined, gap
+
+GRADIENTS: frozenset[Need] = frozenset({"gradients", "labels"})
+QUANTILE_BYTES = 2**25
+COORDINATES = 64  # coordinates of which the covariance is formed; evenly spaced
+SPECTRUM_ROWS = 512  # samples from which the largest variance is estimated
+
+
+@register_metric
+class GradientNorm(BatchMetric):
+    """Mean over samples of `||dLoss/dh_l||`, and at the entry of every branch of block l.
+
+    A sample's loss is its own; its gradient is taken over all tokens of the state. Series are
+    named by what reads the tap: with attention and MLP branches, `attention` is the norm at `x_l`
+    and `mlp` at `x~_l`.
+    """
+
+    name = "gradient_norm"
+    group = "gradients"
+    needs = GRADIENTS
+    default = False
+
+    def __init__(self) -> None:
+        self.states: Tensor | None = None
+        self.branches: dict[tuple[str, int], float] = {}
+        self.samples = 0
+        self.kept = Kept(QUANTILE_BYTES)
+
+    def update(self, observation: Observation) -> None:
+        taps = observation.gradients
+        assert taps is not None
+        found = taps.state_norms.sum(1, dtype=torch.float64)
+        self.states = found if self.states is None else self.states + found
+        self.samples += observation.samples
+        self.kept.add(taps.state_norms.T)
+        for depth, block in enumerate(observation.stream.blocks, start=1):
+            norms = taps.branch_norms[depth - 1]
+            for name, norm in zip(branch_names(block), norms, strict=False):
+                key = (name, depth)
+                self.branches[key] = self.branches.get(key, 0.0) + float(norm.double().sum())
+
+    def compute(self) -> Result:
+        if self.states is None:
+            return gap(self.name, "curve", "no data was seen")
+        value = array(self.states) / self.samples
+        names = list(dict.fromkeys(name for name, _ in self.branches))
+        where = depths(len(value) - 1)
+        taps = {
+            name: defined(
+                np.array([self.branches.get((name, d), np.nan) for d in where]) / self.samples
+            )
+            for name in names
+        }
+        return Result(
+            name=self.name,
+            kind="curve",
+            series=("value", *names),
+            arrays={"depth": where, "value": value, **taps, **self.kept.quantiles()},
+            labels={
+                "depth": DEPTH,
+                "value": "at the state: ‖gradient of the loss‖ (nat per unit)",
+                **{
+                    n: f"where {n.replace('_', ' ')} reads: ‖gradient of the loss‖ (nat per unit)"
+                    for n in names
+                },
+            },
+            meta={"samples": self.samples},
+        )
+
+
+@register_metric
+class GradientMean(BatchMetric):
+    """`||gbar_l||`, the mean gradient over samples, with what the alignment bound needs.
+
+    The gradient is summed over tokens or positions. Arrays `mean_<l>` hold the vectors;
+    `gradient_alignment` compares those of two traces.
+    """
+
+    name = "gradient_mean"
+    group = "gradients"
+    needs = GRADIENTS
+    default = False
+
+    def __init__(self) -> None:
+        self.sums: list[Tensor] = []
+        self.squares: Tensor | None = None
+        self.samples = 0
+        self.rows: list[list[Tensor]] = []
+
+    def update(self, observation: Observation) -> None:
+        taps = observation.gradients
+        assert taps is not None
+        sums = [g.sum(0, dtype=torch.float64) for g in taps.vectors]
+        squares = torch.stack([g.double().square().sum() for g in taps.vectors])
+        self.sums = sums if not self.sums else [a + b for a, b in zip(self.sums, sums, strict=True)]
+        self.squares = squares if self.squares is None else self.squares + squares
+        room = max(SPECTRUM_ROWS - self.samples, 0)
+        if room:
+            self.rows.append([g[:room].clone() for g in taps.vectors])
+        self.samples += observation.samples
+
+    def compute(self) -> Result:
+        if self.squares is None:
+            return gap(self.name, "curve", "no data was seen")
+        means = [array(s) / self.samples for s in self.sums]
+        norm = np.array([np.linalg.norm(m) for m in means])
+        total = array(self.squares) / self.samples - norm**2
+        largest = np.array([_largest([r[i] for r in self.rows]) for i in range(len(means))])
+        exact = self.samples <= SPECTRUM_ROWS
+        return Result(
+            name=self.name,
+            kind="curve",
+            series=("value",),
+            arrays={
+                "depth": depths(len(means) - 1),
+                "value": norm,
+                "variance": np.maximum(total, 0),
+                "largest_variance": largest,
+                **{f"mean_{i}": m for i, m in enumerate(means)},
+            },
+            labels={
+                "depth": DEPTH,
+                "value": "‖mean gradient‖ (nat per unit)",
+                "variance": "tr Σ",
+                "largest_variance": "‖Σ‖",
+            },
+            meta={
+                "samples": self.samples,
+                "largest_variance_from": min(self.samples, SPECTRUM_ROWS),
+            },
+            note=None
+            if exact
+            else f"largest_variance is estimated from the first {SPECTRUM_ROWS} samples",
+        )
+
+
+def _largest(parts: list[Tensor]) -> float:
+    """The largest eigenvalue of the covariance, from the smaller of its two Gram matrices."""
+    g = torch.cat(parts).double()
+    g = g - g.mean(0)
+    gram = g @ g.T if len(g) < g.shape[1] else g.T @ g
+    return float(torch.linalg.eigvalsh(gram)[-1].clamp(min=0)) / len(g)
+
+
+@register_metric
+class GradientCovariance(BatchMetric):
+    """The covariance of the gradient's coordinates: how far from diagonal it is (SPEC 4.6).
+
+    within_1, within_10: share of off-diagonal entries below 1 % and 10 % of the mean variance.
+    `covariance` (depth, i, j) is a heat map of evenly spaced coordinates, `coordinates` which;
+    nothing of the size dim x dim is formed.
+    """
+
+    name = "gradient_covariance"
+    group = "gradients"
+    needs = GRADIENTS
+    default = False
+
+    def __init__(self, coordinates: int = COORDINATES) -> None:
+        if coordinates < 2:
+            raise SettingError(f"coordinates={coordinates}; use 2 or more")
+        self.wanted = coordinates
+        self.sums: list[tuple[Tensor, Tensor]] = []
+        self.chosen: list[Tensor] = []
+        self.samples = 0
+
+    def update(self, observation: Observation) -> None:
+        taps = observation.gradients
+        assert taps is not None
+        if not self.chosen:
+            self.chosen = [
+                torch.linspace(0, g.shape[1] - 1, min(self.wanted, g.shape[1])).round().long()
+                for g in taps.vectors
+            ]
+        found: list[tuple[Tensor, Tensor]] = []
+        for g, where in zip(taps.vectors, self.chosen, strict=True):
+            part = g[:, where.to(g.device)].double()
+            found.append((part.sum(0), part.T @ part))
+        old = self.sums
+        self.sums = (
+            [(a + c, b + d) for (a, b), (c, d) in zip(old, found, strict=True)] if old else found
+        )
+        self.samples += observation.samples
+
+    def compute(self) -> Result:
+        if self.samples < 2:
+            return gap(self.name, "curve", f"a covariance needs 2 samples, there is {self.samples}")
+        n = self.samples
+        matrices = [array(b / n - torch.outer(a, a) / n**2) for a, b in self.sums]
+        edges = np.array([-np.inf, *np.linspace(-1, 1, 41), np.inf])
+        shares, counts = np.full((2, len(matrices)), np.nan), np.zeros((len(matrices), 42))
+        for i, matrix in enumerate(matrices):
+            mean = np.trace(matrix) / len(matrix)
+            if mean <= 0 or len(matrix) < 2:
+                continue
+            off = matrix[~np.eye(len(matrix), dtype=bool)] / mean
+            shares[:, i] = [(np.abs(off) <= bound).mean() for bound in (0.01, 0.1)]
+            counts[i] = np.histogram(off, edges)[0]
+        width = max(map(len, matrices))
+        heat = np.full((len(matrices), width, width), np.nan)
+        where = np.full((len(matrices), width), -1)
+        for i, (matrix, coordinates) in enumerate(zip(matrices, self.chosen, strict=True)):
+            heat[i, : len(matrix), : len(matrix)] = matrix
+            where[i, : len(matrix)] = array(coordinates)
+        return Result(
+            name=self.name,
+            kind="curve",
+            series=("within_10", "within_1"),
+            arrays={
+                "depth": depths(len(matrices) - 1),
+                "within_10": defined(shares[1]),
+                "within_1": defined(shares[0]),
+                "covariance": defined(heat),
+                "coordinates": where,
+                "counts": counts,
+                "edges": edges[1:-1],
+            },
+            labels={
+                "depth": DEPTH,
+                "within_10": "off-diagonal below 10 % of the mean variance (share)",
+                "within_1": "off-diagonal below 1 % of the mean variance (share)",
+                "edges": "covariance / mean variance",
+            },
+            meta={"samples": n, "coordinates": width},
+        )
+
+
+def gradient_alignment(train: Trace, test: Trace) -> Result:
+    """Do the mean gradients of two data sets point the same way, at every depth (SPEC 4.6)?
+
+    Both traces need the metric `gradient_mean`, of the same model. `bound` is the probability that
+    they do not, at most 1, with `mu` and `Sigma` taken from the first trace.
+    """
+    a, b = train.result("gradient_mean"), test.result("gradient_mean")
+    last = len(a.arrays["depth"]) - 1
+    if len(b.arrays["depth"]) - 1 != last:
+        raise SettingError(
+            f"the traces have {last} and {len(b.arrays['depth']) - 1} blocks; trace one model on "
+            "both data sets"
+        )
+    n, m = a.meta["samples"], b.meta["samples"]
+    cosine, bound = np.full(last + 1, np.nan), np.full(last + 1, np.nan)
+    for i in range(last + 1):
+        x, y = a.arrays[f"mean_{i}"], b.arrays[f"mean_{i}"]
+        if x.shape != y.shape:
+            raise SettingError(
+                f"the gradients at depth {i} have {len(x)} and {len(y)} coordinates; trace one "
+                "model on both data sets"
+            )
+        lengths = np.linalg.norm(x) * np.linalg.norm(y)
+        if lengths > 0:
+            cosine[i] = x @ y / lengths
+        mu, kappa, total = a.value[i] ** 2, a.arrays["largest_variance"][i], a.arrays["variance"][i]
+        if mu > 0:
+            sum_ = 4 * kappa / (n * mu) + 4 * kappa / (m * mu)
+            bound[i] = min(1.0, sum_ + 4 * kappa * total / (n * m * mu**2))
+    undefined = np.flatnonzero(np.isnan(cosine))
+    where = ", ".join(map(str, undefined))
+    return Result(
+        name="gradient_alignment",
+        kind="curve",
+        series=("cosine", "bound"),
+        arrays={
+            "depth": depths(last),
+            "cosine": defined(cosine),
+            "bound": defined(bound),
+        },
+        labels={
+            "depth": DEPTH,
+            "cosine": "cosine of the two mean gradients",
+            "bound": "bound on the probability of disagreement (share)",
+        },
+        meta={"samples": [n, m]},
+        note=f"a mean gradient is zero at depth {where}" if where else None,
+    )

@@ -1,0 +1,244 @@
+"""The geometry of the classes at every depth: neural collapse, distinguishability (SPEC 2.4, 1.6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everydepth.stream import IGNORE_INDEX
+from everydepth.tracing.metric import FeatureMetric, register_metric
+from everydepth.tracing.metrics.predictive import LABELS
+from everydepth.tracing.metrics.shared import DEPTH, array, depths
+from everydepth.tracing.metrics.similarity import NO_SECOND_LOOK
+from everydepth.tracing.observation import FeatureRows
+from everydepth.tracing.result import Result, defined, gap
+
+RANK = 1e-10  # singular values of the class means below this share of the largest are zero
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """Of one depth: classes seen, their centred means (class, dim), and the basis these span."""
+
+    seen: Tensor
+    means: Tensor
+    centred: Tensor
+    basis: Tensor
+    variances: Tensor  # eigenvalues of Sigma_B along the basis
+
+    @staticmethod
+    def of(sums: Tensor, counts: Tensor) -> ClassMeans:
+        seen = counts > 0
+        means = torch.zeros_like(sums)
+        means[seen] = sums[seen] / counts[seen, None]
+        centred = means[seen] - means[seen].mean(0)
+        _, s, vh = torch.linalg.svd(centred, full_matrices=False)
+        kept = s > RANK * s.max().clamp(min=torch.finfo(s.dtype).tiny)
+        return ClassMeans(seen, means, centred, vh[kept], s[kept].square() / int(seen.sum()))
+
+
+@register_metric
+class NeuralCollapse(FeatureMetric):
+    """NC1, NC2 and NC3 of every depth, in the coordinates the head sees (after the final norm).
+
+    nc1: `tr(Sigma_W Sigma_B^+) / K`. nc2_norms: spread of the class means' lengths over their mean.
+    nc2_angles: mean of |cos + 1/(K-1)| over pairs of class means. nc3: distance of the normalised
+    head from the normalised class means. separation: `log tr(Sigma_W Sigma_B^+)`.
+    """
+
+    name = "neural_collapse"
+    group = "structure"
+    needs = LABELS
+    tasks = frozenset({"classification"})
+    passes = 2
+
+    def __init__(self) -> None:
+        self.sums: Tensor | None = None
+        self.counts: Tensor | None = None
+        self.head: Tensor | None = None
+        self.means: list[ClassMeans] | None = None
+        self.within: list[Tensor] = []
+        self.rows = 0
+
+    def update(self, rows: FeatureRows) -> None:
+        if rows.targets is None:
+            return
+        labelled = rows.targets != IGNORE_INDEX
+        h, y = rows.normed[:, labelled], rows.targets[labelled]
+        if not rows.second:
+            self._first(h, y, rows)
+            return
+        assert self.sums is not None
+        assert self.counts is not None
+        if self.means is None:
+            self.means = [ClassMeans.of(s, self.counts) for s in self.sums]
+            self.within = [torch.zeros_like(m.variances) for m in self.means]
+        for total, x, m in zip(self.within, h, self.means, strict=True):
+            # Only directions in which the class means differ count: Sigma_W is never formed.
+            total += ((x.double() - m.means[y]) @ m.basis.T).square().sum(0)
+
+    def _first(self, h: Tensor, y: Tensor, rows: FeatureRows) -> None:
+        classes = rows.stream.classes
+        if self.sums is None or self.counts is None:
+            self.sums = h.new_zeros(len(h), classes, h.shape[-1], dtype=torch.float64)
+            self.counts = h.new_zeros(classes, dtype=torch.float64)
+            weight = getattr(rows.stream.head, "weight", None)
+            self.head = weight.detach().double() if isinstance(weight, Tensor) else None
+        self.sums.index_add_(1, y, h.double())
+        self.counts += torch.bincount(y, minlength=classes)
+        self.rows += len(y)
+
+    def compute(self) -> Result:
+        if self.counts is None:
+            return gap(self.name, "curve", "no row of the data has a label")
+        seen, classes = int((self.counts > 0).sum()), len(self.counts)
+        if seen < 2:
+            return gap(self.name, "curve", f"needs 2 classes or more, and the data has {seen}")
+        if self.rows <= seen:
+            return gap(
+                self.name,
+                "curve",
+                f"needs more samples than classes; {self.rows} samples in {seen} classes leave "
+                "nothing to vary within a class",
+            )
+        if self.means is None:
+            return gap(self.name, "curve", NO_SECOND_LOOK)
+        columns = np.array([self._depth(i) for i in range(len(self.means))]).T
+        names = ("nc1", "nc2_norms", "nc2_angles", "nc3", "separation")
+        notes: list[str] = []
+        if seen < classes:
+            notes.append(f"{seen} of {classes} classes are in the data; the others are left out")
+        constant = np.flatnonzero(np.isnan(columns[0]))
+        if len(constant):
+            where = ", ".join(map(str, constant))
+            notes.append(f"at depth {where} all classes have one mean: nothing to measure")
+        return Result(
+            name=self.name,
+            kind="curve",
+            series=names,
+            arrays={
+                "depth": depths(len(self.means) - 1),
+                **{name: defined(c) for name, c in zip(names, columns, strict=True)},
+            },
+            labels={
+                "depth": DEPTH,
+                "nc1": "NC1, within- over between-class variance",
+                "nc2_norms": "NC2, spread of the means' lengths",
+                "nc2_angles": "NC2, distance from equal angles",
+                "nc3": "NC3, distance of the head from the means",
+                "separation": "separation, log tr(Σ_W Σ_B⁺)",
+            },
+            meta={"rows": self.rows, "classes": seen},
+            note="; ".join(notes) or None,
+        )
+
+    def _depth(self, i: int) -> list[float]:
+        assert self.means is not None
+        m = self.means[i]
+        spread = torch.linalg.vector_norm(m.centred, dim=-1)
+        scale = torch.linalg.vector_norm(m.means[m.seen], dim=-1).max()
+        if float(spread.max()) <= 1e-6 * float(scale):  # float32 features that are all alike
+            return [float("nan")] * 5
+        k = len(m.centred)
+        ratio = float((self.within[i] / self.rows / m.variances).sum())
+        unit = m.centred / spread.clamp(min=torch.finfo(spread.dtype).tiny)[:, None]
+        cosine = (unit @ unit.T)[~torch.eye(k, dtype=torch.bool, device=unit.device)]
+        nc3 = float("nan")
+        if self.head is not None and self.head.shape[-1] == m.centred.shape[-1]:
+            w = self.head[m.seen] if len(self.head) == len(m.seen) else self.head
+            if w.shape == m.centred.shape:
+                gap_ = w / w.norm() - m.centred / m.centred.norm()
+                nc3 = float(gap_.norm())
+        return [
+            ratio / k,
+            float(spread.std(correction=0) / spread.mean()),
+            float((cosine + 1 / (k - 1)).abs().mean()),
+            nc3,
+            float(np.log(ratio)) if ratio > 0 else float("-inf"),
+        ]
+
+
+@register_metric
+class Distinguishability(FeatureMetric):
+    """Are inputs with different targets kept apart?
+
+    different_1, _5, _10: share of the k nearest neighbours with another label. gap: the 1 %
+    quantile of distances between differently labelled pairs over the median of all distances.
+    Distances are between the first `samples` rows.
+    """
+
+    name = "distinguishability"
+    group = "structure"
+    needs = LABELS
+    tasks = frozenset({"classification"})
+
+    def __init__(self, samples: int = 1000) -> None:
+        self.samples = samples
+        self.kept: list[tuple[Tensor, Tensor]] = []
+        self.rows = 0
+
+    def update(self, rows: FeatureRows) -> None:
+        if rows.targets is None or self.rows >= self.samples:
+            return
+        labelled = (rows.targets != IGNORE_INDEX).nonzero().flatten()[: self.samples - self.rows]
+        self.kept.append((rows.features[:, labelled].clone(), rows.targets[labelled]))
+        self.rows += len(labelled)
+
+    def compute(self) -> Result:
+        if self.rows < 2:
+            return gap(self.name, "curve", f"needs 2 labelled samples, and there is {self.rows}")
+        h = torch.cat([features for features, _ in self.kept], 1)
+        y = torch.cat([targets for _, targets in self.kept])
+        if bool((y == y[0]).all()):
+            return gap(self.name, "curve", "all samples have one label: there is nothing to merge")
+        ks = [k for k in (1, 5, 10) if k < self.rows]
+        columns = np.array([self._depth(x, y, ks) for x in h]).T
+        names = (*(f"different_{k}" for k in ks), "gap")
+        few = f"{self.rows} samples: k is {ks} only" if len(ks) < 3 else None
+        constant = np.flatnonzero(np.isnan(columns[0]))
+        where = ", ".join(map(str, constant))
+        same = f"all samples have one feature at depth {where}: undefined" if where else None
+        return Result(
+            name=self.name,
+            kind="curve",
+            series=names,
+            arrays={
+                "depth": depths(len(h) - 1),
+                **{name: defined(c) for name, c in zip(names, columns, strict=True)},
+            },
+            labels={
+                "depth": DEPTH,
+                **{f"different_{k}": f"other label among {k} nearest (share)" for k in ks},
+                "gap": "1 % distance between labels / median distance",
+            },
+            meta={"rows": self.rows},
+            note="; ".join(filter(None, (few, same))) or None,
+        )
+
+    @staticmethod
+    def _depth(x: Tensor, y: Tensor, ks: list[int]) -> list[float]:
+        scale = x.norm(dim=-1).max()
+        x = x - x.mean(0)
+        if float(x.norm(dim=-1).max()) <= 1e-6 * float(scale):
+            return [float("nan")] * (len(ks) + 1)
+        n = len(x)
+        # Of centred rows the products lose no digits that a distance between samples needs.
+        squares = x.square().sum(1)
+        distance = (squares[:, None] + squares - 2 * (x @ x.T)).clamp(min=0)
+        distance.fill_diagonal_(torch.inf)
+        nearest = distance.topk(max(ks), largest=False).indices
+        differs = (y[nearest] != y[:, None]).double()
+        upper = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1)
+        pairs = array(distance[upper].sqrt())
+        other = pairs[array((y[:, None] != y)[upper])]
+        place = (len(other) - 1) * 0.01
+        low = np.partition(other, [int(place), min(int(place) + 1, len(other) - 1)])
+        first, second = low[int(place)], low[min(int(place) + 1, len(other) - 1)]
+        quantile = first + (second - first) * (place - int(place))
+        return [
+            *(float(differs[:, :k].mean()) for k in ks),
+            float(quantile / np.median(pairs)),
+        ]

@@ -1,0 +1,128 @@
+"""Linear probes: what a fresh linear classifier finds at every depth (SPEC 2.12)."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from everydepth.errors import LabelError, SettingError
+from everydepth.stream import IGNORE_INDEX, ResidualStream
+from everydepth.tracing.metric import FeatureMetric
+from everydepth.tracing.metrics.shared import DEPTH, array, depths
+from everydepth.tracing.observation import FeatureRows
+from everydepth.tracing.result import Result, gap
+from everydepth.tracing.run import trace
+
+
+class _Collect(FeatureMetric):
+    """Keeps the features; the labels may be those of another task than the model's."""
+
+    name = "_features"
+
+    def __init__(self) -> None:
+        self.features: list[np.ndarray] = []
+
+    def update(self, rows: FeatureRows) -> None:
+        self.features.append(array(rows.features))
+
+    def compute(self) -> Result:
+        return gap(self.name, "table", "kept for a probe")
+
+
+def linear_probe(
+    model: nn.Module | ResidualStream,
+    train: Any,
+    test: Any,
+    *,
+    strength: float = 1.0,
+    max_samples: int | None = None,
+    batch_size: int | None = None,
+    progress: bool = True,
+) -> Result:
+    """Accuracy on `test` of a logistic regression fitted on `train`, at every depth.
+
+    Data as in `trace`, with one class label per sample under "labels"; the classes need not be the
+    model's. Give data of another task for transfer, a shifted test set for robustness. strength:
+    of the L2 penalty, as in scikit-learn's `C` (larger is weaker).
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    if strength <= 0:
+        raise SettingError(f"strength={strength}; use a number above 0")
+    options = {"max_samples": max_samples, "batch_size": batch_size, "progress": progress}
+    (x, y), (x_test, y_test) = (_features(model, data, options) for data in (train, test))
+    if len(np.unique(y)) < 2:
+        raise LabelError(f"all {len(y)} training samples have label {y[0]}; a probe needs two")
+    scores: list[tuple[float, float]] = []
+    unfinished: list[int] = []
+    for depth in range(len(x)):
+        scaler = StandardScaler().fit(x[depth])
+        probe = LogisticRegression(C=strength, max_iter=500)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            probe.fit(scaler.transform(x[depth]), y)
+        if any(issubclass(w.category, ConvergenceWarning) for w in caught):
+            unfinished.append(depth)
+        scores.append(
+            (
+                float(probe.score(scaler.transform(x_test[depth]), y_test)),
+                float(probe.score(scaler.transform(x[depth]), y)),
+            )
+        )
+    found = np.array(scores)
+    where = ", ".join(map(str, unfinished))
+    return Result(
+        name="linear_probe",
+        kind="curve",
+        series=("value", "train"),
+        arrays={"depth": depths(len(x) - 1), "value": found[:, 0], "train": found[:, 1]},
+        labels={
+            "depth": DEPTH,
+            "value": "test: accuracy of a linear probe",
+            "train": "train: accuracy of a linear probe",
+        },
+        meta={
+            "train_samples": len(y),
+            "test_samples": len(y_test),
+            "strength": strength,
+            "chance": float(np.bincount(y_test).max() / len(y_test)),
+        },
+        note=f"the fit stopped before it converged at depth {where}" if where else None,
+    )
+
+
+def _features(
+    model: nn.Module | ResidualStream, data: Any, options: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    from everydepth.stream import as_stream
+    from everydepth.tracing.feed import Feed
+
+    stream = as_stream(model)
+    feed = Feed(data, stream, batch_size=options["batch_size"], max_samples=options["max_samples"])
+    labels: list[np.ndarray] = []
+
+    def without_labels() -> Any:
+        for batch in feed:
+            if "labels" not in batch:
+                raise LabelError(
+                    f"a linear probe needs labels, but the batch has keys {sorted(batch)}; add "
+                    "'labels', one class per sample"
+                )
+            labels.append(array(batch["labels"]))
+            yield {key: value for key, value in batch.items() if key != "labels"}
+
+    kept = _Collect()
+    trace(stream, without_labels(), kept, progress=options["progress"])
+    x, y = np.concatenate(kept.features, 1), np.concatenate(labels)
+    if y.shape != (x.shape[1],) or not np.issubdtype(y.dtype, np.integer):
+        raise LabelError(
+            f"labels have shape {y.shape} and type {y.dtype} for {x.shape[1]} features; a linear "
+            "probe needs one class (a whole number) per feature"
+        )
+    real = y != IGNORE_INDEX
+    return x[:, real], y[real]
