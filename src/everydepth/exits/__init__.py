@@ -1,0 +1,1 @@
+"""Using a depth: choose it, export it, leave early, decode with it."""

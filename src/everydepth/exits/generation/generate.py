@@ -1,0 +1,153 @@
+"""`generate`: text from any depth, from drafts of a shallow depth, or with early exits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from everydepth.errors import SettingError
+from everydepth.exits.generation.drafting import DraftHead, DraftLength
+from everydepth.exits.generation.early import TokenPolicy, agreement, decode_with_exits
+from everydepth.exits.generation.output import OnTokens, Output
+from everydepth.exits.generation.request import (
+    Prompts,
+    check_depths,
+    check_model,
+    check_prompt,
+    pad_token,
+    stop_tokens,
+)
+from everydepth.exits.generation.result import Generation, GenerationStats
+from everydepth.exits.generation.sampling import Sampling
+from everydepth.exits.generation.speculative import Drafter, decode_with_drafts
+from everydepth.exits.generation.tape import Tape
+from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
+
+
+def generate(
+    model: nn.Module | ResidualStream,
+    prompts: Prompts,
+    *,
+    max_new_tokens: int | None = None,
+    depth: int | None = None,
+    draft_depth: int | None = None,
+    policy: TokenPolicy | None = None,
+    attention_mask: Tensor | None = None,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+    on_tokens: OnTokens | None = None,
+    max_draft: int = 16,
+    draft_vocabulary: int | None = None,
+    **options: Any,
+) -> Generation:
+    """Continue prompts with the first `depth` blocks of a causal language model (all, if None).
+
+    max_new_tokens: None: 64, or fewer where the model has no positions for more.
+    depth: 1..L; the text is that of the model cut to this depth.
+    draft_depth: draft at this shallower depth and verify several tokens at once. Greedy text stays
+        the same token for token, sampled text keeps its distribution. It pays where a shallow
+        depth often agrees with the last: train for it with `lpa`.
+    policy: read a token out at the first depth where `policy.exits(logits, depth)` is true.
+    attention_mask: False or 0 where `prompts` is padding, left or right.
+    eos_token_id: tokens that end a row; None: the model's own, (): none.
+    seed, generator: what draws follow; at most one of them.
+    on_tokens: called as `on_tokens(row, tokens)` while the text grows.
+    max_draft: most tokens drafted in a round; the number adapts to how many are accepted.
+    draft_vocabulary: how many tokens a draft may choose from; None: an eighth of a large
+        vocabulary, all of a small one.
+    options: passed to `as_stream`.
+
+    The model runs in eval mode and comes back as it was.
+    """
+    stream = as_stream(model, **options)
+    check_model(stream)
+    top, draft_depth = check_depths(stream, depth, draft_depth, policy)
+    for name, value in (("max_new_tokens", max_new_tokens), ("max_draft", max_draft)):
+        if value is not None and value < 1:
+            raise SettingError(f"{name} {value}; use 1 or more")
+    if draft_vocabulary is not None and not 1 <= draft_vocabulary <= stream.classes:
+        raise SettingError(
+            f"draft_vocabulary {draft_vocabulary}, but {stream.name} knows {stream.classes} tokens; "
+            f"use 1 to {stream.classes}, or None"
+        )
+    sampling = Sampling(do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p)
+    stops = stop_tokens(stream, eos_token_id)
+    pad = pad_token(stream, pad_token_id, stops)
+    prompt, limit = check_prompt(stream, prompts, attention_mask, max_new_tokens, pad)
+    generator = _generator(seed, generator, prompt.ids.device)
+
+    out = Output(prompt.ids.shape[0], limit, stops, on_tokens)
+    details: dict[str, Any] = {}
+    start = time.perf_counter()
+    with evaluating(unwrapped(stream.model)), torch.inference_mode():
+        room = prompt.ids.shape[1] + limit + max_draft
+        tape = Tape(stream, prompt.ids, prompt.real, top=top, room=room)
+        if policy is not None:
+            exits = decode_with_exits(tape, out, policy, sampling, generator)
+            details["exit_depths"] = tuple(map(tuple, exits))
+        else:
+            logits = tape.last_logits(top)
+            first = sampling.draw(logits, generator)
+            if draft_depth is None:
+                _decode(tape, out, first, sampling, generator)
+            else:
+                head = DraftHead(stream, draft_depth, sampling, draft_vocabulary)
+                head.see(prompt.ids[prompt.real], logits)
+                length = DraftLength(stream, draft_depth, top, head)
+                drafter = Drafter(head, length, draft_depth, max_draft)
+                decode_with_drafts(tape, out, first, drafter, sampling, generator)
+                details |= drafter.counts
+    seconds = time.perf_counter() - start
+    # Outside of inference mode, so that the result is an ordinary tensor.
+    new = out.padded(pad, prompt.ids)
+    sequences = torch.cat([prompt.ids.masked_fill(~prompt.real, pad), new], 1)
+    lengths = tuple(map(len, out.tokens))
+    if policy is not None and not do_sample:
+        with evaluating(unwrapped(stream.model)), torch.inference_mode():
+            details["agreement"] = agreement(stream, prompt, new, lengths, top)
+    stats = GenerationStats(
+        seconds=seconds,
+        tokens=sum(lengths),
+        passes=tuple(tape.passes),
+        compactions=tape.compactions,
+        **details,
+    )
+    return Generation(
+        sequences=sequences, prompt_length=prompt.ids.shape[1], lengths=lengths, stats=stats
+    )
+
+
+def _decode(
+    tape: Tape, out: Output, tokens: Tensor, sampling: Sampling, generator: torch.Generator | None
+) -> None:
+    """One token at a time through all blocks."""
+    while True:
+        going = out.emit([[token] for token in tokens.tolist()])
+        if not out.active:
+            return
+        if going is not None:
+            rows = torch.tensor(going, device=tokens.device)
+            tape.select(rows)
+            tokens = tokens[rows]
+        tape.feed(tokens)
+        tokens = sampling.draw(tape.last_logits(tape.top), generator)
+
+
+def _generator(
+    seed: int | None, generator: torch.Generator | None, device: torch.device
+) -> torch.Generator | None:
+    if seed is None:
+        return generator
+    if generator is not None:
+        raise SettingError(f"seed {seed} and a generator: both say what is drawn; pass one of them")
+    return torch.Generator(device).manual_seed(seed)

@@ -1,0 +1,55 @@
+"""Which rows go on, and what they have said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor
+
+OnTokens = Callable[[int, list[int]], None]
+"""Called with a row's number and its new tokens as soon as they are certain."""
+
+
+class Output:
+    """Collects tokens; a row is done at a stop token or when it has `limit` tokens."""
+
+    def __init__(
+        self, rows: int, limit: int, stops: Collection[int], on_tokens: OnTokens | None
+    ) -> None:
+        self._limit, self._stops, self._on_tokens = limit, frozenset(stops), on_tokens
+        self.tokens: list[list[int]] = [[] for _ in range(rows)]
+        self.active = list(range(rows))
+        """The rows that are not done, by their first numbers."""
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens the row that needs most can still take."""
+        return self._limit - min(len(self.tokens[row]) for row in self.active)
+
+    def emit(self, new: list[list[int]]) -> list[int] | None:
+        """Add tokens to the active rows; which of those go on, or None if all do."""
+        going: list[int] = []
+        for i, (row, tokens) in enumerate(zip(self.active, new, strict=True)):
+            said = self.tokens[row]
+            taken = self._cut(tokens[: self._limit - len(said)])
+            said.extend(taken)
+            if self._on_tokens is not None:
+                self._on_tokens(row, taken)
+            if len(said) < self._limit and taken[-1] not in self._stops:
+                going.append(i)
+        if len(going) == len(self.active):
+            return None
+        self.active = [self.active[i] for i in going]
+        return going
+
+    def padded(self, pad: int, like: Tensor) -> Tensor:
+        longest = max(len(tokens) for tokens in self.tokens)
+        filled = [tokens + [pad] * (longest - len(tokens)) for tokens in self.tokens]
+        return torch.tensor(filled, dtype=like.dtype, device=like.device)
+
+    def _cut(self, tokens: list[int]) -> list[int]:
+        for i, token in enumerate(tokens):
+            if token in self._stops:
+                return tokens[: i + 1]
+        return tokens

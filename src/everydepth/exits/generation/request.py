@@ -1,0 +1,194 @@
+"""What was asked for, checked before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from everydepth.errors import BatchError, DepthError, SettingError, UnsupportedModelError
+from everydepth.stream import ResidualStream, unwrapped
+
+Prompts = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]]
+"""Token ids: a tensor `(rows, length)`, a tokenizer's output, one list of ids, or a list of such
+lists, which may differ in length."""
+
+DEFAULT_NEW_TOKENS = 64
+
+# Only these take any pattern of visible tokens, which rows of different lengths need.
+ATTENTION = ("sdpa", "eager")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Left-padded ids, and where they are tokens rather than padding."""
+
+    ids: Tensor
+    real: Tensor
+
+
+def check_model(stream: ResidualStream) -> None:
+    if stream.task != "causal_lm":
+        raise UnsupportedModelError(
+            f"{stream.name} predicts {stream.task}, not the next token; "
+            "load the model with a language-modelling head (AutoModelForCausalLM)"
+        )
+    config = getattr(unwrapped(stream.model), "config", None)
+    attention = getattr(config, "_attn_implementation", "sdpa")
+    if attention not in ATTENTION:
+        raise UnsupportedModelError(
+            f"{stream.name} runs with {attention!r} attention, which cannot leave out tokens row by "
+            f"row; load it with attn_implementation={' or '.join(map(repr, ATTENTION))}"
+        )
+
+
+def check_depths(
+    stream: ResidualStream, depth: int | None, draft_depth: int | None, policy: Any
+) -> tuple[int, int | None]:
+    """The depth that decides, and the depth that drafts."""
+    top = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
+    if draft_depth is None:
+        return top, None
+    if policy is not None:
+        raise SettingError(
+            f"draft_depth={draft_depth} and a policy: drafting keeps every token of depth {top}, a "
+            "policy gives some away; choose one"
+        )
+    if isinstance(draft_depth, bool) or not 1 <= draft_depth < top:
+        allowed = f"use 1 to {top - 1}" if top > 1 else "one block leaves nothing to draft with"
+        raise DepthError(
+            f"draft_depth {draft_depth!r}, but it must be shallower than depth {top}, "
+            f"which decides; {allowed}"
+        )
+    return top, draft_depth
+
+
+def check_prompt(
+    stream: ResidualStream,
+    prompts: Prompts,
+    attention_mask: Tensor | None,
+    max_new_tokens: int | None,
+    pad: int,
+) -> tuple[Prompt, int]:
+    """The prompt, and how many tokens may follow it."""
+    ids, mask = _as_tensors(prompts, attention_mask, pad)
+    ids = ids.to(next(unwrapped(stream.model).parameters()).device)
+    if ids.ndim != 2 or ids.is_floating_point():
+        raise BatchError(
+            f"the prompt has shape {tuple(ids.shape)} and type {ids.dtype}; "
+            "pass whole numbers of shape (rows, length)"
+        )
+    if ids.numel() == 0:
+        raise BatchError(
+            f"the prompt is empty: shape {tuple(ids.shape)}; pass at least one token a row "
+            "(the tokenizer's beginning-of-text token, if there is nothing to say)"
+        )
+    low, high, known = int(ids.min()), int(ids.max()), stream.classes
+    if low < 0 or high >= known:
+        raise BatchError(
+            f"token {low if low < 0 else high}, but {stream.name} knows {known}; "
+            f"use 0 to {known - 1} (is this the tokenizer of another model?)"
+        )
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else _checked_mask(mask, ids)
+    return _left_padded(ids, real), _fitting(stream, int(real.sum(1).max()), max_new_tokens)
+
+
+def _fitting(stream: ResidualStream, longest: int, max_new_tokens: int | None) -> int:
+    fits = DEFAULT_NEW_TOKENS if stream.positions is None else stream.positions - longest
+    wanted = max(1, min(DEFAULT_NEW_TOKENS, fits)) if max_new_tokens is None else max_new_tokens
+    if stream.positions is not None and wanted > fits:
+        step = (
+            f"lower max_new_tokens to {fits}"
+            if fits > 0
+            else f"shorten the prompt to {stream.positions - 1} tokens or fewer"
+        )
+        raise BatchError(
+            f"{longest} prompt tokens + {wanted} new ones = {longest + wanted}, "
+            f"but {stream.name} has {stream.positions} positions; {step}"
+        )
+    return wanted
+
+
+def stop_tokens(stream: ResidualStream, eos_token_id: int | Sequence[int] | None) -> list[int]:
+    if eos_token_id is None:
+        model = unwrapped(stream.model)
+        for holder in ("generation_config", "config"):
+            found = getattr(getattr(model, holder, None), "eos_token_id", None)
+            if found is not None:
+                eos_token_id = found
+                break
+        else:
+            return []
+    return [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)  # pyright: ignore[reportArgumentType]
+
+
+def pad_token(stream: ResidualStream, pad_token_id: int | None, stops: list[int]) -> int:
+    if pad_token_id is not None:
+        return pad_token_id
+    own = getattr(getattr(unwrapped(stream.model), "config", None), "pad_token_id", None)
+    return own if own is not None else stops[0] if stops else 0
+
+
+def _as_tensors(
+    prompts: Prompts, attention_mask: Tensor | None, pad: int
+) -> tuple[Tensor, Tensor | None]:
+    if isinstance(prompts, Mapping):
+        if "input_ids" not in prompts:
+            raise BatchError(
+                f"the prompt has keys {sorted(prompts)}, but 'input_ids' is needed; "
+                "pass the tokenizer's output as it is"
+            )
+        mask = prompts.get("attention_mask") if attention_mask is None else attention_mask
+        return _as_tensors(prompts["input_ids"], mask, pad)
+    if isinstance(prompts, Tensor):
+        ids = prompts[None] if prompts.ndim == 1 else prompts
+        return ids, None if attention_mask is None else torch.as_tensor(attention_mask)
+    if attention_mask is not None:
+        raise BatchError(
+            "an attention_mask came with lists of tokens, which need none; "
+            "leave it out, or pass a tensor of padded ids"
+        )
+    rows = [list(row) if isinstance(row, Sequence) else [row] for row in prompts]
+    if rows and not isinstance(prompts[0], Sequence):
+        rows = [[token for row in rows for token in row]]
+    if not rows or not all(rows):
+        empty = next((i for i, row in enumerate(rows) if not row), None)
+        where = "no rows" if empty is None else f"row {empty} has no tokens"
+        raise BatchError(f"the prompt is empty: {where}; pass at least one token a row")
+    longest = max(map(len, rows))
+    ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
+    real = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    return ids, real
+
+
+def _checked_mask(mask: Tensor, ids: Tensor) -> Tensor:
+    if mask.shape != ids.shape:
+        raise BatchError(
+            f"attention_mask has shape {tuple(mask.shape)}, the prompt {tuple(ids.shape)}; "
+            "they must be the same"
+        )
+    real = mask.to(ids.device).bool()
+    steps = real.long().diff(dim=1).abs().sum(1)
+    ends = real[:, 0] | real[:, -1]
+    for row in range(real.shape[0]):
+        if not bool(real[row].any()):
+            raise BatchError(
+                f"row {row} of the prompt is all padding; pass at least one token a row"
+            )
+        if int(steps[row]) > 1 or not bool(ends[row]):
+            raise BatchError(
+                f"row {row} of attention_mask is {mask[row].int().tolist()}; padding must be at the "
+                "left (tokenizer.padding_side = 'left') or at the right, without gaps"
+            )
+    return real
+
+
+def _left_padded(ids: Tensor, real: Tensor) -> Prompt:
+    """Tokens end together: right padding moves to the left. Columns of padding alone go."""
+    order = real.long().argsort(dim=1, stable=True)
+    longest = int(real.sum(1).max())
+    order = order[:, -longest:]
+    return Prompt(ids.gather(1, order), real.gather(1, order))

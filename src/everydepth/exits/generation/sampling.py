@@ -1,0 +1,137 @@
+"""Choosing the next token, and choosing it with a draft at hand without changing the choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from everydepth.errors import SettingError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Greedy (`do_sample=False`), or a draw from the tempered and truncated distribution.
+
+    top_k: only the k most likely tokens; top_p: only the most likely tokens that together have at
+    least this probability. Applied in this order, after the temperature.
+    """
+
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise SettingError(
+                f"temperature {self.temperature}, but it must be above 0; "
+                "for the most likely token leave do_sample=False"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise SettingError(f"top_k {self.top_k}; use 1 or more, or None for all tokens")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise SettingError(f"top_p {self.top_p}; use a number above 0 and at most 1, or None")
+        changed = (self.temperature, self.top_k, self.top_p) != (1.0, None, None)
+        if not self.do_sample and changed:
+            raise SettingError(
+                "temperature, top_k and top_p change nothing while do_sample=False; "
+                "pass do_sample=True, or leave them out"
+            )
+
+    def probabilities(self, logits: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
+        """The distribution that is drawn from."""
+        logits = logits.float() if logits.dtype != torch.float64 else logits
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        p = logits.softmax(-1)
+        if self.top_p is not None and self.top_p < 1:
+            ordered, order = p.sort(-1, descending=True)
+            # A token stays if those before it do not yet have top_p.
+            out = ordered.cumsum(-1) - ordered >= self.top_p
+            p = p.masked_fill(torch.zeros_like(out).scatter(-1, order, out), 0)
+            p = p / p.sum(-1, keepdim=True)
+        return p
+
+    def draw(
+        self, logits: Float[Tensor, "rows v"], generator: torch.Generator | None
+    ) -> Int[Tensor, "rows"]:
+        if not self.do_sample:
+            return logits.argmax(-1)
+        return torch.multinomial(self.probabilities(logits), 1, generator=generator)[:, 0]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One drafted token per row.
+
+    confidence: the draft's highest probability. q: the distribution that was drawn from, over
+    `ids` (None: the whole vocabulary); None if greedy.
+    """
+
+    tokens: Int[Tensor, "rows"]
+    confidence: Float[Tensor, "rows"]
+    q: Float[Tensor, "rows c"] | None = None
+    ids: Int[Tensor, "c"] | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """accepted: how many drafted tokens each row keeps; correction: what follows the last of them,
+    if not all were accepted."""
+
+    accepted: Int[Tensor, "rows"]
+    correction: Int[Tensor, "rows"]
+
+
+def judge_greedy(logits: Float[Tensor, "rows n v"], drafts: list[Draft]) -> Verdict:
+    """Accept what the full depth would have chosen."""
+    wanted = logits.argmax(-1)
+    right = wanted == torch.stack([draft.tokens for draft in drafts], 1)
+    accepted = right.long().cumprod(1).sum(1)
+    return Verdict(accepted, _at(wanted, accepted.clamp(max=len(drafts) - 1)))
+
+
+def judge_sampled(
+    p: Float[Tensor, "rows n v"], drafts: list[Draft], generator: torch.Generator | None
+) -> Verdict:
+    """Accept a token x with probability min(1, p(x)/q(x)); else draw from max(p - q, 0).
+
+    Each token then has distribution p, whatever q is.
+    """
+    rows = torch.arange(p.shape[0], device=p.device)
+    tokens = torch.stack([draft.tokens for draft in drafts], 1)
+    q = torch.stack([_probability_of(draft, rows) for draft in drafts], 1)
+    chance = p.gather(2, tokens[..., None])[..., 0] / q
+    u = torch.rand(q.shape, dtype=q.dtype, device=q.device, generator=generator)
+    right: Bool[Tensor, "rows n"] = u < chance
+    accepted = right.long().cumprod(1).sum(1)
+    at = accepted.clamp(max=len(drafts) - 1)
+    rest = _at(p, at)
+    for row, i in enumerate(at.tolist()):
+        draft = drafts[i]
+        assert draft.q is not None
+        if draft.ids is None:
+            rest[row] -= draft.q[row]
+        else:
+            rest[row].index_add_(0, draft.ids, -draft.q[row])
+    rest.clamp_(min=0)
+    # p = q up to rounding leaves nothing; such a row is rejected only by rounding, too.
+    rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, _at(p, at))
+    return Verdict(accepted, torch.multinomial(rest, 1, generator=generator)[:, 0])
+
+
+def _probability_of(draft: Draft, rows: Tensor) -> Tensor:
+    assert draft.q is not None
+    where = draft.tokens
+    if draft.ids is not None:
+        where = torch.searchsorted(draft.ids, where)
+    return draft.q[rows, where]
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    return values[torch.arange(values.shape[0], device=values.device), index]

@@ -1,0 +1,210 @@
+"""A batch of growing sequences in which every block may be a few tokens behind the one before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from everydepth.exits.generation.cache import SlotCache
+from everydepth.stream import Cursor, ResidualStream
+
+
+class Tape:
+    """Tokens in slots, and how far each block has come.
+
+    `feed` appends tokens; `advance(to)` brings every token to depth `to`, each block running once
+    over all tokens it has not seen. A token that leaves at depth k waits there with its state: the
+    blocks above see it when a later token goes deeper, together with that token. So nothing is
+    approximated, and layers 1..k run once per token.
+
+    The rows of a batch may keep different numbers of tokens: slots a row does not keep are masked
+    out for that row, and tokens have positions of their own row.
+    """
+
+    def __init__(self, stream: ResidualStream, ids: Tensor, real: Tensor, *, top: int, room: int):
+        """`ids` is left-padded; `real` is True at its tokens. `room`: slots to allocate ahead."""
+        self.stream, self.top = stream, top
+        self.cache = SlotCache(stream.depth, room)
+        self._limit = stream.positions
+        self._windows = tuple(stream.window(depth) for depth in range(1, stream.depth + 1))
+        self._narrowest = min((w for w in self._windows if w is not None), default=None)
+        rows, length = ids.shape
+        self._tokens = ids.new_zeros(rows, room)
+        self._positions = ids.new_zeros(rows, room)
+        self._real = torch.zeros(rows, room, dtype=torch.bool, device=ids.device)
+        # The first slot that block l has not seen (l = 0: the embedding), and the states at depth l
+        # that block l + 1 has not seen.
+        self._seen = [0] * (top + 1)
+        self._waiting: list[list[Tensor]] = [[] for _ in range(top + 1)]
+        self._cursor: tuple[int, int, Cursor] | None = None
+        self.passes = [0] * top
+        """Token-passes of each block: rows x tokens, padding left out."""
+        self.compactions = 0
+        self._tokens[:, :length], self._real[:, :length] = ids, real
+        self._positions[:, :length] = (real.cumsum(1) - 1).clamp(min=0)
+        self._next = real.sum(1)
+        self._kept = [int(n) for n in self._next.tolist()]
+        self._ragged = min(self._kept) < length
+        self._enter(0, length, {"attention_mask": real.long()} if self._ragged else {})
+
+    @property
+    def length(self) -> int:
+        """How many slots are in use."""
+        return self._seen[0]
+
+    @property
+    def rows(self) -> int:
+        return self._tokens.shape[0]
+
+    def feed(self, tokens: Tensor) -> None:
+        """Append one token to each row."""
+        at, end = self.length, self.length + 1
+        if end > self._tokens.shape[1]:
+            self._grow()
+        self._tokens[:, at] = tokens
+        # Drafts beyond the end of a row are thrown away, but they need some position.
+        past_end = self._limit is not None and end > self._limit
+        self._positions[:, at] = self._next.clamp(max=self._limit - 1) if past_end else self._next
+        self._real[:, at] = True
+        self._next = self._next + 1
+        self._kept = [n + 1 for n in self._kept]
+        self._enter(at, end, self._placed(at, end))
+
+    def advance(self, to: int) -> Tensor:
+        """Bring every token to depth `to`; the states of those that were not yet there."""
+        h = None
+        for depth in range(1, to + 1):
+            first, last = self._seen[depth], self._seen[depth - 1]
+            if first == last:
+                continue
+            states = self._waiting[depth - 1]
+            h = states[0] if len(states) == 1 else torch.cat(states, 1)
+            cursor = replace(self._calls(first, last), depth=depth - 1, h=h)
+            h = self.stream.step(cursor).h
+            self._seen[depth], self._waiting[depth - 1] = last, []
+            if depth < self.top:
+                self._waiting[depth].append(h)
+            self.passes[depth - 1] += sum(self._kept) if first == 0 else h.shape[0] * h.shape[1]
+        assert h is not None, "nothing was fed since the last call"
+        return h
+
+    def last_logits(self, to: int) -> Tensor:
+        """Bring every token to depth `to`, and read the last one out: `(rows, v)`."""
+        return self.stream.readout(self.advance(to)[:, -1:], to, {})[:, 0]
+
+    def reject(self, kept: list[int], span: int) -> None:
+        """Of the last `span` tokens each row keeps the first `kept[row]`; all are at the top."""
+        longest = max(kept)
+        start = self.length - span
+        end = start + longest
+        self._kept = [n - span + k for n, k in zip(self._kept, kept, strict=True)]
+        if min(kept) < longest:
+            counts = torch.tensor(kept, device=self._tokens.device)
+            slots = torch.arange(longest, device=counts.device)
+            self._real[:, start:end] = slots < counts[:, None]
+            self._next = self._next - span + counts
+            self._ragged = True
+        else:
+            self._next = self._next - span + longest
+        self._seen = [end] * (self.top + 1)
+        self._cursor = None
+        # Unused slots cost time in every call; moving the others costs as much as a few calls.
+        if end - max(self._kept) > max(32, max(self._kept) // 4):
+            self._compact()
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows only."""
+        kept = rows.tolist()
+        self.cache.batch_select_indices(rows)
+        self._tokens, self._positions = self._tokens[rows], self._positions[rows]
+        self._real, self._next = self._real[rows], self._next[rows]
+        self._waiting = [[h[rows] for h in states] for states in self._waiting]
+        self._kept = [self._kept[row] for row in kept]
+        self._cursor = None
+
+    # -- how blocks are called --------------------------------------------------------------------
+
+    def _enter(self, at: int, end: int, placed: dict[str, Tensor]) -> None:
+        cursor = self._start(at, end, placed)
+        self._waiting[0].append(cursor.h)
+        self._dtype = cursor.h.dtype
+        self._seen[0] = end
+
+    def _start(self, at: int, end: int, placed: dict[str, Tensor]) -> Cursor:
+        self.cache.at = at
+        batch = {
+            "input_ids": self._tokens[:, at:end],
+            "position_ids": self._positions[:, at:end],
+            **placed,
+        }
+        cursor = self.stream.start(batch, cache=self.cache)
+        cursor = self._windowed(cursor, at, end)
+        self._cursor = (at, end, cursor)
+        return cursor
+
+    def _calls(self, at: int, end: int) -> Cursor:
+        """How the blocks are called for these slots."""
+        self.cache.at = at
+        if self._cursor is not None and self._cursor[:2] == (at, end):
+            return self._cursor[2]
+        return self._start(at, end, self._placed(at, end))
+
+    def _placed(self, at: int, end: int) -> dict[str, Tensor]:
+        narrow = self._narrowest is not None and end > self._narrowest
+        if end - at == 1 and not self._ragged and not narrow:
+            return {}  # one token that sees everything needs no mask
+        return {"attention_mask": self._mask(at, end, self._windows[0])}
+
+    def _windowed(self, cursor: Cursor, at: int, end: int) -> Cursor:
+        """Give blocks with another window than the first their own mask."""
+        mask = cursor.batch.get("attention_mask")
+        first = self._windows[0]
+        if mask is None or mask.ndim != 4 or all(window == first for window in self._windows):
+            return cursor
+        masks = {window: self._mask(at, end, window) for window in {*self._windows} - {first}}
+        calls = tuple(
+            call if window == first else call.exchanged(mask, masks[window])
+            for call, window in zip(cursor.calls, self._windows, strict=True)
+        )
+        return replace(cursor, calls=calls)
+
+    def _mask(self, at: int, end: int, window: int | None) -> Tensor:
+        """What is added to the attention scores: 0 where a token is seen, else the lowest number.
+
+        Slots keep the order of the tokens; distances are measured in positions, because rows leave
+        out different slots.
+        """
+        slots = torch.arange(end, device=self._tokens.device)
+        seen = (slots <= slots[at:, None])[None]
+        if self._ragged:
+            seen = seen & self._real[:, None, :end]
+        if window is not None:
+            positions = self._positions if self._ragged else self._positions[:1]
+            seen = seen & (positions[:, None, :end] > positions[:, at:end, None] - window)
+        zero = torch.zeros((), dtype=self._dtype, device=slots.device)
+        # Some attention takes its softmax in float32, where the lowest float64 is -inf.
+        lowest = max(torch.finfo(self._dtype).min, torch.finfo(torch.float32).min)
+        return torch.where(seen[:, None], zero, lowest)
+
+    # -- room -------------------------------------------------------------------------------------
+
+    def _grow(self) -> None:
+        def doubled(slots: Tensor) -> Tensor:
+            return torch.cat([slots, torch.zeros_like(slots)], 1)
+
+        self._tokens, self._positions = doubled(self._tokens), doubled(self._positions)
+        self._real = doubled(self._real)
+
+    def _compact(self) -> None:
+        """Move the kept tokens of every row to the front."""
+        length = max(self._kept)
+        # Not kept first and then, in order, kept: rows end together, as left padding does.
+        order = self._real[:, : self.length].long().argsort(dim=1, stable=True)[:, -length:]
+        self.cache.compact(order)
+        for slots in (self._tokens, self._positions, self._real):
+            slots[:, :length] = slots.gather(1, order)
+        self._seen = [length] * (self.top + 1)
+        self._ragged = min(self._kept) < length
+        self.compactions += 1

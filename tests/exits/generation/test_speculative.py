@@ -1,0 +1,123 @@
+"""Drafting changes how fast tokens come, not which; and no block sees a token twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from everydepth.exits.generation import generate
+from everydepth.stream import as_stream
+from tests.exits.generation.helpers import prompts, references, talkative
+from tests.exits.generation.test_generate import DECODERS, decoder
+
+NEW = 20
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_decoder_drafts_the_same_tokens_in_a_batch_of_eight(name: str) -> None:
+    model, rows = talkative(decoder(name), quiet_after=2), prompts(8)
+    said = generate(model, rows, max_new_tokens=NEW, draft_depth=2, eos_token_id=())
+    assert said.tokens == references(model, rows, NEW)
+    assert said.stats.acceptance is not None
+    assert 0 < said.stats.acceptance < 1  # some drafts were right and some wrong
+
+
+@pytest.mark.parametrize("draft_depth", [1, 2, 3])
+def test_any_draft_depth_gives_the_same_tokens(draft_depth: int) -> None:
+    model, rows = talkative("Llama-untied-CausalLM-left", quiet_after=1), prompts(3)
+    said = generate(model, rows, max_new_tokens=NEW, draft_depth=draft_depth, eos_token_id=())
+    assert said.tokens == references(model, rows, NEW)
+
+
+def test_drafts_for_a_depth_below_the_last_give_the_tokens_of_that_depth() -> None:
+    model, rows = talkative("Llama-tied-CausalLM-left", quiet_after=1), prompts(3)
+    said = generate(model, rows, max_new_tokens=NEW, depth=3, draft_depth=1, eos_token_id=())
+    assert said.tokens == references(model, rows, NEW, depth=3)
+    assert len(said.stats.passes) == 3
+
+
+def test_rows_that_stop_leave_the_batch_and_the_others_go_on() -> None:
+    model, rows = talkative("Llama-tied-CausalLM-left", quiet_after=2), prompts(8)
+    stop = references(model, rows[:1], NEW)[0][5]
+    said = generate(model, rows, max_new_tokens=NEW, draft_depth=2, eos_token_id=stop)
+    assert said.tokens == references(model, rows, NEW, stop=stop)
+    assert min(said.lengths) < NEW == max(said.lengths)
+
+
+def test_slots_of_rejected_tokens_are_taken_back_now_and_then() -> None:
+    model = talkative("GPT2-CausalLM-left", quiet_after=2, scale=0.5)
+    model.config.max_position_embeddings = 10**6  # only the table's size, below, counts here
+    with torch.no_grad():
+        table = model.transformer.wpe  # pyright: ignore[reportAttributeAccessIssue]
+        table.weight = torch.nn.Parameter(table.weight.repeat(8, 1))  # pyright: ignore[reportAttributeAccessIssue]
+    rows = prompts(8)
+    drafted = generate(model, rows, max_new_tokens=150, draft_depth=2, eos_token_id=())
+    assert drafted.tokens == generate(model, rows, max_new_tokens=150, eos_token_id=()).tokens
+    assert drafted.stats.compactions > 0
+
+
+def test_prefix_and_suffix_see_every_token_once() -> None:
+    model, rows = talkative("Llama-tied-CausalLM-left", quiet_after=2), prompts(1)
+    seen = [0] * 4
+
+    def count(block: int) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            seen[block] += args[0].shape[1]
+
+        return hook
+
+    # Inside of the blocks: learning how a block is called is not a pass.
+    handles = [
+        block.branches[0].proj.register_forward_pre_hook(count(i))
+        for i, block in enumerate(as_stream(model).blocks)
+    ]
+    said = generate(model, rows, max_new_tokens=NEW, draft_depth=2, eos_token_id=())
+    for handle in handles:
+        handle.remove()
+    assert said.stats.passes == tuple(seen)
+    assert len(set(seen)) == 1
+    rounds = sum(said.stats.draft_lengths)
+    assert seen[0] == len(rows[0]) + rounds
+
+
+def test_a_draft_that_is_always_right_costs_no_pass_more_than_plain_decoding() -> None:
+    model, rows = talkative("Llama-tied-CausalLM-left", quiet_after=2, scale=0.0), prompts(8)
+    plain = generate(model, rows, max_new_tokens=NEW, eos_token_id=())
+    drafted = generate(model, rows, max_new_tokens=NEW, draft_depth=2, eos_token_id=())
+    assert drafted.stats.acceptance == 1
+    assert drafted.stats.passes == plain.stats.passes
+    assert drafted.tokens == plain.tokens
+
+
+def test_the_draft_length_follows_acceptance() -> None:
+    def mean_length(scale: float) -> float:
+        model = talkative("Llama-tied-CausalLM-left", quiet_after=1, scale=scale)
+        said = generate(model, prompts(1), max_new_tokens=24, draft_depth=1, eos_token_id=())
+        assert said.stats.mean_draft_length is not None
+        return said.stats.mean_draft_length
+
+    assert mean_length(0.0) > 1.5 * mean_length(3.0)
+
+
+def test_a_draft_over_a_part_of_the_vocabulary_gives_the_same_tokens() -> None:
+    model, rows = talkative("Llama-tied-CausalLM-left", quiet_after=2), prompts(4)
+    few = generate(
+        model, rows, max_new_tokens=NEW, draft_depth=2, draft_vocabulary=8, eos_token_id=()
+    )
+    assert few.tokens == references(model, rows, NEW)
+    assert few.stats.accepted > 0
+
+
+def test_max_draft_is_the_most_that_is_drafted_in_a_round() -> None:
+    model = talkative("Llama-tied-CausalLM-left", quiet_after=2, scale=0.0)
+    said = generate(model, prompts(2), max_new_tokens=NEW, draft_depth=2, max_draft=3)
+    assert max(said.stats.draft_lengths) == 3
+
+
+def test_drafts_past_the_position_table_of_a_finished_row_do_no_harm() -> None:
+    model = talkative("GPT2-CausalLM-left", quiet_after=2, scale=0.4)
+    rows = [[5] * 20, [7] * 20, [9] * 20, [11] * 20]
+    said = generate(model, rows, max_new_tokens=12, draft_depth=2, eos_token_id=())  # 32 positions
+    assert said.tokens == references(model, rows, 12)
