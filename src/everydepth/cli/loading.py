@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,12 @@ _OWN = {
 }
 
 
+def model_folder(name: str) -> str:
+    """Where the model of a run directory is; any other name or folder as it is."""
+    inner = Path(name) / "model"
+    return str(inner) if (inner / "config.json").is_file() else name
+
+
 def load_model(name: str) -> PreTrainedModel:
     """The model in a folder or of a Hugging Face name, in evaluation mode.
 
@@ -29,7 +36,10 @@ def load_model(name: str) -> PreTrainedModel:
     of the model is run, so that a model of a stranger is safe to open.
     """
     from transformers import PreTrainedConfig
+    from transformers.utils import logging
 
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
     try:
         config, _ = PreTrainedConfig.get_config_dict(name)
     except (OSError, ValueError) as error:

@@ -34,12 +34,13 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bars:
-    """Upright bars; several on one chart stand side by side."""
+    """Upright bars; several on one chart stand side by side. `values` writes each one's number."""
 
     x: Array
     y: Array
     name: str = ""
     colour: int = 0
+    values: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

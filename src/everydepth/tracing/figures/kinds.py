@@ -6,7 +6,8 @@ side by side on one scale of colours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from everydepth.tracing.figures.chart import (
 )
 from everydepth.tracing.result import Result
 
-_SHARES = ("%", "fraction", "share")  # units in which nothing to all is the natural range
+# Words of labels for which nothing to all is the natural range, so never a logarithm.
+_SHARES = ("%", "accuracy", "fraction", "probability", "share")
 QUANTILES = ("q05", "q25", "q50", "q75", "q95")
 
 Runs = Mapping[str, Result]
@@ -48,55 +50,84 @@ def numbers(values: Array) -> Array:
     return np.ma.filled(np.ma.asarray(values).astype(float), np.nan)
 
 
+def short_names(result: Result, names: Sequence[str] | None = None) -> dict[str, str]:
+    """What tells the series from one another: the words before a colon, or before a comma."""
+    wanted = result.series if names is None else names
+    bare = {n: result.label(n).partition(": ")[0] for n in wanted}
+    bare = {n: _bare(label) for n, label in bare.items()}
+    brief = {n: label.partition(", ")[0] for n, label in bare.items()}
+    return {n: brief[n] if list(brief.values()).count(brief[n]) == 1 else bare[n] for n in wanted}
+
+
+def number_columns(result: Result) -> list[str]:
+    """The columns of a table that hold numbers."""
+    return [name for name in result.series if result.arrays[name].dtype.kind in "fiub"]
+
+
 def _curve(runs: Runs, title: str) -> tuple[Chart, ...]:
-    return tuple(_lines(runs, names, title) for names in _by_unit(runs))
-
-
-def _by_unit(runs: Runs) -> list[tuple[str, ...]]:
-    """The series, those of one unit together: a nat and a percentage do not share an axis."""
+    """One chart a quantity; a result of many is a row of small ones."""
     first = next(iter(runs.values()))
     groups: dict[str, list[str]] = {}
     for name in first.series:
-        groups.setdefault(_unit(first.labels.get(name, "")), []).append(name)
-    return [tuple(names) for names in groups.values()]
+        groups.setdefault(_quantity(first, name), []).append(name)
+    whole = len(groups) == 1
+    found = [_lines(runs, names, title, whole=whole) for names in groups.values()]
+    extra = _EXTRA.get(first.name)
+    return (*found, *(extra(runs) if extra else ()))
 
 
-def _lines(runs: Runs, names: Sequence[str], title: str) -> Chart:
+def _quantity(result: Result, name: str) -> str:
+    """What series must share to share an axis: the words after a colon, else the unit."""
+    label = result.label(name)
+    _, colon, quantity = label.partition(": ")
+    return quantity if colon else _unit(label) or label
+
+
+def _lines(runs: Runs, names: Sequence[str], title: str, *, whole: bool = True) -> Chart:
     first = next(iter(runs.values()))
     alone = len(names) == 1
+    short = short_names(first)
     marks: list[Mark] = []
     for place, (run, result) in enumerate(runs.items()):
         depth = np.asarray(result.arrays["depth"])
         boxed = names[0] == result.series[0] and all(q in result.arrays for q in QUANTILES)
         if boxed:
             spread = np.stack([numbers(result.arrays[q]) for q in QUANTILES])
+            spread[:, np.isnan(numbers(result.arrays[names[0]]))] = np.nan
             marks.append(Boxes(x=depth, quantiles=spread, name=run, colour=place))
         for order, name in enumerate(names):
             if name not in result.arrays:
                 continue
-            words = (run if len(runs) > 1 else "", "" if alone else _bare(result.label(name)))
+            words = (run if len(runs) > 1 else "", "" if alone else short[name])
             line = Line(
                 x=depth,
                 y=numbers(result.arrays[name]),
-                name=run if boxed and alone else " · ".join(filter(None, words)),
+                name=" · ".join(filter(None, words)),
                 colour=place if len(runs) > 1 else order,
                 dash=order,
             )
             marks.append(line)
+    label = _shared_label(first, names)
     values = [mark.y for mark in marks if isinstance(mark, Line)]
-    own = first.labels.get(names[0])
-    label = own if alone and own else first.labels.get("value", own or first.name)
-    heading = (
-        title if len(first.series) == len(names) else f"{title}: {_bare(first.label(names[0]))}"
-    )
     return Chart(
-        title=heading,
+        title=title if whole else short[names[0]] if alone else _bare(label),
         x=_depth_axis(first),
-        y=_axis(label, log=_unit(label) not in _SHARES and _spans_decades(values)),
+        y=_axis(label, log=_spans_decades(label, values)),
         marks=tuple(marks),
         note=first.note or "",
         dial="x",
     )
+
+
+def _shared_label(result: Result, names: Sequence[str]) -> str:
+    """What the axis is called: the quantity that the series share, with its unit."""
+    label = result.label(names[0])
+    if len(names) == 1 and ": " not in label:
+        return label
+    quantity = _quantity(result, names[0])
+    if quantity != _unit(label):
+        return quantity
+    return f"{result.name.replace('_', ' ')} ({quantity})"
 
 
 def _histogram(runs: Runs, title: str) -> tuple[Chart, ...]:
@@ -137,7 +168,8 @@ def _matrix(runs: Runs, title: str) -> tuple[Chart, ...]:
             rows = np.asarray(result.arrays["depth"])
             columns = np.asarray(result.arrays.get("columns", rows))
             label = result.labels.get(name, result.labels.get("value", result.name))
-            words = (run if len(runs) > 1 else title, name if len(result.series) > 1 else "")
+            one = len(result.series) == 1
+            words = (run if len(runs) > 1 else title, "" if one else short_names(result)[name])
             chart = Chart(
                 title=" · ".join(filter(None, words)),
                 x=_axis(result.labels.get("columns", result.labels.get("depth", "depth")), True),
@@ -156,7 +188,24 @@ def _matrix(runs: Runs, title: str) -> tuple[Chart, ...]:
                 dial="both",
             )
             found.append(chart)
-    return tuple(found)
+    spread = _to_the_last(runs, title)
+    return (*found, *([spread] if spread else []))
+
+
+def _to_the_last(runs: Runs, title: str) -> Chart | None:
+    """How the samples spread around the last column, where the result has quantiles."""
+    last: dict[str, Result] = {}
+    for run, result in runs.items():
+        if all(name in result.arrays for name in QUANTILES):
+            main = result.series[0]
+            columns = {name: result.arrays[name][:, -1] for name in (main, *QUANTILES)}
+            columns["depth"] = result.arrays["depth"]
+            last[run] = replace(result, kind="curve", series=(main,), arrays=columns)
+    return (
+        _lines(last, next(iter(last.values())).series, f"{title} with the last depth".strip())
+        if last
+        else None
+    )
 
 
 def _grid(runs: Runs, title: str) -> tuple[Chart, ...]:
@@ -196,12 +245,13 @@ def _scalar(runs: Runs, title: str) -> tuple[Chart, ...]:
             y=np.array([float(numbers(r.arrays[n]).flat[0]) for n in names]),
             name=run,
             colour=place,
+            values=True,
         )
         for place, (run, r) in enumerate(runs.items())
     )
     chart = Chart(
         title=title,
-        x=Axis(label="", ticks=tuple(first.label(name) for name in names)),
+        x=Axis(label="", ticks=tuple(name.replace("_", " ") for name in names)),
         y=_axis(first.labels.get("value", first.name)),
         marks=marks,
         note=first.note or "",
@@ -210,36 +260,92 @@ def _scalar(runs: Runs, title: str) -> tuple[Chart, ...]:
 
 
 def _table(runs: Runs, title: str) -> tuple[Chart, ...]:
-    """The first two columns of numbers against each other; the first column of words names them."""
+    """Columns of numbers: one as a histogram, others against the first.
+
+    Rising first values make lines, few whole numbers a map of counts, anything else points, which
+    the first column of words names.
+    """
     first = next(iter(runs.values()))
-    columns = [name for name in first.series if first.arrays[name].dtype.kind in "fiub"]
-    words = [name for name in first.series if name not in columns]
-    if len(columns) < 2:
+    columns = number_columns(first)
+    if not columns:
         raise SettingError(
-            f"{first.name} has columns {', '.join(first.series)}, of which {len(columns)} hold "
-            "numbers, and a figure needs two; read it with trace.results"
+            f"{first.name} has columns {', '.join(first.series)}, and none holds numbers to draw; "
+            "read it with trace.results"
         )
-    across, up = columns[:2]
-    marks = tuple(
+    across, *up = columns
+    x = numbers(first.arrays[across])
+    chart = Chart(title=title, x=_axis(first.label(across)), y=_axis("share (%)"), marks=())
+    if not up:
+        return (replace(chart, marks=tuple(_shares(runs, across))),)
+    if bool(np.all(np.diff(x) > 0)):
+        short = short_names(first, up)
+        marks = [
+            Line(
+                x=numbers(r.arrays[across]),
+                y=numbers(r.arrays[name]),
+                name=" · ".join(filter(None, (run, short[name] if len(up) > 1 else ""))),
+                colour=place if len(runs) > 1 else order,
+                dash=order,
+            )
+            for place, (run, r) in enumerate(runs.items())
+            for order, name in enumerate(up)
+        ]
+        label = _shared_label(first, up)
+        return (replace(chart, y=_axis(label), marks=tuple(marks)),)
+    chart = replace(chart, y=_axis(first.label(up[0])))
+    if all(first.arrays[name].dtype.kind in "iu" for name in (across, up[0])):
+        return tuple(
+            replace(chart, title=run or title, marks=(_counts(r, across, up[0]),))
+            for run, r in runs.items()
+        )
+    words = [name for name in first.series if name not in columns]
+    marks = [
         Dots(
             x=numbers(r.arrays[across]),
-            y=numbers(r.arrays[up]),
+            y=numbers(r.arrays[up[0]]),
             name=run,
             text=tuple(map(str, r.arrays[words[0]])) if words else (),
             colour=place,
         )
         for place, (run, r) in enumerate(runs.items())
-    )
-    chart = Chart(
-        title=title,
-        x=_axis(first.label(across)),
-        y=_axis(first.label(up)),
-        marks=marks,
-        note=first.note or "",
-        dial="x" if across == "depth" else None,
-    )
-    return (chart,)
+    ]
+    return (replace(chart, marks=tuple(marks)),)
 
+
+def _shares(runs: Runs, name: str) -> Iterator[Bars]:
+    for place, (run, result) in enumerate(runs.items()):
+        values, counts = np.unique(np.ma.compressed(result.arrays[name]), return_counts=True)
+        yield Bars(x=values, y=100 * counts / counts.sum(), name=run, colour=place)
+
+
+def _counts(result: Result, across: str, up: str) -> Heat:
+    x, y = (np.ma.asarray(result.arrays[name]) for name in (across, up))
+    both = ~(np.ma.getmaskarray(x) | np.ma.getmaskarray(y))
+    columns, rows = (np.arange(int(v[both].min()), int(v[both].max()) + 1) for v in (x, y))
+    z = np.zeros((len(rows), len(columns)))
+    np.add.at(z, (y[both] - rows[0], x[both] - columns[0]), 1)
+    return Heat(z=np.where(z > 0, z, np.nan), x=columns, y=rows, unit="predictions")
+
+
+def _covariance(runs: Runs) -> tuple[Chart, ...]:
+    """The covariance of a few coordinates at the last depth, and how its entries are spread."""
+    found: list[Chart] = []
+    for run, result in runs.items():
+        z = numbers(result.arrays["covariance"])[-1]
+        place = np.arange(len(z))
+        coordinate = Axis(label="coordinate of the gradient", whole=True)
+        chart = Chart(
+            title=" · ".join(filter(None, (run, "covariance at the last depth"))),
+            x=coordinate,
+            y=coordinate,
+            marks=(Heat(z=z, x=place, y=place, unit="covariance"),),
+        )
+        found.append(chart)
+    return tuple(found)
+
+
+_EXTRA: Mapping[str, Callable[[Runs], tuple[Chart, ...]]] = {"gradient_covariance": _covariance}
+"""The special cases: charts beside those of the kind."""
 
 _BY_KIND: Mapping[str, Callable[[Runs, str], tuple[Chart, ...]]] = {
     "curve": _curve,
@@ -269,8 +375,10 @@ def _bare(label: str) -> str:
     return label[: label.rfind("(")].rstrip() if _unit(label) else label
 
 
-def _spans_decades(values: Sequence[Array]) -> bool:
+def _spans_decades(label: str, values: Sequence[Array]) -> bool:
     """Whether a logarithmic axis reads better: all positive, and three decades or more."""
+    if any(word in label for word in _SHARES):
+        return False
     every = np.concatenate([value[np.isfinite(value)] for value in values] or [np.zeros(0)])
     return bool(every.size) and float(every.min()) > 0 and float(every.max() / every.min()) > 1e3
 

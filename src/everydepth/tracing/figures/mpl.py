@@ -6,7 +6,9 @@ No pyplot and no global setting: figures stay out of the caller's way, also in t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from textwrap import fill
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,6 @@ from everydepth.tracing.figures.chart import (
     Bars,
     Boxes,
     Chart,
-    Dots,
     Heat,
     Line,
     Mark,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 3.3, 2.4  # inches; half a page of two columns
-_STYLE: Mapping[str, Any] = MappingProxyType(
+_STYLE: Mapping[Any, Any] = MappingProxyType(
     {
         "font.size": 8,
         "axes.titlesize": 8,
@@ -54,17 +55,20 @@ _PATTERNS = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
 
 
 def draw(charts: Sequence[Chart]) -> Figure:
-    """The charts side by side, each half a page wide."""
+    """The charts in rows of two, each half a page wide."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    sizes = [_size(chart) for chart in charts]
-    widths, height = [width for width, _ in sizes], max(height for _, height in sizes)
+    rows, columns = -(-len(charts) // 2), min(2, len(charts))
+    width, height = (max(sizes) for sizes in zip(*map(_size, charts), strict=True))
     with rc_context(dict(_STYLE)):
-        figure = Figure(figsize=(sum(widths), height), layout="constrained")
-        places = figure.subplots(1, len(charts), squeeze=False, width_ratios=widths)[0]
-        for axes, chart in zip(places, charts, strict=True):
-            _fill(axes, chart)
+        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        places = figure.subplots(rows, columns, squeeze=False).flat
+        for axes, chart in zip_longest(places, charts):
+            if chart is None:
+                axes.remove()
+            else:
+                _fill(axes, chart)
     return figure
 
 
@@ -91,7 +95,7 @@ def _fill(axes: Axes, chart: Chart) -> None:
     # Words may come from data: a dollar in them is a dollar, not mathematics.
     axes.set_title(chart.title, parse_math=False)
     axes.set_xlabel(chart.x.title, parse_math=False)
-    axes.set_ylabel(chart.y.title, parse_math=False)
+    axes.set_ylabel(fill(chart.y.title, 34), parse_math=False)
     _scale(axes, "x", chart.x, heat=chart.is_heat)
     _scale(axes, "y", chart.y, heat=chart.is_heat)
     if chart.legend:
@@ -113,10 +117,14 @@ def _draw_mark(axes: Axes, mark: Mark, like: Sequence[Mark]) -> None:
             axes.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
     elif isinstance(mark, Bars):
         x, width = _beside(mark, like)
-        axes.bar(x, mark.y, width, color=colour, label=mark.name)
+        drawn = axes.bar(x, mark.y, width, color=colour, label=mark.name)
+        if mark.values:
+            axes.bar_label(drawn, fmt="%.3g", fontsize=7)
     elif isinstance(mark, Boxes):
         names = ("whislo", "q1", "med", "q3", "whishi")
-        stats = [dict(zip(names, column, strict=True)) for column in mark.quantiles.T]
+        stats: list[dict[str, Any]] = [
+            dict(zip(names, column, strict=True)) for column in mark.quantiles.T
+        ]
         line = {"color": colour, "linewidth": 0.8}
         x, width = _beside(mark, like)
         axes.bxp(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +34,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
 def draw(charts: Sequence[Chart]) -> Figure:
-    """The charts side by side."""
+    """The charts in rows of two."""
     from plotly.graph_objects import Figure
 
     return Figure(description(charts))
@@ -55,43 +56,50 @@ def description(charts: Sequence[Chart]) -> dict[str, Any]:
         "boxmode": "group",
         "annotations": [],
     }
-    gap = 0.16
-    width = (1 - gap * (len(charts) - 1)) / len(charts)
+    rows, columns = -(-len(charts) // 2), min(2, len(charts))
     for place, chart in enumerate(charts):
         number = "" if place == 0 else str(place + 1)
-        start = place * (width + gap)
-        for mark in chart.marks:
-            data.append(_trace(mark, bar_x=start + width) | _anchors(number))
+        left, right = _span(place % 2, columns, gap=0.16)
+        bottom, top = _span(rows - 1 - place // 2, rows, gap=0.24 / rows)
         square = chart.is_heat and chart.x.whole and chart.y.whole
+        fixed = {"constrain": "domain"} if square else {}
+        for mark in chart.marks:
+            bar = {"x": right, "y": (bottom + top) / 2, "len": top - bottom}
+            data.append(_trace(mark, bar) | {"xaxis": f"x{number}", "yaxis": f"y{number}"})
         layout[f"xaxis{number}"] = _axis(chart.x, heat=chart.is_heat, vertical=False) | {
-            "domain": [start, start + width],
+            "domain": [left, right],
             "anchor": f"y{number}",
+            **fixed,
         }
         layout[f"yaxis{number}"] = _axis(chart.y, heat=chart.is_heat, vertical=True) | {
+            "domain": [bottom, top],
             "anchor": f"x{number}",
-            **({"scaleanchor": f"x{number}", "constrain": "domain"} if square else {}),
+            **fixed,
+            **({"scaleanchor": f"x{number}"} if square else {}),
         }
-        if square:
-            layout[f"xaxis{number}"]["constrain"] = "domain"
         if len(charts) > 1:
-            layout["annotations"].append(_heading(chart.title, start + width / 2))
+            layout["annotations"].append(_heading(chart.title, (left + right) / 2, top))
     if len(charts) == 1:
         layout["title"] = {"text": escape(charts[0].title), "font": {"size": 13}, "x": 0.02}
+    else:
+        layout["height"] = 360 * rows
     return {"data": data, "layout": layout}
 
 
-def _anchors(number: str) -> dict[str, str]:
-    return {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+def _span(place: int, count: int, gap: float) -> tuple[float, float]:
+    """From where to where one of `count` equal parts reaches on 0..1."""
+    width = (1 - gap * (count - 1)) / count
+    return place * (width + gap), place * (width + gap) + width
 
 
-def _heading(title: str, x: float) -> dict[str, Any]:
-    place = {"x": x, "y": 1.0, "xref": "paper", "yref": "paper"}
+def _heading(title: str, x: float, y: float) -> dict[str, Any]:
+    place = {"x": x, "y": y, "xref": "paper", "yref": "paper", "xanchor": "center"}
     return place | {"text": escape(title), "showarrow": False, "yanchor": "bottom"}
 
 
-def _trace(mark: Mark, *, bar_x: float) -> dict[str, Any]:
+def _trace(mark: Mark, bar: dict[str, float]) -> dict[str, Any]:
     if isinstance(mark, Heat):
-        return _heat(mark, bar_x)
+        return _heat(mark, bar)
     colour = PALETTE[mark.colour % len(PALETTE)]
     common: dict[str, Any] = {"name": escape(mark.name), "x": plain(mark.x)}
     if isinstance(mark, Line):
@@ -113,7 +121,8 @@ def _trace(mark: Mark, *, bar_x: float) -> dict[str, Any]:
             }
         return found
     if isinstance(mark, Bars):
-        return common | {"type": "bar", "y": plain(mark.y), "marker": {"color": colour}}
+        written = {"texttemplate": "%{y:.3g}"} if mark.values else {}
+        return common | written | {"type": "bar", "y": plain(mark.y), "marker": {"color": colour}}
     if isinstance(mark, Boxes):
         names = ("lowerfence", "q1", "median", "q3", "upperfence")
         levels = {name: plain(row) for name, row in zip(names, mark.quantiles, strict=True)}
@@ -128,7 +137,7 @@ def _trace(mark: Mark, *, bar_x: float) -> dict[str, Any]:
     }
 
 
-def _heat(heat: Heat, bar_x: float) -> dict[str, Any]:
+def _heat(heat: Heat, bar: dict[str, float]) -> dict[str, Any]:
     low, high = colour_range(heat)
     written: dict[str, Any] = {}
     if heat.text:
@@ -149,7 +158,7 @@ def _heat(heat: Heat, bar_x: float) -> dict[str, Any]:
         "colorbar": {
             "thickness": 10,
             "outlinewidth": 0,
-            "x": bar_x,
+            **bar,
             "title": {"text": escape(heat.unit), "side": "right"},
         },
     }
@@ -157,7 +166,7 @@ def _heat(heat: Heat, bar_x: float) -> dict[str, Any]:
 
 def _axis(axis: Axis, *, heat: bool, vertical: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "title": {"text": escape(axis.title), "font": {"size": 12}, "standoff": 6},
+        "title": {"text": _wrapped(axis.title), "font": {"size": 12}, "standoff": 6},
         "automargin": True,
         "gridcolor": GRID,
         "zeroline": False,
@@ -178,6 +187,10 @@ def _axis(axis: Axis, *, heat: bool, vertical: bool) -> dict[str, Any]:
     elif axis.whole:
         found |= {"tickformat": "d", "nticks": 9}
     return found
+
+
+def _wrapped(text: str) -> str:
+    return "<br>".join(escape(line) for line in wrap(text, 34))
 
 
 def plain(values: Array) -> list[float | int | None]:

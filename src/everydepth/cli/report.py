@@ -1,0 +1,54 @@
+"""`everydepth report`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from everydepth.errors import SettingError
+
+
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run directories or saved traces; NAME=RUN gives one a name of your own.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The page to write.", dir_okay=False)
+    ] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="What the page is called.")] = "What each depth gives",
+) -> None:
+    """Make one HTML page of runs: a depth dial, charts side by side, where it came from.
+
+    The page needs no network: everydepth report E2E=runs/a LPA=runs/b -o page.html
+    """
+    from everydepth.report import report as write
+
+    command = shlex.join(["everydepth", *sys.argv[1:]])
+    page = write(_named(runs), out, title=title, command=command)
+    typer.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB)")
+
+
+def _named(runs: list[str]) -> dict[str, str]:
+    """By name: the one before `=`, or the last part of the path, told apart by a number."""
+    found: dict[str, str] = {}
+    for run in runs:
+        name, given, path = run.partition("=")
+        # An existing folder wins: its own name may hold the sign.
+        if Path(run).exists() or not given:
+            name, path = Path(run).resolve().name, run
+        elif name in found:
+            raise SettingError(f"{name!r} names two runs; give each a name of its own")
+        free, count = name, 1
+        while free in found:
+            count += 1
+            free = f"{name} ({count})"
+        found[free] = path
+    return found

@@ -1,0 +1,159 @@
+"""`everydepth trace`."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from everydepth.stream import ResidualStream
+    from everydepth.tracing import Trace
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def trace(
+    model: Annotated[
+        str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
+    ],
+    data: Annotated[
+        str, typer.Option(help="Data by name (digits, cifar10, ...), a file or a folder.")
+    ],
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Metrics or groups, separated by commas; by default all that fit."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="A new run directory; by default the model's own run, or runs/trace-<model>.",
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which part of the data.")] = "test",
+    data_root: Annotated[
+        str | None, typer.Option(help="The folder that holds named data sets.")
+    ] = None,
+    max_samples: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+    device: Annotated[str | None, typer.Option(help="For example cuda:0; by default cpu.")] = None,
+) -> None:
+    """Measure every depth of a model on data, in one pass.
+
+    Prints a table, and writes what `everydepth report` shows. Ctrl-C stops early and keeps what was
+    measured.
+    """
+    from rich.console import Console
+
+    from everydepth.cli.loading import load_batches, load_model, model_folder
+    from everydepth.stream import as_stream
+    from everydepth.tracing import trace as measure
+
+    folder = model_folder(model)
+    network = load_model(folder)
+    rows = load_batches(
+        folder,
+        network,
+        data,
+        split=split,
+        root=data_root,
+        batch_size=batch_size,
+        max_length=max_length,
+        max_samples=max_samples,
+    )
+    config = {
+        "command": shlex.join(["everydepth", *sys.argv[1:]]),
+        "model": model,
+        "data": data,
+        "split": split,
+        "metrics": metrics,
+        "max_samples": max_samples,
+        "batch_size": batch_size,
+        "max_length": max_length,
+    }
+    run = _run_directory(model, out, config)
+    wanted = None if metrics is None else [name.strip() for name in metrics.split(",")]
+    found = measure(network, rows, wanted, device=device)
+    facts = {**config, "parameters_by_depth": parameters_by_depth(as_stream(network))}
+    found = replace(found, meta={**found.meta, **facts})
+    found.save(run / "trace")
+    console = Console()
+    console.print(str(found))
+    console.print(table(found))
+    for name, result in found.results.items():
+        if result.note:
+            console.print(f"{name}: {result.note}", markup=False, style="yellow")
+    console.print(f"wrote {run / 'trace'}; see it with: everydepth report {run}", markup=False)
+
+
+def _run_directory(model: str, out: Path | None, config: Mapping[str, Any]) -> Path:
+    """Where the trace goes; made before the work, so that a bad place is not found out after it."""
+    from everydepth.runs import Run
+
+    if out is None and Run.exists(model) and (Path(model) / "model").is_dir():
+        return Path(model)
+    free = out or _free(Path("runs") / f"trace-{Path(model).name}")
+    return Run.create(free, config, kind="trace").path
+
+
+def table(found: Trace) -> Table:
+    """One row per curve: how it runs over the depths, and its lowest, highest and last value."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column("metric", no_wrap=True, overflow="ellipsis")
+    shown.add_column(f"depth 0 to {found.depth}", no_wrap=True)
+    for title in ("lowest", "highest", "last"):
+        shown.add_column(title, justify="right", no_wrap=True, min_width=8)
+    for name, column in found.columns().items():
+        values = [value for value in column if value is not None and math.isfinite(value)]
+        if values:
+            cells = [f"{number:.4g}" for number in (min(values), max(values), values[-1])]
+            # Text, not markup: a name may hold brackets.
+            shown.add_row(Text(name), Text(sparkline(column)), *cells)
+    return shown
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """A block per value, as high as the value among the others; blank where there is none."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
+
+    def block(value: float | None) -> str:
+        if value is None or not math.isfinite(value):
+            return " "
+        return _BLOCKS[round((value - low) / span * (len(_BLOCKS) - 1)) if span else 0]
+
+    return "".join(map(block, values))
+
+
+def parameters_by_depth(stream: ResidualStream) -> list[int]:
+    """Parameters that a model cut to depth 0..L keeps: all but those of later blocks alone."""
+    blocks = [{id(p) for p in block.module.parameters()} for block in stream.blocks]
+    size = {id(p): p.numel() for p in stream.model.parameters()}
+    found: list[int] = []
+    for depth in range(stream.depth + 1):
+        kept = set(size) - set[int]().union(*blocks[depth:]) | set[int]().union(*blocks[:depth])
+        found.append(sum(size[key] for key in kept))
+    return found
+
+
+def _free(path: Path) -> Path:
+    """The path, or the first of path-2, path-3, ... that is not taken."""
+    free, count = path, 1
+    while free.exists():
+        count += 1
+        free = path.with_name(f"{path.name}-{count}")
+    return free

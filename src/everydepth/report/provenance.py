@@ -1,0 +1,53 @@
+"""Where a run came from: commands, settings, machine, and what was not measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from everydepth.report.markup import folded, text
+from everydepth.report.reading import RunView
+
+
+def made_by(view: RunView, heading: str) -> str:
+    """The card of one run; `heading` is markup."""
+    rows = "".join(
+        f"<tr><th>{text(key)}</th><td>{text(value)}</td></tr>" for key, value in _facts(view)
+    )
+    more = ""
+    if view.config:
+        settings = json.dumps(dict(view.config), indent=1, ensure_ascii=False)
+        more += folded("settings", f"<pre>{text(settings)}</pre>")
+    if view.trace is not None and view.trace.skipped:
+        lines = (f"<li>{text(name)}: {text(why)}</li>" for name, why in view.trace.skipped.items())
+        more += folded("not measured", f"<ul>{''.join(lines)}</ul>")
+    commands = "".join(f"<pre>{text(command)}</pre>" for command in _commands(view))
+    return (
+        f'<div class="card wide"><h3>{heading}</h3>{commands}'
+        f'<table class="facts"><tbody>{rows}</tbody></table>{more}</div>'
+    )
+
+
+def _commands(view: RunView) -> list[str]:
+    sources = (view.config, view.trace.meta if view.trace else {})
+    return list(dict.fromkeys(str(s["command"]) for s in sources if s.get("command")))
+
+
+def _facts(view: RunView) -> Iterator[tuple[str, Any]]:
+    if view.trace is not None:
+        yield "traced", view.trace
+        yield "task", view.trace.task
+        if "seconds" in view.trace.meta:
+            yield "seconds", view.trace.meta["seconds"]
+    found = view.environment
+    versions = found.get("versions")
+    if isinstance(versions, Mapping):
+        yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+    for key in ("python", "platform", "cpus_usable"):
+        if key in found:
+            yield key.replace("_", " "), found[key]
+    devices = found.get("devices")
+    for device in devices if isinstance(devices, list) else []:
+        if isinstance(device, Mapping):
+            yield "device", f"{device.get('name')} {device.get('description') or ''}"

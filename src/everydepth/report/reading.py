@@ -1,0 +1,120 @@
+"""Run directories and saved traces, read so that those of a stranger are safe to open.
+
+Only files of known names are read, none that leads out of its folder, none unpacked beyond a limit;
+JSON and numpy arrays without pickles hold no code.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from everydepth.errors import DataError
+from everydepth.report.panels import registered
+from everydepth.runs import Run
+from everydepth.tracing.record import Trace
+
+LARGEST = 512 * 2**20  # bytes of one file, unpacked
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """What one run has to show; whatever it lacks is empty.
+
+    results: what `panels` draw, by name: a `Result` each from the trace, plain JSON from
+    results.json. history: the lines of metrics.jsonl.
+    """
+
+    name: str
+    trace: Trace | None = None
+    results: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    history: Sequence[Mapping[str, Any]] = ()
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def read(path: str | Path, name: str | None = None) -> RunView:
+    """The run directory or the saved trace in a folder, called `name` or like the folder."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise DataError(
+            f"{str(path)!r} is not a folder; give a run directory or a folder written by Trace.save"
+        )
+    called = name or folder.resolve().name
+    if _inside(folder, "trace.json"):
+        return view_of(_trace(folder), called)
+    if not _inside(folder, "config.json"):
+        raise DataError(
+            f"the folder {str(path)!r} holds neither a run (config.json) nor a trace (trace.json); "
+            "give the folder that a command of everydepth wrote"
+        )
+    for file in ("environment.json", "metrics.jsonl", "results.json"):
+        _inside(folder, file)
+    run = Run.open(folder)
+    traced = RunView(name=called)
+    if _inside(folder, "trace/trace.json"):
+        traced = view_of(_trace(folder / "trace"), called)
+    return replace(
+        traced,
+        results={**(run.results() if run.finished else {}), **traced.results},
+        history=run.metrics(),
+        config=run.config,
+        environment=_environment(folder),
+    )
+
+
+def view_of(trace: Trace, name: str) -> RunView:
+    """A trace by itself. What a command noted beside it can have a panel of its own."""
+    noted = {key: value for key, value in trace.meta.items() if key in registered()}
+    return RunView(name=name, trace=trace, results={**noted, **trace.results})
+
+
+def _trace(folder: Path) -> Trace:
+    if not _inside(folder, "trace.npz"):
+        raise DataError(f"{folder} has a trace.json but no trace.npz; copy both")
+    try:
+        with zipfile.ZipFile(folder / "trace.npz") as packed:
+            size = sum(entry.file_size for entry in packed.infolist())
+        if size > LARGEST:
+            raise DataError(
+                f"{folder / 'trace.npz'} unpacks to {size / 2**20:.0f} MiB, but a report reads up "
+                f"to {LARGEST / 2**20:.0f} MiB; trace fewer metrics"
+            )
+        return Trace.load(folder)
+    except (KeyError, TypeError, ValueError, EOFError, RecursionError, zipfile.BadZipFile) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{folder} does not hold a whole trace ({type(error).__name__}: {error}); trace again"
+        ) from error
+
+
+def _inside(folder: Path, name: str) -> bool:
+    """Whether the file is there; an error if it is a link that leads out, or too large."""
+    file = folder / name
+    if not file.is_file():
+        return False
+    real = file.resolve()
+    if not real.is_relative_to(folder.resolve()):
+        raise DataError(f"{file} leads out of {folder}, and a report reads only what is inside")
+    if real.stat().st_size > LARGEST:
+        raise DataError(
+            f"{file} has {real.stat().st_size / 2**20:.0f} MiB, but a report reads up to "
+            f"{LARGEST / 2**20:.0f} MiB; shorten it"
+        )
+    return True
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    file = folder / "environment.json"
+    if not _inside(folder, file.name):
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} is not JSON ({error}); restore it from a copy") from error
+    return found if isinstance(found, dict) else {}

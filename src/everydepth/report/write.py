@@ -1,0 +1,67 @@
+"""`report`: from runs to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from everydepth.errors import DataError
+from everydepth.report.page import LARGEST_PAGE, render
+from everydepth.report.reading import RunView, read, view_of
+from everydepth.tracing.record import Trace
+
+Source = str | Path | Trace
+"""A run directory, a folder written by `Trace.save`, or a trace itself."""
+
+
+def report(
+    runs: Source | Sequence[Source] | Mapping[str, Source],
+    out: str | Path = "report.html",
+    *,
+    title: str = "What each depth gives",
+    command: str | None = None,
+) -> Path:
+    """Write one HTML page that shows the runs side by side; returns its path.
+
+    runs: one, several, or several by name. A run is a directory written by a command of everydepth,
+    a folder written by `Trace.save`, or a `Trace`. command: what to say made the page.
+    """
+    views = _views(runs)
+    page = render(views, title, command).encode("utf-8")
+    if len(page) > LARGEST_PAGE:
+        raise DataError(
+            f"the page would have {len(page) / 1e6:.1f} MB, but {LARGEST_PAGE / 1e6:.0f} MB is the "
+            f"limit; report fewer than {len(views)} run(s) at once, or trace fewer metrics"
+        )
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(page)
+    return path
+
+
+def _views(runs: Source | Sequence[Source] | Mapping[str, Source]) -> list[RunView]:
+    if isinstance(runs, Mapping):
+        found = [_view(source, name) for name, source in runs.items()]
+    else:
+        several = [runs] if isinstance(runs, str | Path | Trace) else runs
+        found = [_view(source, None) for source in several]
+    if not found:
+        raise DataError("no run to report; give at least one run directory or trace")
+    return _named_apart(found)
+
+
+def _view(source: Source, name: str | None) -> RunView:
+    if isinstance(source, Trace):
+        return view_of(source, name or source.model)
+    return read(source, name)
+
+
+def _named_apart(views: Sequence[RunView]) -> list[RunView]:
+    taken: dict[str, int] = {}
+    found: list[RunView] = []
+    for view in views:
+        taken[view.name] = taken.get(view.name, 0) + 1
+        count = taken[view.name]
+        found.append(view if count == 1 else replace(view, name=f"{view.name} ({count})"))
+    return found
