@@ -31,11 +31,11 @@ CONFIG = ViTConfig(
 )
 
 
-def train(objective: ed.Objective, name: str) -> ViTForImageClassification:
-    torch.manual_seed(0)
+def train(objective: ed.Objective, name: str, seed: int = 0) -> ViTForImageClassification:
+    torch.manual_seed(seed)
     model = ViTForImageClassification(CONFIG)
     net = ed.EveryDepth(model, objective=objective)
-    data = batches(load_digits("train"), BATCH, shuffle=True)
+    data = batches(load_digits("train"), BATCH, shuffle=True, seed=seed)
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.05)
     schedule = OneCycleLR(optimizer, max_lr=2e-3, total_steps=EPOCHS * len(data))
     for _ in track(range(EPOCHS), description=f"{name:<12}"):
