@@ -4,6 +4,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everydepth.exits import Agreement as Agreement
+    from everydepth.exits import Certificate as Certificate
+    from everydepth.exits import Confidence as Confidence
+    from everydepth.exits import Entropy as Entropy
+    from everydepth.exits import Evaluation as Evaluation
+    from everydepth.exits import Margin as Margin
+    from everydepth.exits import Patience as Patience
+    from everydepth.exits import Policy as Policy
+    from everydepth.exits import Prediction as Prediction
+    from everydepth.exits import Profile as Profile
+    from everydepth.exits import calibrate as calibrate
+    from everydepth.exits import evaluate as evaluate
+    from everydepth.exits import export as export
+    from everydepth.exits import load as load
+    from everydepth.exits import predict as predict
+    from everydepth.exits import profile as profile
+    from everydepth.exits.generation import Generation as Generation
+    from everydepth.exits.generation import generate as generate
     from everydepth.objectives import Objective as Objective
     from everydepth.objectives import aligned as aligned
     from everydepth.objectives import cosine_regularised as cosine_regularised
@@ -40,9 +58,27 @@ __version__ = "0.1.0"
 # Where each public name lives. Nothing is imported before it is used: `everydepth --help` and
 # `import everydepth` need neither torch nor transformers.
 _HOMES = {
+    "Agreement": "everydepth.exits",
+    "Certificate": "everydepth.exits",
+    "Confidence": "everydepth.exits",
+    "Entropy": "everydepth.exits",
+    "Evaluation": "everydepth.exits",
+    "Margin": "everydepth.exits",
+    "Patience": "everydepth.exits",
+    "Policy": "everydepth.exits",
+    "Prediction": "everydepth.exits",
+    "Profile": "everydepth.exits",
+    "calibrate": "everydepth.exits",
+    "evaluate": "everydepth.exits",
+    "export": "everydepth.exits",
+    "load": "everydepth.exits",
+    "predict": "everydepth.exits",
+    "profile": "everydepth.exits",
     "EveryDepth": "everydepth.training",
     "FitResult": "everydepth.training",
     "check_objective": "everydepth.training",
+    "Generation": "everydepth.exits.generation",
+    "generate": "everydepth.exits.generation",
     "Objective": "everydepth.objectives",
     "aligned": "everydepth.objectives",
     "cosine_regularised": "everydepth.objectives",

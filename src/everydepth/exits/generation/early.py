@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
-from everydepth.errors import SettingError
 from everydepth.exits.generation.output import Output
 from everydepth.exits.generation.request import Prompt
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.exits.generation.tape import Tape
+from everydepth.exits.policies import NEVER, Memory, Policy
 from everydepth.stream import ResidualStream
-
-
-@runtime_checkable
-class TokenPolicy(Protocol):
-    """Decides which rows leave at a depth. Asked at depths 1 to L - 1, in order, for every token.
-
-    A policy may have an attribute `depths`: the only depths at which it is asked. Each question
-    costs a readout, so a few are better than all.
-    """
-
-    def exits(self, logits: Float[Tensor, "rows v"], depth: int) -> Bool[Tensor, "rows"]: ...
 
 
 def decode_with_exits(
     tape: Tape,
     out: Output,
-    policy: TokenPolicy,
+    policy: Policy,
     sampling: Sampling,
     generator: torch.Generator | None,
 ) -> list[list[int]]:
@@ -39,18 +25,20 @@ def decode_with_exits(
     A batch goes as deep as its deepest row; the others keep the token of their own exit. Blocks
     that were skipped see the tokens they missed when they are next needed, all at once.
     """
-    depths = [*_asked(policy, tape.top), tape.top]
+    thresholds = (*policy.thresholds(tape.stream)[: tape.top - 1], -NEVER)
     exits: list[list[int]] = [[] for _ in out.tokens]
     while True:
         tokens = left = None
-        for depth in depths:
+        memory: Memory = ()
+        for depth, threshold in enumerate(thresholds, start=1):
+            if threshold == NEVER and not policy.remembers:
+                continue
             logits = tape.last_logits(depth)
             drawn = sampling.draw(logits, generator)
             if tokens is None or left is None:
                 tokens, left = drawn, torch.zeros_like(drawn)
-            here = left == 0
-            if depth < tape.top:
-                here &= policy.exits(logits, depth)
+            certainty, memory = policy.certainty(logits, memory)
+            here = (left == 0) & (certainty >= threshold)
             tokens = torch.where(here, drawn, tokens)
             left = left.masked_fill(here, depth)
             if bool((left > 0).all()):
@@ -82,14 +70,3 @@ def agreement(
     counted = torch.arange(new.shape[1], device=new.device) < torch.tensor(lengths, device=new.device)[:, None]
     return float((chosen == new)[counted].double().mean())
 
-
-def _asked(policy: TokenPolicy, top: int) -> list[int]:
-    depths = getattr(policy, "depths", None)
-    asked = list(range(1, top)) if depths is None else sorted({int(d) for d in depths} - {top})
-    wrong = [depth for depth in asked if not 1 <= depth < top]
-    if wrong:
-        raise SettingError(
-            f"the policy asks at depth {wrong[0]}, but the text comes from depth {top}; "
-            f"use depths 1 to {top - 1}"
-        )
-    return asked

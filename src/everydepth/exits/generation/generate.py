@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from everydepth.errors import SettingError
 from everydepth.exits.generation.drafting import DraftHead, DraftLength
-from everydepth.exits.generation.early import TokenPolicy, agreement, decode_with_exits
+from everydepth.exits.generation.early import agreement, decode_with_exits
 from everydepth.exits.generation.output import OnTokens, Output
 from everydepth.exits.generation.request import (
     Prompts,
@@ -25,6 +25,7 @@ from everydepth.exits.generation.result import Generation, GenerationStats
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.exits.generation.speculative import Drafter, decode_with_drafts
 from everydepth.exits.generation.tape import Tape
+from everydepth.exits.policies import Policy
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
 
 
@@ -35,7 +36,7 @@ def generate(
     max_new_tokens: int | None = None,
     depth: int | None = None,
     draft_depth: int | None = None,
-    policy: TokenPolicy | None = None,
+    policy: Policy | None = None,
     attention_mask: Tensor | None = None,
     do_sample: bool = False,
     temperature: float = 1.0,
@@ -57,7 +58,8 @@ def generate(
     draft_depth: draft at this shallower depth and verify several tokens at once. Greedy text stays
         the same token for token, sampled text keeps its distribution. It pays where a shallow
         depth often agrees with the last: train for it with `lpa`.
-    policy: read a token out at the first depth where `policy.exits(logits, depth)` is true.
+    policy: read each token out at the first depth whose certainty reaches the policy's threshold.
+        Every depth with a finite threshold costs a readout: a few are better than all.
     attention_mask: False or 0 where `prompts` is padding, left or right.
     eos_token_id: tokens that end a row; None: the model's own, (): none.
     seed, generator: what draws follow; at most one of them.

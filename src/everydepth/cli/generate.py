@@ -1,0 +1,105 @@
+"""`everydepth generate`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from everydepth.exits.generation import GenerationStats
+
+
+def generate(
+    model: Annotated[
+        str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
+    ],
+    prompt: Annotated[
+        list[str], typer.Option("--prompt", "-p", help="What to continue; may be given again.")
+    ],
+    depth: Annotated[
+        int | None, typer.Option(help="Use only the first so many blocks; by default all.")
+    ] = None,
+    draft_depth: Annotated[
+        int | None, typer.Option(help="Draft with the first so many blocks: same text, faster.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", "-n", min=1, help="By default 64, if so many fit."),
+    ] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")
+    ] = False,
+    temperature: Annotated[float, typer.Option(help="With --sample: below 1 is bolder.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="With --sample: the likeliest so many.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="With --sample: the likeliest with this probability.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="With --sample: the same draws again.")] = None,
+    device: Annotated[str | None, typer.Option(help="For example cuda:0; by default cpu.")] = None,
+) -> None:
+    """Continue a text with a language model at any depth, or faster by drafting at a shallow one.
+
+    The text goes to standard output while it grows; how fast it came, to standard error.
+    """
+    from everydepth.cli.loading import load_model, load_tokenizer, model_folder
+    from everydepth.exits.generation import generate as decode
+
+    folder = model_folder(model)
+    network = load_model(folder).to(device or "cpu")  # pyright: ignore[reportArgumentType]
+    tokenizer = load_tokenizer(folder)
+    ids = [tokenizer(text)["input_ids"] for text in prompt]
+    typed = _Typed(tokenizer, ids[0]) if len(prompt) == 1 else None
+    said = decode(
+        network,
+        ids,
+        max_new_tokens=max_new_tokens,
+        depth=depth,
+        draft_depth=draft_depth,
+        do_sample=sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        on_tokens=typed,
+    )
+    if typed is not None:
+        typed.end()
+    else:
+        for row, new in zip(ids, said.tokens, strict=True):
+            typer.echo(tokenizer.decode(row + new, skip_special_tokens=True))
+    typer.echo(_summary(said.stats), err=True)
+
+
+class _Typed:
+    """Writes the text of one row as its tokens come."""
+
+    def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
+        self._tokenizer, self._tokens, self._written = tokenizer, list(prompt), 0
+
+    def __call__(self, row: int, tokens: list[int]) -> None:
+        self._tokens.extend(tokens)
+        text = self._text()
+        # Half a character: the rest of its bytes is in the next token.
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self._write(text)
+
+    def end(self) -> None:
+        self._write(self._text() + "\n")
+
+    def _text(self) -> str:
+        return self._tokenizer.decode(self._tokens, skip_special_tokens=True)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text[self._written :])
+        sys.stdout.flush()
+        self._written = len(text)
+
+
+def _summary(stats: GenerationStats) -> str:
+    parts = [f"{stats.tokens} tokens, {stats.tokens_per_second:.0f} a second"]
+    if stats.acceptance is not None:
+        parts.append(f"{stats.acceptance:.0%} of drafts accepted")
+        parts.append(f"{stats.mean_draft_length:.1f} drafted a round")
+    return "; ".join(parts)
