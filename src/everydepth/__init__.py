@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from everydepth.stream import at_depth as at_depth
     from everydepth.stream import check_stream as check_stream
     from everydepth.stream import families as families
+    from everydepth.stream import insert as insert
     from everydepth.stream import register as register
     from everydepth.tracing import Trace as Trace
     from everydepth.tracing import gradient_alignment as gradient_alignment
@@ -97,6 +98,7 @@ _HOMES = {
     "at_depth": "everydepth.stream",
     "check_stream": "everydepth.stream",
     "families": "everydepth.stream",
+    "insert": "everydepth.stream",
     "fit": "everydepth.training",
     "register": "everydepth.stream",
     "Trace": "everydepth.tracing",

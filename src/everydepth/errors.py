@@ -41,3 +41,15 @@ class DataError(EveryDepthError, ValueError):
 
 class RunError(EveryDepthError, RuntimeError):
     """A run directory or checkpoint that cannot be written, read, or continued."""
+
+
+class PolicyError(EveryDepthError, ValueError):
+    """An exit policy that does not belong to this model, or cannot be read."""
+
+
+class BudgetError(EveryDepthError, ValueError):
+    """A budget that no depth of the model can meet."""
+
+
+class ExportError(EveryDepthError, RuntimeError):
+    """An export that was not made; nothing of it is left on the disk."""

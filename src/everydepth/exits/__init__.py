@@ -1,1 +1,41 @@
 """Using a depth: choose it, export it, leave early, decode with it."""
+
+from everydepth.exits.calibrate import NotCertifiedWarning, calibrate
+from everydepth.exits.evaluate import Evaluation, evaluate
+from everydepth.exits.export import export
+from everydepth.exits.load import load
+from everydepth.exits.policies import (
+    NEVER,
+    Agreement,
+    Certificate,
+    Confidence,
+    Entropy,
+    Margin,
+    Patience,
+    Policy,
+)
+from everydepth.exits.predict import Prediction, predict
+from everydepth.exits.profile import DepthProfile, Latency, Profile, profile
+
+__all__ = [
+    "NEVER",
+    "Agreement",
+    "Certificate",
+    "Confidence",
+    "DepthProfile",
+    "Entropy",
+    "Evaluation",
+    "Latency",
+    "Margin",
+    "NotCertifiedWarning",
+    "Patience",
+    "Policy",
+    "Prediction",
+    "Profile",
+    "calibrate",
+    "evaluate",
+    "export",
+    "load",
+    "predict",
+    "profile",
+]

@@ -13,7 +13,9 @@ from everydepth.stream.contract import (
 from everydepth.stream.cursor import Call, Cursor
 from everydepth.stream.depth import at_depth
 from everydepth.stream.generic import GenericStream
-from everydepth.stream.registry import Family, as_stream, families, register
+from everydepth.stream.insert import insert, sites
+from everydepth.stream.lengthen import adopted, lengthened
+from everydepth.stream.registry import Family, as_stream, families, model_class, register
 from everydepth.stream.states import States
 from everydepth.stream.taps import BranchRecord, first_tensor, record_branches, with_first_tensor
 from everydepth.stream.truncate import copy_without, keep_stages, shortened
@@ -34,6 +36,7 @@ __all__ = [
     "StreamFactory",
     "StreamReport",
     "Task",
+    "adopted",
     "as_stream",
     "at_depth",
     "check_stream",
@@ -41,10 +44,14 @@ __all__ = [
     "evaluating",
     "families",
     "first_tensor",
+    "insert",
     "keep_stages",
+    "lengthened",
+    "model_class",
     "record_branches",
     "register",
     "shortened",
+    "sites",
     "unwrapped",
     "with_first_tensor",
 ]

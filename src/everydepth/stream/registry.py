@@ -48,6 +48,24 @@ def families() -> dict[str, list[str]]:
     return {**known, **({"registered by you": outside} if outside else {})}
 
 
+def model_class(name: str) -> type[nn.Module]:
+    """The supported class of this name, as a checkpoint's config names it."""
+    for cls in _by_class:
+        if cls.__name__ == name:
+            return cls
+    for family in _table():
+        for path in family.classes:
+            package, _, known = path.rpartition(".")
+            if known == name:
+                # Our own classes live beside their adapter.
+                home = family.factory.partition(":")[0] if package == "everydepth" else package
+                return getattr(import_module(home), name)
+    known = ", ".join(cls for names in families().values() for cls in names)
+    raise UnsupportedModelError(
+        f"{name!r} is not a model class everydepth knows; use one of {known}"
+    )
+
+
 def _table() -> tuple[Family, ...]:
     return import_module(_TABLE).FAMILIES
 

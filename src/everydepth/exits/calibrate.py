@@ -1,0 +1,261 @@
+"""Thresholds with a guarantee: learn, then test, on samples the model was not trained on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from everydepth.errors import LabelError, SettingError
+from everydepth.exits.feed import feed
+from everydepth.exits.identity import Identity, identity
+from everydepth.exits.policies import (
+    NEVER,
+    Against,
+    Certificate,
+    Confidence,
+    Policy,
+    check_classifier,
+    exit_depths,
+    layer_speedup,
+    policy_class,
+)
+from everydepth.exits.reading import certainties
+from everydepth.exits.risk import P_VALUES, Counts, samples_needed
+from everydepth.stream import IGNORE_INDEX, ResidualStream, as_stream, evaluating, unwrapped
+
+
+class NotCertifiedWarning(UserWarning):
+    """Calibration found no threshold it can vouch for; the policy runs the full model."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What one pass over the data gives: all that thresholds are judged by."""
+
+    certainty: Float[Tensor, "rows places"]
+    predicted: Int[Tensor, "rows depths"]
+    labels: Int[Tensor, " rows"] | None
+    classes: int
+
+    def rows(self, index: Tensor) -> Outcomes:
+        labels = None if self.labels is None else self.labels[index]
+        return Outcomes(self.certainty[index], self.predicted[index], labels, self.classes)
+
+    def losses(self, against: Against) -> Int[Tensor, "rows depths"]:
+        """The loss of leaving at each depth: 1 worse than the full model, 0 the same, -1 better."""
+        if against == "full":
+            return (self.predicted != self.predicted[:, -1:]).long()
+        if self.labels is None:
+            raise LabelError(
+                "against='labels', but the batches have no 'labels'; add them, or use "
+                "against='full' to compare with the full model"
+            )
+        wrong = (self.predicted != self.labels[:, None]).long()
+        return wrong - wrong[:, -1:]
+
+
+def calibrate(
+    model: nn.Module | ResidualStream,
+    data: Any,
+    *,
+    risk: float,
+    delta: float = 0.05,
+    against: Against = "full",
+    policy: str | type[Policy] = Confidence,
+    depths: Sequence[int] | None = None,
+    per_depth: bool = False,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Policy:
+    """Choose the thresholds of an exit policy so that leaving early is safe.
+
+    With probability 1 - delta over the draw of `data`, on new samples from the same source the
+    chance of another prediction than the full model's (`against="full"`), or the accuracy lost
+    (`"labels"`), is at most `risk`. If nothing can be promised, the policy runs the full model,
+    its certificate says why, and a `NotCertifiedWarning` is given.
+
+    policy: "confidence", "entropy", "margin", "patience" or "agreement", or the class.
+    depths: where samples may leave; everywhere, if not given.
+    per_depth: give each depth its own threshold, found on half of the samples (drawn with `seed`)
+    and tested on the other half. Worth it with a few thousand samples.
+    """
+    _check_share("risk", risk)
+    _check_share("delta", delta)
+    if against not in ("full", "labels"):
+        raise SettingError(f"against={against!r}; use 'full' or 'labels'")
+    stream = as_stream(model, **options)
+    check_classifier(stream)
+    chosen = policy_class(policy) if isinstance(policy, str) else policy
+    allowed = _allowed(stream, depths)
+    outcomes = observe(stream, data, chosen, batch_size=batch_size, progress=progress)
+    outcomes.losses(against)  # no labels: say so before any work
+    return certified(
+        outcomes,
+        chosen,
+        risk=risk,
+        delta=delta,
+        against=against,
+        allowed=allowed,
+        per_depth=per_depth,
+        seed=seed,
+        model=identity(stream),
+    )
+
+
+@torch.no_grad()
+def observe(
+    stream: ResidualStream,
+    data: Any,
+    policy: type[Policy],
+    *,
+    batch_size: int | None = None,
+    progress: bool = False,
+) -> Outcomes:
+    """Certainty and prediction of every sample at every depth; labels where batches have them."""
+    certainty: list[Tensor] = []
+    predicted: list[Tensor] = []
+    labels: list[Tensor] = []
+    with evaluating(unwrapped(stream.model)):
+        for batch in feed(stream, data, batch_size=batch_size, progress=progress, title="observe"):
+            real = slice(None)
+            if isinstance(batch.get("labels"), Tensor):
+                stream.check_labels(batch["labels"])
+                real = batch["labels"] != IGNORE_INDEX
+                labels.append(batch["labels"][real].cpu())
+            scores, classes = certainties(stream.observe(batch), policy(threshold=NEVER))
+            certainty.append(scores[real].cpu())
+            predicted.append(classes[real].cpu())
+    rows = torch.cat(certainty)
+    all_labelled = sum(map(len, labels)) == len(rows)
+    return Outcomes(
+        rows, torch.cat(predicted), torch.cat(labels) if all_labelled else None, stream.classes
+    )
+
+
+def certified(
+    outcomes: Outcomes,
+    policy: type[Policy],
+    *,
+    risk: float,
+    delta: float,
+    against: Against = "full",
+    allowed: Sequence[bool] | None = None,
+    per_depth: bool = False,
+    seed: int = 0,
+    model: Identity | None = None,
+) -> Policy:
+    """Walk from careful to bold thresholds and keep the last before the first that fails its test.
+
+    The order is fixed before the tested samples are seen, so each test may use all of delta
+    (fixed-sequence testing): the chance that a threshold with a higher risk passes is at most
+    delta, whatever the number of thresholds.
+    """
+    places = outcomes.certainty.shape[1]
+    closed = torch.tensor([not place for place in (allowed or [True] * places)], dtype=torch.bool)
+    if per_depth:
+        order = torch.randperm(
+            len(outcomes.predicted), generator=torch.Generator().manual_seed(seed)
+        )
+        half = len(order) // 2
+        path = _own_path(outcomes.rows(order[:half]), risk, against)
+        outcomes = outcomes.rows(order[half:])
+    else:
+        steps = torch.tensor(policy.path(outcomes.classes, places + 1), dtype=torch.float64)
+        path = steps[:, None].expand(-1, places)
+    losses, samples = outcomes.losses(against), len(outcomes.predicted)
+    best = torch.full((places,), NEVER, dtype=torch.float64)
+    found = (1.0, 0.0, torch.full((samples,), places + 1))
+    failed = ""
+    for thresholds in path:
+        thresholds = thresholds.masked_fill(closed, NEVER)
+        leaving = exit_depths(outcomes.certainty.double(), thresholds)
+        loss = losses.gather(1, leaving[:, None] - 1)
+        counts = Counts(samples, int((loss == 1).sum()), int((loss == -1).sum()))
+        p = P_VALUES[against](counts, risk)
+        if p > delta:
+            failed = f"the next one has risk {counts.risk:.4f} on them, p-value {p:.3g}"
+            break
+        best, found = thresholds, (p, counts.risk, leaving)
+    p, observed, leaving = found
+    certain = bool((best < NEVER).any())
+    speedup = layer_speedup(leaving, places + 1)
+    note = (
+        f"risk <= {risk} with probability {1 - delta}, from {samples} samples ({against}); {failed}"
+        if certain
+        else _why_not(samples, risk, delta, against, failed)
+    )
+    if not certain:
+        warnings.warn(note, NotCertifiedWarning, stacklevel=3)
+    return policy(
+        threshold=tuple(best.tolist()),
+        model=model,
+        certificate=Certificate(
+            certified=certain,
+            risk=risk,
+            delta=delta,
+            against=against,
+            samples=samples,
+            observed=observed,
+            p_value=p,
+            speedup=speedup,
+            note=note,
+        ),
+    )
+
+
+def _own_path(outcomes: Outcomes, risk: float, against: Against) -> Float[Tensor, "steps places"]:
+    """Thresholds of each depth that let as many samples leave as an error rate allows.
+
+    The steps are error rates among those who would leave at a depth, from far below to far above
+    `risk`.
+    """
+    rates = risk * torch.logspace(-2, 1, 60, dtype=torch.float64)
+    losses = outcomes.losses(against)
+    columns: list[Tensor] = []
+    for place in range(outcomes.certainty.shape[1]):
+        certainty, order = outcomes.certainty[:, place].double().sort(descending=True)
+        loss = losses[order, place].double().cumsum(0) / torch.arange(1, len(order) + 1)
+        # Ties leave together: only the last of equal certainties ends a group.
+        ends = torch.cat([certainty[1:] != certainty[:-1], torch.tensor([True])])
+        fits = (loss <= rates[:, None]) & ends
+        last = fits.long() * torch.arange(1, len(order) + 1)
+        count = last.amax(1)
+        # Between the last who leaves and the first who stays: no sample lies on a threshold.
+        following = torch.cat([certainty[1:], certainty[-1:]])
+        middle = (certainty + following) / 2
+        columns.append(torch.cat([torch.tensor([NEVER], dtype=torch.float64), middle])[count])
+    return torch.stack(columns, 1)
+
+
+def _allowed(stream: ResidualStream, depths: Sequence[int] | None) -> list[bool]:
+    places = range(1, stream.depth)
+    if depths is None:
+        return [True for _ in places]
+    wanted = {stream.check_depth(depth, lowest=1) for depth in depths}
+    return [place in wanted for place in places]
+
+
+def _why_not(samples: int, risk: float, delta: float, against: Against, failed: str) -> str:
+    needed = samples_needed(risk, delta, against)
+    reason = (
+        f"{samples} samples can never show it: even without a single error {needed} are needed"
+        if samples < needed
+        else f"on {samples} samples not even the most careful threshold passes: {failed}"
+    )
+    return (
+        f"nothing can be certified at risk {risk}, delta {delta}: {reason}; the policy runs the "
+        "full model. Use more samples, a larger risk, or a model trained at every depth"
+    )
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise SettingError(f"{name}={value}; use a number between 0 and 1, for example 0.05")

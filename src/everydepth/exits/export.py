@@ -1,0 +1,217 @@
+"""A depth as files that need nothing of everydepth: a stock checkpoint, or an ONNX graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from everydepth.errors import ExportError, SettingError, UnsupportedModelError
+from everydepth.exits.card import model_card
+from everydepth.exits.feed import device_of, feed
+from everydepth.exits.policies import Policy
+from everydepth.exits.profile import Profile
+from everydepth.exits.quiet import quiet_transformers
+from everydepth.runs.files import is_full, write_folder
+from everydepth.stream import Batch, ResidualStream, as_stream, unwrapped
+
+Format = Literal["hf", "onnx"]
+
+MANIFEST = "everydepth.json"
+POLICY = "exit_policy.json"
+
+
+class Saveable(Protocol):
+    """A tokenizer or processor."""
+
+    def save_pretrained(self, save_directory: str) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a directory written by `export` holds."""
+
+    model: str
+    depth: int
+    of: int
+    format: Format
+    exits: bool
+
+
+def export(
+    model: nn.Module | ResidualStream,
+    directory: str | Path,
+    *,
+    depth: int | None = None,
+    format: Format = "hf",  # noqa: A002 - what users call it
+    exits: Policy | None = None,
+    example: Batch | None = None,
+    tokenizer: Saveable | None = None,
+    processor: Saveable | None = None,
+    profile: Profile | None = None,
+    recalibrate: Any = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> Path:
+    """Write the model cut to `depth` (all of it, if not given) into a new directory.
+
+    "hf": config, safetensors weights and a model card; loads with stock
+    `AutoModel...from_pretrained`. With `exits`, the policy is saved beside the full model.
+
+    "onnx": one graph with any batch size and sequence length, compared with the model in ONNX
+    Runtime before the directory appears. With `exits`, it leaves as soon as every row is done and
+    gives `logits` and `depth` as `predict` does. `example`: a batch to trace and compare with.
+
+    recalibrate: data on which the batch norms of the cut model estimate their statistics anew.
+    overwrite: replace an earlier export; a directory that holds anything else is never touched.
+
+    The directory appears whole or not at all, and the model is left as it was.
+    """
+    stream = as_stream(model, **options)
+    depth = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
+    if format not in ("hf", "onnx"):
+        raise SettingError(f"format={format!r}; use 'hf' or 'onnx'")
+    if exits is not None:
+        exits.for_stream(stream)
+        if depth != stream.depth:
+            raise SettingError(
+                f"depth={depth} together with exits=, which belongs to all {stream.depth} depths; "
+                "leave one of them out"
+            )
+    path = Path(directory).absolute()
+    _check_target(path, overwrite)
+    # An exported copy shares the model's tensors, unless they will change or lie elsewhere.
+    share = recalibrate is None and device_of(stream).type == "cpu"
+    small = stream.truncated(depth, share=share).cpu().eval()
+    cut = as_stream(small, **stream.options)
+    if recalibrate is not None:
+        recalibrated(cut, recalibrate)
+    manifest = Manifest(
+        model=stream.name, depth=depth, of=stream.depth, format=format, exits=exits is not None
+    )
+    write = _huggingface(cut) if format == "hf" else _onnx(cut, example, exits)
+
+    def fill(folder: Path) -> None:
+        files = write(folder)
+        for part in (tokenizer, processor):
+            if part is not None:
+                part.save_pretrained(str(folder))
+        if exits is not None:
+            exits.save(folder / POLICY)
+        card = model_card(manifest, small, profile=profile, policy=exits, usage=files)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", "utf-8")
+
+    try:
+        write_folder(path, fill)
+    except (OSError, SafetensorError) as error:
+        reason = "the disk is full" if is_full(error) else str(error)
+        raise ExportError(
+            f"{path} was not written: {reason}; nothing of it is left. Make room or choose another "
+            "place, then export again"
+        ) from error
+    return path
+
+
+@torch.no_grad()
+def recalibrated(stream: ResidualStream, data: Any) -> None:
+    """Estimate the statistics of every batch norm anew: the mean over the batches of `data`."""
+    model = unwrapped(stream.model)
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    norms = [m for m in model.modules() if isinstance(m, kinds) and m.track_running_stats]
+    if not norms:
+        raise SettingError(
+            f"recalibrate was given, but {stream.name} has no batch norm; leave it out"
+        )
+    before = [norm.momentum for norm in norms]
+    try:
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches, instead of a moving one
+            norm.train()
+        for batch in feed(stream, data):
+            stream.call(stream.arguments(batch, None))
+    finally:
+        for norm, momentum in zip(norms, before, strict=True):
+            norm.momentum = momentum
+            norm.eval()
+
+
+def _check_target(path: Path, overwrite: bool) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ExportError(f"{path} is a file; choose a directory that does not exist yet")
+    inside = sorted(entry.name for entry in path.iterdir())
+    if not inside:
+        return
+    if MANIFEST not in inside:
+        raise ExportError(
+            f"{path} holds {', '.join(inside[:5])}, which no export wrote, so it is not touched; "
+            "choose another directory"
+        )
+    if not overwrite:
+        raise ExportError(
+            f"{path} already holds an export; pass overwrite=True to replace it, or choose "
+            "another directory"
+        )
+
+
+Writer = Callable[[Path], str]
+"""Writes the model into a folder and says how to use it, for the card."""
+
+
+def _huggingface(stream: ResidualStream) -> Writer:
+    from transformers import PreTrainedModel
+
+    model = unwrapped(stream.model)
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModelError(
+            f"{stream.name} is not a Hugging Face model, so it has no from_pretrained; use "
+            "format='onnx', or save the state dict of everydepth.at_depth(model, k)"
+        )
+
+    def write(folder: Path) -> str:
+        with quiet_transformers():
+            model.save_pretrained(folder)
+        home = type(model).__module__.partition(".")[0]
+        return (
+            f"from {home if home == 'transformers' else type(model).__module__} "
+            f"import {type(model).__name__}\n\n"
+            f'model = {type(model).__name__}.from_pretrained("this directory")'
+        )
+
+    return write
+
+
+def _onnx(stream: ResidualStream, example: Batch | None, exits: Policy | None) -> Writer:
+    from everydepth.exits import onnx
+
+    if example is None:
+        raise SettingError(
+            "format='onnx' needs example=: a batch as the model takes it, with two rows or more, "
+            "to trace the graph and to compare its results"
+        )
+    batch: Mapping[str, Any] = {
+        key: value.cpu()
+        for key, value in stream.check_batch(example).items()
+        if isinstance(value, Tensor) and key != "labels"
+    }
+
+    def write(folder: Path) -> str:
+        names = onnx.write(stream, batch, folder / "model.onnx", exits)
+        feeds = ", ".join(f'"{name}": {name}' for name in names)
+        outputs = "logits, depth" if exits is not None else "(logits,)"
+        return (
+            "import onnxruntime\n\n"
+            'session = onnxruntime.InferenceSession("model.onnx")\n'
+            f"{outputs} = session.run(None, {{{feeds}}})"
+        )
+
+    return write

@@ -1,0 +1,213 @@
+"""A stream as an ONNX graph, compared with the model in ONNX Runtime before it counts."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from everydepth.errors import BatchError, ExportError, UnsupportedModelError
+from everydepth.exits.feed import first_rows, row_count
+from everydepth.exits.measure import checkpoint_bytes
+from everydepth.exits.policies import NEVER, Memory, Policy
+from everydepth.exits.reading import exit_logits
+from everydepth.stream import ResidualStream, unwrapped
+
+# One protobuf holds at most 2 GB; larger weights go into a file beside the graph.
+_ONE_FILE = 1_500_000_000
+
+# Float32 sums in another order; relative to the largest logit.
+_TOLERANCE = 1e-4
+
+
+@torch.no_grad()
+def write(
+    stream: ResidualStream, example: Mapping[str, Tensor], path: Path, exits: Policy | None
+) -> list[str]:
+    """Write the graph, compare it on several shapes, and give the names of its inputs."""
+    runtime = _runtime()
+    rows = max(2, row_count(stream, example))
+    batch = first_rows(stream, example, rows)
+    names = list(batch)
+    module = _Fixed(stream, names) if exits is None else _Exits(stream, names, exits, batch)
+    outputs = ["logits"] if exits is None else ["logits", "depth"]
+    with _quiet():
+        program: Any = torch.onnx.export(
+            module.eval(),
+            tuple(batch.values()),
+            dynamo=True,
+            dynamic_shapes=(tuple(_dynamic(name, value) for name, value in batch.items()),),
+            input_names=names,
+            output_names=outputs,
+            verbose=False,
+        )
+    program.save(str(path), external_data=checkpoint_bytes(stream.model) > _ONE_FILE)
+    settings = runtime.SessionOptions()
+    settings.log_severity_level = 3
+    session = runtime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+    for feeds in _shapes(stream, batch):
+        expected = module(*feeds.values())
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        found = session.run(outputs, {name: value.numpy() for name, value in feeds.items()})
+        for name, mine, theirs in zip(outputs, expected, found, strict=True):
+            _compare(name, mine, torch.as_tensor(theirs), feeds)
+    return names
+
+
+class _Fixed(nn.Module):
+    """The model as a function of tensors in a fixed order."""
+
+    def __init__(self, stream: ResidualStream, names: list[str]) -> None:
+        super().__init__()
+        self.model = unwrapped(stream.model)
+        self.names = names
+        self._stream = (stream,)  # in a tuple: the model's parameters are registered once
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        (stream,) = self._stream
+        batch = dict(zip(self.names, inputs, strict=True))
+        return stream.prediction(stream.call(stream.arguments(batch, None)))
+
+
+class _Exits(nn.Module):
+    """`predict` as a graph: a group of blocks runs unless every row is done (`torch.cond`).
+
+    A row keeps the logits of its own exit; rows do not leave the batch, whose size a graph cannot
+    choose.
+    """
+
+    def __init__(
+        self, stream: ResidualStream, names: list[str], policy: Policy, example: Mapping[str, Any]
+    ) -> None:
+        super().__init__()
+        self.model = unwrapped(stream.model)
+        self.names = names
+        self._stream = (stream,)
+        self._policy = policy
+        self._thresholds = (*policy.for_stream(stream), -NEVER)
+        self._shapes = [h.shape[1:] for h in stream.observe(example)]
+        read = [
+            depth
+            for depth, threshold in enumerate(self._thresholds, start=1)
+            if threshold < NEVER or policy.remembers
+        ]
+        # Each group of blocks ends with a readout.
+        self._groups = list(zip([0, *read[:-1]], read, strict=True))
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        (stream,) = self._stream
+        cursor = stream.start(dict(zip(self.names, inputs, strict=True)))
+        h = cursor.h
+        rows = h.shape[0]
+        state = (
+            h,
+            h.new_zeros(rows, stream.classes),
+            torch.zeros(rows, dtype=torch.int64, device=h.device),
+            torch.zeros(rows, dtype=torch.bool, device=h.device),
+        )
+
+        def run(start: int, end: int) -> Callable[..., tuple[Tensor, ...]]:
+            def group(
+                h: Tensor, logits: Tensor, depth: Tensor, done: Tensor, *memory: Tensor
+            ) -> tuple[Tensor, ...]:
+                here = stream.advance(replace(cursor, depth=start, h=h), end)
+                found = exit_logits(stream, here.h, end, here.batch)
+                score, kept = self._policy.certainty(found, memory)
+                threshold = self._thresholds[end - 1]
+                leaves = torch.ones_like(done) if threshold == -NEVER else score >= threshold
+                new = leaves & ~done
+                return (
+                    here.h,
+                    torch.where(new[:, None], found, logits),
+                    torch.where(new, end, depth),
+                    done | leaves,
+                    *kept,
+                )
+
+            return group
+
+        def keep(start: int, end: int) -> Callable[..., tuple[Tensor, ...]]:
+            def group(h: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+                # Both ways must give one shape; nobody reads the state of a finished batch.
+                same = self._shapes[start] == self._shapes[end]
+                state = h.clone() if same else h.new_zeros(h.shape[0], *self._shapes[end])
+                return (state, *(value.clone() for value in rest))
+
+            return group
+
+        first, *others = self._groups
+        full = run(*first)(*state, *Memory())
+        for ends in others:
+            full = torch.cond(full[3].all(), keep(*ends), run(*ends), full)
+        return full[1], full[2]
+
+
+def _dynamic(name: str, value: Tensor) -> dict[int, Any]:
+    """Any number of rows, and for tokens any length."""
+    shape: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if value.ndim == 2 and not value.is_floating_point():
+        if value.shape[1] < 3:
+            raise BatchError(
+                f"{name!r} of the example has {value.shape[1]} tokens; use 3 or more, so that the "
+                "length is not taken for a constant"
+            )
+        shape[1] = torch.export.Dim("tokens")
+    return shape
+
+
+def _shapes(stream: ResidualStream, batch: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+    """The example, one row of it, and one row more with one token less."""
+    yield batch
+    yield first_rows(stream, batch, 1)
+    more = first_rows(stream, batch, row_count(stream, batch) + 1)
+    tokens = {k for k, v in more.items() if v.ndim == 2 and not v.is_floating_point()}
+    yield {k: v[:, 1:].contiguous() if k in tokens else v for k, v in more.items()}
+
+
+def _compare(name: str, mine: Tensor, theirs: Tensor, feeds: Mapping[str, Tensor]) -> None:
+    scale = max(1.0, float(mine.abs().max()))
+    gap = (
+        float((mine - theirs.to(mine.dtype)).abs().max())
+        if mine.shape == theirs.shape
+        else float("nan")
+    )
+    if not gap <= _TOLERANCE * scale:
+        shapes = {key: tuple(value.shape) for key, value in feeds.items()}
+        raise ExportError(
+            f"in ONNX Runtime {name!r} has shape {tuple(theirs.shape)} and differs by {gap:.1e} "
+            f"from the model's {tuple(mine.shape)} on inputs {shapes}; nothing was written. Try "
+            "another version of torch or onnxruntime, or format='hf'"
+        )
+
+
+def _runtime() -> Any:
+    try:
+        import_module("onnxscript")  # the exporter of torch needs it
+        return import_module("onnxruntime")
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"format='onnx' needs {error.name}, which is not installed; "
+            'pip install "everydepth[onnx]"'
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Generator[None, None, None]:
+    """The exporter warns about packages and versions that have no part in this graph."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,295 @@
+"""When a sample may leave: a certainty at every depth, and the threshold it must reach."""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from everydepth.errors import PolicyError, SettingError, UnsupportedModelError
+from everydepth.exits.identity import Identity, identity
+from everydepth.stream import ResidualStream
+
+FORMAT = 1
+
+NEVER = math.inf
+"""The threshold of a depth at which nobody leaves."""
+
+Memory = tuple[Tensor, ...]
+"""What a policy keeps of the depths before, one row a sample; empty at the first depth."""
+
+Against = Literal["full", "labels"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What calibration found.
+
+    certified: with probability 1 - delta over the draw of the calibration samples, the risk is at
+    most `risk`. The risk is the chance of another prediction than the full model's ("full"), or
+    the accuracy lost ("labels"). observed: the risk on the calibration samples; p_value: of the
+    threshold that was chosen; speedup: the layer-count speed-up on them (SPEC 2.10).
+    """
+
+    certified: bool
+    risk: float
+    delta: float
+    against: Against
+    samples: int
+    observed: float
+    p_value: float
+    speedup: float
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy(ABC):
+    """Leave at the first depth whose certainty reaches the threshold; at the last one always.
+
+    threshold: one number for every depth, or one for each of the depths 1..L-1; infinity (`NEVER`)
+    where nobody leaves. model: the model it was calibrated on; no other is then accepted.
+    """
+
+    kind: ClassVar[str]
+    remembers: ClassVar[bool] = False
+    """Whether the certainty depends on the depths before, which must then all be read out."""
+
+    threshold: float | tuple[float, ...]
+    model: Identity | None = None
+    certificate: Certificate | None = None
+
+    def __post_init__(self) -> None:
+        values = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
+        for value in values:
+            if value != NEVER and not self._allows(value):
+                raise SettingError(
+                    f"{type(self).__name__} with threshold {value}; use {self._allowed}, or "
+                    "math.inf for a depth at which nobody leaves"
+                )
+
+    # -- what a policy says -----------------------------------------------------------------------
+
+    @abstractmethod
+    def certainty(
+        self, logits: Float[Tensor, "rows classes"], memory: Memory
+    ) -> tuple[Float[Tensor, " rows"], Memory]:
+        """How sure each row is at this depth, and what to remember for the next."""
+
+    @classmethod
+    def path(cls, classes: int, depths: int) -> list[float]:
+        """Thresholds from the most to the least careful, chosen without looking at data."""
+        doubt = torch.logspace(-6, 0, 200, dtype=torch.float64)
+        return (1 - doubt).tolist()
+
+    _allowed: ClassVar[str] = "0 to 1"
+
+    def _allows(self, value: float) -> bool:
+        return 0 <= value <= 1
+
+    # -- what every policy can do -----------------------------------------------------------------
+
+    @final
+    def for_stream(self, stream: ResidualStream) -> tuple[float, ...]:
+        """The thresholds of depths 1..L-1 of this model, or an error that says why it is wrong."""
+        check_classifier(stream)
+        return self.thresholds(stream)
+
+    @final
+    def thresholds(self, stream: ResidualStream) -> tuple[float, ...]:
+        """The same for a model of any task: a language model exits token by token."""
+        given, places = self.threshold, stream.depth - 1
+        if isinstance(given, tuple) and len(given) != places:
+            raise PolicyError(
+                f"this policy has thresholds for {len(given) + 1} depths, but {stream.name} has "
+                f"{stream.depth}; calibrate one for this model: everydepth.calibrate(model, data)"
+            )
+        if self.model is not None and self.model != identity(stream):
+            raise PolicyError(
+                f"this policy was calibrated on {self.model}, but this is {identity(stream)}; "
+                "what it promises holds for that model only: calibrate again"
+            )
+        return given if isinstance(given, tuple) else (given,) * places
+
+    @final
+    def to_json(self) -> str:
+        values = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
+        finite = [None if value == NEVER else value for value in values]
+        content = {
+            "format": FORMAT,
+            "policy": self.kind,
+            "threshold": finite if isinstance(self.threshold, tuple) else finite[0],
+            "model": None if self.model is None else asdict(self.model),
+            "certificate": None if self.certificate is None else asdict(self.certificate),
+        }
+        return json.dumps(content, indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> Policy:
+        """The policy that `to_json` wrote, of whichever kind."""
+        try:
+            content: dict[str, Any] = json.loads(text)
+            version, name = content["format"], content["policy"]
+            if version != FORMAT:
+                raise PolicyError(
+                    f"policy format {version}, but this version reads {FORMAT}; calibrate again"
+                )
+            given = content["threshold"]
+            values = tuple(
+                NEVER if v is None else float(v)
+                for v in (given if isinstance(given, list) else [given])
+            )
+            model, certificate = content["model"], content["certificate"]
+            return policy_class(name)(
+                threshold=values if isinstance(given, list) else values[0],
+                model=None if model is None else Identity(**model),
+                certificate=None if certificate is None else Certificate(**certificate),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, PolicyError | SettingError):
+                raise
+            raise PolicyError(
+                f"this is not a policy written by to_json ({error}); calibrate again"
+            ) from error
+
+    @final
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | Path) -> Policy:
+        return Policy.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Confidence(Policy):
+    """The largest softmax probability."""
+
+    kind: ClassVar[str] = "confidence"
+
+    def certainty(
+        self, logits: Float[Tensor, "rows classes"], memory: Memory
+    ) -> tuple[Float[Tensor, " rows"], Memory]:
+        return _softmax(logits).amax(-1), ()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Entropy(Policy):
+    """One minus the entropy of the softmax over its maximum, log of the number of classes."""
+
+    kind: ClassVar[str] = "entropy"
+
+    def certainty(
+        self, logits: Float[Tensor, "rows classes"], memory: Memory
+    ) -> tuple[Float[Tensor, " rows"], Memory]:
+        entropy = torch.special.entr(_softmax(logits)).sum(-1)
+        return 1 - entropy / math.log(logits.shape[-1]), ()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Margin(Policy):
+    """The largest softmax probability minus the second largest."""
+
+    kind: ClassVar[str] = "margin"
+
+    def certainty(
+        self, logits: Float[Tensor, "rows classes"], memory: Memory
+    ) -> tuple[Float[Tensor, " rows"], Memory]:
+        best = _softmax(logits).topk(2, dim=-1).values
+        return best[:, 0] - best[:, 1], ()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Patience(Policy):
+    """How many depths before this one, without a gap, predicted the same class."""
+
+    kind: ClassVar[str] = "patience"
+    remembers: ClassVar[bool] = True
+    _allowed: ClassVar[str] = "a whole number of 1 or more"
+
+    def _allows(self, value: float) -> bool:
+        return value >= 1 and float(value).is_integer()
+
+    def certainty(
+        self, logits: Float[Tensor, "rows classes"], memory: Memory
+    ) -> tuple[Float[Tensor, " rows"], Memory]:
+        found = logits.argmax(-1)
+        if not memory:
+            count = torch.zeros_like(logits[:, 0])
+        else:
+            before, count = memory
+            count = torch.where(found == before, count + 1, torch.zeros_like(count))
+        return count, (found, count)
+
+    @classmethod
+    def path(cls, classes: int, depths: int) -> list[float]:
+        return [float(count) for count in range(depths - 2, 0, -1)]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Agreement(Policy):
+    """The overlap of the softmax with that of the depth before; zero if their classes differ."""
+
+    kind: ClassVar[str] = "agreement"
+    remembers: ClassVar[bool] = True
+
+    def certainty(
+        self, logits: Float[Tensor, "rows classes"], memory: Memory
+    ) -> tuple[Float[Tensor, " rows"], Memory]:
+        now = _softmax(logits)
+        if not memory:
+            return torch.zeros_like(now[:, 0]), (now,)
+        (before,) = memory
+        same = now.argmax(-1) == before.argmax(-1)
+        return torch.minimum(now, before).sum(-1) * same, (now,)
+
+
+POLICIES: dict[str, type[Policy]] = {
+    policy.kind: policy for policy in (Confidence, Entropy, Margin, Patience, Agreement)
+}
+
+
+def policy_class(name: str) -> type[Policy]:
+    if name not in POLICIES:
+        raise SettingError(f"policy {name!r}; use one of {', '.join(map(repr, POLICIES))}")
+    return POLICIES[name]
+
+
+def check_classifier(stream: ResidualStream) -> None:
+    """An error unless the model gives each sample one class out of two or more."""
+    if stream.task != "classification" or stream.classes < 2:
+        raise UnsupportedModelError(
+            f"{stream.name} does {stream.task} with {stream.classes} outputs, but leaving early "
+            "needs a class per sample out of two or more; use everydepth.generate for a causal "
+            "language model, or one fixed depth: everydepth.at_depth(model, k)"
+        )
+
+
+def exit_depths(
+    certainty: Float[Tensor, "rows places"], thresholds: Float[Tensor, " places"]
+) -> Int[Tensor, " rows"]:
+    """The first depth (from 1) whose certainty reaches its threshold, or the last, `places` + 1."""
+    last = torch.ones_like(certainty[:, :1], dtype=torch.bool)
+    leaves = torch.cat([certainty >= thresholds, last], dim=1)
+    return leaves.to(torch.uint8).argmax(1) + 1
+
+
+def layer_speedup(depths: Int[Tensor, " rows"], last: int) -> float:
+    """`sum_i L m_i / sum_i i m_i` (SPEC 2.10): blocks without exits over blocks with them."""
+    return last * depths.numel() / int(depths.sum())
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    # Half precision would round certainties near 1, where thresholds lie.
+    return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))

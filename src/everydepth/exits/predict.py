@@ -1,0 +1,75 @@
+"""Batched early exit: rows that are done leave the batch, the rest goes on without them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from everydepth.exits.policies import NEVER, Memory, Policy
+from everydepth.exits.reading import exit_logits
+from everydepth.stream import Batch, ResidualStream, as_stream, evaluating, unwrapped
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row a sample, in the order of the batch: class, depth at which it left, logits there."""
+
+    labels: Int[Tensor, " rows"]
+    depths: Int[Tensor, " rows"]
+    logits: Float[Tensor, "rows classes"]
+
+
+@torch.no_grad()
+def predict(
+    model: nn.Module | ResidualStream, batch: Batch, *, policy: Policy, **options: Any
+) -> Prediction:
+    """Predict each row at the depth where the policy lets it leave.
+
+    The same predictions and depths as one row at a time. The model is run in eval mode and left
+    in its own.
+    """
+    stream = as_stream(model, **options)
+    thresholds = policy.for_stream(stream)
+    with evaluating(unwrapped(stream.model)):
+        return _predict(stream, batch, policy, thresholds)
+
+
+def _predict(
+    stream: ResidualStream, batch: Batch, policy: Policy, thresholds: tuple[float, ...]
+) -> Prediction:
+    cursor, memory = stream.start(batch), Memory()
+    size, device = cursor.batch_size, cursor.h.device
+    # Where in the batch the rows of the cursor come from.
+    rows = torch.arange(size, device=device)
+    depths = torch.full((size,), stream.depth, device=device)
+    logits = torch.empty(0)
+    for depth in range(1, stream.depth + 1):
+        cursor = stream.step(cursor)
+        last = depth == stream.depth
+        threshold = -NEVER if last else thresholds[depth - 1]
+        if threshold == NEVER and not policy.remembers:
+            continue
+        found = exit_logits(stream, cursor.h, depth, cursor.batch)
+        if logits.numel() == 0:
+            logits = found.new_empty((size, found.shape[-1]))
+        if last:
+            logits[rows] = found
+            break
+        score, memory = policy.certainty(found, memory)
+        leaves = score >= threshold
+        stays = (~leaves).nonzero().flatten()
+        if len(stays) == len(rows):
+            continue
+        done = rows[leaves]
+        logits[done], depths[done] = found[leaves], depth
+        if len(stays) == 0:
+            break
+        # Always worth it: copying a state costs far less than one row less in one block.
+        cursor = cursor.select(stays)
+        memory = tuple(kept[stays] for kept in memory)
+        rows = rows[stays]
+    return Prediction(logits.argmax(-1), depths, logits)

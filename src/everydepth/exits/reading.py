@@ -1,0 +1,42 @@
+"""The prediction at a depth, as cheaply as it can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from everydepth.exits.policies import Memory, Policy
+from everydepth.stream import ResidualStream, States
+
+
+def exit_logits(
+    stream: ResidualStream, h: Tensor, depth: int, batch: Mapping[str, Any]
+) -> Float[Tensor, "rows classes"]:
+    """Pick what predicts first, then norm and head: the cost of one token, not of all.
+
+    The last depth is read in the model's own order, so that it is the model's own output.
+    """
+    if depth == stream.depth:
+        return stream.readout(h, depth, batch)
+    return stream.head(stream.normed(stream.feature(h, depth, batch), depth))
+
+
+def certainties(
+    states: States, policy: Policy
+) -> tuple[Float[Tensor, "rows places"], Int[Tensor, "rows depths"]]:
+    """Certainty at depths 1..L-1 and class at depths 1..L."""
+    stream, memory = states.stream, Memory()
+    scores: list[Tensor] = []
+    classes: list[Tensor] = []
+    for depth in range(1, stream.depth):
+        logits = exit_logits(stream, states[depth], depth, states.batch)
+        score, memory = policy.certainty(logits, memory)
+        scores.append(score)
+        classes.append(logits.argmax(-1))
+    last = states.logits(stream.depth).argmax(-1)
+    empty = last.new_zeros((len(last), 0), dtype=torch.float32)
+    return torch.stack(scores, 1) if scores else empty, torch.stack([*classes, last], 1)
