@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import SettingError
-from everydepth.stream import Block, Branch, ResidualStream, shortened, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, lengthened, shortened, unwrapped
 
 Tower = Literal["vision", "text"]
 
@@ -81,6 +81,9 @@ class ClipStream(ResidualStream):
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         return shortened(self._inner, self._trunk.encoder.layers, depth, share=share)
+
+    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
+        return lengthened(self._inner, self._trunk.encoder.layers, after, block, like, share=share)
 
     def _end_of_text(self, ids: Tensor) -> Tensor:
         end = self._trunk.eos_token_id

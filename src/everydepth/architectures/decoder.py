@@ -8,7 +8,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from everydepth.stream import Block, Branch, ResidualStream, shortened, unwrapped
+from everydepth.errors import UnsupportedModelError
+from everydepth.stream import Block, Branch, ResidualStream, lengthened, shortened, unwrapped
 
 
 @final
@@ -78,6 +79,16 @@ class DecoderStream(ResidualStream):
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         return shortened(self._inner, self._layers, depth, share=share)
 
+    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
+        scaled = getattr(self._inner.config, "scale_attn_by_inverse_layer_idx", False)
+        if scaled and after < self.depth:
+            raise UnsupportedModelError(
+                f"scale_attn_by_inverse_layer_idx divides the attention of each block of {self.name} "
+                f"by its number, so a block after depth {after} would change those behind it; "
+                f"insert after={self.depth}"
+            )
+        return lengthened(self._inner, self._layers, after, block, like, share=share)
+
     def _last_token(self, batch: Mapping[str, Any]) -> Tensor | int:
         """The rightmost token that is not padding, for left and right padding alike."""
         ids, pad = batch.get("input_ids"), self._inner.config.pad_token_id
@@ -94,10 +105,11 @@ def _pair(
     posts: tuple[nn.Module | None, nn.Module | None] = (None, None),
     *,
     parallel: bool = False,
+    dropout: float = 0.0,
 ) -> Block:
     """A block of an attention and an MLP branch, each given as (entry, out, proj)."""
     branches = tuple(
-        Branch(kind=kind, entry=parts[0], out=parts[1], proj=parts[2], post=post)
+        Branch(kind=kind, entry=parts[0], out=parts[1], proj=parts[2], post=post, dropout=dropout)
         for kind, parts, post in zip(("attention", "mlp"), (attention, mlp), posts, strict=True)
     )
     return Block(module=layer, branches=branches, parallel=parallel)
@@ -132,9 +144,10 @@ def _opt_block(layer: Any) -> Block:
     attention, mlp = (layer.self_attn, layer.self_attn.out_proj), (layer.fc2, layer.fc2)
     norms = (layer.self_attn_layer_norm, layer.final_layer_norm)
     if layer.do_layer_norm_before:
-        return _pair(layer, (norms[0], *attention), (norms[1], *mlp))
+        return _pair(layer, (norms[0], *attention), (norms[1], *mlp), dropout=layer.dropout)
     # The 350m model norms after the sum; its branches read the stream directly.
-    return _pair(layer, (layer.self_attn, *attention), (layer.fc1, *mlp), norms)
+    entries = (layer.self_attn, *attention), (layer.fc1, *mlp)
+    return _pair(layer, *entries, norms, dropout=layer.dropout)
 
 
 _BLOCKS: Mapping[str, Callable[[Any], Block]] = {

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from everydepth.stream import Block, Branch, ResidualStream, shortened, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, lengthened, shortened, unwrapped
 
 
 @final
@@ -48,6 +48,10 @@ class DetrStream(ResidualStream):
         layers = self._decoder.layers
         return shortened(self._inner, layers, depth, share=share, count="decoder_layers")
 
+    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
+        layers, count = self._decoder.layers, "decoder_layers"
+        return lengthened(self._inner, layers, after, block, like, share=share, count=count)
+
 
 def _block(layer: Any) -> Block:
     return Block(
@@ -59,6 +63,7 @@ def _block(layer: Any) -> Block:
                 out=layer.self_attn,
                 proj=layer.self_attn.o_proj,
                 post=layer.self_attn_layer_norm,
+                dropout=layer.dropout,
             ),
             Branch(
                 kind="cross_attention",
@@ -66,6 +71,7 @@ def _block(layer: Any) -> Block:
                 out=layer.encoder_attn,
                 proj=layer.encoder_attn.o_proj,
                 post=layer.encoder_attn_layer_norm,
+                dropout=layer.dropout,
             ),
             Branch(
                 kind="mlp",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import UnsupportedModelError
-from everydepth.stream import Block, Branch, ResidualStream, shortened, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, lengthened, shortened, unwrapped
 
 
 @final
@@ -51,6 +51,9 @@ class EncoderStream(ResidualStream):
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         return shortened(self._inner, self._layers, depth, share=share)
+
+    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
+        return lengthened(self._inner, self._layers, after, block, like, share=share)
 
 
 def _block(layer: Any) -> Block:

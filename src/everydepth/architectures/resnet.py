@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from everydepth.architectures.cifar_resnet import CifarResNet, PadShortcut
+from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetBlock, PadShortcut
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream import (
     Block,
     Branch,
     ResidualStream,
+    adopted,
     copy_without,
     keep_stages,
     unwrapped,
@@ -112,6 +113,34 @@ class ResNetStream(ResidualStream):
             small.config.transition = True
         return small
 
+    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
+        stage = self._layers[like - 1][0]
+        inside = sum(s == stage for s, _ in self._layers[:after])
+        grown: Any = copy_without(self._inner, (), share=share)
+        block = adopted(block, self._inner, grown)
+        if self._own:
+            holder, name, config = grown, f"layer{stage + 1}", "blocks_per_stage"
+        else:
+            holder, name, config = grown.resnet.encoder.stages[stage], "layers", "depths"
+        old: nn.Sequential = getattr(holder, name)
+        new = nn.Sequential(*old[:inside], block.train(old.training), *old[inside:])
+        new.training = old.training
+        setattr(holder, name, new)
+        counts = list(getattr(grown.config, config))
+        counts[stage] += 1
+        setattr(grown.config, config, counts)
+        return grown
+
+    def block_like(self, number: int) -> nn.Module | None:
+        layer, config = self._layers[number - 1][1], self._inner.config
+        head = next(layer.parameters())
+        if self._own:
+            width = layer.conv2.out_channels
+            return CifarResNetBlock(width, width, 1, config).to(head.device, head.dtype)
+        width = layer.layer[-1].convolution.out_channels
+        built = type(layer)(width, width, activation=config.hidden_act)
+        return built.to(head.device, head.dtype)
+
     def _remaining(self, depth: int) -> list[Affine]:
         """The skips that lie between this depth and the last one, identities left out."""
         skips = [block.branches[0].skip for block in self._blocks[depth:]]
@@ -152,6 +181,7 @@ def _own_block(layer: Any) -> Block:
             entry=layer.conv1,
             out=layer.bn2,
             proj=layer.bn2,
+            mixing=layer.conv2,
             skip=skip,
             post=layer.relu,
         )
@@ -165,6 +195,7 @@ def _block(layer: Any) -> Block:
         out=layer.layer,
         # After a convolution the norm is what can silence the branch, in either mode.
         proj=layer.layer[-1].normalization,
+        mixing=layer.layer[-1].convolution,
         skip=None if isinstance(layer.shortcut, nn.Identity) else layer.shortcut,
         post=layer.activation,
     )

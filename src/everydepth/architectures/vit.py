@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from everydepth.stream import Block, Branch, ResidualStream, shortened, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, lengthened, shortened, unwrapped
 
 
 @final
@@ -44,6 +44,22 @@ class VisionTransformerStream(ResidualStream):
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         return shortened(self._inner, self._trunk.layers, depth, share=share)
+
+    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
+        grown: Any = lengthened(self._inner, self._trunk.layers, after, block, like, share=share)
+        _set_drop_paths(list(grown.base_model.layers), grown.config)
+        return grown
+
+
+def _set_drop_paths(layers: list[Any], config: Any) -> None:
+    """Rates that rise from 0 to the config's over the blocks, as BEiT itself sets them."""
+    paths = [getattr(layer, "drop_path", None) for layer in layers]
+    kind = next((type(path) for path in paths if hasattr(path, "drop_prob")), None)
+    if kind is not None:
+        for index, layer in enumerate(layers):
+            rate = config.drop_path_rate * index / max(len(layers) - 1, 1)
+            mode = layer.training
+            layer.drop_path = (kind(rate) if rate > 0 else nn.Identity()).train(mode)
 
 
 def _block(layer: Any) -> Block:

@@ -18,10 +18,13 @@ class Branch:
     entry: the module whose first input is the stream `x` (the norm of a pre-norm branch).
     out: the module whose (first) output is added to the skip.
     proj: the last linear map of the branch; a zero `proj` makes the branch output zero.
+    mixing: where `proj` is a norm that acts on single channels, the linear map before it.
     skip: the module on the skip path, or None for the identity.
     post: the module applied to the sum, or None for the identity.
     call: which call of `out` within one pass of the block belongs to this branch; some blocks
         use one dropout or drop-path module for two branches.
+    dropout: rate at which the block itself, by a function and not a module, drops entries of `out`
+        before the sum in training mode.
     """
 
     kind: BranchKind
@@ -31,6 +34,8 @@ class Branch:
     skip: nn.Module | None = None
     post: nn.Module | None = None
     call: int = 0
+    mixing: nn.Module | None = None
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,6 +94,20 @@ class ResidualStream(ABC):
             "`truncated`; add one (docs/add-an-architecture.md)"
         )
 
+    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
+        """A plain model of the same class with the new `block` behind depth `after`.
+
+        like: the block (from 1) whose kind it has, and in whose stage it goes.
+        """
+        raise UnsupportedModelError(
+            f"{self.name} cannot get a block after depth {after}: its adapter "
+            f"{type(self).__name__} has no `inserted`; add one (docs/add-an-architecture.md)"
+        )
+
+    def block_like(self, number: int) -> nn.Module | None:
+        """A new block of the shape that block `number` gives, where that one changes the shape."""
+        return None
+
     def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
         """The keyword arguments with which the model is called; labels never travel with them."""
         if cache is not None:

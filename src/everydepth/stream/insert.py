@@ -1,0 +1,144 @@
+"""A deeper model that computes the same function: one more block, whose output is zero."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from everydepth.errors import DepthError, SettingError, UnsupportedModelError
+from everydepth.stream.block import Block
+from everydepth.stream.contract import ResidualStream, unwrapped
+from everydepth.stream.lengthen import block_copy
+from everydepth.stream.registry import as_stream
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def insert(
+    model: Model,
+    after: int,
+    *,
+    like: int | None = None,
+    init: str = "fresh",
+    share: bool = False,
+    **options: Any,
+) -> Model:
+    """A model of the same class with one more block after depth `after` (0: before the first).
+
+    The new block's branches end in a zero projection, so in eval mode the output is the same bit
+    for bit; config, layer numbers and per-layer lists are corrected, so `save_pretrained` and
+    `from_pretrained` work as before. In training mode dropout and batch statistics act in the new
+    block, too, but its output is still zero.
+
+    like: the block (from 1) whose kind and shape the new one has; by default the one before it, or
+        where that changes the shape the one after it.
+    init: "fresh", by the model's own initialisation; "copy", the weights of `like` (all but the
+        last projection of each branch).
+    share: use the model's own tensors outside the new block instead of copies.
+
+    >>> big = insert(model, after=4)        # doctest: +SKIP
+    """
+    stream = as_stream(model, **options)
+    if init not in ("fresh", "copy"):
+        raise SettingError(f"init={init!r}; use 'fresh' or 'copy'")
+    stream.check_depth(after)
+    like, copyable = _template(stream, after, like)
+    if init == "copy" and not copyable:
+        raise DepthError(
+            f"after={after}: no neighbour of its shape to copy, block {like} changes the shape; "
+            "use init='fresh'"
+        )
+    block = block_copy(stream.blocks[like - 1].module) if copyable else stream.block_like(like)
+    assert block is not None
+    grown = stream.inserted(after, block, like, share=share)
+    new = as_stream(grown, **stream.options).blocks[after]
+    if init == "fresh":
+        initialise(unwrapped(stream.model), new.module)
+    with torch.no_grad():
+        for branch in new.branches:
+            for parameter in branch.proj.parameters(recurse=False):
+                parameter.zero_()
+    return grown  # pyright: ignore[reportReturnType]
+
+
+def sites(model: nn.Module | ResidualStream, **options: Any) -> tuple[int, ...]:
+    """The depths after which a block can be inserted; none where the family does not allow it."""
+    stream = as_stream(model, **options)
+    return tuple(after for after in range(stream.depth + 1) if _choices(stream, after))
+
+
+def initialise(model: nn.Module, block: nn.Module) -> None:
+    """New weights for a block, as the model itself would draw them."""
+    own: Any = getattr(model, "_init_weights", None)
+    with torch.no_grad():
+        for module in block.modules():
+            if own is not None:
+                own(module)
+            reset: Any = getattr(
+                module, "reset_parameters" if own is None else "reset_running_stats", None
+            )
+            if reset is not None:
+                reset()
+            elif own is None and next(module.parameters(recurse=False), None) is not None:
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} has no _init_weights and {type(module).__name__} no "
+                    "reset_parameters, so a new block cannot be initialised; use init='copy'"
+                )
+
+
+def _template(stream: ResidualStream, after: int, like: int | None) -> tuple[int, bool]:
+    """The block to take as a pattern, and whether it can be copied."""
+    choices = _choices(stream, after)
+    if like is None and choices:
+        return next(iter(choices.items()))
+    if like is not None and like in choices:
+        return like, choices[like]
+    near = [number for number in (after, after + 1) if 1 <= number <= stream.depth]
+    reason = next(filter(None, (refusal(stream.blocks[n - 1]) for n in near)), None)
+    if not choices and reason is not None:
+        legal = sites(stream)
+        rest = f"; use one of {list(legal)}" if legal else ""
+        error = DepthError if legal else UnsupportedModelError
+        raise error(
+            f"no block can be inserted after depth {after} of {stream.name}: {reason}{rest}"
+        )
+    raise DepthError(
+        f"like={like}, but after depth {after} of {stream.name} a block must be like one of "
+        f"{sorted(choices)}; leave it out to take {next(iter(choices))}"
+    )
+
+
+def _choices(stream: ResidualStream, after: int) -> dict[int, bool]:
+    """The blocks that can be the pattern after a depth, and whether each can be copied."""
+    near = [number for number in (after, after + 1) if 1 <= number <= stream.depth]
+    reasons = {number: refusal(stream.blocks[number - 1]) for number in near}
+    found = {number: True for number in near if reasons[number] is None}
+    # In a model without stages all blocks fit, as they have one shape.
+    if found and all(refusal(block) is None for block in stream.blocks):
+        found |= {number: True for number in range(1, stream.depth + 1)}
+    if not found and after > 0 and stream.block_like(after) is not None:
+        return {after: False}
+    return found
+
+
+def refusal(block: Block) -> str | None:
+    """Why a block with silent branches would not pass its input through; None if it does."""
+    if not block.branches:
+        return (
+            "its adapter declares no branches, so nothing says which projections to zero; "
+            "write an adapter that does (docs/add-an-architecture.md)"
+        )
+    for branch in block.branches:
+        if branch.skip is not None:
+            kind = type(branch.skip).__name__
+            return f"the skip of its {branch.kind} branch is not the identity ({kind})"
+        # A state that left a ReLU is not negative, so another ReLU does nothing to it.
+        if branch.post is not None and not isinstance(branch.post, nn.ReLU):
+            kind = type(branch.post).__name__
+            return (
+                f"it applies {kind} to the sum (post-norm), and {kind}(h + 0) is not h, so the "
+                "function would change; use a pre-norm model, or train the deeper one from scratch"
+            )
+    return None
