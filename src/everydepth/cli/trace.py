@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -47,6 +47,10 @@ def trace(
     max_samples: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
     batch_size: Annotated[int, typer.Option(min=1)] = 32,
     max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="For a language model: what each depth would say after this text."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="For example cuda:0; by default cpu.")] = None,
 ) -> None:
     """Measure every depth of a model on data, in one pass.
@@ -56,7 +60,8 @@ def trace(
     """
     from rich.console import Console
 
-    from everydepth.cli.loading import load_batches, load_model, model_folder
+    from everydepth.cli.loading import load_batches, load_model, load_tokenizer, model_folder
+    from everydepth.runs import Run
     from everydepth.stream import as_stream
     from everydepth.tracing import trace as measure
 
@@ -81,12 +86,21 @@ def trace(
         "max_samples": max_samples,
         "batch_size": batch_size,
         "max_length": max_length,
+        "prompt": prompt,
     }
-    run = _run_directory(model, out, config)
+    place = _place(model, out)
     wanted = None if metrics is None else [name.strip() for name in metrics.split(",")]
     found = measure(network, rows, wanted, device=device)
+    if prompt is not None:
+        from everydepth.tracing.language import text_at_depth, token_grid
+
+        tokenizer = load_tokenizer(folder)
+        grid = token_grid(network, tokenizer, prompt)
+        text = text_at_depth(network, tokenizer, [prompt])
+        found = replace(found, results={**found.results, grid.name: grid, text.name: text})
     facts = {**config, "parameters_by_depth": parameters_by_depth(as_stream(network))}
     found = replace(found, meta={**found.meta, **facts})
+    run = place if Run.exists(place) else Run.create(place, config, kind="trace").path
     found.save(run / "trace")
     console = Console()
     console.print(str(found))
@@ -97,14 +111,17 @@ def trace(
     console.print(f"wrote {run / 'trace'}; see it with: everydepth report {run}", markup=False)
 
 
-def _run_directory(model: str, out: Path | None, config: Mapping[str, Any]) -> Path:
-    """Where the trace goes; made before the work, so that a bad place is not found out after it."""
+def _place(model: str, out: Path | None) -> Path:
+    """Where the trace goes; checked before the work, so that a bad place is not found out after."""
+    from everydepth.errors import RunError
     from everydepth.runs import Run
 
     if out is None and Run.exists(model) and (Path(model) / "model").is_dir():
         return Path(model)
-    free = out or _free(Path("runs") / f"trace-{Path(model).name}")
-    return Run.create(free, config, kind="trace").path
+    place = out or _free(Path("runs") / f"trace-{Path(model).resolve().name}")
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise RunError(f"{place} is not an empty directory; use another one with --out")
+    return place
 
 
 def table(found: Trace) -> Table:

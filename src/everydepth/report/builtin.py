@@ -19,7 +19,7 @@ from everydepth.report.panels import (
     panel,
     readable,
 )
-from everydepth.tracing.figures.chart import Axis, Chart, Line
+from everydepth.tracing.figures.chart import Axis, Bars, Chart, Line
 from everydepth.tracing.figures.kinds import numbers
 from everydepth.tracing.result import Result
 
@@ -238,8 +238,6 @@ panel("mse", section="prediction")(
 panel("top5", section="prediction")(
     lambda runs: replace(_accuracy("Top-5 accuracy", "Top-5 accuracy")(runs), gives_up={})
 )
-for _name, (_section, _title, _about) in PLAIN.items():
-    panel(_name, section=_section)(_plain(_title, _about))
 
 
 @panel("saturation", section="decisions")
@@ -261,6 +259,10 @@ def saturation(runs: Runs) -> Panel:
                 so_far += here
                 words[run].append(f"{here:.1f} % become final here, {so_far:.1f} % by now")
     return replace(found, readings=words)
+
+
+for _name, (_section, _title, _about) in PLAIN.items():
+    panel(_name, section=_section)(_plain(_title, _about))
 
 
 @panel("monotonicity", section="prediction")
@@ -319,6 +321,78 @@ def parameters(runs: Mapping[str, Sequence[int]]) -> Panel:
         charts=(chart,),
         readings={run: [f"{p:,} parameters" for p in n] for run, n in runs.items()},
         gives_up=share,
+    )
+
+
+@panel("profile", section="cost")
+def profile(runs: Mapping[str, Mapping[str, Any]]) -> Panel:
+    """Time of the model cut to each depth, as `Profile.save` wrote it."""
+    lines: list[Line] = []
+    readings: dict[str, list[str]] = {}
+    shares: dict[str, list[str]] = {}
+    for place, (run, found) in enumerate(runs.items()):
+        rows: Sequence[Mapping[str, Any]] = found["depths"]
+        depth = np.array([row["depth"] for row in rows])
+        time = {k: np.array([row["batch_latency"][k] for row in rows], float) for k in _LATENCY}
+        middle, low, high = (time[key] for key in _LATENCY)
+        lines.append(Line(x=depth, y=middle, low=low, high=high, name=run, colour=place))
+        missing = [""] * int(depth[0])
+        readings[run] = [*missing, *(f"{ms:.3g} ms" for ms in middle)]
+        part = 100 * middle / middle[-1]
+        shares[run] = [*missing, *(f"takes {share:.0f} % of the time" for share in part)]
+    sizes = sorted({int(found["batch_size"]) for found in runs.values()})
+    chart = Chart(
+        title="",
+        x=Axis(label="depth", unit="blocks", whole=True),
+        y=Axis(label=f"time of a batch of {' or '.join(map(str, sizes))}", unit="ms"),
+        marks=tuple(lines),
+        dial="x",
+    )
+    return Panel(
+        title="Time",
+        about="Median time of a batch through the plain model cut to this depth, with quartiles.",
+        charts=(chart,),
+        readings=readings,
+        gives_up=shares,
+    )
+
+
+_LATENCY = ("median", "low", "high")
+
+
+@panel("exits", section="decisions")
+def exits(runs: Mapping[str, Mapping[str, Any]]) -> Panel:
+    """Who leaves where under a policy, as the evaluation of one wrote it."""
+    marks: list[Bars | Line] = []
+    readings: dict[str, list[str]] = {}
+    for place, (run, found) in enumerate(runs.items()):
+        count = np.asarray(found["exits"], float)
+        share = 100 * count / max(float(count.sum()), 1.0)
+        depth = np.arange(1, len(count) + 1)
+        marks.append(Bars(x=depth, y=share, name=run, colour=place))
+        so_far = np.cumsum(share)
+        marks.append(Line(x=depth, y=so_far, name=f"{run} · up to here", colour=place, dash=1))
+        both = zip(share, so_far, strict=True)
+        readings[run] = ["", *(f"{a:.1f} % leave here, {b:.1f} % by now" for a, b in both)]
+    chart = Chart(
+        title="",
+        x=Axis(label="depth", unit="blocks", whole=True),
+        y=Axis(label="share", unit="%"),
+        marks=tuple(marks),
+        dial="x",
+    )
+    speed = tuple(
+        f"{run}: {found['measured_speedup']:.2f} times as fast as the full model, "
+        f"{found['layer_speedup']:.2f} times by counted layers"
+        for run, found in runs.items()
+        if "measured_speedup" in found and "layer_speedup" in found
+    )
+    return Panel(
+        title="Where samples leave",
+        about="Share of samples that the exit policy lets go at each depth, and up to it.",
+        charts=(chart,),
+        readings=readings,
+        notes=speed,
     )
 
 

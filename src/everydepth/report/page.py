@@ -24,13 +24,14 @@ from everydepth.tracing.figures.chart import PALETTE, Chart, Heat
 from everydepth.tracing.figures.web import description
 
 LARGEST_PAGE = 6 * 10**6  # bytes; what mail and issue trackers still take
+HEIGHT, LINE = 290, 18  # pixels of a chart, and of a line in its legend
 LONGEST_LEGEND = 8  # names; more leave no room for the chart, and pointing at a line names it
 
 
 def render(views: Sequence[RunView], title: str, command: str | None = None) -> str:
     """The page as one string, without a link to anything outside itself."""
-    page = _Page(views=views, depth=_depth(views))
     panels = _panels(views)
+    page = _Page(views=views, depth=_depth(views, panels))
     version = installed_version("everydepth") or ""
     body = "".join(
         (
@@ -153,7 +154,8 @@ class _Page:
             return ["has no accuracy, error or cost to compare."]
         deep = max(map(len, found))
         lines = [
-            "; ".join(texts[k] for texts in found if k < len(texts)) + "." for k in range(deep)
+            "; ".join(texts[k] for texts in found if k < len(texts) and texts[k]) + "."
+            for k in range(deep)
         ]
         if deep <= self.depth:
             lines.append(f"ends at depth {deep - 1}: {lines[-1]}")
@@ -179,12 +181,17 @@ class _Page:
         """`named`: the readings below the chart already say which colour is which run."""
         last = [mark.y[-1] for mark in chart.marks if isinstance(mark, Heat)] or [self.depth]
         figure = description([replace(chart, title="")])
-        names = {mark.name for mark in chart.marks if not isinstance(mark, Heat)}
-        if len(names) > LONGEST_LEGEND or (named and names <= {view.name for view in self.views}):
-            figure["layout"] |= {"showlegend": False, "margin": {"l": 8, "r": 8, "t": 8, "b": 8}}
+        layout = figure["layout"]
+        known = named and chart.names <= {view.name for view in self.views}
+        if known or len(chart.names) > LONGEST_LEGEND:
+            layout["showlegend"] = False
+        if not layout["showlegend"]:
+            layout["margin"] |= {"t": 8}
         self.charts.append({"figure": figure, "dial": chart.dial, "last": int(max(last))})
         title = f"<figcaption>{text(chart.title)}</figcaption>" if chart.title else ""
-        place = f'<div class="chart" data-chart="{len(self.charts) - 1}"></div>'
+        extra = LINE * max(0, len(chart.names) - 4) if layout["showlegend"] else 0
+        height = f' style="height:{HEIGHT + extra}px"'
+        place = f'<div class="chart" data-chart="{len(self.charts) - 1}"{height}></div>'
         return f"<figure>{title}{place}</figure>"
 
     def _readings(self, readings: Texts) -> str:
@@ -260,8 +267,12 @@ def _panels(views: Sequence[RunView]) -> list[Panel]:
     return found + _builtin.training({view.name: view.history for view in views})
 
 
-def _depth(views: Sequence[RunView]) -> int:
+def _depth(views: Sequence[RunView], panels: Sequence[Panel]) -> int:
+    """The last depth of the deepest network."""
     depths = [view.trace.depth for view in views if view.trace is not None]
+    for panel in panels:
+        for texts in (*panel.readings.values(), *panel.gives_up.values()):
+            depths.append(len(texts) - 1)
     if not depths:
         names = ", ".join(view.name for view in views)
         raise DataError(

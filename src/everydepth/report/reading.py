@@ -18,6 +18,8 @@ from everydepth.report.panels import registered
 from everydepth.runs import Run
 from everydepth.tracing.record import Trace
 
+BESIDE = ("profile", "exits")
+"""What other commands may put into a run directory, each as an object in `<name>.json`."""
 LARGEST = 512 * 2**20  # bytes of one file, unpacked
 
 
@@ -52,18 +54,23 @@ def read(path: str | Path, name: str | None = None) -> RunView:
             f"the folder {str(path)!r} holds neither a run (config.json) nor a trace (trace.json); "
             "give the folder that a command of everydepth wrote"
         )
-    for file in ("environment.json", "metrics.jsonl", "results.json"):
+    for file in ("metrics.jsonl", "results.json"):
         _inside(folder, file)
     run = Run.open(folder)
     traced = RunView(name=called)
     if _inside(folder, "trace/trace.json"):
         traced = view_of(_trace(folder / "trace"), called)
+    beside = {name: _json(folder, f"{name}.json") for name in BESIDE}
     return replace(
         traced,
-        results={**(run.results() if run.finished else {}), **traced.results},
+        results={
+            **(run.results() if run.finished else {}),
+            **{name: found for name, found in beside.items() if found},
+            **traced.results,
+        },
         history=run.metrics(),
         config=run.config,
-        environment=_environment(folder),
+        environment=_json(folder, "environment.json"),
     )
 
 
@@ -109,9 +116,10 @@ def _inside(folder: Path, name: str) -> bool:
     return True
 
 
-def _environment(folder: Path) -> dict[str, Any]:
-    file = folder / "environment.json"
-    if not _inside(folder, file.name):
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    """The object in a file; empty if there is none."""
+    file = folder / name
+    if not _inside(folder, name):
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))

@@ -11,13 +11,14 @@ from everydepth.tracing.result import Result
 CLOSE = 0.01  # accuracy: one point
 NEAR = 1.1  # errors: ten percent
 
-# What says best how good a prediction is, the first that is there; and whether less is better.
+# What says best how good a prediction is, the first that is there: the name, what to call it, and
+# whether less is better.
 _MEASURES = (
-    ("accuracy", False),
-    ("next_token_accuracy", False),
-    ("perplexity", True),
-    ("mse", True),
-    ("loss", True),
+    ("accuracy", "accuracy", False),
+    ("next_token_accuracy", "next-token accuracy", False),
+    ("perplexity", "perplexity", True),
+    ("mse", "mean squared error", True),
+    ("loss", "loss", True),
 )
 
 
@@ -41,9 +42,8 @@ def headline(view: RunView) -> str:
     found, depth = _measured(view), enough(view)
     if found is None or depth is None:
         return f"{view.trace.model}, {view.trace.depth} blocks."
-    name, less_is_better, values = found
+    what, less_is_better, values = found
     last = max(values)
-    what = name.replace("_", " ")
     level = number(values[last], 3) if less_is_better else f"{100 * values[last]:.1f} %"
     if depth == last:
         return f"needs all of its {last} blocks for {what} {level}."
@@ -58,10 +58,10 @@ def start_depth(views: Sequence[RunView], last: int) -> int:
 
 
 def _measured(view: RunView) -> tuple[str, bool, dict[int, float]] | None:
-    for name, less_is_better in _MEASURES:
+    for name, what, less_is_better in _MEASURES:
         result = view.results.get(name)
         if isinstance(result, Result) and not result.is_gap and result.kind == "curve":
             values = at_depth(result, result.series[0])
             if values:
-                return name, less_is_better, values
+                return what, less_is_better, values
     return None

@@ -117,6 +117,11 @@ class Chart:
         return any(isinstance(mark, Heat) for mark in self.marks)
 
     @property
+    def names(self) -> set[str]:
+        """What tells the marks apart; a line through boxes stands for them."""
+        return {mark.name for mark in self.marks if not isinstance(mark, Heat | Boxes)}
+
+    @property
     def legend(self) -> bool:
-        """Whether names are needed to tell the marks apart."""
-        return len({mark.name for mark in self.marks if not isinstance(mark, Heat)}) > 1
+        """Whether names are needed."""
+        return len(self.names) > 1

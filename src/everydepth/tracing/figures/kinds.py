@@ -27,7 +27,7 @@ from everydepth.tracing.figures.chart import (
 from everydepth.tracing.result import Result
 
 # Words of labels for which nothing to all is the natural range, so never a logarithm.
-_SHARES = ("%", "accuracy", "fraction", "probability", "share")
+_SHARES = ("%", "accuracy", "diversity", "fraction", "probability", "share")
 QUANTILES = ("q05", "q25", "q50", "q75", "q95")
 
 Runs = Mapping[str, Result]
@@ -51,12 +51,13 @@ def numbers(values: Array) -> Array:
 
 
 def short_names(result: Result, names: Sequence[str] | None = None) -> dict[str, str]:
-    """What tells the series from one another: the words before a colon, or before a comma."""
-    wanted = result.series if names is None else names
-    bare = {n: result.label(n).partition(": ")[0] for n in wanted}
-    bare = {n: _bare(label) for n, label in bare.items()}
-    brief = {n: label.partition(", ")[0] for n, label in bare.items()}
-    return {n: brief[n] if list(brief.values()).count(brief[n]) == 1 else bare[n] for n in wanted}
+    """What tells the series from one another: the first words of the label that are enough."""
+    labels = {n: _bare(result.label(n)) for n in (result.series if names is None else names)}
+    first = {n: label.partition(": ")[0] for n, label in labels.items()}
+    for brief in ({n: label.partition(", ")[0] for n, label in first.items()}, first):
+        if len(set(brief.values())) == len(brief):
+            return brief
+    return labels
 
 
 def number_columns(result: Result) -> list[str]:
@@ -86,15 +87,16 @@ def _quantity(result: Result, name: str) -> str:
 def _lines(runs: Runs, names: Sequence[str], title: str, *, whole: bool = True) -> Chart:
     first = next(iter(runs.values()))
     alone = len(names) == 1
-    short = short_names(first)
+    short = short_names(first, None if alone else names)
     marks: list[Mark] = []
     for place, (run, result) in enumerate(runs.items()):
         depth = np.asarray(result.arrays["depth"])
         boxed = names[0] == result.series[0] and all(q in result.arrays for q in QUANTILES)
         if boxed:
             spread = np.stack([numbers(result.arrays[q]) for q in QUANTILES])
-            spread[:, np.isnan(numbers(result.arrays[names[0]]))] = np.nan
-            marks.append(Boxes(x=depth, quantiles=spread, name=run, colour=place))
+            known = np.isfinite(numbers(result.arrays[names[0]])) & np.isfinite(spread).all(0)
+            box = Boxes(x=depth[known], quantiles=spread[:, known], name=run, colour=place)
+            marks.append(box)
         for order, name in enumerate(names):
             if name not in result.arrays:
                 continue

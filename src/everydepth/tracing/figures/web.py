@@ -126,7 +126,9 @@ def _trace(mark: Mark, bar: dict[str, float]) -> dict[str, Any]:
     if isinstance(mark, Boxes):
         names = ("lowerfence", "q1", "median", "q3", "upperfence")
         levels = {name: plain(row) for name, row in zip(names, mark.quantiles, strict=True)}
-        return common | levels | {"type": "box", "line": {"color": colour, "width": 1.5}}
+        # The line through the boxes stands for them in the legend.
+        drawn = {"type": "box", "line": {"color": colour, "width": 1.5}, "showlegend": False}
+        return common | levels | drawn
     return common | {
         "type": "scatter",
         "mode": "markers+text" if mark.text else "markers",
