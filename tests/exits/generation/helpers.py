@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tests.zoo import CAUSAL, PAD, VOCABULARY
 from torch import Tensor, nn
 
 from everydepth.stream import as_stream
-from tests.zoo import CAUSAL, PAD, VOCABULARY
 
 
 def talkative(name: str, *, quiet_after: int | None = None, scale: float = 0.3) -> nn.Module:
@@ -66,7 +66,9 @@ def reference(
         states = stream.observe({"input_ids": torch.tensor([text])})
         at = top
         if leaves is not None:
-            at = next(d for d in range(1, top + 1) if d == top or leaves(states.logits(d)[0, -1], d))
+            at = next(
+                d for d in range(1, top + 1) if d == top or leaves(states.logits(d)[0, -1], d)
+            )
         text.append(int(states.logits(at)[0, -1].argmax()))
         exits.append(at)
         if text[-1] == stop:
@@ -74,5 +76,7 @@ def reference(
     return text[len(row) :], exits
 
 
-def references(model: nn.Module, rows: list[list[int]], new: int, **options: Any) -> list[list[int]]:
+def references(
+    model: nn.Module, rows: list[list[int]], new: int, **options: Any
+) -> list[list[int]]:
     return [reference(model, row, new, **options)[0] for row in rows]

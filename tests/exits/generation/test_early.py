@@ -8,6 +8,8 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tests.exits.generation.helpers import prompts, reference, references, talkative
+from tests.exits.generation.test_generate import DECODERS, decoder
 from torch import Tensor
 
 from everydepth.errors import PolicyError
@@ -15,8 +17,6 @@ from everydepth.exits.generation import generate
 from everydepth.exits.identity import identity
 from everydepth.exits.policies import Confidence, Memory, Patience, Policy
 from everydepth.stream import as_stream
-from tests.exits.generation.helpers import prompts, reference, references, talkative
-from tests.exits.generation.test_generate import DECODERS, decoder
 
 NEW = 14
 
@@ -52,7 +52,13 @@ def test_every_decoder_exits_as_it_would_without_a_cache(name: str) -> None:
 def test_blocks_above_every_exit_never_run() -> None:
     model, rows = talkative("Llama-tied-CausalLM-left"), prompts(3)
     only_at_two = (math.inf, 1.0, math.inf)
-    said = generate(model, rows, max_new_tokens=NEW, policy=Whim(one_in=1, threshold=only_at_two), eos_token_id=())
+    said = generate(
+        model,
+        rows,
+        max_new_tokens=NEW,
+        policy=Whim(one_in=1, threshold=only_at_two),
+        eos_token_id=(),
+    )
     assert said.tokens == references(model, rows, NEW, depth=2)
     assert said.stats.passes[2:] == (0, 0)
     assert said.stats.mean_exit_depth == 2
@@ -60,7 +66,9 @@ def test_blocks_above_every_exit_never_run() -> None:
 
 def test_a_policy_that_never_leaves_says_what_the_full_depth_says() -> None:
     model, rows = talkative("GPT2-CausalLM-left"), prompts(3)
-    said = generate(model, rows, max_new_tokens=NEW, policy=Confidence(threshold=1.0), eos_token_id=())
+    said = generate(
+        model, rows, max_new_tokens=NEW, policy=Confidence(threshold=1.0), eos_token_id=()
+    )
     assert said.tokens == references(model, rows, NEW)
     assert said.stats.agreement == 1
     assert said.stats.mean_exit_depth == 4
@@ -91,7 +99,9 @@ def test_rows_that_stop_leave_the_batch() -> None:
 
 def test_patience_counts_the_depths_of_one_token_and_starts_again_at_the_next() -> None:
     model, rows = talkative("Llama-tied-CausalLM-left", quiet_after=1), prompts(3)
-    said = generate(model, rows, max_new_tokens=NEW, policy=Patience(threshold=1.0), eos_token_id=())
+    said = generate(
+        model, rows, max_new_tokens=NEW, policy=Patience(threshold=1.0), eos_token_id=()
+    )
 
     def expected(row: list[int]) -> tuple[list[int], list[int]]:
         before: list[int] = []
@@ -114,7 +124,7 @@ def test_a_policy_for_another_number_of_depths_is_refused() -> None:
 
 def test_a_policy_of_another_model_is_refused() -> None:
     policy = Confidence(threshold=0.5, model=identity(as_stream(talkative("GPT2-CausalLM-left"))))
-    with pytest.raises(PolicyError, match="calibrated on GPT2LMHeadModel.*this is Llama"):
+    with pytest.raises(PolicyError, match=r"calibrated on GPT2LMHeadModel.*this is Llama"):
         generate(talkative("Llama-tied-CausalLM-left"), prompts(1), policy=policy)
 
 

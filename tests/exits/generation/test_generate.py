@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as hf
+from tests.exits.generation.helpers import padded, prompts, reference, references, talkative
+from tests.zoo import CAUSAL, PAD
 from torch import nn
 
 from everydepth.exits.generation import generate
 from everydepth.stream import as_stream, at_depth
-from tests.exits.generation.helpers import padded, prompts, reference, references, talkative
-from tests.zoo import CAUSAL, PAD
 
 DECODERS = sorted({name.rsplit("-", 2)[0] for name in CAUSAL})
 NEW = 12
@@ -121,14 +121,18 @@ class Halt(Exception):
 
 def test_an_exception_in_the_callback_leaves_the_model_untouched() -> None:
     model = talkative("Llama-tied-CausalLM-left").train()
-    before = [("forward" in module.__dict__, len(module._forward_hooks)) for module in model.modules()]
+    before = [
+        ("forward" in module.__dict__, len(module._forward_hooks)) for module in model.modules()
+    ]
 
     def halt(row: int, tokens: list[int]) -> None:
         raise Halt
 
     with pytest.raises(Halt):
         generate(model, prompts(2), draft_depth=1, on_tokens=halt)
-    after = [("forward" in module.__dict__, len(module._forward_hooks)) for module in model.modules()]
+    after = [
+        ("forward" in module.__dict__, len(module._forward_hooks)) for module in model.modules()
+    ]
     assert before == after
     assert all(module.training for module in model.modules())
 

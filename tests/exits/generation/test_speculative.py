@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.exits.generation.helpers import prompts, references, talkative
+from tests.exits.generation.test_generate import DECODERS, decoder
 
 from everydepth.exits.generation import generate
 from everydepth.stream import as_stream
-from tests.exits.generation.helpers import prompts, references, talkative
-from tests.exits.generation.test_generate import DECODERS, decoder
 
 NEW = 20
 

@@ -75,7 +75,8 @@ class DraftHead:
         head = self._stream.head
         assert isinstance(head, nn.Linear)
         self._ids, self._weight = ids, head.weight[ids]
-        self._bias = None if head.bias is None else head.bias[ids]
+        bias = getattr(head, "bias", None)  # None, though its type says otherwise
+        self._bias = None if bias is None else bias[ids]
         self._known.zero_()[ids] = True
         self._missing, self._age = False, 0
         self.refreshed += 1

@@ -66,7 +66,11 @@ def agreement(
     real = torch.cat([prompt.real, torch.ones_like(new, dtype=torch.bool)], 1)[:, :-1]
     tape = Tape(stream, text, real, top=top, room=text.shape[1])
     h = tape.advance(top)[:, length - 1 :]
-    chosen = torch.stack([stream.readout(h[:, i : i + 1], top, {}).argmax(-1)[:, 0] for i in range(h.shape[1])], 1)
-    counted = torch.arange(new.shape[1], device=new.device) < torch.tensor(lengths, device=new.device)[:, None]
+    chosen = torch.stack(
+        [stream.readout(h[:, i : i + 1], top, {}).argmax(-1)[:, 0] for i in range(h.shape[1])], 1
+    )
+    counted = (
+        torch.arange(new.shape[1], device=new.device)
+        < torch.tensor(lengths, device=new.device)[:, None]
+    )
     return float((chosen == new)[counted].double().mean())
-

@@ -79,8 +79,8 @@ def generate(
             raise SettingError(f"{name} {value}; use 1 or more")
     if draft_vocabulary is not None and not 1 <= draft_vocabulary <= stream.classes:
         raise SettingError(
-            f"draft_vocabulary {draft_vocabulary}, but {stream.name} knows {stream.classes} tokens; "
-            f"use 1 to {stream.classes}, or None"
+            f"draft_vocabulary {draft_vocabulary}, but {stream.name} knows {stream.classes} "
+            f"tokens; use 1 to {stream.classes}, or None"
         )
     sampling = Sampling(do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p)
     stops = stop_tokens(stream, eos_token_id)

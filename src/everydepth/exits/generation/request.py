@@ -40,8 +40,8 @@ def check_model(stream: ResidualStream) -> None:
     attention = getattr(config, "_attn_implementation", "sdpa")
     if attention not in ATTENTION:
         raise UnsupportedModelError(
-            f"{stream.name} runs with {attention!r} attention, which cannot leave out tokens row by "
-            f"row; load it with attn_implementation={' or '.join(map(repr, ATTENTION))}"
+            f"{stream.name} runs with {attention!r} attention, which cannot leave out tokens row "
+            f"by row; load it with attn_implementation={' or '.join(map(repr, ATTENTION))}"
         )
 
 
@@ -180,8 +180,8 @@ def _checked_mask(mask: Tensor, ids: Tensor) -> Tensor:
             )
         if int(steps[row]) > 1 or not bool(ends[row]):
             raise BatchError(
-                f"row {row} of attention_mask is {mask[row].int().tolist()}; padding must be at the "
-                "left (tokenizer.padding_side = 'left') or at the right, without gaps"
+                f"row {row} of attention_mask is {mask[row].int().tolist()}; padding must be at "
+                "the left (tokenizer.padding_side = 'left') or at the right, without gaps"
             )
     return real
 

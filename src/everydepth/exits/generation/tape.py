@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import torch
@@ -27,7 +28,7 @@ class Tape:
         """`ids` is left-padded; `real` is True at its tokens. `room`: slots to allocate ahead."""
         self.stream, self.top = stream, top
         self.cache = SlotCache(stream.depth, room)
-        self._limit = stream.positions
+        self._limit = stream.positions or sys.maxsize
         self._windows = tuple(stream.window(depth) for depth in range(1, stream.depth + 1))
         self._narrowest = min((w for w in self._windows if w is not None), default=None)
         rows, length = ids.shape
@@ -65,8 +66,8 @@ class Tape:
             self._grow()
         self._tokens[:, at] = tokens
         # Drafts beyond the end of a row are thrown away, but they need some position.
-        past_end = self._limit is not None and end > self._limit
-        self._positions[:, at] = self._next.clamp(max=self._limit - 1) if past_end else self._next
+        fits = end <= self._limit
+        self._positions[:, at] = self._next if fits else self._next.clamp(max=self._limit - 1)
         self._real[:, at] = True
         self._next = self._next + 1
         self._kept = [n + 1 for n in self._kept]

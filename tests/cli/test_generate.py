@@ -1,0 +1,87 @@
+"""`everydepth generate`: text to standard output, how fast it came to standard error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
+from typer.testing import CliRunner, Result
+
+from everydepth.cli.main import build_app
+from everydepth.errors import DepthError
+from everydepth.exits.generation import generate
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(build_app(), ["generate", *arguments], env={"COLUMNS": "200"})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama that knows ten words."""
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.3,
+    )
+    hf.LlamaForCausalLM(config).save_pretrained(path)
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, WORDS[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+    return path
+
+
+def expected(folder: Path, text: str, new: int, **options: int) -> str:
+    model = hf.LlamaForCausalLM.from_pretrained(folder).eval()
+    said = generate(
+        model, [WORDS.index(word) for word in text.split()], max_new_tokens=new, **options
+    )
+    return " ".join(WORDS[token] for token in said.sequences[0].tolist()) + "\n"
+
+
+def test_the_prompt_and_its_continuation_are_printed(folder: Path) -> None:
+    result = run(str(folder), "--prompt", "one two", "-n", "8")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == expected(folder, "one two", 8)
+    assert "8 tokens" in result.stderr
+
+
+def test_drafting_prints_the_same_text_and_how_much_was_accepted(folder: Path) -> None:
+    plain = run(str(folder), "-p", "three", "-n", "12")
+    drafted = run(str(folder), "-p", "three", "-n", "12", "--draft-depth", "1")
+    assert drafted.stdout == plain.stdout
+    assert "of drafts accepted" in drafted.stderr
+
+
+def test_a_depth_prints_what_that_depth_says(folder: Path) -> None:
+    result = run(str(folder), "-p", "six two", "-n", "8", "--depth", "1")
+    assert result.stdout == expected(folder, "six two", 8, depth=1)
+
+
+def test_several_prompts_are_printed_one_a_line(folder: Path) -> None:
+    result = run(str(folder), "-p", "one two", "-p", "five", "-n", "6")
+    assert result.stdout == expected(folder, "one two", 6) + expected(folder, "five", 6)
+
+
+def test_a_seed_prints_the_same_sample_again(folder: Path) -> None:
+    arguments = (str(folder), "-p", "one", "-n", "12", "--sample", "--top-k", "5", "--seed")
+    assert run(*arguments, "1").stdout == run(*arguments, "1").stdout != run(*arguments, "2").stdout
+
+
+def test_a_depth_the_model_does_not_have_is_a_sentence(folder: Path) -> None:
+    result = run(str(folder), "-p", "one", "--depth", "4")
+    assert isinstance(result.exception, DepthError)
+    assert str(result.exception) == "depth 4, but LlamaForCausalLM has 3 blocks; use 1 to 3"
