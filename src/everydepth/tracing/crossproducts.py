@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FOLD = 4096  # rows summed in the features' own precision before they are added in float64
+BUFFER = 2**23  # numbers waiting to be multiplied: long sums make fast products
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class CrossProducts:
             [torch.zeros(size, stop - start, dtype=torch.float64) for start, stop in self._spans(i)]
             for i, size in enumerate(sizes)
         ]
-        self._waiting: list[Tensor] = []
+        self._buffer = torch.empty(0)
+        self._filled = 0
 
     def _spans(self, i: int) -> list[tuple[int, int]]:
         """Columns with which depth i is multiplied."""
@@ -73,14 +74,32 @@ class CrossProducts:
     def add(self, features: Tensor, others: Tensor | None = None) -> None:
         """(depth, row, dim) of the first group and, if there is one, of the second."""
         parts = [features] if others is None else [features, others.to(features.dtype)]
-        # One row a sample, the depths side by side: large matrix products.
-        x = torch.cat([p.transpose(0, 1).flatten(1) for p in parts], 1)
         if self.pilot is None:
-            self.pilot = x.mean(0, dtype=torch.float64).to(x.dtype)
-            self._to(x.device)
-        self._waiting.append(x - self.pilot)
-        if sum(map(len, self._waiting)) >= FOLD:
-            self._fold()
+            mean = torch.cat([p.mean(1, dtype=torch.float64).flatten() for p in parts])
+            self.pilot = mean.to(features.dtype)
+            total = self.edges[-1]
+            self._buffer = features.new_empty(max(BUFFER // total, 1), total)
+            self._to(features.device)
+        start, rows = 0, features.shape[1]
+        while start < rows:
+            stop = min(rows, start + len(self._buffer) - self._filled)
+            self._put([p[:, start:stop] for p in parts])
+            start = stop
+            if self._filled == len(self._buffer):
+                self._fold()
+
+    def _put(self, parts: list[Tensor]) -> None:
+        """Copy rows, less the pilot, with the depths side by side."""
+        assert self.pilot is not None
+        count, column = parts[0].shape[1], 0
+        rows = self._buffer[self._filled : self._filled + count]
+        for part in parts:
+            width = part.shape[0] * part.shape[2]
+            pilot = self.pilot[column : column + width].view(part.shape[0], part.shape[2])
+            place = rows[:, column : column + width].unflatten(1, pilot.shape)
+            torch.sub(part.transpose(0, 1), pilot, out=place)
+            column += width
+        self._filled += count
 
     def _to(self, device: torch.device) -> None:
         if device.type == "cpu" or device.type == "mps":  # mps has no float64: sums stay here
@@ -91,11 +110,11 @@ class CrossProducts:
         self._products = [[t.to(device) for t in row] for row in self._products]
 
     def _fold(self) -> None:
-        if not self._waiting:
+        if not self._filled:
             return
-        x = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)
-        self._waiting = []
-        self.n += len(x)
+        x = self._buffer[: self._filled]
+        self.n += self._filled
+        self._filled = 0
         device = self._s.device
         squares = torch.stack([p.square().sum(1) for p in x.split(self.widths, 1)], 1)
         wide = squares.double().to(device)

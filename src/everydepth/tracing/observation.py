@@ -12,7 +12,7 @@ from torch import Tensor
 
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream import IGNORE_INDEX, BranchRecord, ResidualStream, States
-from everydepth.tracing.predictions import Predictions, predictions
+from everydepth.tracing.predictions import LOGIT_BYTES, Predictions, predictions
 from everydepth.tracing.tapgradients import TapGradients
 
 
@@ -85,10 +85,20 @@ class Observation:
         """(depths 0..L, rows, dim), float32 (float64 for a float64 model)."""
         return picked_features(self.states, self.mask)
 
+    @property
+    def outputs(self) -> int:
+        """How many numbers one row's prediction has."""
+        return self._last_logits.shape[-1]
+
+    @property
+    def has_few_outputs(self) -> bool:
+        """The predictions of all depths together are small: `readouts` may hold them."""
+        return 4 * len(self.states) * self.features.shape[1] * self.outputs <= LOGIT_BYTES
+
     @cached_property
     def readouts(self) -> Tensor:
-        """(depths 0..L, rows, outputs): `z_l` of every row, for streams that give embeddings."""
-        found = [self.logits(depth, slice(None)).detach() for depth in range(self.depth + 1)]
+        """(depths 0..L, rows, outputs): `z_l` of every row, where outputs are few."""
+        found = [self._readout(depth, slice(None)).detach() for depth in range(self.depth + 1)]
         return torch.stack([z if z.dtype == torch.float64 else z.float() for z in found])
 
     @cached_property
@@ -116,6 +126,9 @@ class Observation:
 
     def logits(self, depth: int, rows: slice) -> Tensor:
         """`z_l` of some rows; at depth L the model's own output."""
+        return self.readouts[depth, rows] if self.has_few_outputs else self._readout(depth, rows)
+
+    def _readout(self, depth: int, rows: slice) -> Tensor:
         if depth == self.depth:
             own = self._last_logits
             return (own if self.mask is None else self._own_rows)[rows]

@@ -44,17 +44,21 @@ class Predictions:
 
 @torch.no_grad()
 def predictions(o: Observation) -> Predictions:
-    """Sweep the depths; at most `LOGIT_BYTES` of logits per depth are held at once."""
-    rows, outputs = o.features.shape[1], o.logits(o.depth, slice(0, 1)).shape[-1]
-    size = max(1, LOGIT_BYTES // (4 * outputs))
-    pieces = [_chunk(o, slice(start, start + size)) for start in range(0, rows, size)]
+    """Sweep the depths; few outputs at all depths together, many in chunks of rows, depth by depth.
+
+    So at most three times `LOGIT_BYTES` of logits are held at once.
+    """
+    rows = o.features.shape[1]
+    group = len(o.states) if o.has_few_outputs else 1
+    size = rows if o.has_few_outputs else max(1, LOGIT_BYTES // (4 * o.outputs))
+    pieces = [_chunk(o, slice(start, start + size), group) for start in range(0, rows, size)]
     if len(pieces) == 1:
         return pieces[0]
     names = Predictions.__dataclass_fields__
     return Predictions(**{n: torch.cat([getattr(p, n) for p in pieces], -1) for n in names})
 
 
-def _chunk(o: Observation, rows: slice) -> Predictions:
+def _chunk(o: Observation, rows: slice, group: int) -> Predictions:
     final = _wide(o.logits(o.depth, rows))
     targets = None if o.targets is None else o.targets[rows].to(final.device)
     regression = o.stream.task == "regression"
@@ -71,16 +75,16 @@ def _chunk(o: Observation, rows: slice) -> Predictions:
     found: dict[str, list[Tensor]] = {name: [] for name in names}
     steps: list[Tensor] = []
     previous: Tensor | None = None
-    for depth in range(o.depth + 1):
-        z = final if depth == o.depth else _wide(o.logits(depth, rows))
-        values = _regression(z, targets) if regression else _classification(z, follow, labelled)
+    for start in range(0, o.depth + 1, group):
+        z = o.readouts if group > 1 else _wide(o.logits(start, rows))[None]
+        values = _regression(z, targets) if regression else _classification(z, follow)
         for name, value in values.items():
             found[name].append(value)
-        if previous is not None:
-            steps.append(torch.linalg.vector_norm(z - previous, dim=-1))
-        previous = z
-    stacked = {name: torch.stack(v) if v else labelled.new_empty(0, n) for name, v in found.items()}
-    return Predictions(labelled=labelled, step=torch.stack(steps), **stacked)
+        joined = z if previous is None else torch.cat([previous, z])
+        steps.append(torch.linalg.vector_norm(joined.diff(dim=0), dim=-1))
+        previous = z[-1:]
+    stacked = {name: torch.cat(v) if v else labelled.new_empty(0, n) for name, v in found.items()}
+    return Predictions(labelled=labelled, step=torch.cat(steps), **stacked)
 
 
 def _wide(z: Tensor) -> Tensor:
@@ -89,10 +93,12 @@ def _wide(z: Tensor) -> Tensor:
     return z if z.dtype == torch.float64 else z.float()
 
 
-def _classification(z: Tensor, follow: Tensor, labelled: Tensor) -> dict[str, Tensor]:
-    followed = z.gather(-1, follow[:, None])[:, 0]
+def _classification(z: Tensor, follow: Tensor) -> dict[str, Tensor]:
+    """`z` is (depth, row, class)."""
+    followed = z.gather(-1, follow.expand(z.shape[:-1])[..., None])[..., 0]
     total = torch.logsumexp(z, -1)
-    first, second = z.topk(min(2, z.shape[-1]), -1)[0].T[[0, -1]]
+    highest, classes = z.topk(min(2, z.shape[-1]), -1)
+    first, second = highest[..., 0], highest[..., -1]
     chance = (followed - total).exp()
     # ||p - y||^2 = sum p^2 - 2 p_y + 1
     squares = (torch.logsumexp(2 * z, -1) - 2 * total).exp()
@@ -100,8 +106,8 @@ def _classification(z: Tensor, follow: Tensor, labelled: Tensor) -> dict[str, Te
         "loss": total - followed,
         "error": (squares - 2 * chance + 1).clamp(min=0).sqrt(),
         "followed": followed,
-        "top": z.argmax(-1).int(),
-        "rank": (z > followed[:, None]).sum(-1).int(),
+        "top": classes[..., 0].int(),
+        "rank": (z > followed[..., None]).sum(-1).int(),
         "confidence": (first - total).exp(),
         "margin": first - second,
     }
@@ -109,11 +115,11 @@ def _classification(z: Tensor, follow: Tensor, labelled: Tensor) -> dict[str, Te
 
 def _regression(z: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
     if targets is None:
-        return {"followed": z[:, 0]}
-    difference = z - targets.reshape(z.shape).to(z.dtype)
+        return {"followed": z[..., 0]}
+    difference = z - targets.reshape(z.shape[1:]).to(z.dtype)
     return {
         "loss": difference.square().mean(-1),
         "error": torch.linalg.vector_norm(difference, dim=-1),
         "absolute": difference.abs().mean(-1),
-        "followed": z[:, 0],
+        "followed": z[..., 0],
     }

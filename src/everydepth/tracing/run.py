@@ -158,7 +158,9 @@ class _Run:
                     for rows in store.second_look():
                         for metric in store.twice:
                             metric.update(rows)
-                running = {k: s for k, s in self.stores.items() if s.must_run_again}
+                running = dict(self.stores)
+                for level in [k for k, s in running.items() if not s.must_run_again]:
+                    del running[level]
                 if running:
                     self._run_again(running, bar.over(feed, "second pass"))
         except KeyboardInterrupt:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +14,8 @@ from everydepth.tracing.metrics.shared import DEPTH, array, depths
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.predictions import LOGIT_BYTES
 from everydepth.tracing.result import Result, defined, gap
+
+FEW_OUTPUTS: frozenset[Task] = frozenset({"classification", "regression"})
 
 
 @register_metric
@@ -80,7 +81,7 @@ class BranchContributions(BatchMetric):
     needs = frozenset({"branches"})
     tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})
     # It takes twice the readouts, which is dear with a large vocabulary.
-    default: ClassVar[bool | frozenset[Task]] = frozenset({"classification", "regression"})
+    default = FEW_OUTPUTS
 
     def __init__(self) -> None:
         self.sums: dict[tuple[str, int], np.ndarray] = {}
@@ -93,7 +94,7 @@ class BranchContributions(BatchMetric):
         self.depth = o.depth
         n = o.features.shape[1]
         self.rows += n
-        size = max(1, LOGIT_BYTES // (4 * o.logits(o.depth, slice(0, 1)).shape[-1]))
+        size = max(1, LOGIT_BYTES // (4 * o.outputs))
         follow = _followed(o)
         for depth, (block, seen) in enumerate(zip(o.stream.blocks, records, strict=True), start=1):
             between = [_picked(o, h, depth) for h in _states_between(block, seen)]
@@ -108,13 +109,12 @@ class BranchContributions(BatchMetric):
 
     def _add(self, depth: int, block: Block, points: list[Tensor], follow: Tensor) -> None:
         names = branch_names(block) if len(points) > 2 else ["block"]
-        for name, before, after in zip(names, points, points[1:], strict=False):
-            step = (after - before).double()
-            target = step.gather(-1, follow[:, None])
-            found = np.array(
-                [float(torch.linalg.vector_norm(step, dim=-1).sum()), float(target.sum())]
-            )
-            self.sums[name, depth] = self.sums.get((name, depth), np.zeros(2)) + found
+        steps = torch.stack(points).diff(dim=0)
+        target = steps.gather(-1, follow.expand(steps.shape[:-1])[..., None])[..., 0]
+        norms = torch.linalg.vector_norm(steps, dim=-1)
+        found = torch.stack([norms, target], 1).sum(-1, dtype=torch.float64)
+        for name, sums in zip(names, array(found), strict=True):
+            self.sums[name, depth] = self.sums.get((name, depth), np.zeros(2)) + sums
 
     def compute(self) -> Result:
         if not self.rows:

@@ -1,4 +1,4 @@
-"""The geometry of the classes at every depth: neural collapse, distinguishability (SPEC 2.4, 1.6)."""
+"""The geometry of the classes: neural collapse and distinguishability (SPEC 2.4, 1.6)."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Distinguishability(FeatureMetric):
     needs = LABELS
     tasks = frozenset({"classification"})
 
-    def __init__(self, samples: int = 1000) -> None:
+    def __init__(self, samples: int = 512) -> None:
         self.samples = samples
         self.kept: list[tuple[Tensor, Tensor]] = []
         self.rows = 0
@@ -195,7 +195,8 @@ class Distinguishability(FeatureMetric):
         if bool((y == y[0]).all()):
             return gap(self.name, "curve", "all samples have one label: there is nothing to merge")
         ks = [k for k in (1, 5, 10) if k < self.rows]
-        columns = np.array([self._depth(x, y, ks) for x in h]).T
+        pairs = Pairs.of(y)
+        columns = np.array([self._depth(x, y, ks, pairs) for x in h]).T
         names = (*(f"different_{k}" for k in ks), "gap")
         few = f"{self.rows} samples: k is {ks} only" if len(ks) < 3 else None
         constant = np.flatnonzero(np.isnan(columns[0]))
@@ -219,26 +220,40 @@ class Distinguishability(FeatureMetric):
         )
 
     @staticmethod
-    def _depth(x: Tensor, y: Tensor, ks: list[int]) -> list[float]:
+    def _depth(x: Tensor, y: Tensor, ks: list[int], pairs: Pairs) -> list[float]:
         scale = x.norm(dim=-1).max()
         x = x - x.mean(0)
         if float(x.norm(dim=-1).max()) <= 1e-6 * float(scale):
             return [float("nan")] * (len(ks) + 1)
-        n = len(x)
         # Of centred rows the products lose no digits that a distance between samples needs.
         squares = x.square().sum(1)
         distance = (squares[:, None] + squares - 2 * (x @ x.T)).clamp(min=0)
         distance.fill_diagonal_(torch.inf)
         nearest = distance.topk(max(ks), largest=False).indices
         differs = (y[nearest] != y[:, None]).double()
-        upper = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1)
-        pairs = array(distance[upper].sqrt())
-        other = pairs[array((y[:, None] != y)[upper])]
-        place = (len(other) - 1) * 0.01
-        low = np.partition(other, [int(place), min(int(place) + 1, len(other) - 1)])
-        first, second = low[int(place)], low[min(int(place) + 1, len(other) - 1)]
-        quantile = first + (second - first) * (place - int(place))
-        return [
-            *(float(differs[:, :k].mean()) for k in ks),
-            float(quantile / np.median(pairs)),
-        ]
+        squares = distance.flatten()
+        close = _root_quantile(array(squares[pairs.different]), 0.01)
+        median = _root_quantile(array(squares[pairs.every]), 0.5)
+        return [*(float(differs[:, :k].mean()) for k in ks), close / median]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Places in a flat square matrix above its diagonal: all, and those of different labels."""
+
+    every: Tensor
+    different: Tensor
+
+    @staticmethod
+    def of(y: Tensor) -> Pairs:
+        upper = torch.ones(len(y), len(y), dtype=torch.bool, device=y.device).triu(1)
+        different = upper & (y[:, None] != y)
+        return Pairs(upper.flatten().nonzero().flatten(), different.flatten().nonzero().flatten())
+
+
+def _root_quantile(squares: np.ndarray, share: float) -> float:
+    """The quantile of distances, from their squares: only the two around it need a root."""
+    place = (len(squares) - 1) * share
+    low, high = int(place), min(int(place) + 1, len(squares) - 1)
+    a, b = np.sqrt(np.partition(squares, [low, high])[[low, high]].astype(np.float64))
+    return float(a + (b - a) * (place - low))
