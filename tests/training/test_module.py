@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.zoo import CAUSAL, CLASSIFIERS, ENTRIES, PAD
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
+from torch.nn.parallel import DistributedDataParallel
 
 import everydepth as ed
 from everydepth.errors import DepthError, LabelError, NonFiniteError, SettingError
@@ -488,6 +491,29 @@ def test_gradient_checkpointing_changes_nothing(
         model.enable_input_require_grads()
     found = gradients(model, net(**batch).loss)
     assert same_gradients(found, expected)
+
+
+@pytest.fixture
+def one_process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process_group")
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("objective", [ed.lpa().sampled(1), ed.layerskip(dropout=0.9)])
+def test_distributed_data_parallel_finds_every_parameter_used(
+    objective: ed.Objective, chunked: bool
+) -> None:
+    # DDP fails at the second pass if a parameter had no gradient in the first.
+    model, batch = make(LLAMA)
+    net = ed.EveryDepth(model, objective, any_depth_loss=chunked).train()
+    wrapped = DistributedDataParallel(net)
+    for step in range(3):
+        net.set_progress(step)
+        expected = gradients(model, net(**batch).loss)
+        assert same_gradients(gradients(model, wrapped(**batch).loss), expected)
 
 
 @pytest.mark.parametrize("kind", [VIT, LLAMA])
