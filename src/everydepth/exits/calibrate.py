@@ -171,12 +171,13 @@ def certified(
         steps = torch.tensor(policy.path(outcomes.classes, places + 1), dtype=torch.float64)
         path = steps[:, None].expand(-1, places)
     losses, samples = outcomes.losses(against), len(outcomes.predicted)
+    certainty = outcomes.certainty.double()
     best = torch.full((places,), NEVER, dtype=torch.float64)
     found = (1.0, 0.0, torch.full((samples,), places + 1))
     failed = ""
     for thresholds in path:
         thresholds = thresholds.masked_fill(closed, NEVER)
-        leaving = exit_depths(outcomes.certainty.double(), thresholds)
+        leaving = exit_depths(certainty, thresholds)
         loss = losses.gather(1, leaving[:, None] - 1)
         counts = Counts(samples, int((loss == 1).sum()), int((loss == -1).sum()))
         p = P_VALUES[against](counts, risk)
@@ -229,7 +230,7 @@ def _own_path(outcomes: Outcomes, risk: float, against: Against) -> Float[Tensor
         last = fits.long() * torch.arange(1, len(order) + 1)
         count = last.amax(1)
         # Between the last who leaves and the first who stays: no sample lies on a threshold.
-        following = torch.cat([certainty[1:], certainty[-1:]])
+        following = torch.cat([certainty[1:], torch.zeros(1, dtype=torch.float64)])
         middle = (certainty + following) / 2
         columns.append(torch.cat([torch.tensor([NEVER], dtype=torch.float64), middle])[count])
     return torch.stack(columns, 1)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
@@ -27,6 +27,7 @@ MANIFEST = "everydepth.json"
 POLICY = "exit_policy.json"
 
 
+@runtime_checkable
 class Saveable(Protocol):
     """A tokenizer or processor."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from everydepth.exits.feed import device_of
 from everydepth.stream import ResidualStream
@@ -30,9 +30,19 @@ def seconds(run: Callable[[], Result], stream: ResidualStream) -> tuple[float, R
 
 def flops(run: Callable[[], Any]) -> int:
     """Floating-point operations of matrix products, convolutions and attention."""
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=_ATTENTION_ON_CPU) as counter:
         run()
     return counter.get_total_flops()
+
+
+def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(q, k, v)
+
+
+# The counter knows the attention kernels of GPUs only.
+_ATTENTION_ON_CPU = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+}
 
 
 def parameter_count(model: nn.Module) -> int:

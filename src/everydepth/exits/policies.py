@@ -25,6 +25,8 @@ NEVER = math.inf
 Memory = tuple[Tensor, ...]
 """What a policy keeps of the depths before, one row a sample; empty at the first depth."""
 
+Number = float | int
+
 Against = Literal["full", "labels"]
 
 
@@ -61,7 +63,7 @@ class Policy(ABC):
     remembers: ClassVar[bool] = False
     """Whether the certainty depends on the depths before, which must then all be read out."""
 
-    threshold: float | tuple[float, ...]
+    threshold: Number | tuple[Number, ...]
     model: Identity | None = None
     certificate: Certificate | None = None
 
@@ -85,18 +87,19 @@ class Policy(ABC):
     @classmethod
     def path(cls, classes: int, depths: int) -> list[float]:
         """Thresholds from the most to the least careful, chosen without looking at data."""
-        doubt = torch.logspace(-6, 0, 200, dtype=torch.float64)
+        near_one = torch.logspace(-6, -1, 40, dtype=torch.float64)
+        doubt = torch.cat([near_one, torch.linspace(0.11, 1, 90, dtype=torch.float64)])
         return (1 - doubt).tolist()
 
     _allowed: ClassVar[str] = "0 to 1"
 
-    def _allows(self, value: float) -> bool:
+    def _allows(self, value: Number) -> bool:
         return 0 <= value <= 1
 
     # -- what every policy can do -----------------------------------------------------------------
 
     @final
-    def for_stream(self, stream: ResidualStream) -> tuple[float, ...]:
+    def for_stream(self, stream: ResidualStream) -> tuple[Number, ...]:
         """The thresholds of depths 1..L-1 of this model, or an error that says why it is wrong."""
         check_classifier(stream)
         return self.thresholds(stream)
@@ -215,10 +218,10 @@ class Patience(Policy):
 
     kind: ClassVar[str] = "patience"
     remembers: ClassVar[bool] = True
-    _allowed: ClassVar[str] = "a whole number of 1 or more"
+    _allowed: ClassVar[str] = "a count above 0"
 
-    def _allows(self, value: float) -> bool:
-        return value >= 1 and float(value).is_integer()
+    def _allows(self, value: Number) -> bool:
+        return value > 0
 
     def certainty(
         self, logits: Float[Tensor, "rows classes"], memory: Memory

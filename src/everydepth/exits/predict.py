@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from everydepth.exits.policies import NEVER, Memory, Policy
+from everydepth.exits.policies import NEVER, Memory, Number, Policy
 from everydepth.exits.reading import exit_logits
 from everydepth.stream import Batch, ResidualStream, as_stream, evaluating, unwrapped
 
@@ -39,7 +39,7 @@ def predict(
 
 
 def _predict(
-    stream: ResidualStream, batch: Batch, policy: Policy, thresholds: tuple[float, ...]
+    stream: ResidualStream, batch: Batch, policy: Policy, thresholds: tuple[Number, ...]
 ) -> Prediction:
     cursor, memory = stream.start(batch), Memory()
     size, device = cursor.batch_size, cursor.h.device

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 
+Number = float | int
+
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
@@ -95,11 +97,11 @@ class Profile:
     def choose(
         self,
         *,
-        latency_ms: float | None = None,
-        batch_latency_ms: float | None = None,
-        bytes: float | None = None,  # noqa: A002 - what the user limits
-        max_drop: float | None = None,
-        min_accuracy: float | None = None,
+        latency_ms: Number | None = None,
+        batch_latency_ms: Number | None = None,
+        bytes: Number | None = None,  # noqa: A002 - what the user limits
+        max_drop: Number | None = None,
+        min_accuracy: Number | None = None,
     ) -> int:
         """The depth for a budget.
 
@@ -114,10 +116,10 @@ class Profile:
                 f"min_accuracy={min_accuracy}, but this profile measured {self.metric}; use "
                 "max_drop, or profile a classifier on data with labels"
             )
-        limits: dict[str, tuple[float, Callable[[DepthProfile], float], str]] = {}
+        limits: dict[str, tuple[Number, Callable[[DepthProfile], Number], str]] = {}
 
         def limit(
-            name: str, most: float | None, value: Callable[[DepthProfile], float], unit: str
+            name: str, most: Number | None, value: Callable[[DepthProfile], Number], unit: str
         ) -> None:
             if most is not None:
                 limits[f"{name}={most:g}"] = (most, value, unit)
@@ -147,7 +149,7 @@ class Profile:
 
     def _why_none(
         self,
-        limits: Mapping[str, tuple[float, Callable[[DepthProfile], float], str]],
+        limits: Mapping[str, tuple[Number, Callable[[DepthProfile], Number], str]],
         fits: Mapping[str, set[int]],
     ) -> str:
         for name, depths in fits.items():
@@ -164,7 +166,7 @@ class Profile:
         return f"no depth of {self.model} meets everything at once: {each}; loosen one of them"
 
     def _reached(
-        self, name: str, best: DepthProfile, value: Callable[[DepthProfile], float]
+        self, name: str, best: DepthProfile, value: Callable[[DepthProfile], Number]
     ) -> str:
         if name.startswith("min_accuracy"):
             return f"{best.quality:.4g}"

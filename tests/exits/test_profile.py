@@ -1,0 +1,182 @@
+"""Profiles: each number against a plain reference, and the depth for a budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from everydepth.errors import BatchError, BudgetError, DataError, SettingError
+from everydepth.exits import DepthProfile, Latency, Profile, profile
+from everydepth.exits.measure import peak_bytes
+from everydepth.stream import as_stream, at_depth
+from tests.zoo import ENTRIES
+
+
+def made_up(metric: str = "accuracy", quality: tuple[float, ...] = (0.5, 0.8, 0.7, 0.9)) -> Profile:
+    depths = tuple(
+        DepthProfile(
+            depth=k,
+            quality=q,
+            parameters=100 * k,
+            checkpoint_bytes=400 * k,
+            flops=1000 * k,
+            latency=Latency(median=1.0 * k, low=0.9 * k, high=1.2 * k),
+            batch_latency=Latency(median=10.0 * k, low=9.0 * k, high=12.0 * k),
+            peak_bytes=800 * k,
+        )
+        for k, q in enumerate(quality, start=1)
+    )
+    return Profile(model="Net", metric=metric, batch_size=8, samples=50, depths=depths)
+
+
+def test_accuracy_per_depth_is_that_of_the_cut_model() -> None:
+    model, batch = ENTRIES["ViT"].make()
+    labels = torch.tensor([1, 2, 3])
+    found = profile(model, batch | {"labels": labels}, batch_size=2, repeats=1, progress=False)
+    assert found.metric == "accuracy"
+    for k in range(1, 5):
+        with torch.no_grad():
+            expected = (at_depth(model, k)(**batch).logits.argmax(-1) == labels).double().mean()
+        assert found[k].quality == pytest.approx(float(expected))
+
+
+def test_perplexity_per_depth_is_that_of_the_models_own_loss() -> None:
+    model, batch = ENTRIES["Llama-tied-CausalLM-right"].make(torch.float64)
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    found = profile(model, batch | {"labels": labels}, repeats=1, progress=False)
+    assert found.metric == "perplexity"
+    for k in range(1, 5):
+        with torch.no_grad():
+            loss = float(at_depth(model, k)(**batch, labels=labels).loss)
+        assert found[k].quality == pytest.approx(math.exp(loss), rel=1e-4)
+
+
+def test_other_tasks_are_measured_by_their_own_error() -> None:
+    model, batch = ENTRIES["ResidualMLP-norm1-skips1-regression1"].make()
+    labels = torch.randn(3, 2)
+    found = profile(model, batch | {"labels": labels}, repeats=1, progress=False)
+    with torch.no_grad():
+        expected = float((model(**batch).logits - labels).square().mean())
+    assert (found.metric, found[6].quality) == ("mse", pytest.approx(expected))
+    model, batch = ENTRIES["CLIPVision"].make()
+    found = profile(model, batch, repeats=1, progress=False)
+    assert (found.metric, found[4].quality) == ("error", 0)
+    assert found[1].quality > 0
+
+
+def test_sizes_are_those_of_the_saved_model(tmp_path: Path) -> None:
+    for name in ("Llama-tied-CausalLM-left", "ResNetForImageClassification-basic"):
+        model, batch = ENTRIES[name].make()
+        found = profile(model, batch, repeats=1, progress=False)
+        for k in (1, as_stream(model).depth):
+            small = at_depth(model, k)
+            small.save_pretrained(tmp_path / name / str(k))  # pyright: ignore
+            file = tmp_path / name / str(k) / "model.safetensors"
+            header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+            assert found[k].checkpoint_bytes == file.stat().st_size - header
+            assert found[k].parameters == sum(p.numel() for p in small.parameters())
+
+
+def test_flops_grow_by_one_block_a_depth() -> None:
+    model, batch = ENTRIES["ViT"].make()
+    counts = [d.flops for d in profile(model, batch, repeats=1, progress=False).depths]
+    width, inner, tokens = 32, 48, 17
+    products = 2 * tokens * (4 * width * width + 2 * width * inner)
+    attention = 2 * 2 * tokens * tokens * width
+    steps = {b - a for a, b in zip(counts, counts[1:], strict=False)}
+    assert steps == {products + attention}
+
+
+def test_peak_memory_counts_what_is_alive_at_once() -> None:
+    layers = [torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)]
+    model = torch.nn.Sequential(torch.nn.Sequential(*layers), torch.nn.Linear(8, 2))
+    stream = as_stream(model, blocks="0", readout="1")
+    x = torch.randn(100, 64)
+    with torch.no_grad():
+        found = peak_bytes(lambda: model(x), stream)
+    weights = 4 * sum(p.numel() for p in model.parameters())
+    # While ReLU runs, its input and its output are alive: 2 x 100 x 256 numbers.
+    assert found == weights + 4 * 2 * 100 * 256
+
+
+def test_latencies_are_ordered_and_a_profile_survives_json(tmp_path: Path) -> None:
+    model, batch = ENTRIES["ViT"].make()
+    found = profile(model, batch, batch_size=4, repeats=3, progress=False)
+    for depth in found.depths:
+        assert 0 < depth.latency.low <= depth.latency.median <= depth.latency.high
+    found.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == found
+    assert found.table().row_count == 4
+    assert found.markdown().count("\n") == 5
+    (tmp_path / "profile.json").write_text("{}")
+    with pytest.raises(DataError, match="not a profile written by Profile.save"):
+        Profile.load(tmp_path / "profile.json")
+
+
+def test_the_profiled_model_is_left_as_it_was() -> None:
+    model, batch = ENTRIES["CifarResNet-post-projection"].make()
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    profile(model, batch, repeats=1, progress=False)
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_limit_on_cost_gives_the_best_depth_within_it() -> None:
+    assert made_up().choose(latency_ms=3.5) == 2
+    assert made_up().choose(bytes=1600) == 4
+    assert made_up().choose(batch_latency_ms=10) == 1
+    assert made_up("perplexity", (9.0, 5.0, 6.0, 4.0)).choose(latency_ms=3.5) == 2
+
+
+def test_a_demand_on_quality_gives_the_shallowest_depth_that_meets_it() -> None:
+    assert made_up().choose(max_drop=0.1) == 2
+    assert made_up().choose(min_accuracy=0.85) == 4
+    assert made_up().choose(max_drop=0.25, latency_ms=3) == 2
+    assert made_up("perplexity", (9.0, 5.0, 6.0, 4.0)).choose(max_drop=1.5) == 2
+    assert made_up().choose() == 4
+
+
+def test_an_impossible_budget_says_which_limit_and_what_is_possible() -> None:
+    with pytest.raises(BudgetError, match=r"meets latency_ms=0.5: the best is 1 at depth 1"):
+        made_up().choose(latency_ms=0.5, max_drop=0.5)
+    with pytest.raises(BudgetError, match=r"meets bytes=10: the best is 400 at depth 1"):
+        made_up().choose(bytes=10)
+    with pytest.raises(BudgetError, match=r"meets min_accuracy=0.95: the best is 0.9 at depth 4"):
+        made_up().choose(min_accuracy=0.95)
+    message = r"at once: latency_ms=1.5 by depths 1; min_accuracy=0.75 by depths 2, 4; loosen one"
+    with pytest.raises(BudgetError, match=message):
+        made_up().choose(latency_ms=1.5, min_accuracy=0.75)
+
+
+def test_accuracy_cannot_be_demanded_of_a_language_model() -> None:
+    with pytest.raises(SettingError, match="min_accuracy=0.5, but this profile measured perplexity"):
+        made_up("perplexity").choose(min_accuracy=0.5)
+
+
+def test_the_pareto_front_leaves_out_depths_that_are_beaten() -> None:
+    assert made_up().pareto() == [1, 2, 4]
+    assert made_up("mse", (1.0, 2.0, 1.0, 0.5)).pareto() == [1, 4]
+
+
+def test_the_figure_shows_every_depth_once_in_each_panel() -> None:
+    latency, size = made_up().figure().axes
+    for axes in (latency, size):
+        assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4"]
+        assert sum(len(points.get_offsets()) for points in axes.collections[-2:]) == 4
+    assert latency.get_ylabel() == "accuracy"
+
+
+def test_bad_input_is_refused() -> None:
+    model, batch = ENTRIES["ViT"].make()
+    with pytest.raises(SettingError, match="repeats=0; use 1 or more"):
+        profile(model, batch, repeats=0)
+    with pytest.raises(BatchError, match="the data has no batches"):
+        profile(model, [])
+    with pytest.raises(SettingError, match="depth 5, but this profile has depths 1 to 4"):
+        made_up()[5]
+    assert replace(made_up(), metric="mse").drop(1) == pytest.approx(-0.4)
