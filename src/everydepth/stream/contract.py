@@ -204,13 +204,16 @@ class ResidualStream(ABC):
         return states.check_finite() if check_finite else states
 
     @final
-    def start(self, batch: Batch, *, cache: Any = None) -> Cursor:
+    def start(self, batch: Batch, *, cache: Any = None, to: int | None = None) -> Cursor:
         """Embed a batch and learn how the model calls each block, without running any.
 
         The model's own forward runs with its blocks passing the state through, and is left at the
         last one: masks, positions and rotary tables are the model's own, for each block.
+
+        to: learn only the calls of blocks 1..to, beyond which the cursor cannot go; sooner done.
         """
         batch = self.check_batch(batch)
+        known = self.depth if to is None else self.check_depth(to, lowest=1)
         calls: list[Call] = []
         embedded: list[Tensor] = []
         # An exporter cannot be left by an exception: there the blocks run, as code it finds dead.
@@ -227,7 +230,7 @@ class ResidualStream(ABC):
                 embedded.append(h)
                 if exporting:
                     return forward(*args, **kwargs)
-                if len(calls) == self.depth:
+                if len(calls) == known:
                     raise _Started
                 nonlocal beside
                 if len(calls) == 1 and not plain:
@@ -238,12 +241,12 @@ class ResidualStream(ABC):
             return note
 
         with ExitStack() as stack:
-            for block in self.blocks:
+            for block in self.blocks[:known]:
                 note = noting(block.module.forward, block.plain)
                 stack.enter_context(replaced_forward(block.module, note))
             with suppress(_Started):
                 self.call(self.arguments(batch, cache))
-        if len(calls) == self.depth:
+        if len(calls) == known:
             return Cursor(0, embedded[0], batch, tuple(calls), cache)
         raise UnsupportedModelError(
             f"{self.name} called {len(calls)} of its {self.depth} blocks; "
@@ -262,9 +265,10 @@ class ResidualStream(ABC):
     @final
     def step(self, cursor: Cursor) -> Cursor:
         """Run the next block."""
-        if cursor.depth >= self.depth:
+        if cursor.depth >= len(cursor.calls):
+            last = "the last" if cursor.depth == self.depth else "the last it was started for"
             raise DepthError(
-                f"the cursor is at depth {cursor.depth}, the last of {self.name}; "
+                f"the cursor is at depth {cursor.depth}, {last} of {self.name}; "
                 "read it out, or start again"
             )
         depth = cursor.depth + 1

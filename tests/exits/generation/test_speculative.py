@@ -19,7 +19,8 @@ NEW = 20
 def test_every_decoder_drafts_the_same_tokens_in_a_batch_of_eight(name: str) -> None:
     model, rows = talkative(decoder(name), quiet_after=2), prompts(8)
     said = generate(model, rows, max_new_tokens=NEW, draft_depth=2, eos_token_id=())
-    assert said.tokens == references(model, rows, NEW)
+    # Plain decoding has its own test against a reference without cache, batch and padding.
+    assert said.tokens == generate(model, rows, max_new_tokens=NEW, eos_token_id=()).tokens
     assert said.stats.acceptance is not None
     assert 0 < said.stats.acceptance < 1  # some drafts were right and some wrong
 

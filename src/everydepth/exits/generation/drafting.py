@@ -31,10 +31,6 @@ class DraftHead:
         # Only a plain linear map can be cut to some of its rows.
         self.size = size if isinstance(head, nn.Linear) and 2 * size <= vocabulary else None
         self._ids: Tensor | None = None
-        self._missing = True
-        self._age = 0
-        self.refreshed = 0
-        """How often the list was made."""
 
     def see(self, tokens: Tensor, logits: Tensor) -> None:
         """Learn from tokens of the text and from logits of the full depth, `(rows, v)`."""
@@ -43,14 +39,11 @@ class DraftHead:
         if self._ids is None:
             self._likely = torch.zeros(logits.shape[-1], device=logits.device)
             self._known = torch.zeros_like(self._likely, dtype=torch.bool)
-        tokens = tokens.flatten()
+        if bool(self._known[tokens].all()):
+            return
         self._likely += logits.float().softmax(-1).sum(0)
         self._likely[tokens] += 1
-        self._missing = self._missing or not bool(self._known[tokens].all())
-        self._age += 1
-        # Making the list costs about as much as a few drafts.
-        if self._missing and (self._ids is None or self._age >= 4):
-            self._refresh()
+        self._refresh()
 
     def draft(self, h: Tensor, generator: torch.Generator | None) -> Draft:
         """Propose the token after a state `(rows, 1, dim)` of the draft's depth."""
@@ -78,8 +71,6 @@ class DraftHead:
         bias = getattr(head, "bias", None)  # None, though its type says otherwise
         self._bias = None if bias is None else bias[ids]
         self._known.zero_()[ids] = True
-        self._missing, self._age = False, 0
-        self.refreshed += 1
 
 
 class DraftLength:

@@ -39,7 +39,7 @@ class Tape:
         # that block l + 1 has not seen.
         self._seen = [0] * (top + 1)
         self._waiting: list[list[Tensor]] = [[] for _ in range(top + 1)]
-        self._cursor: tuple[int, int, Cursor] | None = None
+        self._cursor: tuple[tuple[int, int, int], Cursor] | None = None
         self.passes = [0] * top
         """Token-passes of each block: rows x tokens, padding left out."""
         self.compactions = 0
@@ -48,7 +48,7 @@ class Tape:
         self._next = real.sum(1)
         self._kept = [int(n) for n in self._next.tolist()]
         self._ragged = min(self._kept) < length
-        self._enter(0, length, {"attention_mask": real.long()} if self._ragged else {})
+        self._seen[0] = length
 
     @property
     def length(self) -> int:
@@ -71,7 +71,7 @@ class Tape:
         self._real[:, at] = True
         self._next = self._next + 1
         self._kept = [n + 1 for n in self._kept]
-        self._enter(at, end, self._placed(at, end))
+        self._seen[0] = end
 
     def advance(self, to: int) -> Tensor:
         """Bring every token to depth `to`; the states of those that were not yet there."""
@@ -80,9 +80,11 @@ class Tape:
             first, last = self._seen[depth], self._seen[depth - 1]
             if first == last:
                 continue
-            states = self._waiting[depth - 1]
-            h = states[0] if len(states) == 1 else torch.cat(states, 1)
-            cursor = replace(self._calls(first, last), depth=depth - 1, h=h)
+            cursor = self._started(first, last, to)
+            if depth > 1:
+                states = self._waiting[depth - 1]
+                h = states[0] if len(states) == 1 else torch.cat(states, 1)
+                cursor = replace(cursor, depth=depth - 1, h=h)
             h = self.stream.step(cursor).h
             self._seen[depth], self._waiting[depth - 1] = last, []
             if depth < self.top:
@@ -127,36 +129,30 @@ class Tape:
 
     # -- how blocks are called --------------------------------------------------------------------
 
-    def _enter(self, at: int, end: int, placed: dict[str, Tensor]) -> None:
-        cursor = self._start(at, end, placed)
-        self._waiting[0].append(cursor.h)
-        self._dtype = cursor.h.dtype
-        self._seen[0] = end
-
-    def _start(self, at: int, end: int, placed: dict[str, Tensor]) -> Cursor:
+    def _started(self, at: int, end: int, to: int) -> Cursor:
+        """How blocks 1..to are called for these slots."""
         self.cache.at = at
+        if self._cursor is not None and self._cursor[0] == (at, end, to):
+            return self._cursor[1]
         batch = {
             "input_ids": self._tokens[:, at:end],
             "position_ids": self._positions[:, at:end],
-            **placed,
+            "attention_mask": self._mask(at, end),
         }
-        cursor = self.stream.start(batch, cache=self.cache)
+        cursor = self.stream.start(batch, cache=self.cache, to=to)
         cursor = self._windowed(cursor, at, end)
-        self._cursor = (at, end, cursor)
+        self._dtype = cursor.h.dtype
+        self._cursor = ((at, end, to), cursor)
         return cursor
 
-    def _calls(self, at: int, end: int) -> Cursor:
-        """How the blocks are called for these slots."""
-        self.cache.at = at
-        if self._cursor is not None and self._cursor[:2] == (at, end):
-            return self._cursor[2]
-        return self._start(at, end, self._placed(at, end))
-
-    def _placed(self, at: int, end: int) -> dict[str, Tensor]:
+    def _mask(self, at: int, end: int) -> Tensor | None:
+        """None where every token sees all before it; of the prompt, where the padding is."""
+        if at == 0:
+            return self._real[:, :end].long() if self._ragged else None
         narrow = self._narrowest is not None and end > self._narrowest
         if end - at == 1 and not self._ragged and not narrow:
-            return {}  # one token that sees everything needs no mask
-        return {"attention_mask": self._mask(at, end, self._windows[0])}
+            return None
+        return self._visible(at, end, self._windows[0])
 
     def _windowed(self, cursor: Cursor, at: int, end: int) -> Cursor:
         """Give blocks with another window than the first their own mask."""
@@ -164,14 +160,14 @@ class Tape:
         first = self._windows[0]
         if mask is None or mask.ndim != 4 or all(window == first for window in self._windows):
             return cursor
-        masks = {window: self._mask(at, end, window) for window in {*self._windows} - {first}}
+        masks = {window: self._visible(at, end, window) for window in {*self._windows} - {first}}
         calls = tuple(
             call if window == first else call.exchanged(mask, masks[window])
-            for call, window in zip(cursor.calls, self._windows, strict=True)
+            for call, window in zip(cursor.calls, self._windows, strict=False)
         )
         return replace(cursor, calls=calls)
 
-    def _mask(self, at: int, end: int, window: int | None) -> Tensor:
+    def _visible(self, at: int, end: int, window: int | None) -> Tensor:
         """What is added to the attention scores: 0 where a token is seen, else the lowest number.
 
         Slots keep the order of the tokens; distances are measured in positions, because rows leave
