@@ -117,7 +117,7 @@ def test_a_stage_of_one_shape_changing_block_gets_a_plain_one() -> None:
     big = ed.insert(model, 5)
     assert big.config.depths == [2, 2, 2]
     assert isinstance(big.resnet.encoder.stages[2].layers[1].shortcut, nn.Identity)
-    with pytest.raises(DepthError, match="no neighbour of its shape to copy.*init='fresh'"):
+    with pytest.raises(DepthError, match=r"no neighbour of its shape to copy.*init='fresh'"):
         ed.insert(model, 5, init="copy")
 
 

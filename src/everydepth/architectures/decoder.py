@@ -83,7 +83,7 @@ class DecoderStream(ResidualStream):
         scaled = getattr(self._inner.config, "scale_attn_by_inverse_layer_idx", False)
         if scaled and after < self.depth:
             raise UnsupportedModelError(
-                f"scale_attn_by_inverse_layer_idx divides the attention of each block of {self.name} "
+                f"scale_attn_by_inverse_layer_idx divides the attention of a block of {self.name} "
                 f"by its number, so a block after depth {after} would change those behind it; "
                 f"insert after={self.depth}"
             )

@@ -117,7 +117,7 @@ def _choices(stream: ResidualStream, after: int) -> dict[int, bool]:
     found = {number: True for number in near if reasons[number] is None}
     # In a model without stages all blocks fit, as they have one shape.
     if found and all(refusal(block) is None for block in stream.blocks):
-        found |= {number: True for number in range(1, stream.depth + 1)}
+        found |= dict.fromkeys(range(1, stream.depth + 1), True)
     if not found and after > 0 and stream.block_like(after) is not None:
         return {after: False}
     return found

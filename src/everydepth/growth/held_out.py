@@ -1,0 +1,119 @@
+"""Was the new model better on rows nobody has used? A paired interval to act on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from everydepth.errors import BatchError
+from everydepth.growth.losses import losses_of
+from everydepth.stream import ResidualStream
+
+
+@dataclass(frozen=True)
+class Paired:
+    """`L(old) - L(new)` on the same rows: positive where the new model is better.
+
+    bootstrap: percentile interval over rows. bernstein: empirical Bernstein interval (Maurer and
+    Pontil), which holds for any distribution whose differences stay within the range seen here.
+    """
+
+    rows: int
+    old: float
+    new: float
+    gain: float
+    bootstrap: tuple[float, float]
+    bernstein: tuple[float, float]
+    confidence: float
+
+    @property
+    def better(self) -> bool:
+        return self.bootstrap[0] > 0
+
+    @property
+    def worse(self) -> bool:
+        return self.bootstrap[1] < 0
+
+    def __str__(self) -> str:
+        low, high = self.bootstrap
+        word = "better" if self.better else "worse" if self.worse else "not told apart"
+        return (
+            f"{word}: loss {self.old:.4g} -> {self.new:.4g}, gain {self.gain:+.4g} "
+            f"({self.confidence:.0%} interval {low:+.4g} to {high:+.4g}, {self.rows:,} rows)"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "better": self.better}
+
+
+def paired(
+    old: nn.Module | ResidualStream,
+    new: nn.Module | ResidualStream,
+    data: Any,
+    *,
+    confidence: float = 0.95,
+    seed: int = 0,
+    **settings: Any,
+) -> Paired:
+    """Compare two models row by row on data used for nothing else."""
+    return paired_losses(
+        losses_of(old, data, **settings),
+        losses_of(new, data, **settings),
+        confidence=confidence,
+        seed=seed,
+    )
+
+
+def paired_losses(
+    old: tuple[Tensor, Tensor],
+    new: tuple[Tensor, Tensor],
+    *,
+    confidence: float = 0.95,
+    seed: int = 0,
+    draws: int = 2000,
+) -> Paired:
+    """The same from row losses and label counts, as `losses_of` gives them."""
+    (before, counts), (after, _) = old, new
+    rows = len(before)
+    if rows < 2:
+        raise BatchError(f"{rows} held-out row(s), but an interval needs 2 or more")
+    total = counts.sum()
+    # Rows weigh as many labels as they have, so that the mean is the mean over labels.
+    difference = ((before - after) * (rows / total)).numpy()
+    random = np.random.default_rng(seed)
+    means = np.empty(draws)
+    for start in range(0, draws, 50):
+        chosen = random.integers(rows, size=(50, rows))
+        weight = counts.numpy()[chosen].mean(1) * (rows / total.item())
+        means[start : start + 50] = difference[chosen].mean(1) / np.maximum(weight, 1e-12)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    gain = float(difference.mean())
+    radius = bernstein_radius(difference, 1 - confidence)
+    return Paired(
+        rows=rows,
+        old=float(before.sum() / total),
+        new=float(after.sum() / total),
+        gain=gain,
+        bootstrap=(float(low), float(high)),
+        bernstein=(gain - radius, gain + radius),
+        confidence=confidence,
+    )
+
+
+def bernstein_radius(values: Any, delta: float, span: float | None = None) -> float:
+    """Half the width of the two-sided empirical Bernstein interval of a mean.
+
+    span: the range of a value; the range seen, if none is known.
+    """
+    values = torch.as_tensor(values, dtype=torch.float64)
+    n = len(values)
+    if span is None:
+        span = float(values.max() - values.min())
+    log = math.log(4 / delta)
+    return math.sqrt(2 * float(values.var()) * log / n) + 7 * span * log / (3 * (n - 1))

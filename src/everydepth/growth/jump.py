@@ -1,0 +1,332 @@
+"""The jumpboard: one step of the new block's last maps along their gradient (SPEC 4.4)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from everydepth.errors import SettingError
+from everydepth.growth.candidates import (
+    Candidate,
+    Direction,
+    has_bias,
+    noted_calls,
+    pairs,
+    set_maps,
+)
+from everydepth.growth.feed import Feed
+from everydepth.growth.losses import Criterion, mean_loss, row_losses
+from everydepth.growth.scoring import Score, score
+from everydepth.stream import Cursor, ResidualStream, as_stream, evaluating, first_tensor, unwrapped
+from everydepth.stream.taps import hooked
+
+MOST = 12
+"""Evaluations of the loss in one line search."""
+
+
+@dataclass(frozen=True)
+class Jumpboard:
+    """The old model after one step, or the old model itself if no step was a descent.
+
+    eta: the step; 0 if none. tried: each step that was evaluated, and its training loss.
+    margin: `D = L_S(old) - L_S(jump)` on the training data, margin_valid on the held-out data.
+    slope: what the loss would lose per unit of eta, to first order.
+    """
+
+    model: nn.Module = field(repr=False)
+    after: int
+    eta: float
+    slope: float
+    loss: float
+    margin: float
+    margin_valid: float | None
+    tried: tuple[tuple[float, float], ...]
+    preconditioned: bool
+
+    @property
+    def found(self) -> bool:
+        return self.eta > 0
+
+    def __str__(self) -> str:
+        if not self.found:
+            return (
+                f"no descent after {self.after} in {len(self.tried)} steps: the old model is kept"
+            )
+        held = "" if self.margin_valid is None else f", held-out {self.margin_valid:+.4g}"
+        return (
+            f"after {self.after}: loss {self.loss:.4g} -> {self.loss - self.margin:.4g} by eta "
+            f"{self.eta:.3g} ({len(self.tried)} evaluations{held})"
+        )
+
+
+def jumpboard(
+    model: nn.Module,
+    data: Any,
+    valid: Any = None,
+    *,
+    after: int | None = None,
+    scored: Score | None = None,
+    precondition: bool = False,
+    armijo: float = 1e-4,
+    evaluations: int = MOST,
+    seed: int = 0,
+    batch_size: int | None = None,
+    criterion: Criterion | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Jumpboard:
+    """Insert a block and set its last maps to `A = -eta G`, with eta found by a line search.
+
+    after: the site; by default the best of `scored`, or of a score made here.
+    precondition: `A = -eta G C^-1` with `C` the covariance of the features (a small ridge added).
+    armijo: the share of the first-order decrease a step must reach to count as a descent.
+
+    The first step changes the stream by a tenth; it is made four times longer while that helps, or
+    shorter until it does, and refined by parabolas in log eta. At most `evaluations` losses.
+    """
+    stream = as_stream(model, **options)
+    feed = Feed(data, stream, batch_size=batch_size)
+    if evaluations < 2:
+        raise SettingError(f"evaluations={evaluations}; use 2 or more, {MOST} is plenty")
+    if scored is None:
+        sites = None if after is None else [after]
+        scored = score(
+            stream, feed.source, at=sites, seed=seed, criterion=criterion, progress=progress
+        )
+    site = scored.best.after if after is None else scored[after].after
+    tried, directions = scored.candidates[site], scored.directions[site]
+    slope = _product(tried, directions, directions)
+    if precondition:
+        directions_used = _preconditioned(tried, stream, feed, directions)
+        slope = _product(tried, directions, directions_used)
+    else:
+        directions_used = directions
+    line = _Line(tried, feed, criterion, directions_used)
+    with evaluating(tried.model):
+        try:
+            eta, history = line_search(
+                line, scored.loss, slope, line.first_step(), armijo=armijo, most=evaluations
+            )
+            set_maps(tried, directions_used, eta)
+            grown = copy.deepcopy(tried.model) if eta else model
+        finally:
+            set_maps(tried, directions_used, 0.0)
+    if eta:
+        block = as_stream(grown, **stream.options).blocks[site]
+        _identify_norms(Candidate(site, grown, block, dict(stream.options)), feed)
+        grown.train(unwrapped(stream.model).training)
+    best = min([loss for step, loss in history if step == eta], default=scored.loss)
+    held = None
+    if valid is not None:
+        settings = {"criterion": criterion, "batch_size": batch_size}
+        before = mean_loss(stream, valid, **settings)
+        held = before - mean_loss(grown, valid, **settings, **stream.options) if eta else 0.0
+    return Jumpboard(
+        model=grown,
+        after=site,
+        eta=eta,
+        slope=slope,
+        loss=scored.loss,
+        margin=scored.loss - best if eta else 0.0,
+        margin_valid=held,
+        tried=tuple(history),
+        preconditioned=precondition,
+    )
+
+
+def line_search(
+    loss: Callable[[float], float],
+    start: float,
+    slope: float,
+    first: float,
+    *,
+    armijo: float = 1e-4,
+    most: int = MOST,
+    factor: float = 4.0,
+) -> tuple[float, list[tuple[float, float]]]:
+    """The step of lowest loss found, 0 if none meets Armijo's condition, and all that were tried.
+
+    start: the loss at 0; slope: minus its derivative there.
+    """
+    seen: dict[float, float] = {}
+
+    def value(eta: float) -> float:
+        if eta not in seen:
+            found = loss(eta)
+            seen[eta] = found if math.isfinite(found) else math.inf
+        return seen[eta]
+
+    def good(eta: float) -> bool:
+        return value(eta) <= start - armijo * eta * slope and value(eta) < start
+
+    eta = first
+    if slope <= 0:
+        return 0.0, []
+    if good(eta):
+        while len(seen) < most and value(eta * factor) < value(eta):
+            eta *= factor
+    else:
+        while len(seen) < most and not good(eta / factor):
+            eta /= factor
+        eta /= factor
+        if eta not in seen or not good(eta):
+            return 0.0, list(seen.items())
+        while len(seen) < most and value(eta / factor) < value(eta):
+            eta /= factor
+    while len(seen) < most:
+        following = _parabola(seen, factor)
+        if following is None:
+            break
+        value(following)
+    best = min((e for e in seen if good(e)), key=lambda e: seen[e], default=0.0)
+    return best, list(seen.items())
+
+
+def _parabola(seen: dict[float, float], factor: float) -> float | None:
+    """The lowest point of the parabola, in log eta, through the best step and its neighbours."""
+    etas = sorted(seen)
+    best = min(range(len(etas)), key=lambda i: seen[etas[i]])
+    if best == 0:
+        return etas[0] / factor
+    if best == len(etas) - 1:
+        return etas[-1] * factor
+    x = [math.log(etas[best + i]) for i in (-1, 0, 1)]
+    y = [seen[etas[best + i]] for i in (-1, 0, 1)]
+    wide = 0 if x[1] - x[0] > x[2] - x[1] else 2
+    if max(x[1] - x[0], x[2] - x[1]) < 0.05:
+        return None
+    middle = math.exp((x[1] + x[wide]) / 2)
+    if not all(map(math.isfinite, y)):
+        return middle
+    a, b = (x[1] - x[0]) * (y[1] - y[2]), (x[1] - x[2]) * (y[1] - y[0])
+    if a == b:
+        return middle
+    low = x[1] - 0.5 * ((x[1] - x[0]) * a - (x[1] - x[2]) * b) / (a - b)
+    near = min(abs(low - p) for p in x)
+    # A step next to one that is known would teach nothing: halve the wider side instead.
+    return middle if near < 0.02 or not x[0] < low < x[2] else math.exp(low)
+
+
+class _Line:
+    """The training loss as a function of eta; everything before the new block runs once."""
+
+    def __init__(
+        self,
+        tried: Candidate,
+        feed: Feed,
+        criterion: Criterion | None,
+        directions: Sequence[Direction],
+    ) -> None:
+        self._tried, self._directions, self._criterion = tried, directions, criterion
+        self._stream = tried.stream
+        with torch.no_grad(), evaluating(tried.model):
+            self._cursors = [self._at_site(batch) for batch in feed]
+
+    def _at_site(self, batch: Any) -> Cursor:
+        return self._stream.advance(self._stream.start(batch), self._tried.after)
+
+    @torch.no_grad()
+    def __call__(self, eta: float) -> float:
+        set_maps(self._tried, self._directions, eta)
+        total = count = 0.0
+        for cursor in self._cursors:
+            logits = self._stream.logits(self._stream.advance(cursor))
+            losses, counts = row_losses(self._stream, logits, cursor.batch, self._criterion)
+            total += losses.double().sum().item()
+            count += counts.double().sum().item()
+        return total / count
+
+    @torch.no_grad()
+    def first_step(self) -> float:
+        """The eta at which the new block would change the stream by a tenth of its size."""
+        cursor, eta = self._cursors[0], 1.0
+        for _ in range(2):  # the second time close enough for the block to be nearly linear
+            set_maps(self._tried, self._directions, eta)
+            after = first_tensor(cursor.calls[cursor.depth](self._tried.block.module, cursor.h))
+            change = ((after - cursor.h).norm() / cursor.h.norm().clamp_min(1e-30)).item()
+            eta *= 0.1 / change if math.isfinite(change) and change > 0 else 1e-3
+        return eta
+
+
+def _product(tried: Candidate, left: Sequence[Direction], right: Sequence[Direction]) -> float:
+    total = 0.0
+    for module, a, b in zip(tried.maps, left, right, strict=True):
+        total += (a.weight.double() * b.weight.double()).sum().item()
+        if has_bias(module):
+            total += (a.bias.double() * b.bias.double()).sum().item()
+    return total
+
+
+def _preconditioned(
+    tried: Candidate, stream: ResidualStream, feed: Feed, directions: Sequence[Direction]
+) -> list[Direction]:
+    """`G C^-1`, with `C` the second moment of the features; a bias is a constant feature."""
+    moments: list[Tensor] = []
+    inner = unwrapped(stream.model)
+    with torch.no_grad(), evaluating(inner):
+        for batch in feed:
+            with noted_calls(stream) as calls:
+                h = stream.observe(batch).h[tried.after]
+            call = calls[max(tried.after - 1, 0)]
+            for i, pair in enumerate(pairs(tried, call, h, torch.zeros_like(h))):
+                phi = pair.phi.flatten(0, 1).double()
+                if has_bias(tried.maps[i]):
+                    phi = torch.cat([phi, torch.ones_like(phi[:, :1])], 1)
+                moment = phi.T @ phi
+                if i < len(moments):
+                    moments[i].add_(moment)
+                else:
+                    moments.append(moment)
+    found: list[Direction] = []
+    for module, direction, moment in zip(tried.maps, directions, moments, strict=True):
+        with_bias = has_bias(module)
+        g = direction.weight.double()
+        if with_bias:
+            g = torch.cat([g, direction.bias.double()[:, None]], 1)
+        # Scaled so that its size is about that of G; a ridge of 1 % keeps rare features in bounds.
+        scale = moment.trace() / len(moment)
+        eye = torch.eye(len(moment), dtype=moment.dtype, device=moment.device)
+        solved = torch.linalg.solve(moment / scale + 0.01 * eye, g.T).T.to(direction.weight.dtype)
+        weight, bias = (solved[:, :-1], solved[:, -1]) if with_bias else (solved, direction.bias)
+        found.append(Direction(weight, bias))
+    return found
+
+
+@torch.no_grad()
+def _identify_norms(grown: Candidate, feed: Feed) -> None:
+    """Give a batch norm behind a map the statistics of its input, and weights that undo them.
+
+    In eval mode the norm stays the identity it was; in training mode, too, it now is one nearly,
+    where statistics of 0 and 1 would have blown the step up to size one.
+    """
+    watched = [(b.mixing, b.proj) for b in grown.block.branches if b.mixing is not None]
+    if not watched:
+        return
+    sums: dict[nn.Module, list[Any]] = {mixing: [0.0, 0.0, 0] for mixing, _ in watched}
+
+    def see(module: nn.Module, _: Any, output: Tensor) -> None:
+        values = output.double().transpose(0, 1).flatten(1)
+        entry = sums[module]
+        entry[0], entry[1] = entry[0] + values.sum(1), entry[1] + values.square().sum(1)
+        entry[2] += values.shape[1]
+
+    stream = grown.stream
+    with evaluating(grown.model), hooked(*(m.register_forward_hook(see) for m, _ in watched)):
+        for batch in feed:
+            stream.call(stream.arguments(batch, None))
+    for mixing, proj in watched:
+        norm: Any = proj
+        total, squares, count = sums[mixing]
+        mean = total / count
+        variance = (squares / count - mean.square()).clamp_min(0)
+        old = norm.weight / (norm.running_var + norm.eps).sqrt()
+        norm.bias.add_((mean.to(norm.bias) - norm.running_mean) * old)
+        norm.weight.copy_(old * (variance + norm.eps).sqrt().to(norm.weight))
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)

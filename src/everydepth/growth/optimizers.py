@@ -1,0 +1,118 @@
+"""The optimizer of a grown model: what it knew of the old parameters stays, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from everydepth.errors import SettingError
+from everydepth.stream import ResidualStream, unwrapped
+
+
+def counterparts(old: ResidualStream, new: ResidualStream, after: int) -> dict[str, str]:
+    """The name in the grown model of every parameter of the old one."""
+    before, now = unwrapped(old.model), unwrapped(new.model)
+    paths = [{id(m): name for name, m in model.named_modules()} for model in (before, now)]
+    moved: list[tuple[str, str]] = []
+    for index, block in enumerate(old.blocks):
+        there = new.blocks[index if index < after else index + 1]
+        moved.append((f"{paths[0][id(block.module)]}.", f"{paths[1][id(there.module)]}."))
+    names: dict[str, str] = {}
+    for name, _ in before.named_parameters():
+        start, end = next(((a, b) for a, b in moved if name.startswith(a)), ("", ""))
+        names[name] = end + name[len(start) :]
+    return names
+
+
+def carried(
+    optimizer: Optimizer, old: ResidualStream, new: ResidualStream, after: int
+) -> Optimizer:
+    """An optimizer of the same class and settings for the grown model.
+
+    Old parameters stay in their groups and keep their state (momentum, second moments, step
+    counts); those of the new block join the group of the first block, without state.
+    """
+    names = {id(p): name for name, p in unwrapped(old.model).named_parameters()}
+    there = dict(unwrapped(new.model).named_parameters())
+    known = counterparts(old, new, after)
+    groups: list[dict[str, Any]] = []
+    state: dict[Tensor, Any] = {}
+    for group in optimizer.param_groups:
+        taken: list[Tensor] = []
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise SettingError(
+                    "the optimizer has a parameter that is not the model's; build it from "
+                    "model.parameters()"
+                )
+            twin = there[known[names[id(parameter)]]]
+            taken.append(twin)
+            if parameter in optimizer.state:
+                state[twin] = _cloned(optimizer.state[parameter])
+        groups.append({**group, "params": taken})
+    have = {id(p) for group in groups for p in group["params"]}
+    fresh = [p for p in new.blocks[after].module.parameters() if id(p) not in have]
+    _group_of_first_block(groups, new, after)["params"] += fresh
+    copied = type(optimizer)(groups, **_settings(optimizer))
+    for parameter, value in state.items():
+        copied.state[parameter] = value
+    return copied
+
+
+def _group_of_first_block(
+    groups: list[dict[str, Any]], new: ResidualStream, after: int
+) -> dict[str, Any]:
+    neighbour = {id(p) for p in new.blocks[0 if after else 1].module.parameters()}
+    for group in groups:
+        if any(id(p) in neighbour for p in group["params"]):
+            return group
+    return groups[0]
+
+
+def _settings(optimizer: Optimizer) -> dict[str, Any]:
+    import inspect
+
+    accepted = inspect.signature(type(optimizer).__init__).parameters
+    return {name: value for name, value in optimizer.defaults.items() if name in accepted}
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    return {k: _cloned(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+# -- a small training loop --------------------------------------------------------------------------
+
+
+def frozen_but(model: nn.Module, parameters: Iterable[Tensor] | None) -> list[Tensor]:
+    """Freeze all but these parameters (None: nothing); returns those that were frozen by it."""
+    if parameters is None:
+        return []
+    kept = {id(p) for p in parameters}
+    frozen = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    return frozen
+
+
+def named_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+    """The optimizer's state by parameter name, to be saved."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {
+        names[id(p)]: dict(value) for p, value in optimizer.state.items() if isinstance(p, Tensor)
+    }
+
+
+@torch.no_grad()
+def load_named_state(optimizer: Optimizer, model: nn.Module, saved: dict[str, Any]) -> None:
+    for name, parameter in model.named_parameters():
+        if name in saved:
+            optimizer.state[parameter] = {
+                key: value.clone() if isinstance(value, Tensor) else value
+                for key, value in saved[name].items()
+            }

@@ -1,0 +1,117 @@
+"""Is a mean gradient more than noise? Sums over groups of samples, and tests made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+GROUPS = 32
+SKETCH = 64
+"""A map wider than this is looked at through random projections of its inputs and outputs."""
+
+
+class Sketch:
+    """A random projection to at most `SKETCH` coordinates that keeps inner products on average."""
+
+    def __init__(self, width: int, seed: int) -> None:
+        self.matrix: Tensor | None = None
+        if width > SKETCH:
+            generator = torch.Generator().manual_seed(seed)
+            drawn = torch.randn(width, SKETCH, generator=generator, dtype=torch.float64)
+            self.matrix = torch.linalg.qr(drawn).Q.mul_((width / SKETCH) ** 0.5)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.matrix is None:
+            return x
+        self.matrix = self.matrix.to(x)
+        return x @ self.matrix
+
+
+class GroupSums:
+    """Gradients of one site, summed within groups: row i belongs to group i mod `GROUPS`.
+
+    Whole `(out, in)` gradients of single rows are never held, only their sums in sketched
+    coordinates; the means of groups are independent and, by the central limit theorem, symmetric.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._sums: dict[int, Tensor] = {}
+        self._sketches: dict[int, tuple[Sketch, Sketch]] = {}
+
+    def add(self, branch: int, groups: Tensor, g: Tensor, phi: Tensor, bias: bool) -> None:
+        """Add the rows of one batch; `groups` says which group each belongs to."""
+        if branch not in self._sketches:
+            seed = 2 * (self._seed * 1009 + branch)
+            self._sketches[branch] = Sketch(g.shape[-1], seed), Sketch(phi.shape[-1], seed + 1)
+        left, right = self._sketches[branch]
+        gs, fs = left(g), right(phi)
+        rows = torch.bmm(gs.transpose(1, 2), fs).flatten(1)
+        if bias:
+            rows = torch.cat([rows, gs.sum(1)], 1)
+        if branch not in self._sums:
+            self._sums[branch] = rows.new_zeros(GROUPS, rows.shape[1], dtype=torch.float64)
+        self._sums[branch].index_add_(0, groups, rows.double())
+
+    def gram(self, groups: int, weight: float) -> Float[np.ndarray, "group group"]:
+        """Inner products of group means, for the first `groups` groups of equal `weight`."""
+        parts = [sums[:groups] / weight for sums in self._sums.values()]
+        return sum(part @ part.T for part in parts).cpu().numpy()  # pyright: ignore
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the inner products of group means say about the mean gradient `E G`.
+
+    squared: an unbiased estimate of `||E G||^2`; it may be negative.
+    z: that estimate over its standard error if `E G = 0`.
+    low, high: a 95 % bootstrap interval of `||E G||^2`.
+    """
+
+    squared: float
+    z: float
+    low: float
+    high: float
+
+
+def evidence(gram: Float[np.ndarray, "group group"], *, seed: int = 0) -> Evidence:
+    """The U-statistic over pairs of different groups, its z-score and its bootstrap."""
+    k = len(gram)
+    off = gram - np.diag(np.diag(gram))
+    # Centred group means show the noise alone, however strong the signal.
+    centred = gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
+    noise = centred - np.diag(np.diag(centred))
+    spread = np.sqrt(2 * np.square(noise).sum())
+    drawn = np.random.default_rng(seed).multinomial(k, np.full(k, 1 / k), size=1000)
+    totals = ((drawn @ off) * drawn).sum(1)
+    # Pairs of different groups only: a group drawn twice says nothing new about the mean.
+    pairs = np.square(drawn.sum(1)) - np.square(drawn).sum(1)
+    low, high = np.quantile(totals / np.maximum(pairs, 1), [0.025, 0.975])
+    z = float(off.sum() / spread) if spread > 0 else 0.0
+    return Evidence(float(off.sum() / (k * (k - 1))), z, float(low), float(high))
+
+
+def adjusted_p(
+    grams: list[Float[np.ndarray, "group group"]], *, flips: int = 4000, seed: int = 0
+) -> tuple[Float[np.ndarray, " site"], float]:
+    """For each site, how often the best of *all* sites would look as good without any signal.
+
+    The signs of group means are flipped at random, for all sites together: whatever the sites have
+    in common stays, and several sites are paid for exactly (Westfall and Young's max-T). Also
+    returns the z-score that 5 % of such worlds exceed.
+    """
+    k = len(grams[0])
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(flips, k))
+    found: list[float] = []
+    null = np.full(flips, -np.inf)
+    for gram in grams:
+        off = gram - np.diag(np.diag(gram))
+        spread = np.sqrt(2 * np.square(off).sum()) or 1.0
+        null = np.maximum(null, ((signs @ off) * signs).sum(1) / spread)
+        found.append(float(off.sum() / spread))
+    p = np.array([(1 + np.sum(null >= z - 1e-12)) / (1 + flips) for z in found])
+    return p, float(np.quantile(null, 0.95))
