@@ -44,7 +44,15 @@ def load_model(name: str) -> PreTrainedModel:
         config, _ = PreTrainedConfig.get_config_dict(name)
     except (OSError, ValueError) as error:
         raise UnsupportedModelError(_not_found(name)) from error
-    model = _model_class(name, config).from_pretrained(name, use_safetensors=True)
+    if not config:
+        raise UnsupportedModelError(_not_found(name))
+    try:
+        model = _model_class(name, config).from_pretrained(name, use_safetensors=True)
+    except OSError as error:
+        raise UnsupportedModelError(
+            f"{name!r} has no model.safetensors that can be read ({error}); other weights can hold "
+            "code, so load them yourself and save it again with save_pretrained"
+        ) from error
     return model.eval()
 
 

@@ -4,7 +4,22 @@
 shows are panels, one function a result: `everydepth.report.panels` says how to add one.
 """
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from everydepth.report.panels import Panel, panel
 from everydepth.report.write import report
 
 __all__ = ["Panel", "panel", "report"]
+
+
+class _CallablePackage(ModuleType):
+    """`everydepth.report` names a function and this package, and Python binds the package to the
+    name as soon as it is imported from anywhere: so the package can be called like the function."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return report(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

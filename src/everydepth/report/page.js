@@ -62,8 +62,8 @@ function turn(to) {
 }
 
 slider.addEventListener("input", () => turn(Number(slider.value)));
-document.getElementById("less").addEventListener("click", () => turn(depth - 1));
-document.getElementById("more").addEventListener("click", () => turn(depth + 1));
+document.getElementById("depth-less").addEventListener("click", () => turn(depth - 1));
+document.getElementById("depth-more").addEventListener("click", () => turn(depth + 1));
 
 const watcher = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {

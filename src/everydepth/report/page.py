@@ -110,16 +110,18 @@ class _Page:
         )
         return f"""<section class="dial" aria-label="depth dial"><div><div>
 <h2 id="depth-now"></h2>
-<div class="turn"><button id="less" aria-label="one block less">&minus;</button>
+<div class="turn"><button id="depth-less" aria-label="one block less">&minus;</button>
 <input id="depth" type="range" min="0" max="{self.depth}" step="1" aria-label="depth">
-<button id="more" aria-label="one block more">+</button></div></div>
+<button id="depth-more" aria-label="one block more">+</button></div></div>
 <ul class="words" aria-live="polite">{words}</ul></div></section>"""
 
     def section(self, key: str, panels: Sequence[Panel]) -> str:
         cards = [self._card(panel) for panel in panels if panel.section == key]
         if not cards:
             return ""
-        return f'<h2 id="{key}">{SECTIONS[key]}</h2><div class="cards">{"".join(cards)}</div>'
+        return (
+            f'<h2 id="section-{key}">{SECTIONS[key]}</h2><div class="cards">{"".join(cards)}</div>'
+        )
 
     def numbers(self) -> str:
         """Every curve at every depth, for reading without charts and for copying."""

@@ -20,6 +20,16 @@ from everydepth.tracing.record import Trace
 
 BESIDE = ("profile", "exits")
 """What other commands may put into a run directory, each as an object in `<name>.json`."""
+# What reading a file can raise that does not look as it should.
+_BROKEN = (
+    AttributeError,
+    EOFError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+)
 LARGEST = 512 * 2**20  # bytes of one file, unpacked
 
 
@@ -92,9 +102,9 @@ def _trace(folder: Path) -> Trace:
                 f"to {LARGEST / 2**20:.0f} MiB; trace fewer metrics"
             )
         return Trace.load(folder)
-    except (KeyError, TypeError, ValueError, EOFError, RecursionError, zipfile.BadZipFile) as error:
-        if isinstance(error, DataError):
-            raise
+    except DataError:
+        raise
+    except _BROKEN as error:
         raise DataError(
             f"{folder} does not hold a whole trace ({type(error).__name__}: {error}); trace again"
         ) from error

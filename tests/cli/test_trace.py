@@ -1,0 +1,261 @@
+"""`everydepth trace` and `everydepth report`: from a model on disk to a page, and clear errors."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
+from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
+from everydepth.cli import main as main_module
+from everydepth.cli.loading import load_batches, load_model, model_folder
+from everydepth.cli.trace import parameters_by_depth, sparkline
+from everydepth.errors import DataError, UnsupportedModelError
+from everydepth.runs import Run
+from everydepth.stream import as_stream, at_depth
+from everydepth.tracing import Trace
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+WORDS = ["[UNK]", "[PAD]", "once", "upon", "a", "time", "there", "was", "one", "good", "film"]
+
+
+def vit(**changes: Any) -> ViTForImageClassification:
+    settings = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 10, **SIZES}
+    return ViTForImageClassification(ViTConfig(**{**settings, **changes}))
+
+
+@pytest.fixture
+def digits_model(tmp_path: Path) -> Path:
+    vit().save_pretrained(tmp_path / "vit")
+    return tmp_path / "vit"
+
+
+@pytest.fixture
+def language_model(tmp_path: Path) -> Path:
+    folder = tmp_path / "llama"
+    config = LlamaConfig(vocab_size=len(WORDS), max_position_embeddings=64, **SIZES)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return folder
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    made = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", eos_token="[PAD]"
+    )
+
+
+def everydepth(*words: str | Path) -> None:
+    """The command as typed in a shell."""
+    before, sys.argv = sys.argv, ["everydepth", *map(str, words)]
+    try:
+        main_module.main()
+    except SystemExit as stop:
+        if stop.code:
+            raise
+    finally:
+        sys.argv = before
+
+
+def test_a_model_is_traced_shown_and_reported(
+    digits_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, page = tmp_path / "run", tmp_path / "page.html"
+    chosen = ["--metrics", "accuracy, loss", "--max-samples", "40"]
+    everydepth("trace", digits_model, "--data", "digits", "-o", run, *chosen)
+    shown = capsys.readouterr().out
+    assert "2 blocks, 40 samples, 2 metrics" in shown
+    assert any(block in shown for block in "▁▂▃▄▅▆▇█")
+    found = Trace.load(run / "trace")
+    assert set(found) == {"accuracy", "loss"}
+    assert found.samples == 40
+    config = Run.open(run).config
+    assert config["command"].startswith("everydepth trace ")
+    assert shlex.split(config["command"])[2] == str(digits_model)
+
+    everydepth("report", f"mine={run}", "-o", page)
+    assert "wrote" in capsys.readouterr().out
+    content = page.read_text()
+    assert ">mine</bdi>" in content
+    assert f"everydepth report mine={run} -o {page}" in content
+
+
+def test_the_trace_of_a_trained_run_joins_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(tmp_path / "run", {"command": "everydepth train"})
+    vit().save_pretrained(run.path / "model")
+    for _ in range(2):  # a second trace replaces the first
+        everydepth("trace", run.path, "--data", "digits", "--metrics", "loss", "--max-samples", "8")
+    assert list(Trace.load(run.path / "trace")) == ["loss"]
+    assert f"everydepth report {run.path}" in capsys.readouterr().out.replace("\n", "")
+    assert Run.open(run.path).config == {"command": "everydepth train"}
+
+
+def test_a_language_model_also_says_what_each_depth_would_say(
+    language_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "story.txt").write_text("once upon a time there was one good film " * 40)
+    words = ["--data", tmp_path / "story.txt", "--max-length", "16", "--max-samples", "3"]
+    more = ["--metrics", "perplexity", "--prompt", "once upon", "-o", tmp_path / "run"]
+    everydepth("trace", language_model, *words, *more)
+    found = Trace.load(tmp_path / "run" / "trace")
+    assert found.samples == 3
+    assert set(found) == {"perplexity", "token_grid", "text_at_depth"}
+    assert found.results["token_grid"].arrays["tokens"][:2].tolist() == ["once", "upon"]
+
+
+def test_a_taken_place_is_refused_before_the_work(
+    digits_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        everydepth("trace", digits_model, "--data", "digits", "-o", tmp_path)
+    assert f"error: {tmp_path} is not an empty directory; use another" in capsys.readouterr().err
+
+
+def test_a_trace_without_a_place_gets_a_new_one_each_time(
+    digits_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        everydepth(
+            "trace", digits_model, "--data", "digits", "--metrics", "loss", "--max-samples", "8"
+        )
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["trace-vit", "trace-vit-2"]
+
+
+def test_two_runs_of_one_name_are_an_error_and_folders_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from everydepth.cli.report import _named  # pyright: ignore[reportPrivateUsage]
+
+    for name in ("a/run", "b/run", "c=d"):
+        (tmp_path / name).mkdir(parents=True)
+    given = [str(tmp_path / name) for name in ("a/run", "b/run", "c=d")]
+    assert list(_named(given)) == ["run", "run (2)", "c=d"]
+    with pytest.raises(SystemExit):
+        everydepth("report", "x=a", "x=b")
+    assert "'x' names two runs" in capsys.readouterr().err
+
+
+# -- models and data ------------------------------------------------------------------------------
+
+
+def test_models_of_our_own_and_of_transformers_load_by_their_folder(tmp_path: Path) -> None:
+    models = [
+        vit(),
+        BertForSequenceClassification(BertConfig(vocab_size=20, **SIZES)),
+        CifarResNet(CifarResNetConfig(blocks_per_stage=(1, 1), widths=(4, 8), num_labels=3)),
+        ResidualMLP(ResidualMLPConfig(num_hidden_layers=2, hidden_size=8)),
+    ]
+    for model in models:
+        folder = tmp_path / type(model).__name__
+        model.save_pretrained(folder)
+        loaded = load_model(str(folder))
+        assert type(loaded) is type(model)
+        assert not loaded.training
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(loaded.state_dict()[key], value)
+
+
+def test_only_weights_without_pickles_are_read(digits_model: Path) -> None:
+    (digits_model / "model.safetensors").unlink()
+    torch.save({}, digits_model / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModelError, match=r"no model\.safetensors .* save it again"):
+        load_model(str(digits_model))
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_that_says_why(
+    digits_model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match="neither a folder here nor a model found"):
+        load_model("no/such-model")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UnsupportedModelError, match="holds nothing, but no readable config"):
+        load_model(str(tmp_path / "empty"))
+    config = json.loads((digits_model / "config.json").read_text())
+    for named, message in (
+        (None, "names no architecture"),
+        (["os"], "is a os, which neither transformers"),
+        (["AutoModel"], "is a AutoModel, which neither"),
+        ("ViTModel", "names no architecture"),
+    ):
+        (digits_model / "config.json").write_text(json.dumps({**config, "architectures": named}))
+        with pytest.raises(UnsupportedModelError, match=message):
+            load_model(str(digits_model))
+
+
+def test_the_model_of_a_run_is_the_one_inside_it(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {})
+    assert model_folder(str(run.path)) == str(run.path)
+    vit().save_pretrained(run.path / "model")
+    assert model_folder(str(run.path)) == str(run.path / "model")
+
+
+def test_images_are_brought_to_the_size_channels_and_scale_of_the_model(tmp_path: Path) -> None:
+    model = vit(image_size=16, num_channels=3)
+    model.save_pretrained(tmp_path)
+    settings = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "do_normalize": True}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    (batch, *_) = load_batches(str(tmp_path), model, "digits", max_samples=5)
+    pixels = batch["pixel_values"]
+    assert pixels.shape == (5, 3, 16, 16)
+    assert float(pixels.min()) == pytest.approx(-2)  # (0 - 0.5) / 0.25
+    (tmp_path / "preprocessor_config.json").unlink()
+    (plain, *_) = load_batches(str(tmp_path), model, "digits", max_samples=5)
+    torch.testing.assert_close((plain["pixel_values"] - 0.5) / 0.25, pixels)
+
+
+def test_points_and_texts_become_batches(tmp_path: Path) -> None:
+    mlp = ResidualMLP(ResidualMLPConfig(num_hidden_layers=2, hidden_size=8))
+    (batch, *_) = load_batches("", mlp, "surface:standing_wave_grid", max_samples=7)
+    assert batch["inputs"].shape == (7, 2)
+    (tmp_path / "a.txt").write_text("once upon a time")
+    with pytest.raises(DataError, match=r"text data, but .* has no tokenizer"):
+        load_batches(str(tmp_path), mlp, str(tmp_path / "a.txt"))
+    (tmp_path / "t.tsv").write_text("a\tb\n1\t2\n")
+    with pytest.raises(DataError, match="holds Table, but a model takes images, points or text"):
+        load_batches(str(tmp_path), mlp, str(tmp_path / "t.tsv"))
+
+
+# -- small parts ----------------------------------------------------------------------------------
+
+
+def test_a_sparkline_has_a_block_per_depth() -> None:
+    assert sparkline([0, 1, None, 0.5, float("nan"), 1]) == "▁█ ▅ █"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([]) == ""
+
+
+def test_parameters_by_depth_are_those_of_the_cut_model() -> None:
+    model = vit(num_hidden_layers=3)
+    found = parameters_by_depth(as_stream(model))
+    for depth in (1, 2, 3):
+        cut = at_depth(model, depth)
+        assert found[depth] == sum(p.numel() for p in cut.parameters())

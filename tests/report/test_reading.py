@@ -1,0 +1,137 @@
+"""Runs and traces are read whole, and those of a stranger cannot do harm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.report.samples import curve, trace_of
+
+from everydepth.errors import DataError, RunError
+from everydepth.report import reading
+from everydepth.report.reading import read
+from everydepth.runs import Run
+
+ACCURACY = curve("accuracy", [0.1, 0.5, 0.9])
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Path:
+    return trace_of(ACCURACY, depth=2, parameters_by_depth=[1, 2, 3]).save(tmp_path / "a trace")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    made = Run.create(tmp_path / "a run", {"command": "everydepth train", "lr": 0.1})
+    made.log({"step": 1, "loss": 2.0})
+    made.write_results({"best": 0.5})
+    trace_of(ACCURACY, depth=2).save(made.path / "trace")
+    return made
+
+
+def test_a_saved_trace_is_read_under_the_name_of_its_folder(traced: Path) -> None:
+    view = read(traced)
+    assert view.name == "a trace"
+    assert view.trace is not None
+    assert view.results["accuracy"].value.tolist() == [0.1, 0.5, 0.9]
+    assert view.results["parameters_by_depth"] == [1, 2, 3]
+
+
+def test_a_run_brings_its_trace_its_results_and_its_history(run: Run) -> None:
+    (run.path / "profile.json").write_text('{"depths": []}')
+    view = read(run.path, "mine")
+    assert view.name == "mine"
+    assert view.results["best"] == 0.5
+    assert view.results["profile"] == {"depths": []}
+    assert view.results["accuracy"].name == "accuracy"
+    assert view.history == [{"step": 1, "loss": 2.0}]
+    assert view.config["lr"] == 0.1
+    assert "python" in view.environment
+
+
+def test_a_run_that_goes_on_has_no_results_yet_and_is_still_shown(tmp_path: Path) -> None:
+    view = read(Run.create(tmp_path / "new", {}).path)
+    assert view.trace is None
+    assert view.results == {}
+
+
+def test_a_link_that_leads_out_of_the_folder_is_not_followed(traced: Path, run: Run) -> None:
+    secret = traced.parent / "secret.json"
+    secret.write_text('{"password": 1}')
+    for folder, name in ((run.path, "environment.json"), (run.path, "results.json")):
+        (folder / name).unlink()
+        (folder / name).symlink_to(secret)
+        with pytest.raises(DataError, match=f"{name} leads out of .*reads only what is inside"):
+            read(folder)
+        (folder / name).unlink()
+    (traced / "trace.npz").unlink()
+    (traced / "trace.npz").symlink_to(secret)
+    with pytest.raises(DataError, match="leads out"):
+        read(traced)
+
+
+def test_a_trace_folder_that_is_a_link_is_not_followed_out_of_a_run(
+    traced: Path, tmp_path: Path
+) -> None:
+    made = Run.create(tmp_path / "run", {})
+    (made.path / "trace").symlink_to(traced)
+    with pytest.raises(DataError, match="leads out"):
+        read(made.path)
+
+
+def test_an_array_of_pickles_is_refused(traced: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (pytest.fail, ("a pickle was run",))
+
+    objects = np.array([Harmful()], dtype=object)
+    np.savez(
+        traced / "trace.npz",
+        allow_pickle=True,
+        **{"accuracy/depth": np.arange(3), "accuracy/value": objects},
+    )
+    with pytest.raises(DataError, match="does not hold a whole trace"):
+        read(traced)
+
+
+def test_a_file_that_unpacks_beyond_the_limit_is_refused_before_it_is_unpacked(
+    traced: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (traced / "trace.npz").stat().st_size
+    np.savez_compressed(traced / "trace.npz", zeros=np.zeros(10 * size))
+    monkeypatch.setattr(reading, "LARGEST", 5 * size)
+    with pytest.raises(DataError, match=r"trace\.npz unpacks to .* MiB, but a report reads up to"):
+        read(traced)
+
+
+def test_a_file_beyond_the_limit_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LARGEST", 10)
+    with pytest.raises(DataError, match="MiB, but a report reads up to"):
+        read(run.path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"version": 1}', "[" * 100_000, '{"version": 1, "results": [3]}', "\x00"]
+)
+def test_a_broken_trace_is_an_error_that_says_so(traced: Path, text: str) -> None:
+    (traced / "trace.json").write_text(text)
+    with pytest.raises(DataError, match="trace"):
+        read(traced)
+
+
+def test_half_a_trace_is_an_error(traced: Path) -> None:
+    (traced / "trace.npz").unlink()
+    with pytest.raises(DataError, match=r"a trace\.json but no trace\.npz; copy both"):
+        read(traced)
+
+
+def test_a_folder_of_something_else_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds neither a run .* nor a trace"):
+        read(tmp_path)
+    with pytest.raises(DataError, match="is not a folder; give a run directory or a folder"):
+        read(tmp_path / "nothing")
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"]}))
+    with pytest.raises(RunError, match="no format number"):
+        read(tmp_path)

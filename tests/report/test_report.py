@@ -1,0 +1,293 @@
+"""The page: complete, self-contained, and harmless whatever the data holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.report.samples import HOSTILE, curve, every_kind, trace_of
+
+import everydepth
+from everydepth.errors import DataError, SettingError
+from everydepth.report import Panel, page, panel, report
+from everydepth.report.markup import script_json, text
+from everydepth.report.panels import _registry as registry  # pyright: ignore[reportPrivateUsage]
+from everydepth.report.panels import draw
+from everydepth.runs import Run
+from everydepth.tracing import gap
+
+LINES = curve("accuracy", [0.1, 0.62, 0.9], "accuracy")
+OTHER = curve("accuracy", [0.1, 0.895, 0.9], "accuracy")
+
+
+class Parsed(HTMLParser):
+    """What a browser would see: texts, tags with their attributes, and scripts that run."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(content)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def running_scripts(self) -> int:
+        return sum(tag == "script" and "type" not in attrs for tag, attrs in self.tags)
+
+
+def data_of(content: str) -> dict[str, Any]:
+    found = re.search(r'id="page-data">(.*?)</script>', content, re.S)
+    assert found is not None
+    return json.loads(found[1])
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "page.html"
+
+
+@pytest.fixture(autouse=True)
+def registry_restored() -> Iterator[None]:
+    before = dict(registry)
+    yield
+    registry.clear()
+    registry.update(before)
+
+
+def test_the_page_is_one_file_without_links_and_below_six_megabytes(out: Path) -> None:
+    report(trace_of(*every_kind().values()), out)
+    content = out.read_text()
+    assert out.stat().st_size < 6e6
+    parsed = Parsed(content)
+    links = [value for _, attrs in parsed.tags for key, value in attrs.items() if key in _LINKS]
+    assert links == ["data:,"]  # the icon, so that a browser does not ask a server for one
+    assert "url(" not in page._asset("page.css")  # pyright: ignore[reportPrivateUsage]
+    assert parsed.running_scripts == 1
+
+
+_LINKS = ("src", "href", "action", "srcset", "data", "poster")
+
+
+def test_only_the_two_scripts_of_the_page_may_run_and_nothing_may_be_fetched(out: Path) -> None:
+    content = report(trace_of(LINES, depth=2), out).read_text()
+    found = re.search(r'Content-Security-Policy" content="([^"]*)"', content)
+    assert found is not None
+    policy = found[1]
+    assert "default-src 'none'" in policy
+    assert re.fullmatch(r"script-src( 'sha256-[^']+'){2}", policy.split("; ")[-1])
+
+
+@pytest.mark.parametrize("where", ["name", "title", "command", "note", "token", "label", "config"])
+def test_text_from_data_is_shown_and_never_markup(where: str, tmp_path: Path, out: Path) -> None:
+    result = LINES
+    if where == "note":
+        result = gap("accuracy", "curve", HOSTILE)
+    elif where == "label":
+        result = curve("custom", [1, 2, 3], HOSTILE)
+    elif where == "token":
+        result = every_kind(depth=2)["token_grid"]
+    made = Run.create(tmp_path / "run", {"command": HOSTILE, "why": HOSTILE})
+    trace_of(result, depth=2).save(made.path / "trace")
+    name = HOSTILE if where == "name" else "run"
+    source: Any = made.path if where == "config" else trace_of(result, depth=2, command=HOSTILE)
+    report({name: source}, out, title=HOSTILE if where == "title" else "a")
+    content = out.read_text()
+    parsed = Parsed(content)
+    assert parsed.running_scripts == 1
+    assert "img" not in dict(parsed.tags)
+    assert "<script>window" not in content
+    shown = "".join(parsed.texts)
+    if where != "label":  # which only the chart shows
+        assert HOSTILE in shown
+
+
+def test_json_in_a_script_cannot_end_it_nor_open_a_comment() -> None:
+    content = {"</script>": ["<!--", "<script", "]]>", "&lt;", "\u2028", "\ud800"]}
+    written = script_json(content)
+    assert not set("<>&\u2028") & set(written)
+    assert json.loads(written) == content
+    with pytest.raises(ValueError, match="JSON"):
+        script_json([float("nan")])
+
+
+def test_what_is_no_character_is_still_written(out: Path) -> None:
+    assert text("\ud800<") == "?&lt;"
+    report({"a\udcff": trace_of(LINES, depth=2)}, out)
+    assert "a?" in out.read_text()
+
+
+def test_the_dial_says_what_each_depth_gives_up(out: Path) -> None:
+    first = trace_of(LINES, depth=2, parameters_by_depth=[10, 60, 100])
+    report({"E2E": first, "LPA": trace_of(OTHER, depth=2)}, out)
+    found = data_of(out.read_text())
+    assert found["depth"] == 2
+    assert found["texts"][0] == [
+        "10.0 % accuracy, gives up 80.0 points; keeps 10 % of the parameters.",
+        "62.0 % accuracy, gives up 28.0 points; keeps 60 % of the parameters.",
+        "90.0 % accuracy, all there is; keeps 100 % of the parameters.",
+    ]
+    assert found["texts"][1][1] == "89.5 % accuracy, gives up 0.5 points."
+    assert found["titles"] == [
+        "Depth 0 of 2 · the embedding alone",
+        "Depth 1 of 2",
+        "Depth 2 of 2 · the whole network",
+    ]
+    assert found["start"] == 1  # within a point of full depth for LPA
+
+
+def test_a_depth_that_is_better_or_as_good_is_called_so(out: Path) -> None:
+    report(trace_of(curve("accuracy", [0.92, 0.9001, 0.9]), depth=2), out)
+    words = data_of(out.read_text())["texts"][0]
+    assert words[0] == "92.0 % accuracy, 2.0 points better than full depth."
+    assert words[1] == "90.0 % accuracy, as good as full depth."
+
+
+def test_errors_are_compared_as_multiples(out: Path) -> None:
+    report(trace_of(curve("mse", [3.0, 0.5, 0.1]), depth=2), out)
+    assert data_of(out.read_text())["texts"][0][1] == (
+        "mean squared error 0.5, 5 times that of full depth."
+    )
+
+
+def test_the_headline_names_the_depth_that_suffices(out: Path) -> None:
+    runs = {"E2E": trace_of(LINES, depth=2), "LPA": trace_of(OTHER, depth=2)}
+    shown = "".join(Parsed(report(runs, out).read_text()).texts)
+    assert "needs all of its 2 blocks for accuracy 90.0 %." in shown
+    assert "is within 1 point of its full accuracy (90.0 %) at depth 1 of 2." in shown
+
+
+def test_a_shallower_network_stays_at_its_last_depth(out: Path) -> None:
+    deep = curve("accuracy", [0.1, 0.2, 0.3, 0.4])
+    report({"deep": trace_of(deep, depth=3), "flat": trace_of(LINES, depth=2)}, out)
+    found = data_of(out.read_text())
+    assert found["depth"] == 3
+    assert found["texts"][1][3] == "ends at depth 2: 90.0 % accuracy, all there is."
+    assert all(len(texts) == 4 for texts in found["texts"])
+
+
+def test_a_result_without_a_panel_is_drawn_by_its_kind_and_a_gap_says_why(out: Path) -> None:
+    own = curve("my_own_metric", [1, 2, 3], "furlongs (fn)")
+    report(trace_of(own, gap("cka", "matrix", "one sample"), depth=2), out)
+    shown = "".join(Parsed(out.read_text()).texts)
+    assert "My own metric" in shown
+    assert "one sample" in shown
+    assert "furlongs (fn)" in json.dumps(data_of(out.read_text())["charts"])
+
+
+def test_a_result_that_cannot_be_drawn_is_said_and_the_others_are_shown(out: Path) -> None:
+    broken = type(LINES)(name="loss", kind="curve", series=("value",), arrays={"x": np.zeros(2)})
+    report(trace_of(LINES, depth=2), out)
+    drawn = draw("loss", {"a": broken})
+    assert drawn is not None
+    assert drawn.notes == ("loss could not be drawn (KeyError: 'depth')",)
+
+
+def test_a_panel_can_be_added_for_a_result_of_another_command(tmp_path: Path, out: Path) -> None:
+    @panel("ablation", section="blocks")
+    def ablation(runs: Mapping[str, Any]) -> Panel:
+        texts = {run: [f"drops {x}" for x in found] for run, found in runs.items()}
+        return Panel(title="Without a block", readings=texts, gives_up=texts)
+
+    made = Run.create(tmp_path / "run", {})
+    made.write_results({"ablation": [1, 2, 3], "seconds": 4})
+    report(made.path, out)
+    assert "Without a block" in out.read_text()
+    assert data_of(out.read_text())["texts"][0] == ["drops 1.", "drops 2.", "drops 3."]
+    with pytest.raises(SettingError, match="section 'attic'; use one of prediction, cost"):
+        panel("x", section="attic")
+
+
+def test_time_and_exits_have_panels(tmp_path: Path, out: Path) -> None:
+    made = Run.create(tmp_path / "run", {})
+    trace_of(LINES, depth=2).save(made.path / "trace")
+    rows = [
+        {"depth": k, "batch_latency": {"median": 5.0 * k, "low": 4.0 * k, "high": 6.0 * k}}
+        for k in (1, 2)
+    ]
+    (made.path / "profile.json").write_text(json.dumps({"batch_size": 32, "depths": rows}))
+    found = {"exits": [75, 25], "measured_speedup": 1.5, "layer_speedup": 1.6}
+    made.write_results({"exits": found})
+    report(made.path, out)
+    content = out.read_text()
+    texts = data_of(content)["texts"]
+    assert texts[0][0] == "10.0 % accuracy, gives up 80.0 points."
+    assert texts[0][1].endswith("gives up 28.0 points; takes 50 % of the time.")
+    assert ["", "75.0 % leave here, 75.0 % by now", "25.0 % leave here, 100.0 % by now"] in texts
+    assert "1.50 times as fast as the full model, 1.60 times by counted layers" in content
+
+
+def test_training_is_shown_with_a_line_a_run_and_thinned_to_what_a_screen_shows(
+    tmp_path: Path, out: Path
+) -> None:
+    for name in ("a", "b"):
+        made = Run.create(tmp_path / name, {"command": f"everydepth train --name {name}"})
+        for step in range(1000):
+            made.log(
+                {"step": step, "loss": 1 / (step + 1), "valid": {"losses": [3, 2]}, "ok": True}
+            )
+        trace_of(LINES, depth=2).save(made.path / "trace")
+    report([tmp_path / "a", tmp_path / "b"], out)
+    content = out.read_text()
+    charts = [c["figure"] for c in data_of(content)["charts"]]
+    titles = [chart["layout"]["yaxis"]["title"]["text"] for chart in charts]
+    assert titles[-2:] == ["loss", "valid.losses (last depth)"]
+    lines = charts[-2]["data"]
+    assert [line["name"] for line in lines] == ["a", "b"]
+    assert 200 <= len(lines[0]["x"]) <= 400
+    assert "everydepth train --name b" in content
+
+
+def test_where_it_came_from_is_on_the_page(tmp_path: Path, out: Path) -> None:
+    made = Run.create(tmp_path / "run", {"command": "everydepth train -m vit", "lr": 0.25})
+    trace_of(LINES, depth=2, command="everydepth trace x").save(made.path / "trace")
+    report(made.path, out, command="everydepth report run")
+    shown = "".join(Parsed(out.read_text()).texts)
+    for part in ("everydepth train -m vit", "everydepth trace x", "everydepth report run", "0.25"):
+        assert part in shown
+    assert "torch" in shown
+
+
+def test_every_curve_is_in_the_table_of_numbers(out: Path) -> None:
+    content = report(trace_of(LINES, curve("loss", [3, 2], first=1), depth=2), out).read_text()
+    assert '<tr data-depth="1" data-last="2"><td>1</td><td>0.62</td><td>3</td></tr>' in content
+    assert '<tr data-depth="0" data-last="2"><td>0</td><td>0.1</td><td></td></tr>' in content
+
+
+def test_runs_of_one_name_are_told_apart(out: Path) -> None:
+    content = report([trace_of(LINES, depth=2)] * 2, out).read_text()
+    assert "Sample (2)" in content
+
+
+def test_a_page_beyond_the_limit_and_a_run_without_depths_are_errors(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataError, match="no trace in new, so there is no depth to show; run"):
+        report(Run.create(tmp_path / "new", {}).path, out)
+    with pytest.raises(DataError, match="no run to report"):
+        report([], out)
+    monkeypatch.setattr("everydepth.report.write.LARGEST_PAGE", 1000)
+    with pytest.raises(DataError, match=r"the page would have .* MB, but 0 MB is the limit"):
+        report(trace_of(LINES, depth=2), out)
+    assert not out.exists()
+
+
+def test_report_can_be_called_from_the_public_surface_whatever_was_imported_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert isinstance(everydepth.report, ModuleType)  # bound when this file imported the package
+    with pytest.raises(DataError, match="no run to report"):
+        everydepth.report([])
+    monkeypatch.delattr(everydepth, "report")  # as if nothing had been imported
+    assert everydepth.report is report
