@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from scipy.stats import binom
+from tests.zoo import ENTRIES
 
 from everydepth.errors import BatchError, LabelError, SettingError
 from everydepth.exits.calibrate import NotCertifiedWarning, Outcomes, calibrate, certified, observe
 from everydepth.exits.policies import NEVER, POLICIES, Confidence, Policy, exit_depths
 from everydepth.stream import as_stream
-from tests.zoo import ENTRIES
 
 SPLITS, DELTA = 200, 0.1
 # More failures than this in 200 splits would have a chance of 0.1 % if each had chance delta.
@@ -25,7 +25,9 @@ def synthetic(rows: int, seed: int = 0, depths: int = 6, classes: int = 5) -> Ou
     skill = torch.sigmoid(6 * (depth + 0.3 - difficulty))
     labels = torch.randint(classes, (rows,), generator=draw)
     # One number a row decides at all depths, so that predictions of a row are alike.
-    luck = torch.rand(rows, 1, generator=draw) * 0.7 + torch.rand(rows, depths, generator=draw) * 0.3
+    luck = (
+        torch.rand(rows, 1, generator=draw) * 0.7 + torch.rand(rows, depths, generator=draw) * 0.3
+    )
     wrong = (labels[:, None] + 1) % classes
     predicted = torch.where(luck < skill, labels[:, None], wrong)
     noise = torch.randn(rows, depths, generator=draw) * 0.8
@@ -166,9 +168,7 @@ def test_calibrating_a_model_binds_the_policy_to_it_and_leaves_it_as_it_was() ->
 
 def test_labels_that_are_ignored_are_left_out() -> None:
     model, batch = ENTRIES["ViT"].make()
-    outcomes = observe(
-        as_stream(model), batch | {"labels": torch.tensor([1, -100, 2])}, Confidence
-    )
+    outcomes = observe(as_stream(model), batch | {"labels": torch.tensor([1, -100, 2])}, Confidence)
     assert outcomes.labels is not None
     assert outcomes.labels.tolist() == [1, 2]
     assert len(outcomes.predicted) == 2
@@ -233,7 +233,11 @@ def test_on_a_model_trained_on_digits_the_promise_holds_over_200_random_splits(
         order = torch.randperm(len(outcomes.predicted), generator=draw)
         half = len(order) // 2
         policy = certified(
-            outcomes.rows(order[:half]), Confidence, risk=risk, delta=DELTA, against=against  # pyright: ignore
+            outcomes.rows(order[:half]),
+            Confidence,
+            risk=risk,
+            delta=DELTA,
+            against=against,  # pyright: ignore
         )
         failures += true_risk(policy, outcomes.rows(order[half:]), against) > risk
         assert policy.certificate is not None

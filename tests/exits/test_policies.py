@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.zoo import ENTRIES
 
 from everydepth.errors import PolicyError, SettingError, UnsupportedModelError
 from everydepth.exits.identity import identity
@@ -23,7 +24,6 @@ from everydepth.exits.policies import (
     layer_speedup,
 )
 from everydepth.stream import as_stream
-from tests.zoo import ENTRIES
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 5.0]], dtype=torch.float64)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.zoo import CLASSIFIERS, ENTRIES, Entry
 from torch import Tensor, nn
 
 from everydepth.errors import BatchError, PolicyError
@@ -12,7 +13,6 @@ from everydepth.exits.calibrate import observe
 from everydepth.exits.policies import NEVER, POLICIES, Agreement, Confidence, Patience, Policy
 from everydepth.stream import as_stream, check_stream
 from everydepth.stream.rows import select_rows
-from tests.zoo import CLASSIFIERS, ENTRIES, Entry
 
 
 def more_rows(batch: dict[str, Tensor], rows: int) -> dict[str, Tensor]:

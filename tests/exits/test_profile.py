@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.zoo import ENTRIES
 
 from everydepth.errors import BatchError, BudgetError, DataError, SettingError
 from everydepth.exits import DepthProfile, Latency, Profile, profile
 from everydepth.exits.measure import peak_bytes
 from everydepth.stream import as_stream, at_depth
-from tests.zoo import ENTRIES
 
 
 def made_up(metric: str = "accuracy", quality: tuple[float, ...] = (0.5, 0.8, 0.7, 0.9)) -> Profile:
@@ -154,7 +154,9 @@ def test_an_impossible_budget_says_which_limit_and_what_is_possible() -> None:
 
 
 def test_accuracy_cannot_be_demanded_of_a_language_model() -> None:
-    with pytest.raises(SettingError, match="min_accuracy=0.5, but this profile measured perplexity"):
+    with pytest.raises(
+        SettingError, match="min_accuracy=0.5, but this profile measured perplexity"
+    ):
         made_up("perplexity").choose(min_accuracy=0.5)
 
 

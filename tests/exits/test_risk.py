@@ -44,7 +44,9 @@ def test_more_errors_give_a_larger_p_value() -> None:
         assert values == sorted(values)
 
 
-@pytest.mark.parametrize(("against", "p_value"), [("full", binomial_p_value), ("labels", paired_p_value)])
+@pytest.mark.parametrize(
+    ("against", "p_value"), [("full", binomial_p_value), ("labels", paired_p_value)]
+)
 @pytest.mark.parametrize("risk", [0.01, 0.3])
 def test_the_number_of_samples_needed_is_the_smallest_that_can_pass(against, p_value, risk) -> None:
     needed = samples_needed(risk, 0.05, against)

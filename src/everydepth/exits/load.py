@@ -64,7 +64,11 @@ def _read(cls: type[PreTrainedModel], folder: Path, config: Any) -> PreTrainedMo
         # It would list every tensor of the blocks that are left out.
         with quiet_transformers():
             loaded: Any = cls.from_pretrained(
-                folder, config=config, use_safetensors=True, output_loading_info=True
+                folder,
+                config=config,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported below
             )
         model, info = loaded
     except (OSError, SafetensorError) as error:

@@ -1,0 +1,120 @@
+"""ONNX: one graph for every batch size and length, compared with the model before it counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from tests.exits.test_predict import more_rows
+from tests.zoo import CLASSIFIERS, ENTRIES
+from torch import Tensor
+
+from everydepth.errors import BatchError, ExportError
+from everydepth.exits import Policy, export, predict
+from everydepth.exits.policies import POLICIES
+from everydepth.stream import as_stream
+
+
+def run(folder: Path, batch: dict[str, Tensor]) -> list[Any]:
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    return session.run(None, {key: value.numpy() for key, value in batch.items()})
+
+
+def test_a_text_model_at_half_depth_takes_any_batch_size_and_length(tmp_path: Path) -> None:
+    model, batch = ENTRIES["Bert-SequenceClassification"].make()
+    out = export(model, tmp_path / "out", depth=2, format="onnx", example=batch)
+    for rows, tokens in ((1, 7), (5, 7), (4, 3), (2, 12)):
+        ids = torch.randint(3, 60, (rows, tokens))
+        feeds = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        with torch.no_grad():
+            expected = as_stream(model).observe(feeds).logits(2)
+        (found,) = run(out, feeds)
+        torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-5, atol=1e-5)
+    card = (out / "README.md").read_text()
+    assert 'session.run(None, {"input_ids": input_ids, "attention_mask": attention_mask})' in card
+
+
+# The run-time check of shapes, which the tests switch on, keeps a stack of its own that an exporter
+# cannot trace: graphs with exits are made by a process without it, as users make them.
+EXPORT = """
+import sys, torch
+from everydepth.exits import export
+from everydepth.exits.calibrate import observe
+from everydepth.exits.policies import NEVER, POLICIES
+from everydepth.stream import as_stream
+from tests.exits.test_predict import more_rows
+from tests.zoo import CLASSIFIERS
+name, kind, folder = sys.argv[1:]
+model, batch = CLASSIFIERS[name].make()
+batch = more_rows(batch, 6)
+certainty = observe(as_stream(model), batch, POLICIES[kind]).certainty
+ordered = certainty.sort(0).values
+cut = ((ordered[2] + ordered[3]) / 2 + 1e-6).tolist()
+# Rows leave at two depths only: each exit costs seconds of tracing.
+allowed = {len(cut) // 2, len(cut) - 1}
+policy = POLICIES[kind](threshold=tuple(t if i in allowed else NEVER for i, t in enumerate(cut)))
+export(model, folder, format="onnx", exits=policy, example=batch)
+"""
+
+
+def check_exits(name: str, kind: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXPORT, name, kind, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    model, batch = CLASSIFIERS[name].make()
+    batch = more_rows(batch, 6)
+    policy = Policy.load(folder / "exit_policy.json")
+    graph = onnx.load(folder / "model.onnx").graph
+    assert sum(node.op_type == "If" for node in graph.node) >= 1
+    for rows in (6, 2, 1):
+        feeds = {key: value[:rows] for key, value in batch.items()}
+        expected = predict(model, feeds, policy=policy)
+        logits, depth = run(folder, feeds)
+        assert depth.tolist() == expected.depths.tolist()
+        torch.testing.assert_close(torch.tensor(logits), expected.logits, rtol=1e-4, atol=1e-5)
+    assert len(set(predict(model, batch, policy=policy).depths.tolist())) > 1
+
+
+def test_one_graph_leaves_early_and_gives_what_prediction_gives(tmp_path: Path) -> None:
+    # A ResNet: its states change shape between exits.
+    check_exits("ResNetForImageClassification-basic", "confidence", tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CLASSIFIERS))
+def test_every_classifier_gives_a_graph_that_leaves_early(name: str, tmp_path: Path) -> None:
+    check_exits(name, "confidence", tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(POLICIES))
+def test_every_policy_gives_a_graph_that_leaves_early(kind: str, tmp_path: Path) -> None:
+    check_exits("ViT", kind, tmp_path / "out")
+
+
+def test_a_graph_that_differs_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = ENTRIES["ResidualMLP-norm1-skips1-regression0"].make()
+    # No two float32 programs agree to the last bit of nothing: every graph fails this comparison.
+    monkeypatch.setattr("everydepth.exits.onnx._TOLERANCE", -1.0)
+    with pytest.raises(ExportError, match="in ONNX Runtime 'logits' has shape .* differs"):
+        export(model, tmp_path / "out", format="onnx", example=batch)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_example_too_short_to_tell_length_from_a_constant_is_refused(tmp_path: Path) -> None:
+    model, batch = ENTRIES["Bert-SequenceClassification"].make()
+    short = {key: value[:, :2] for key, value in batch.items()}
+    with pytest.raises(BatchError, match="has 2 tokens; use 3 or more"):
+        export(model, tmp_path / "out", format="onnx", example=short)
