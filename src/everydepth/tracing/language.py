@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ SentenceEncoder = Callable[[Sequence[str]], np.ndarray]
 """Texts -> (text, dim)."""
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """What is needed of a tokenizer; those of Hugging Face have it."""
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from everydepth.errors import LabelError, SettingError
 from everydepth.stream import (
+    IGNORE_INDEX,
     ResidualStream,
     Task,
     as_stream,
@@ -129,6 +130,7 @@ class _Run:
             metric.memory = self.budget
         needs = {need for m in self.metrics for need in m.needs}
         self.gradients, self.branches = "gradients" in needs, "branches" in needs
+        self.labels = "labels" in needs
 
     def look(self, batches: Iterator[Mapping[str, Any]]) -> bool:
         """The first pass; False if it was interrupted."""
@@ -179,6 +181,10 @@ class _Run:
 
     def _observed(self, batch: Mapping[str, Any]) -> Observation:
         stream, records, gradients = self.stream, None, None
+        labels = labels_of(stream, batch)
+        if self.labels and labels is not None and not labels.is_floating_point():
+            if bool((labels != IGNORE_INDEX).any()):
+                stream.check_labels(labels)
         if self.gradients:
             states, records, gradients = observe_gradients(stream, batch)
         elif self.branches:

@@ -106,7 +106,7 @@ class Cos(FeatureMetric):
                 "depth": names[0],
                 "columns": names[1],
                 "value": defined(value),
-                **self.kept.quantiles(),
+                **self.kept.quantiles(np.isnan(value)),
             },
             labels={
                 "depth": DEPTH,
@@ -210,7 +210,7 @@ class AdjacentCos(FeatureMetric):
             arrays={
                 "depth": depths(len(value), 1),
                 "value": defined(value),
-                **self.kept.quantiles(),
+                **self.kept.quantiles(np.isnan(value)),
             },
             labels={"depth": DEPTH, "value": "COS with the depth before"},
             meta={"rows": self.centring.rows, "quantile_rows": self.kept.rows},
@@ -268,7 +268,7 @@ class NormRatio(FeatureMetric):
                 "depth": depths(len(value), 1),
                 "value": defined(value),
                 "norm": array(self.norms) / self.rows,
-                **self.kept.quantiles(),
+                **self.kept.quantiles(np.isnan(value)),
             },
             labels={
                 "depth": DEPTH,

@@ -1,0 +1,174 @@
+"""Clear errors, or clearly marked gaps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import everydepth as ed
+from everydepth.errors import BatchError, LabelError, NonFiniteError, SettingError
+from tests.tracing import samples
+
+
+def traced(data: Any, metrics: Any = None, **options: Any) -> ed.Trace:
+    return ed.trace(samples.vit(), data, metrics, progress=False, **options)
+
+
+def unlabelled(count: int = 8) -> dict[str, torch.Tensor]:
+    return {"pixel_values": samples.pictures(count)["pixel_values"]}
+
+
+def test_metrics_that_need_labels_are_named_with_what_to_drop() -> None:
+    with pytest.raises(LabelError) as error:
+        traced(unlabelled(), ["loss", "cos", "accuracy"])
+    message = str(error.value)
+    assert "loss: needs labels, but the batch has keys ['pixel_values']" in message
+    assert "accuracy: needs labels" in message
+    assert "Add 'labels' to the data, or drop them: metrics=['cos']" in message
+
+
+def test_without_a_list_of_metrics_those_that_need_labels_are_skipped_and_named() -> None:
+    t = traced(unlabelled())
+    assert "loss" not in t
+    assert t.skipped["loss"].startswith("needs labels")
+    assert "saturation" in t
+    with pytest.raises(SettingError, match="this trace has no 'loss' .loss was left out: needs"):
+        t["loss"]
+
+
+def test_a_metric_that_does_not_exist_gets_the_closest_name() -> None:
+    with pytest.raises(SettingError, match="no metric is called 'acuracy'; did you mean 'accuracy"):
+        traced(samples.pictures(8), ["acuracy"])
+    with pytest.raises(SettingError, match="did you mean 'loss'"):
+        traced(samples.pictures(8), ["loss"]).result("los")
+
+
+def test_a_metric_of_another_task_says_so() -> None:
+    with pytest.raises(SettingError, match="mse: for regression, not classification. Drop them"):
+        traced(samples.pictures(8), ["mse", "loss"])
+
+
+def test_a_single_class_leaves_a_gap_in_neural_collapse() -> None:
+    data = {**samples.pictures(8), "labels": torch.full((8,), 2)}
+    t = traced(data, ["neural_collapse", "distinguishability", "loss"])
+    assert t.result("neural_collapse").is_gap
+    assert t.result("neural_collapse").note == "needs 2 classes or more, and the data has 1"
+    assert "one label" in str(t.result("distinguishability").note)
+    assert "neural_collapse: needs 2 classes" in t.table()
+
+
+def test_fewer_samples_than_classes_leave_a_gap() -> None:
+    data = {**samples.pictures(4), "labels": torch.arange(4)}
+    note = str(traced(data, ["neural_collapse"]).result("neural_collapse").note)
+    assert note.startswith("needs more samples than classes; 4 samples in 4 classes")
+
+
+def test_classes_that_do_not_occur_are_named() -> None:
+    data = {**samples.pictures(12), "labels": torch.arange(12) % 3}
+    t = traced(data, ["neural_collapse"])
+    assert "3 of 6 classes are in the data" in str(t.result("neural_collapse").note)
+    assert np.isfinite(np.ma.filled(t["neural_collapse"], 0)).all()
+
+
+def test_one_sample_gives_gaps_and_no_nan() -> None:
+    t = traced(samples.pictures(1))
+    assert t.result("cos").note == "1 sample: centred, its feature is zero"
+    assert t.result("cka").is_gap
+    assert t["loss"].shape == (4,)
+    for result in t.results.values():
+        for array in result.arrays.values():
+            assert array.dtype.kind != "f" or np.isfinite(np.ma.filled(array, 0)).all()
+
+
+def test_constant_features_have_no_cosine_and_are_masked_not_nan() -> None:
+    data = samples.pictures(10)
+    data["pixel_values"][:] = data["pixel_values"][:1]
+    t = traced(data)
+    for name in ("cos", "cka"):
+        assert np.ma.getmaskarray(t[name]).all()
+        assert not np.isnan(np.ma.getdata(t[name])).any()
+    assert "at depth 0, 1, 2, 3: its cosine is undefined" in str(t.result("cos").note)
+    assert "all classes have one mean" in str(t.result("neural_collapse").note)
+
+
+def test_an_infinite_loss_is_reported_at_its_depth() -> None:
+    model = samples.mlp(regression=False, num_outputs=3, norm=False)
+    with torch.no_grad():
+        model.head.weight[0] = torch.inf
+    data = {"inputs": torch.ones(4, 2), "labels": torch.tensor([0, 1, 2, 1])}
+    t = ed.trace(model, data, ["loss", "accuracy"], progress=False)
+    assert "not finite at depth 0, 1, 2, 3, 4" in str(t.result("loss").note)
+
+
+def test_nan_in_the_states_names_the_block() -> None:
+    model = samples.vit()
+    with torch.no_grad():
+        model.vit.layers[1].mlp.fc1.weight.fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match="first appears after block 2"):
+        ed.trace(model, samples.pictures(4), progress=False)
+
+
+def test_labels_that_do_not_fit_the_head_are_refused() -> None:
+    data = {**samples.pictures(4), "labels": torch.tensor([0, 1, 9, 2])}
+    with pytest.raises(LabelError, match="label 9, but the head of .* has 6 classes"):
+        traced(data, ["loss"])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "the data has no batches"),
+        (3, "data is int; pass an iterable of batches"),
+        (["a"], "a batch is str; pass mappings"),
+        ([{"labels": torch.zeros(2)}], "the batch has keys .'labels'., but"),
+    ],
+)
+def test_data_of_the_wrong_form_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        traced(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_samples": 0}, "max_samples=0; use 1 or more"),
+        ({"batch_size": 0}, "batch_size=0; use 1 or more"),
+        ({"memory_budget": -1}, "memory_budget=-1 bytes"),
+        ({"metrics": []}, "metrics is empty"),
+        ({"metrics": ["cos_between"]}, "needs a second model; pass against="),
+    ],
+)
+def test_settings_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        traced(samples.pictures(4), **options)
+
+
+def test_a_batch_size_for_data_in_batches_is_refused() -> None:
+    with pytest.raises(SettingError, match="batch_size=4, but list already gives batches"):
+        traced([samples.pictures(4)], ["loss"], batch_size=4)
+
+
+def test_models_of_different_rows_cannot_be_compared() -> None:
+    with pytest.raises(SettingError, match="of width 32 and 16 have no cosine|no values"):
+        t = traced(samples.pictures(8), ["cos_between"], against=samples.vit(width=16))
+        assert "features of width 32 and 16" in str(t.result("cos_between").note)
+        t["cos_between"]
+
+
+def test_token_metrics_refuse_states_of_changing_shape() -> None:
+    from tests.zoo import ENTRIES
+
+    model, batch = ENTRIES["CifarResNet-post-pad"].make()
+    with pytest.raises(TypeError, match="token-level metrics need states of one shape"):
+        ed.trace(model, batch, ["token_cka"], progress=False)
+
+
+def test_gradients_without_a_loss_are_refused() -> None:
+    from tests.zoo import ENTRIES
+
+    model, batch = ENTRIES["CLIPVision"].make()
+    with pytest.raises(LabelError, match="gradient_norm: needs labels"):
+        ed.trace(model, batch, ["gradient_norm"], progress=False)
