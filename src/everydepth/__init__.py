@@ -4,6 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everydepth.ablations import Ablation as Ablation
+    from everydepth.ablations import Audit as Audit
+    from everydepth.ablations import GradientStudy as GradientStudy
+    from everydepth.ablations import GradientWatch as GradientWatch
+    from everydepth.ablations import Memorization as Memorization
+    from everydepth.ablations import ablate as ablate
+    from everydepth.ablations import audit as audit
+    from everydepth.ablations import gradient_study as gradient_study
+    from everydepth.ablations import memorization as memorization
+    from everydepth.ablations import scaled_skip as scaled_skip
+    from everydepth.ablations import unified_view as unified_view
     from everydepth.exits import Agreement as Agreement
     from everydepth.exits import Certificate as Certificate
     from everydepth.exits import Confidence as Confidence
@@ -31,6 +42,7 @@ if TYPE_CHECKING:
     from everydepth.objectives import multi_classifier as multi_classifier
     from everydepth.objectives import weighted as weighted
     from everydepth.runs import Run as Run
+    from everydepth.report import report as report
     from everydepth.stream import Block as Block
     from everydepth.stream import Branch as Branch
     from everydepth.stream import Cursor as Cursor
@@ -59,6 +71,17 @@ __version__ = "0.1.0"
 # Where each public name lives. Nothing is imported before it is used: `everydepth --help` and
 # `import everydepth` need neither torch nor transformers.
 _HOMES = {
+    "Ablation": "everydepth.ablations",
+    "Audit": "everydepth.ablations",
+    "GradientStudy": "everydepth.ablations",
+    "GradientWatch": "everydepth.ablations",
+    "Memorization": "everydepth.ablations",
+    "ablate": "everydepth.ablations",
+    "audit": "everydepth.ablations",
+    "gradient_study": "everydepth.ablations",
+    "memorization": "everydepth.ablations",
+    "scaled_skip": "everydepth.ablations",
+    "unified_view": "everydepth.ablations",
     "Agreement": "everydepth.exits",
     "Certificate": "everydepth.exits",
     "Confidence": "everydepth.exits",
@@ -108,6 +131,7 @@ _HOMES = {
     "linear_probe": "everydepth.tracing",
     "text_at_depth": "everydepth.tracing",
     "token_grid": "everydepth.tracing",
+    "report": "everydepth.report",
 }
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

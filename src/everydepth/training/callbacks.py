@@ -6,47 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from everydepth.errors import SettingError
+from everydepth.runs.callback import Callback
 from everydepth.training.scoring import Evaluator
 
 if TYPE_CHECKING:
     from everydepth.training.loop import Training
-
-
-class Callback:
-    """Override what you need. `training` gives `net`, `model`, `step`, `epoch`, `log`, `stop`.
-
-    Every process calls every method, so that a method may run the network; `training.log` writes
-    once.
-    """
-
-    def on_start(self, training: Training) -> None:
-        """Before the first step, also of a resumed training."""
-
-    def on_step(self, training: Training) -> None:
-        """After each optimizer step; `training.losses` are this step's."""
-
-    def on_gradients(self, training: Training) -> None:
-        """Before each optimizer step, when the gradients are complete and not yet clipped."""
-
-    def on_validation(self, training: Training) -> None:
-        """After each validation; `training.valid` is its outcome."""
-
-    def on_epoch(self, training: Training) -> None:
-        """After each epoch."""
-
-    def on_end(self, training: Training) -> None:
-        """After the last step."""
-
-    def results(self) -> Mapping[str, Any]:
-        """What goes into `FitResult.callbacks`, as JSON values."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed training needs, as JSON values."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
 
 
 class UntilAccuracy(Callback):

@@ -1,0 +1,246 @@
+"""Which labels are likely wrong, judged by every depth of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from everydepth.ablations.feed import Data, Feed
+from everydepth.ablations.result import Floats
+from everydepth.ablations.signals import Trajectories, columns, trajectories
+from everydepth.errors import DataError, SettingError
+from everydepth.stream import ResidualStream, as_stream
+
+FEWEST = 2  # samples a class needs to be cut into folds
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Audit:
+    """One row a sample, in the order of the data.
+
+    score: how likely the label is wrong. Where `calibrated`, it is an estimated probability, and
+        `noise` the estimated share of wrong labels; else only its order has a meaning.
+    labels, guess: the given label, and what the depths together would say.
+    signals: by name, what the score was made of (see docs/memorization.md).
+    """
+
+    score: Floats
+    labels: NDArray[np.int64]
+    guess: NDArray[np.int64]
+    calibrated: bool
+    noise: float | None
+    signals: Mapping[str, Floats]
+    note: str
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """Row numbers, the most suspicious first."""
+        return np.argsort(-self.score, kind="stable")
+
+    def suspects(self, threshold: float = 0.5) -> NDArray[np.int64]:
+        """Rows whose score is above a threshold, the most suspicious first."""
+        if not self.calibrated:
+            raise SettingError(
+                "this audit is not calibrated, so a threshold on its score means nothing; "
+                "take the first of `order`, or audit with held-out predictions (folds=)"
+            )
+        return self.order[self.score[self.order] > threshold]
+
+    def table(self, top: int = 20, classes: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """The rows to review first."""
+        names = [str(k) for k in range(int(max(self.labels.max(), self.guess.max())) + 1)]
+        names = names if classes is None else list(classes)
+        return [
+            {
+                "row": int(row),
+                "score": float(self.score[row]),
+                "label": names[self.labels[row]],
+                "guess": names[self.guess[row]],
+                "prediction_depth": int(self.signals["prediction_depth"][row]),
+                "saturation": int(self.signals["saturation"][row]),
+                "margin": float(self.signals["last_margin"][row]),
+            }
+            for row in self.order[:top]
+        ]
+
+    def to_json(self, top: int = 100) -> dict[str, Any]:
+        counts, edges = np.histogram(self.score, bins=20)
+        return {
+            "samples": len(self.score),
+            "calibrated": self.calibrated,
+            "noise": self.noise,
+            "note": self.note,
+            "top": self.table(top),
+            "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
+        }
+
+
+def folds(labels: Tensor | Sequence[int], count: int = 5, seed: int = 0) -> Int[Tensor, " rows"]:
+    """The fold of every row, 0 to count - 1, each class spread evenly: train model k without
+    fold k."""
+    found = torch.as_tensor(labels).long()
+    if count < 2:
+        raise SettingError(f"{count} fold(s); use 2 or more")
+    sizes = torch.bincount(found)
+    small = ((sizes > 0) & (sizes < max(count, FEWEST))).nonzero().flatten()
+    if len(small):
+        k = int(small[0])
+        raise DataError(
+            f"class {k} has {int(sizes[k])} sample(s), too few for {count} folds; "
+            "use fewer folds or more samples of it"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    where = torch.empty_like(found)
+    start = 0
+    for label in found.unique().tolist():
+        rows = (found == label).nonzero().flatten()
+        order = rows[torch.randperm(len(rows), generator=generator)]
+        where[order] = (torch.arange(len(rows)) + start) % count
+        start += len(rows)  # so that the folds stay equally large
+    return where
+
+
+def audit(
+    model: nn.Module | ResidualStream | Sequence[nn.Module],
+    data: Data,
+    *,
+    folds: Tensor | Sequence[int] | None = None,
+    held_out: bool = False,
+    batch_size: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    **options: Any,
+) -> Audit:
+    """Rank the samples of `data` by how likely their label is wrong.
+
+    The label of each sample is looked at by every depth: how likely each finds it, by which margin,
+    from which depth on it is predicted and from which on the decision stands, how many early depths
+    disagree, and how strongly the last one pulls.
+
+    model, folds: best, one model a fold, and the fold of every row (see `folds`): model k was
+        trained without fold k and judges it. The score is then a calibrated probability.
+    held_out: one model that was not trained on `data`; calibrated likewise.
+        Without either, the model is taken to be trained on this data. Labels it has learnt by heart
+        it no longer finds unlikely at the last depth, so early depths count as much as the last,
+        and the score is an order, not a probability.
+
+    Calibration needs no clean data. What a held-out model says does not depend on the sample's own
+    label, so signals of *random other labels* show what wrong labels look like; against those of
+    the given labels they make a classifier whose odds are the probability of a wrong label, up to
+    the share of noise, which is estimated from its largest odds. It assumes that wrong labels are
+    uniform among the others.
+    """
+    found = _collected(model, data, folds, held_out, batch_size, progress, options)
+    signals = found.signals(found.labels)
+    calibrated = folds is not None or held_out
+    if calibrated:
+        score, noise, note = _calibrated(found, signals, seed)
+    else:
+        score, noise = -signals["mean_log_p"], None
+        note = (
+            "not calibrated: the model is taken to be trained on these labels; the score is the "
+            "mean surprise of depths 1 to L. Pass folds= or held_out=True for probabilities"
+        )
+    together = found.logits[:, 1:].log_softmax(-1).mean(1)
+    last = found.logits.shape[1] - 1
+    return Audit(
+        score=score,
+        labels=found.labels.numpy(),
+        guess=together.argmax(-1).numpy(),
+        calibrated=calibrated,
+        noise=noise,
+        signals={**signals, "last_margin": signals[f"margin_{last}"]},
+        note=note,
+    )
+
+
+def _collected(
+    model: nn.Module | ResidualStream | Sequence[nn.Module],
+    data: Data,
+    folds: Tensor | Sequence[int] | None,
+    held_out: bool,
+    batch_size: int | None,
+    progress: bool,
+    options: Mapping[str, Any],
+) -> Trajectories:
+    several = not isinstance(model, nn.Module | ResidualStream)
+    if several != (folds is not None):
+        raise SettingError(
+            "one model a fold belongs with folds= (the fold of every row), and one model without; "
+            "give both or neither"
+        )
+    if held_out and several:
+        raise SettingError("held_out=True is for one model; models with folds= are held out anyway")
+    parts: list[Trajectories] = []
+    if isinstance(model, nn.Module | ResidualStream):
+        stream = _classifier(as_stream(model, **options))
+        return trajectories(stream, Feed(data, stream, batch_size=batch_size), progress)
+    where = torch.as_tensor(folds).long()
+    if sorted(where.unique().tolist()) != list(range(len(model))):
+        raise SettingError(
+            f"{len(model)} models, but folds are {where.unique().tolist()}; "
+            f"number them 0 to {len(model) - 1}, one model each"
+        )
+    for k, one in enumerate(model):
+        stream = _classifier(as_stream(one, **options))
+        rows = (where == k).nonzero().flatten()
+        feed = Feed(data, stream, batch_size=batch_size, only=rows)
+        parts.append(trajectories(stream, feed, progress))
+    numbers = torch.cat([part.numbers for part in parts])
+    if len(numbers) != len(where):
+        raise DataError(f"{len(where)} fold numbers, but the data has {len(numbers)} of these rows")
+    order = numbers.argsort()
+    return Trajectories(
+        logits=torch.cat([part.logits for part in parts])[order],
+        labels=torch.cat([part.labels for part in parts])[order],
+        numbers=numbers[order],
+        pull=torch.stack([part.pull for part in parts]).mean(0),
+    )
+
+
+def _classifier(stream: ResidualStream) -> ResidualStream:
+    if stream.task != "classification":
+        raise SettingError(
+            f"{stream.name} does {stream.task}, but an audit is of class labels; use a classifier"
+        )
+    return stream
+
+
+def _calibrated(
+    found: Trajectories, signals: dict[str, Floats], seed: int
+) -> tuple[Floats, float, str]:
+    """P(wrong | signals), the estimated noise, and a note."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    labels, classes = found.labels, found.logits.shape[-1]
+    generator = torch.Generator().manual_seed(seed)
+    shift = torch.randint(1, classes, labels.shape, generator=generator)
+    wrong = columns(found.signals((labels + shift) % classes))
+    given = columns(signals)
+    # Each half is judged by what the other half taught.
+    half = torch.rand(len(labels), generator=generator).numpy() < 0.5
+    odds = np.empty(len(labels))
+    for side in (half, ~half):
+        if side.sum() < FEWEST or (~side).sum() < FEWEST:
+            raise DataError(f"{len(labels)} samples are too few to calibrate; use 4 or more")
+        x = np.concatenate([given[~side], wrong[~side]])
+        y = np.repeat([0, 1], (~side).sum())
+        model: Any = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=1000))
+        model.fit(x, y)
+        odds[side] = model.decision_function(given[side])
+    # p_given = (1 - noise) p_right + noise p_wrong, so p_wrong / p_given is at most 1 / noise.
+    most = float(np.quantile(odds, 0.995))
+    noise = float(np.clip(np.exp(-most), 1 / len(labels), 0.5))
+    score = np.clip(noise * np.exp(np.minimum(odds, most)), 0, 1)
+    # Clipped scores keep the order of the odds.
+    score = score - 1e-9 * (odds.max() - odds) / (np.ptp(odds) + 1e-12)
+    return np.clip(score, 0, 1), noise, "calibrated against random other labels, in two halves"

@@ -1,0 +1,176 @@
+"""The upper bound on gradient norms of paper 004, Theorem 1, and its ordering, Theorem 2.
+
+The bound takes the norm of a weight matrix from its standard deviation, as if its entries were
+random and independent, and leaves out the gains of the norms and the last norm. So it holds for
+networks near a random initialisation and is not a theorem about every network:
+docs/memorization.md has the counter-example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from everydepth.ablations.result import Floats
+from everydepth.ablations.taps import Taps
+from everydepth.errors import SettingError, UnsupportedModelError
+from everydepth.stream import Batch, ResidualStream, unwrapped
+from everydepth.stream.taps import hooked
+
+Form = Literal["corrected", "as_printed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """What the bound needs of the network: standard deviations per layer, and sizes.
+
+    Where query, key and value are one matrix, `query` is the std of the whole; of a gated MLP,
+    `first` is that of the map that is applied first.
+    """
+
+    query: tuple[float, ...]
+    output: tuple[float, ...]
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    head: float
+    dim: int
+    inner: int
+    classes: int
+    heads: int
+    head_dim: int
+
+
+def weight_widths(stream: ResidualStream, batch: Batch, heads: int | None = None) -> Widths:
+    """Read them off the blocks; one batch is run to see which linear map each branch applies first.
+
+    heads: attention heads, where the model's config does not say.
+    """
+    for number, block in enumerate(stream.blocks, start=1):
+        kinds = [branch.kind for branch in block.branches]
+        plain = all(b.post is None and b.skip is None for b in block.branches)
+        if kinds != ["attention", "mlp"] or block.parallel or not plain:
+            shape = "in parallel" if block.parallel else "one after the other"
+            norm = "" if plain else ", with a norm or map on the way of the skip"
+            raise UnsupportedModelError(
+                "the bound is for pre-norm blocks of attention, then MLP; block "
+                f"{number} of {stream.name} has {', '.join(kinds) or 'no branches'} {shape}{norm}"
+            )
+    config: Any = getattr(unwrapped(stream.model), "config", None)
+    count = heads or getattr(config, "num_attention_heads", None)
+    if not isinstance(count, int):
+        raise SettingError(
+            f"the config of {stream.name} does not say how many attention heads it has; pass heads="
+        )
+    first = _first_maps(stream, batch)
+    std = [[_std(m) for m in maps] for maps in first]
+    pairs = [block.branches for block in stream.blocks]
+    dim = int(cast(Tensor, stream.head.weight).shape[1])
+    # Whatever the order of its two dimensions, one of them is the width of the stream.
+    inner = cast(Tensor, pairs[0][1].proj.weight).numel() // dim
+    return Widths(
+        query=tuple(layer[0] for layer in std),
+        output=tuple(_std(attention.proj) for attention, _ in pairs),
+        first=tuple(layer[1] for layer in std),
+        second=tuple(_std(mlp.proj) for _, mlp in pairs),
+        head=_std(stream.head),
+        dim=dim,
+        inner=inner,
+        classes=stream.classes,
+        heads=count,
+        head_dim=getattr(config, "head_dim", None) or dim // count,
+    )
+
+
+def upper_bound(widths: Widths, taps: Taps, form: Form = "corrected") -> tuple[Floats, Floats]:
+    """`log10 UB` of each sample's gradient norm at `x_l` and at `x~_l`: two `(layer, sample)`.
+
+    form: Eq. 17 of the paper gives the attention's factor to `dy/dx~` and the MLP's to `dx~/dx`.
+        By its own definitions it is the other way round; "as_printed" keeps it for comparison.
+        At `x_l` both are the same.
+    """
+    if form not in ("corrected", "as_printed"):
+        raise SettingError(f"form {form!r}; use 'corrected' or 'as_printed'")
+    w, d = widths, float(widths.dim)
+    length = taps.length.double().cpu().numpy()
+    root = np.sqrt(length)
+    sx = np.stack([s[0].double().cpu().numpy() for s in taps.std])
+    sxt = np.stack([s[1].double().cpu().numpy() for s in taps.std])
+
+    def column(values: Sequence[float]) -> Floats:
+        return np.asarray(values, dtype=np.float64)[:, None]
+
+    q = column(w.query)
+    jacobian = w.heads * (
+        (root + 2 + 1 / root) * q**3 * np.sqrt(d**3 * w.head_dim)
+        + q * (np.sqrt(d) + np.sqrt(w.head_dim))
+    )
+    with np.errstate(divide="ignore"):
+        attention = np.log10(1 + column(w.output) / sx * 2 * d * jacobian)
+        ffn_size = (np.sqrt(d) + np.sqrt(w.inner)) ** 2
+        ffn = np.log10(1 + column(w.first) * column(w.second) / sxt * ffn_size)
+        error = np.log10(taps.error.double().cpu().numpy())
+    top = error + np.log10(w.head * (np.sqrt(w.classes) + np.sqrt(d)))
+    # Products over the layers from l to the last.
+    both = np.cumsum((attention + ffn)[::-1], 0)[::-1]
+    at_x = top + both
+    own = ffn if form == "corrected" else attention
+    at_xt = top + both - (attention + ffn) + own
+    return at_x, at_xt
+
+
+def is_ordered(bound: Floats, tolerance: float = 1e-9) -> bool:
+    """Theorem 2: whether the bound never rises from a layer to the next, for any sample."""
+    return bool((np.diff(bound, axis=0) <= tolerance).all())
+
+
+def _std(module: nn.Module) -> float:
+    return float(cast(Tensor, module.weight).detach().double().std(correction=0))
+
+
+def _first_maps(stream: ResidualStream, batch: Batch) -> list[list[nn.Module]]:
+    """The linear map that each branch of each block applies first."""
+    found: list[list[nn.Module | None]] = [[None] * len(b.branches) for b in stream.blocks]
+    with _noting(stream, found), torch.no_grad():
+        stream.observe(batch)
+    for number, maps in enumerate(found, start=1):
+        if any(m is None for m in maps):
+            raise UnsupportedModelError(
+                f"a branch of block {number} of {stream.name} applies no linear map with a weight"
+            )
+    return cast(list[list[nn.Module]], found)
+
+
+@contextmanager
+def _noting(
+    stream: ResidualStream, found: list[list[nn.Module | None]]
+) -> Generator[None, None, None]:
+    handles: list[Any] = []
+    for block, maps in zip(stream.blocks, found, strict=True):
+        now: list[int] = []
+
+        def begin(i: int, now: list[int] = now) -> Any:
+            return lambda *_: now.__setitem__(slice(None), [i])  # pyright: ignore[reportUnknownLambdaType]
+
+        def note(
+            module: nn.Module,
+            *_: Any,
+            maps: list[nn.Module | None] = maps,
+            now: list[int] = now,
+        ) -> None:
+            if now and maps[now[0]] is None:
+                maps[now[0]] = module
+
+        for i, branch in enumerate(block.branches):
+            handles.append(branch.entry.register_forward_pre_hook(begin(i)))
+        for module in block.module.modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, Tensor) and weight.ndim == 2:
+                handles.append(module.register_forward_pre_hook(note))
+    with hooked(*handles):
+        yield

@@ -1,0 +1,174 @@
+"""How much of the label noise a network has learnt by heart (SPEC 3.1, 3.8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from everydepth.ablations.feed import Data, Feed
+from everydepth.ablations.progress import shown
+from everydepth.ablations.result import Floats
+from everydepth.ablations.scores import Targets, check_predicts_classes
+from everydepth.data import NoisyLabels
+from everydepth.errors import DataError, LabelError, SettingError
+from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Memorization:
+    """Shares, with 95 % intervals (Wilson) over samples.
+
+    memorization: of the flipped training samples, those predicted as their wrong label.
+    recovered: of these, those predicted as their true label; None where it is not known.
+    train_accuracy: over all training samples, with the labels they were trained on.
+    reached: whether that is 100 %. Where it is not, the noise was not fully fitted and
+        `memorization` says little about the network's capacity for it.
+    test_accuracy: on clean data; None without.
+    by_depth: memorization at depths 0..L through the shared readout; test_by_depth likewise.
+    """
+
+    memorization: float
+    interval: tuple[float, float]
+    recovered: float | None
+    train_accuracy: float
+    reached: bool
+    test_accuracy: float | None
+    test_interval: tuple[float, float] | None
+    flipped: int
+    samples: int
+    by_depth: Floats
+    test_by_depth: Floats | None
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        text = (
+            f"memorization {self.memorization:.1%} of {self.flipped} flipped samples "
+            f"({low:.1%} to {high:.1%}); training accuracy {self.train_accuracy:.2%}"
+        )
+        text += "" if self.reached else " (100 % not reached)"
+        if self.test_accuracy is not None:
+            text += f"; test accuracy {self.test_accuracy:.2%}"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in vars(self).items()
+        }
+
+
+def memorization(
+    model: nn.Module | ResidualStream,
+    noisy: Data,
+    clean: Data | None = None,
+    *,
+    flipped: NoisyLabels | Tensor | Sequence[int] | None = None,
+    batch_size: int | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Memorization:
+    """How many wrong training labels a model predicts, and what it does on clean data.
+
+    noisy: the training data, with the labels the model was trained on, in a fixed order.
+    flipped: which of its rows have a wrong label: what `flip_labels` returned, or row numbers.
+    clean: test data.
+
+    A causal language model predicts a sample's label if greedy decoding writes every token that has
+    a label (`everydepth.ablations.label_prompts` makes such data): one pass, no decoding.
+    """
+    stream = as_stream(model, **options)
+    check_predicts_classes(stream, "memorization")
+    rows = flipped_rows(flipped)
+    truth = flipped.original if isinstance(flipped, NoisyLabels) else None
+    hits, true_hits = _hits(
+        stream, Feed(noisy, stream, batch_size=batch_size), "training data", progress, truth
+    )
+    seen = torch.zeros(hits.shape[1], dtype=torch.bool)
+    if int(rows.max()) >= len(seen):
+        raise DataError(
+            f"flipped row {int(rows.max())}, but the noisy data has {len(seen)} rows; pass the "
+            "data set whose labels were flipped, in the same order"
+        )
+    seen[rows] = True
+    clean_hits = None
+    if clean is not None:
+        feed = Feed(clean, stream, batch_size=batch_size)
+        clean_hits, _ = _hits(stream, feed, "test data", progress, None)
+    last = hits[-1]
+    kept, learnt = int(last[seen].sum()), float(last.double().mean())
+    return Memorization(
+        memorization=kept / len(rows),
+        interval=wilson(kept, len(rows)),
+        recovered=None if true_hits is None else float(true_hits[seen].double().mean()),
+        train_accuracy=learnt,
+        reached=bool(last.all()),
+        test_accuracy=None if clean_hits is None else float(clean_hits[-1].double().mean()),
+        test_interval=None
+        if clean_hits is None
+        else wilson(int(clean_hits[-1].sum()), clean_hits.shape[1]),
+        flipped=len(rows),
+        samples=len(last),
+        by_depth=hits[:, seen].double().mean(1).numpy(),
+        test_by_depth=None if clean_hits is None else clean_hits.double().mean(1).numpy(),
+    )
+
+
+def flipped_rows(flipped: NoisyLabels | Tensor | Sequence[int] | None) -> Int[Tensor, " rows"]:
+    """Row numbers, or an error that says where they come from."""
+    if flipped is None:
+        raise SettingError(
+            "which samples have a wrong label is not known; pass flipped=, the outcome of "
+            "everydepth.data.flip_labels or the row numbers"
+        )
+    rows = flipped.flipped if isinstance(flipped, NoisyLabels) else torch.as_tensor(flipped)
+    rows = rows.long().flatten().unique()
+    if len(rows) == 0 or int(rows.min()) < 0:
+        raise SettingError(
+            f"flipped has {len(rows)} rows{' with a negative number' if len(rows) else ''}; "
+            "pass the numbers of the rows with a wrong label, at least one"
+        )
+    return rows
+
+
+@torch.no_grad()
+def _hits(
+    stream: ResidualStream, feed: Feed, what: str, progress: bool, truth: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """(depths 0..L, samples): whether the label is predicted; and the true label, at the last."""
+    found: list[Tensor] = []
+    true: list[Tensor] = []
+    with evaluating(unwrapped(stream.model)):
+        for numbers, batch in shown(feed, what, len(feed), progress):
+            if not isinstance(batch.get("labels"), Tensor):
+                raise LabelError(
+                    f"a batch of the {what} has keys {sorted(batch)}; it needs 'labels'"
+                )
+            stream.check_labels(batch["labels"])
+            states = stream.observe(batch)
+            logits = states.logits(stream.depth)
+            targets = Targets.of(stream, batch, logits)
+            each = [
+                targets.sample_hits(targets.pick(states.logits(depth)))
+                for depth in range(stream.depth + 1)
+            ]
+            found.append(torch.stack(each).cpu())
+            if truth is not None and logits.ndim == 2:
+                true.append(logits.argmax(-1).cpu() == truth[numbers])
+    if not found:
+        raise DataError(f"the {what} has no batches; pass at least one sample")
+    return torch.cat(found, 1), torch.cat(true) if true else None
+
+
+def wilson(hits: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    share = hits / total
+    scale = 1 + z**2 / total
+    middle = (share + z**2 / (2 * total)) / scale
+    half = z * ((share * (1 - share) + z**2 / (4 * total)) / total) ** 0.5 / scale
+    return max(middle - half, 0.0), min(middle + half, 1.0)

@@ -1,0 +1,74 @@
+"""Classification as a text to continue (SPEC 3.8): "... The topic is about <label>"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from everydepth.data import Tokens
+from everydepth.errors import DataError
+from everydepth.stream import IGNORE_INDEX
+
+TEMPLATE = " The topic is about"
+
+
+def label_prompts(
+    texts: Sequence[str],
+    labels: Tensor | Sequence[int],
+    classes: Sequence[str],
+    tokenizer: Callable[..., Mapping[str, Any]],
+    max_length: int,
+    *,
+    template: str = TEMPLATE,
+    loss_on: Literal["label", "all"] = "label",
+) -> Tokens:
+    """Each text, the template and the name of its label, padded on the left.
+
+    The text is cut where the whole would be longer than `max_length`; the prompt never is.
+    loss_on: "label" gives targets to the tokens of the label only, which is what `memorization`
+        reads; "all" to every token, which is how a language model is trained.
+    """
+    numbers = torch.as_tensor(labels).long()
+    if len(numbers) != len(texts) or len(texts) == 0:
+        raise DataError(
+            f"{len(texts)} texts and {len(numbers)} labels; give one label a text, at least one"
+        )
+    if int(numbers.min()) < 0 or int(numbers.max()) >= len(classes):
+        raise DataError(
+            f"label {int(numbers.max())}, but there are {len(classes)} class names; give one a class"
+        )
+
+    def encode(parts: Sequence[str]) -> list[list[int]]:
+        return tokenizer(list(parts), add_special_tokens=False)["input_ids"]
+
+    prompt = encode([template])[0]
+    names = encode([f" {name}" for name in classes])
+    if len({tuple(name) for name in names}) < len(names) or not all(names):
+        raise DataError(
+            "two class names have the same tokens (or none), so they cannot be told apart; "
+            "rename them"
+        )
+    room = max_length - len(prompt) - max(map(len, names))
+    if room < 1:
+        raise DataError(
+            f"max_length {max_length} leaves no room for a text beside the prompt of "
+            f"{max_length - room} tokens; use more"
+        )
+    width = max_length
+    pad = getattr(tokenizer, "pad_token_id", None)
+    pad = getattr(tokenizer, "eos_token_id", None) if pad is None else pad
+    ids = torch.full((len(texts), width), int(pad or 0))
+    mask = torch.zeros_like(ids)
+    targets = torch.full_like(ids, IGNORE_INDEX)
+    for row, (text, number) in enumerate(zip(encode(texts), numbers.tolist(), strict=True)):
+        name = names[number]
+        whole = torch.tensor([*text[:room], *prompt, *name])
+        ids[row, -len(whole) :] = whole
+        mask[row, -len(whole) :] = 1
+        kept = len(whole) if loss_on == "all" else len(name)
+        targets[row, -kept:] = whole[-kept:]
+    used = int(mask.any(0).nonzero()[0])
+    return Tokens(ids[:, used:], mask[:, used:], labels=targets[:, used:])

@@ -1,0 +1,108 @@
+"""What the depths of a network say about a label: signals for `audit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from everydepth.ablations.feed import Feed
+from everydepth.ablations.progress import shown
+from everydepth.ablations.result import Floats
+from everydepth.errors import BatchError, LabelError
+from everydepth.stream import ResidualStream, evaluating, unwrapped
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trajectories:
+    """`z_l` of every sample at depths 0..L, what the samples are labelled, and their numbers.
+
+    logits: `(sample, depth, class)`. pull: `(class, class)`, the Gram matrix `W W^T` of the head,
+    for the gradient at the last feature.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    numbers: Tensor
+    pull: Tensor
+
+    def signals(self, labels: Tensor) -> dict[str, Floats]:
+        """By name, one number a sample, as if it had these labels."""
+        z = self.logits
+        index = labels[:, None, None].expand(-1, z.shape[1], 1)
+        own = z.gather(-1, index)[..., 0]
+        others = z.scatter(-1, index, -torch.inf).amax(-1)
+        log_p = (own - z.logsumexp(-1)).double()
+        margin = (own - others).double()
+        right = margin > 0
+        last = z.shape[1] - 1
+        top = z.argmax(-1)
+        found = {
+            **{f"log_p_{depth}": log_p[:, depth] for depth in range(1, last + 1)},
+            **{f"margin_{depth}": margin[:, depth] for depth in range(1, last + 1)},
+            "mean_log_p": log_p[:, 1:].mean(1),
+            "worst_margin": margin[:, 1:].amin(1),
+            "prediction_depth": _from_here_on(right),
+            "saturation": _from_here_on(top == top[:, -1:]),
+            "early_disagreement": (~right[:, 1 : last // 2 + 1]).double().mean(1)
+            if last > 1
+            else torch.zeros(len(z), dtype=torch.float64),
+            "error": self._error(labels),
+            "gradient_norm": self._gradient_norm(labels),
+        }
+        return {name: value.double().numpy() for name, value in found.items()}
+
+    def _residual(self, labels: Tensor) -> Tensor:
+        p = self.logits[:, -1].double().softmax(-1)
+        return p - nn.functional.one_hot(labels, p.shape[-1])
+
+    def _error(self, labels: Tensor) -> Tensor:
+        return self._residual(labels).norm(dim=1)
+
+    def _gradient_norm(self, labels: Tensor) -> Tensor:
+        """`||W^T (p - y)||`: the gradient of the loss at what the head reads."""
+        r = self._residual(labels)
+        return ((r @ self.pull) * r).sum(1).clamp(min=0).sqrt()
+
+
+def _from_here_on(holds: Tensor) -> Tensor:
+    """The smallest depth from which on it holds at every depth; L + 1 where it never does."""
+    broken = ~holds
+    depths = torch.arange(1, holds.shape[1] + 1)
+    return (broken * depths).amax(1).double()
+
+
+@torch.no_grad()
+def trajectories(stream: ResidualStream, feed: Feed, progress: bool) -> Trajectories:
+    """One pass over the data, every depth read out."""
+    logits: list[Tensor] = []
+    labels: list[Tensor] = []
+    numbers: list[Tensor] = []
+    with evaluating(unwrapped(stream.model)):
+        for rows, batch in shown(feed, "auditing", len(feed), progress):
+            given = batch.get("labels")
+            if not isinstance(given, Tensor) or given.ndim != 1:
+                raise LabelError(
+                    f"a batch has keys {sorted(batch)}; an audit needs 'labels', one class a row"
+                )
+            stream.check_labels(given)
+            states = stream.observe(batch)
+            each = [states.logits(depth).float().cpu() for depth in range(stream.depth + 1)]
+            logits.append(torch.stack(each, 1))
+            labels.append(given.cpu())
+            numbers.append(rows)
+    if not logits:
+        raise BatchError("the data has no samples; pass at least one")
+    weight = getattr(stream.head, "weight", None)
+    classes = logits[0].shape[-1]
+    w = weight.detach().double().cpu() if isinstance(weight, Tensor) else torch.eye(classes).double()
+    return Trajectories(
+        logits=torch.cat(logits), labels=torch.cat(labels), numbers=torch.cat(numbers), pull=w @ w.T
+    )
+
+
+def columns(signals: dict[str, Floats]) -> Floats:
+    """`(sample, signal)`; infinities, which a saturated softmax can give, become large numbers."""
+    return np.nan_to_num(np.stack(list(signals.values()), 1), posinf=1e3, neginf=-1e3)

@@ -1,0 +1,205 @@
+"""Scaling or removing skip connections (SPEC 3.2): `after = post(c skip(x) + out)`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from everydepth.errors import DepthError, SettingError, UnsupportedModelError
+from everydepth.stream import Block, ResidualStream, as_stream, first_tensor, with_first_tensor
+from everydepth.stream.taps import state_key
+
+Which = Literal["both", "attention", "cross_attention", "mlp", "conv"]
+"""Which connections of a block: those of one kind, or all of them ("both")."""
+
+# By block: the branches that are scaled now, so that no connection is scaled twice by accident.
+_scaled: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+
+
+class ScaledSkip:
+    """Skip connections of some layers times `c`; made by `scaled_skip`.
+
+    As a context manager it is in force inside the block. `attach()` leaves it in force until
+    `remove()`: the persistent form, for training. It lives in hooks, not in the weights: a model
+    that is saved and loaded again is the untouched one.
+    """
+
+    def __init__(
+        self, stream: ResidualStream, layers: Sequence[int], c: float, which: Which
+    ) -> None:
+        self.stream, self.layers, self.c, self.which = stream, tuple(layers), c, which
+        self._chosen = [(layer, _chosen(stream, layer, which)) for layer in self.layers]
+        self._handles: list[RemovableHandle] = []
+        self._held: list[tuple[nn.Module, set[int]]] = []
+
+    def attach(self) -> ScaledSkip:
+        """Put it in force until `remove()`. With c = 1 nothing is registered at all."""
+        if self.c == 1.0 or self._handles:
+            return self
+        blocks = [(layer, self.stream.blocks[layer - 1], chosen) for layer, chosen in self._chosen]
+        for layer, block, chosen in blocks:
+            if _scaled.get(block.module, set()) & set(chosen):
+                raise SettingError(
+                    f"layer {layer} of {self.stream.name} already has a scaled skip; "
+                    "remove it first (leave its `with`, or call remove())"
+                )
+        for layer, block, chosen in blocks:
+            self._handles += _hooks(layer, block, chosen, self.c)
+            _scaled.setdefault(block.module, set()).update(chosen)
+            self._held.append((block.module, set(chosen)))
+        return self
+
+    def remove(self) -> None:
+        """Give the model its own skips back."""
+        for handle in self._handles:
+            handle.remove()
+        for module, chosen in self._held:
+            _scaled[module] -= chosen
+        self._handles, self._held = [], []
+
+    def __enter__(self) -> ScaledSkip:
+        return self.attach()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+
+def scaled_skip(
+    model: nn.Module | ResidualStream,
+    *,
+    layer: int | Sequence[int],
+    c: float,
+    which: Which = "both",
+    **options: Any,
+) -> ScaledSkip:
+    """Scale the skip connections of one or several layers by `c`: 0 removes them, 1 changes nothing.
+
+    with scaled_skip(model, layer=1, c=0.0): ...      # always restored
+    skip = scaled_skip(model, layer=1, c=0.0).attach()   # until skip.remove(): for training
+
+    layer: from 1 (the block that reads the embedding) to L.
+    which: "both" is every connection of the block; or one kind. Branches that run in parallel share
+        one skip, so there only "both" has a meaning.
+    options: passed to `as_stream`.
+
+    The connection becomes `post(c skip(x) + out)`: where a norm or ReLU follows the sum, the skip
+    is scaled before it. A skip that changes shape is a projection, and what is scaled is its
+    output, batch norm included; c = 0 removes that path. Where the skip is the identity, the branch
+    gives `out - (1-c) x` and the block adds `x`, so rounding is that of the stream.
+    """
+    stream = as_stream(model, **options)
+    return ScaledSkip(stream, checked_layers(stream, layer), checked_scale(c), checked_which(which))
+
+
+def checked_layers(stream: ResidualStream, layer: int | Sequence[int]) -> list[int]:
+    """The layers, each once, if they exist."""
+    layers = [layer] if isinstance(layer, int) else list(layer)
+    if not layers:
+        raise SettingError(f"no layer; give one or several of 1 to {stream.depth}")
+    for one in layers:
+        if isinstance(one, bool) or not isinstance(one, int) or not 1 <= one <= stream.depth:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DepthError(
+                f"layer {one!r}, but {stream.name} has layers 1 to {stream.depth} "
+                "(layer l makes the state of depth l); use one of these"
+            )
+    return list(dict.fromkeys(layers))
+
+
+def checked_scale(c: float) -> float:
+    if not math.isfinite(c):
+        raise SettingError(f"c={c}; use a finite number, 0 to remove the skip and 1 to keep it")
+    return float(c)
+
+
+def checked_which(which: str) -> Which:
+    if which not in get_args(Which):
+        raise SettingError(f"which={which!r}; use one of {', '.join(get_args(Which))}")
+    return which
+
+
+def _chosen(stream: ResidualStream, layer: int, which: Which) -> list[int]:
+    """The numbers of the branches whose skip is scaled."""
+    block = stream.blocks[layer - 1]
+    if not block.branches:
+        raise UnsupportedModelError(
+            f"{stream.name} is followed block by block, without its branches, so no skip of it can "
+            "be scaled; teach everydepth its branches (docs/add-an-architecture.md)"
+        )
+    kinds = [branch.kind for branch in block.branches]
+    if which != "both" and which not in kinds:
+        raise SettingError(
+            f"which={which!r}, but layer {layer} of {stream.name} has {' and '.join(kinds)}; "
+            "use one of these, or 'both'"
+        )
+    if block.parallel:
+        if which != "both":
+            raise SettingError(
+                f"which={which!r}, but the branches of layer {layer} of {stream.name} run in "
+                "parallel and share one skip; use which='both'"
+            )
+        return [0]
+    return [i for i, kind in enumerate(kinds) if which in ("both", kind)]
+
+
+def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[RemovableHandle]:
+    xs: dict[int, Tensor] = {}
+    calls: dict[nn.Module, int] = {}
+    by_output = {
+        (branch.out, branch.call): i
+        for i, branch in enumerate(block.branches)
+        if i in chosen and branch.skip is None
+    }
+
+    def begin(*_: Any) -> None:
+        xs.clear()
+        calls.clear()
+
+    def see(i: int) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            key = state_key(args, kwargs)
+            xs.setdefault(i, args[0] if key is None else kwargs[key])
+
+        return hook
+
+    def subtract(module: nn.Module, _: Any, output: Any) -> Any:
+        call = calls.get(module, 0)
+        calls[module] = call + 1
+        i = by_output.get((module, call))
+        if i is None:
+            return None
+        branch = block.branches[i]
+        if branch.dropout > 0 and block.module.training:
+            raise UnsupportedModelError(
+                f"layer {layer} drops entries of its {branch.kind} output at rate {branch.dropout} "
+                "after the point where a skip is scaled, and would drop the skip, too; build the "
+                "model with dropout=0, or call `model.eval()`"
+            )
+        out = first_tensor(output)
+        return with_first_tensor(output, out - (1 - c) * xs.pop(i))
+
+    def multiply(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        # Not computed a second time: a batch norm would count the batch twice.
+        return c * output
+
+    handles = [block.module.register_forward_pre_hook(begin)]
+    for i in by_output.values():
+        entry = block.branches[i].entry
+        handles.append(entry.register_forward_pre_hook(see(i), with_kwargs=True))
+    for module in dict.fromkeys(out for out, _ in by_output):
+        handles.append(module.register_forward_hook(subtract))
+    for i in chosen:
+        skip = block.branches[i].skip
+        if skip is not None:
+            handles.append(skip.register_forward_hook(multiply))
+    return handles

@@ -1,0 +1,204 @@
+"""The sweep over layers and scales on a trained model, sharing what does not change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from everydepth.ablations.cells import Train, trained_sweep
+from everydepth.ablations.feed import Data, Feed
+from everydepth.ablations.progress import shown
+from everydepth.ablations.result import Ablation, Floats
+from everydepth.ablations.scores import Targets, margins
+from everydepth.ablations.skips import (
+    ScaledSkip,
+    Which,
+    checked_layers,
+    checked_scale,
+    checked_which,
+)
+from everydepth.data import NoisyLabels
+from everydepth.errors import BatchError, SettingError
+from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
+
+SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def ablate(
+    model: nn.Module | ResidualStream | Callable[[int], nn.Module],
+    data: Data,
+    *,
+    layers: int | Sequence[int] | None = None,
+    c: float | Sequence[float] = SCALES,
+    which: Which = "both",
+    batch_size: int | None = None,
+    max_samples: int | None = None,
+    train: Train | None = None,
+    seeds: Sequence[int] = (0,),
+    run: str | Path | None = None,
+    noisy: Data | None = None,
+    flipped: NoisyLabels | Tensor | Sequence[int] | None = None,
+    engine: Literal["local", "ray"] = "local",
+    progress: bool = True,
+    **options: Any,
+) -> Ablation:
+    """What becomes of a model when the skips of one layer are scaled, for every layer and scale.
+
+    On a trained model (the default): blocks below the changed one are run once a batch and shared.
+    With `train=`, one model is trained for each (layer, c, seed), as in the paper:
+
+        def train(model, folder, seed):
+            net = ed.EveryDepth(model, ed.end_to_end())
+            return ed.fit(net, rows, epochs=70, seed=seed, run=folder, resume=True,
+                          callbacks=[UntilAccuracy(rows)])
+
+    layers: all by default. c: 1 is the untouched model and costs nothing.
+    data: what is scored, with labels. model: with `train=`, a model that every training starts
+        from, or a function of the seed that builds one.
+    train: gets the model with its skip scaled, a folder of its own, and the seed.
+    run: with `train=`, a directory; cells that are finished there are not trained again.
+    noisy, flipped: with `train=`, the training data with its wrong labels and which they are, to
+        report memorization, training accuracy, and whether 100 % was reached.
+    engine: with `train=`, "local" or "ray" (one task a cell; the directory must be shared).
+    """
+    scales = [checked_scale(x) for x in ([c] if isinstance(c, int | float) else c)]
+    if not scales or len(set(scales)) < len(scales):
+        raise SettingError(f"c={list(scales)}; give each scale once, at least one")
+    which = checked_which(which)
+    if train is not None:
+        if isinstance(model, ResidualStream):
+            model = unwrapped(model.model)
+        return trained_sweep(
+            model,
+            train,
+            lambda m: ablate(
+                m,
+                data,
+                layers=1,
+                c=1.0,
+                batch_size=batch_size,
+                max_samples=max_samples,
+                progress=False,
+                **options,
+            ),
+            layers=layers,
+            scales=scales,
+            which=which,
+            seeds=seeds,
+            run=run,
+            noisy=noisy,
+            flipped=flipped,
+            engine=engine,
+            progress=progress,
+            options=options,
+        )
+    if not isinstance(model, nn.Module | ResidualStream):
+        raise SettingError(
+            f"model is {type(model).__name__}; pass a trained model, or give train= to train one "
+            "for each cell"
+        )
+    for name, value in (("run", run), ("noisy", noisy), ("flipped", flipped)):
+        if value is not None:
+            raise SettingError(f"{name}= belongs to the mode with train=; leave it out, or give it")
+    stream = as_stream(model, **options)
+    if stream.task == "embedding":
+        raise SettingError(
+            f"{stream.name} gives embeddings, which have neither labels nor decisions to score; "
+            "use scaled_skip and compare them yourself"
+        )
+    chosen = checked_layers(stream, range(1, stream.depth + 1) if layers is None else layers)
+    skips = {
+        (layer, scale): ScaledSkip(stream, [layer], scale, which)
+        for layer in chosen
+        for scale in scales
+    }
+    feed = Feed(data, stream, batch_size=batch_size, max_samples=max_samples)
+    sums: dict[Any, _Sums] = {key: _Sums() for key in (None, *skips)}
+    samples = 0
+    with torch.no_grad(), evaluating(unwrapped(stream.model)):
+        for _, batch in shown(feed, "ablating", len(feed), progress):
+            samples += _sweep(stream, batch, skips, sums)
+    if samples == 0:
+        raise BatchError("the data has no batches; pass at least one sample")
+    metrics = sums[None].metrics(stream.task)
+    found = {key: one.metrics(stream.task) for key, one in sums.items()}
+
+    def grid(name: str) -> Floats:
+        return np.array([[[found[layer, s][name] for s in scales] for layer in chosen]])
+
+    return Ablation(
+        model=stream.name,
+        task=stream.task,
+        mode="after",
+        which=which,
+        layers=tuple(chosen),
+        c=tuple(scales),
+        seeds=(0,),
+        samples=samples,
+        runs={name: grid(name) for name in metrics},
+        untouched={name: np.array([value]) for name, value in metrics.items()},
+    )
+
+
+def _sweep(
+    stream: ResidualStream,
+    batch: Mapping[str, Any],
+    skips: Mapping[tuple[int, float], ScaledSkip],
+    sums: Mapping[Any, _Sums],
+) -> int:
+    """One batch through every cell; returns its number of samples."""
+    if isinstance(batch.get("labels"), Tensor):
+        stream.check_labels(batch["labels"])
+    # Cursors are values: the one at depth l is where every change of layer l + 1 starts.
+    cursors = [stream.start(batch)]
+    for _ in range(stream.depth):
+        cursors.append(stream.step(cursors[-1]))
+    logits = stream.logits(cursors[-1])
+    targets = Targets.of(stream, batch, logits)
+    plain = targets.pick(logits)
+    decisions = plain.argmax(-1)
+    sums[None].add(plain, targets, decisions, stream.task)
+    for (layer, scale), skip in skips.items():
+        if scale == 1.0:
+            z = plain
+        else:
+            with skip:
+                changed = stream.step(cursors[layer - 1])
+            z = targets.pick(stream.logits(stream.advance(changed)))
+        sums[layer, scale].add(z, targets, decisions, stream.task)
+    return targets.samples
+
+
+class _Sums:
+    """Sums over rows of everything one cell reports."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.totals: dict[str, float] = {}
+
+    def add(self, z: Tensor, targets: Targets, decisions: Tensor, task: str) -> None:
+        values: dict[str, Tensor] = {}
+        if targets.labels is not None:
+            values["loss"] = targets.losses(z)
+        if task != "regression" and z.shape[-1] > 1:
+            top = z.argmax(-1)
+            if targets.labels is not None:
+                values["accuracy"] = top == targets.labels
+            values["margin"] = margins(z)
+            values["agreement"] = top == decisions
+        self.rows += len(z)
+        for name, value in values.items():
+            self.totals[name] = self.totals.get(name, 0.0) + float(value.double().sum())
+
+    def metrics(self, task: str) -> dict[str, float]:
+        found = {name: total / max(self.rows, 1) for name, total in self.totals.items()}
+        if task in ("causal_lm", "masked_lm") and "loss" in found:
+            # Beyond e^700 a float64 overflows.
+            found["perplexity"] = math.exp(min(found["loss"], 700.0))
+        return found

@@ -1,0 +1,149 @@
+"""What each sample's loss says at every residual connection, from one backward pass a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from everydepth.ablations.scores import Targets
+from everydepth.errors import LabelError, SettingError, UnsupportedModelError
+from everydepth.stream import BranchRecord, ResidualStream, record_branches, unwrapped
+from everydepth.stream.taps import hooked, state_key
+
+
+@dataclass(frozen=True, eq=False)
+class Taps:
+    """One batch. Rows are samples.
+
+    norms: per layer `(branches, samples)`, `||dLoss_i/dx||` at the entry of each branch: `x_l` and
+        `x~_l` of a transformer. The gradient is that of the stream: it includes the skip path.
+    std: likewise, the standard deviation of the entries of `x` (padding left out).
+    error: `||dLoss_i/dz||`, for a classifier `||softmax(z) - onehot(y)||` (SPEC 3.4).
+    margin: of the prediction, the mean over a sample's targets; hit: all of them right.
+    length: tokens (or positions) of each sample, padding left out.
+    """
+
+    norms: Sequence[Tensor]
+    std: Sequence[Tensor]
+    error: Tensor
+    losses: Tensor
+    margin: Tensor
+    hit: Tensor
+    length: Tensor
+
+
+def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool = True) -> Taps:
+    """Observe a batch and take the gradient of its losses at every connection.
+
+    In eval mode no sample sees another, so the rows of the gradient of the summed loss are the
+    samples' own gradients. Parameters get none: the backward pass is cheaper than a training
+    step's.
+    """
+    if not any(block.branches for block in stream.blocks):
+        raise UnsupportedModelError(
+            f"{stream.name} is followed block by block, without its branches, so there is no tap "
+            "inside a block; teach everydepth its branches (docs/add-an-architecture.md)"
+        )
+    if batch.get("labels") is None and stream.task != "causal_lm":
+        raise LabelError(f"gradients need a loss, but the batch has keys {sorted(batch)}")
+    if stream.task in ("detection", "embedding"):
+        raise SettingError(
+            f"{stream.name} does {stream.task}, for which there is no loss per sample; "
+            "use a classifier, a regression or a language model"
+        )
+    with torch.enable_grad(), _stream_alone(stream), record_branches(stream.blocks) as records:
+        states = stream.observe(batch)
+        logits = states.logits(stream.depth)
+        targets = Targets.of(stream, states.batch, logits)
+        z = targets.pick(logits)
+        losses = targets.sample_losses(z)
+        total = losses.sum()
+    xs = [record.x for block in records for record in block]
+    unique = list({id(x): x for x in xs}.values())
+    *found, at_logits = torch.autograd.grad(
+        total, [*unique, logits], allow_unused=True, materialize_grads=True
+    )
+    grads = {id(x): grad for x, grad in zip(unique, found, strict=True)}
+    samples = targets.samples
+    mask = _real(states.batch, records)
+    z = z.detach()
+    classes = stream.task != "regression"
+    return Taps(
+        norms=[
+            torch.stack([norms(grads[id(r.x)].reshape(samples, -1)) for r in block])
+            for block in records
+        ],
+        std=[torch.stack([_std(r, mask) for r in block]) for block in records]
+        if statistics
+        else [],
+        error=norms(at_logits.reshape(samples, -1)),
+        losses=losses.detach(),
+        margin=_sample_margins(targets, z) if classes else losses.new_full((samples,), torch.nan),
+        hit=targets.sample_hits(z) if classes else torch.zeros(samples, dtype=torch.bool),
+        length=_lengths(mask, records),
+    )
+
+
+def norms(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows if rows.dtype == torch.float64 else rows.float(), dim=1)
+
+
+def _sample_margins(targets: Targets, z: Tensor) -> Tensor:
+    from everydepth.ablations.scores import margins
+
+    count = torch.bincount(targets.sample, minlength=targets.samples).clamp(min=1)
+    return z.new_zeros(targets.samples).index_add(0, targets.sample, margins(z)) / count
+
+
+def _real(batch: Mapping[str, Any], records: Sequence[Sequence[BranchRecord]]) -> Tensor | None:
+    """(batch, token): tokens that are not padding; None where there is no padding."""
+    mask = batch.get("attention_mask")
+    shape = next(block[0].shape for block in records if block)
+    if not isinstance(mask, Tensor) or mask.shape != shape[:2] or bool(mask.all()):
+        return None
+    return mask.bool()
+
+
+def _std(record: BranchRecord, mask: Tensor | None) -> Tensor:
+    x = record.x.detach().reshape(record.shape)
+    x = x if x.dtype == torch.float64 else x.float()
+    if mask is None:
+        return x.flatten(1).std(1, correction=0)
+    return torch.stack([row[kept].std(correction=0) for row, kept in zip(x, mask, strict=True)])
+
+
+def _lengths(mask: Tensor | None, records: Sequence[Sequence[BranchRecord]]) -> Tensor:
+    if mask is not None:
+        return mask.sum(1)
+    shape = next(block[0].shape for block in records if block)
+    positions = shape[1] if len(shape) == 3 else 1
+    return torch.full((shape[0],), positions)
+
+
+@contextmanager
+def _stream_alone(stream: ResidualStream) -> Generator[None, None, None]:
+    """Gradients end at `h_0` and reach no parameter; all is as before afterwards."""
+    parameters = [p for p in unwrapped(stream.model).parameters() if p.requires_grad]
+
+    def cut(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        key = state_key(args, kwargs)
+        h = (args[0] if key is None else kwargs[key]).detach().requires_grad_()
+        h = h.view_as(h)  # not a leaf: a block may work in place
+        return ((h, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: h})
+
+    handle = stream.blocks[0].module.register_forward_pre_hook(cut, with_kwargs=True)
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        with hooked(handle):
+            yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)

@@ -1,0 +1,86 @@
+"""Learning and memorisation over the epochs of a training (SPEC 3.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from everydepth.ablations.feed import Data
+from everydepth.ablations.memorize import flipped_rows, memorization
+from everydepth.ablations.skips import checked_layers
+from everydepth.ablations.study import gradient_study
+from everydepth.data import NoisyLabels
+from everydepth.errors import SettingError
+from everydepth.runs.callback import Callback
+
+
+class GradientWatch(Callback):
+    """A callback of `ed.fit`: gradient norms, margin and memorisation at the end of epochs.
+
+    layers: by default an early, a middle and the last one. every: epochs between two looks.
+    What it saw is in `result.callbacks["GradientWatch"]["epochs"]`, one entry a look.
+    """
+
+    def __init__(
+        self,
+        clean: Data,
+        noisy: Data,
+        *,
+        flipped: NoisyLabels | Tensor | Sequence[int],
+        layers: Sequence[int] | None = None,
+        every: int = 1,
+        max_samples: int | None = 256,
+    ) -> None:
+        if every < 1:
+            raise SettingError(f"every={every}; use 1 epoch or more")
+        flipped_rows(flipped)
+        self.clean, self.noisy, self.flipped = clean, noisy, flipped
+        self.layers, self.every, self.max_samples = layers, every, max_samples
+        self.epochs: list[dict[str, Any]] = []
+
+    def on_epoch(self, training: Any) -> None:
+        if (training.epoch + 1) % self.every:
+            return
+        stream = training.net.stream
+        last = stream.depth
+        layers = checked_layers(stream, self.layers or sorted({1, (last + 1) // 2, last}))
+        # The random numbers of the training go on as if nobody had looked.
+        with torch.random.fork_rng():
+            study = gradient_study(
+                stream,
+                self.clean,
+                self.noisy,
+                flipped=self.flipped,
+                max_samples=self.max_samples,
+                progress=False,
+            )
+            kept = memorization(stream, self.noisy, flipped=self.flipped, progress=False)
+        sides = {"learning": study.learning, "memorization": study.memorization}
+        seen = {
+            "epoch": training.epoch + 1,
+            "memorization": kept.memorization,
+            "train_accuracy": kept.train_accuracy,
+            **{
+                f"{name}_{what}": value
+                for name, side in sides.items()
+                for what, value in (
+                    ("norm", {str(n): float(side.norm[n - 1]) for n in layers}),
+                    ("margin", float(side.margin.mean())),
+                    ("error", float(side.error.mean())),
+                )
+            },
+        }
+        self.epochs.append(seen)
+        training.log({"watch": seen})
+
+    def results(self) -> Mapping[str, Any]:
+        return {"epochs": self.epochs}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epochs = list(state["epochs"])

@@ -1,0 +1,43 @@
+"""Things to do while a training goes on: the one interface that the loop and its guests share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Callback:
+    """Override what you need. `training` gives `net`, `model`, `step`, `epoch`, `log`, `stop`.
+
+    Every process calls every method, so that a method may run the network; `training.log` writes
+    once.
+    """
+
+    def on_start(self, training: Any) -> None:
+        """Before the first step, also of a resumed training."""
+
+    def on_step(self, training: Any) -> None:
+        """After each optimizer step; `training.losses` are this step's."""
+
+    def on_gradients(self, training: Any) -> None:
+        """Before each optimizer step, when the gradients are complete and not yet clipped."""
+
+    def on_validation(self, training: Any) -> None:
+        """After each validation; `training.valid` is its outcome."""
+
+    def on_epoch(self, training: Any) -> None:
+        """After each epoch."""
+
+    def on_end(self, training: Any) -> None:
+        """After the last step."""
+
+    def results(self) -> Mapping[str, Any]:
+        """What goes into `FitResult.callbacks`, as JSON values."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training needs, as JSON values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
