@@ -66,7 +66,7 @@ def test_checking_leaves_the_net_as_it_was() -> None:
     ed.check_objective(net, batch)
     assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
-    assert (net.step, net.training) == (0, True)
+    assert (net.step, net.training) == (0, False)
 
 
 def test_the_report_reads_well() -> None:

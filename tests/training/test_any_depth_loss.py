@@ -57,6 +57,7 @@ class Case:
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
+    found, expected = found.detach(), expected.detach()
     return float((found - expected).norm() / expected.norm())
 
 
@@ -177,6 +178,18 @@ def test_in_bfloat16_the_head_gradient_is_summed_in_float32() -> None:
     found = low.gradients(low.chunked(rows=1))[0]
     assert found.dtype == torch.bfloat16
     assert relative(found.float(), exact) <= 1e-2
+
+
+def test_in_float16_a_scaled_loss_keeps_gradients_of_many_tokens() -> None:
+    # A mean over many tokens gives each a gradient too small for float16; scaling the loss cannot
+    # help what was rounded to zero before.
+    case = Case(torch.float32, bias=False)
+    case.scale = torch.full((TOKENS,), 1e-6)
+    exact = case.gradients(case.plain())
+    with torch.autocast("cpu", torch.float16):
+        loss = case.chunked()
+    for found, expected in zip(case.gradients(2.0**16 * loss), exact, strict=True):
+        assert relative(found / 2.0**16, expected) <= 5e-3
 
 
 def test_differentiating_twice_is_refused_with_a_way_out() -> None:

@@ -452,6 +452,14 @@ def test_heads_are_saved_under_their_own_prefix() -> None:
     assert all(torch.equal(fresh.state_dict()[key], value) for key, value in state.items())
 
 
+def test_a_model_with_heads_of_its_own_cannot_be_a_multi_classifier() -> None:
+    model, _ = make(VIT)
+    model.heads = nn.Linear(1, 1)
+    with pytest.raises(SettingError, match=r"has `heads` of its own.*rename them"):
+        ed.EveryDepth(model, ed.multi_classifier())
+    assert list(ed.EveryDepth(model).state_dict()) == list(model.state_dict())
+
+
 def test_save_pretrained_saves_the_plain_model(tmp_path: Path) -> None:
     from transformers import ViTForImageClassification
 

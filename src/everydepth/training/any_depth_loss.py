@@ -52,52 +52,44 @@ class _AnyDepthLoss(torch.autograd.Function):
         compute = torch.get_autocast_dtype(device) if lowered else features[0].dtype
         # Softmax, sums and the gradient of the head in float32 at least, as autocast would.
         wide = torch.float64 if compute == torch.float64 else torch.float32
-        wants_x = [keep and wanted for wanted in ctx.needs_input_grad[3:]]
-        wants_w = keep and ctx.needs_input_grad[0]
+        wants_w, wants_b, _, *wants_x = [keep and wanted for wanted in ctx.needs_input_grad]
         classes, tokens = weight.shape[0], labels.shape[0]
+        # Gradients are kept in units of the largest scale: 1/tokens would vanish in float16.
+        unit = scale.max().to(wide).clamp_min(1e-30) if tokens else scale.new_ones((), dtype=wide)
         chunk = max(1, min(chunk_bytes // (classes * wide.itemsize), tokens))
         with torch.autocast(device, enabled=False):
             w = weight.to(compute)
             b = None if bias is None else bias.to(compute)
             dw = torch.zeros_like(weight, dtype=wide) if wants_w else None
-            wants_b = keep and ctx.needs_input_grad[1]
-            db = torch.zeros(classes, dtype=wide, device=weight.device) if wants_b else None
-            losses = torch.zeros(len(features), dtype=wide, device=weight.device)
-            dxs: list[Tensor | None] = []
-            buffer = torch.empty(chunk, classes, dtype=wide, device=weight.device)
-            for index, (x, depth_weight) in enumerate(zip(features, depth_weights, strict=True)):
-                dx = torch.empty_like(x) if wants_x[index] else None
+            db = weight.new_zeros(classes, dtype=wide) if wants_b else None
+            dxs = [
+                torch.empty_like(x) if wanted else None
+                for x, wanted in zip(features, wants_x, strict=True)
+            ]
+            losses = weight.new_zeros(len(features), dtype=wide)
+            buffer = weight.new_empty(chunk, classes, dtype=wide)
+            for index, (x, dx) in enumerate(zip(features, dxs, strict=True)):
                 for start in range(0, tokens, chunk):
                     rows = slice(start, start + chunk)
-                    xc, yc = x[rows].to(compute), labels[rows, None]
-                    s = scale[rows, None].to(wide)
+                    xc, yc, s = x[rows].to(compute), labels[rows, None], scale[rows, None].to(wide)
                     z = _logits(xc, w, b, buffer)
                     loss, norm = _exponentials_(z, yc, smoothing)
                     losses[index] += (s * loss).sum()
-                    if not (dx is not None or wants_w or wants_b):
+                    if not (wants_x[index] or wants_w or wants_b):
                         continue
-                    # In place: scale * (softmax - (1 - smoothing) onehot - smoothing / classes).
-                    s = s * depth_weight
-                    z.mul_(s / norm)
-                    if smoothing:
-                        z.sub_(s * (smoothing / classes))
-                    z.scatter_add_(1, yc, s * (smoothing - 1))
+                    _gradient_(z, norm, yc, s / unit * depth_weights[index], smoothing)
                     g = z.to(compute)
                     if dx is not None:
                         dx[rows] = g @ w
-                    if dw is not None and dw.dtype == compute:
+                    if db is not None:
+                        db.add_(z.sum(0))
+                    if dw is not None and compute == wide:
                         dw.addmm_(g.T, xc)
                     elif dw is not None:
                         dw.add_(g.T @ xc)
-                    if db is not None:
-                        db.add_(z.sum(0))
-                dxs.append(dx)
             total = losses @ losses.new_tensor(depth_weights)
-        ctx.gradients = (
-            None if dw is None else dw.to(weight.dtype),
-            None if db is None or bias is None else db.to(bias.dtype),
-            *dxs,
-        )
+        ctx.gradients, ctx.unit = (dw, db, *dxs), unit
+        ctx.dtypes = [None if t is None else t.dtype for t in (weight, bias, *features)]
         ctx.mark_non_differentiable(losses)
         return total, losses
 
@@ -108,8 +100,11 @@ class _AnyDepthLoss(torch.autograd.Function):
                 "the any-depth loss cannot be differentiated twice (create_graph=True): its "
                 "gradient is computed in the forward pass; use any_depth_loss=False"
             )
-        up = upstream[0]
-        dw, db, *dxs = (None if g is None else g * up.to(g.dtype) for g in ctx.gradients)
+        factor = upstream[0] * ctx.unit
+        dw, db, *dxs = (
+            None if gradient is None else (gradient * factor).to(dtype)
+            for gradient, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
+        )
         return dw, db, None, *dxs
 
 
@@ -130,3 +125,11 @@ def _exponentials_(z: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor,
         target = (1 - smoothing) * target + smoothing * z.mean(1, keepdim=True)
     total = z.exp_().sum(1, keepdim=True)
     return total.log() - target, total
+
+
+def _gradient_(z: Tensor, norm: Tensor, labels: Tensor, scale: Tensor, smoothing: float) -> None:
+    """Exchange exponentials for `scale * (softmax - (1 - eps) onehot - eps / classes)`."""
+    z.mul_(scale / norm)
+    if smoothing:
+        z.sub_(scale * (smoothing / z.shape[1]))
+    z.scatter_add_(1, labels, scale * (smoothing - 1))

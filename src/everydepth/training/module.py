@@ -25,7 +25,8 @@ Criterion = Callable[[Tensor, Any, Mapping[str, Tensor]], Tensor]
 predicts beside the logits (boxes, for instance)."""
 
 LARGE_LOGITS = 2**20
-"""From this many logits a depth on, the any-depth loss is used; below, a plain loss is faster."""
+"""From this many logits a depth on, the any-depth loss is used. Below, a plain loss is about as
+fast (faster below 2^17, on a CPU) and gives the logits too."""
 
 
 @dataclass
@@ -53,6 +54,7 @@ class EveryDepth(nn.Module):
     net = EveryDepth(model, objective=lpa()); net(**batch).loss.backward()
 
     The model stays as it is: `net.model` is the plain one, and `net.state_dict()` has its own keys.
+    The net starts in the model's mode; `net.train()` as ever. In eval mode nothing is drawn.
     A batch may hold, beside the model's inputs and "labels", "loss_weights" (one number a label).
     Labels of language models are not shifted; those that are -100, or padding by the attention
     mask, are ignored.
@@ -97,6 +99,11 @@ class EveryDepth(nn.Module):
         self.register_buffer("class_weights", self._checked_weights(class_weights), False)
         self.heads = nn.ModuleDict()
         if self.objective.heads:
+            if hasattr(model, "heads"):
+                raise SettingError(
+                    f"{self.stream.name} has `heads` of its own, so those of "
+                    f"{self.objective.name} could not be told apart when saved; rename them"
+                )
             for depth in range(1, self.stream.depth):
                 self.heads[str(depth)] = copy.deepcopy(self.stream.head)
         self.register_load_state_dict_pre_hook(_with_inner_keys)
