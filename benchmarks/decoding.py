@@ -76,13 +76,13 @@ def tune(model: Any, stories: Tensor, *, steps: int, rows: int = 4, lr: float = 
     The softmax runs over the tokens of the stories and a sample of the others, weighted as all of
     them: the head of a large vocabulary at every depth would be most of the work.
     """
-    stream, negatives = ed.as_stream(model), 512
-    used = stories.unique()
+    stream, used = ed.as_stream(model), stories.unique()
     unused = torch.ones(stream.classes, dtype=torch.bool).index_fill(0, used, False).nonzero()[:, 0]
+    negatives = min(512, len(unused))
     place = torch.zeros(stream.classes, dtype=torch.long)
     place[used] = torch.arange(len(used))
     shift = torch.zeros(len(used) + negatives)
-    shift[len(used) :] = math.log(len(unused) / negatives)
+    shift[len(used) :] = math.log(max(1, len(unused)) / max(1, negatives))
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda s: min((s + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * s / steps) + 0.01)
@@ -92,7 +92,7 @@ def tune(model: Any, stories: Tensor, *, steps: int, rows: int = 4, lr: float = 
             order = torch.randperm(len(stories))
         batch = stories[order[torch.arange(step * rows, (step + 1) * rows) % len(stories)]]
         states = stream.observe({"input_ids": batch})
-        ids = torch.cat([used, unused[torch.randint(len(unused), (negatives,))]])
+        ids = torch.cat([used, unused[torch.randperm(len(unused))[:negatives]]])
         weight, labels = stream.head.weight[ids], place[batch[:, 1:]].flatten()
         losses = [
             cross_entropy(linear(feature[:, :-1].flatten(0, 1), weight) + shift, labels)

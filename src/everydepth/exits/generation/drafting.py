@@ -9,8 +9,10 @@ from torch.nn.functional import linear
 from everydepth.exits.generation.sampling import Draft, Sampling
 from everydepth.stream import ResidualStream
 
-# A call of a block costs as much as reading this many parameters, on the CPUs measured.
+# Measured on CPUs: calling a block costs as much as reading this many parameters, ...
 CALL = 2_000_000
+# ... and one more token in a verification this share of the head.
+MORE = 0.25
 
 
 class DraftHead:
@@ -27,7 +29,7 @@ class DraftHead:
     ) -> None:
         self._stream, self._depth, self._sampling = stream, depth, sampling
         head, vocabulary = stream.head, stream.classes
-        size = max(2048, vocabulary // 8) if size is None else size
+        size = max(1024, vocabulary // 16) if size is None else size
         # Only a plain linear map can be cut to some of its rows.
         self.size = size if isinstance(head, nn.Linear) and 2 * size <= vocabulary else None
         self._ids: Tensor | None = None
@@ -88,7 +90,7 @@ class DraftLength:
         sizes = [_size(block.module) + CALL for block in stream.blocks]
         full = _size(stream.head)
         part = 1.0 if head.size is None else head.size / stream.classes
-        self._draft = CALL / 2 + sum(sizes[:draft_depth]) + part * full
+        self._draft = CALL / 2 + sum(sizes[:draft_depth]) + (part + MORE) * full
         self._verify = CALL / 2 + sum(sizes[draft_depth:top]) + full
         # Two imagined drafts a bin say that the confidence is right.
         centres = [(i + 0.5) / self.BINS for i in range(self.BINS)]

@@ -65,8 +65,8 @@ def generate(
     seed, generator: what draws follow; at most one of them.
     on_tokens: called as `on_tokens(row, tokens)` while the text grows.
     max_draft: most tokens drafted in a round; the number adapts to how many are accepted.
-    draft_vocabulary: how many tokens a draft may choose from; None: an eighth of a large
-        vocabulary, all of a small one.
+    draft_vocabulary: how many tokens a draft may choose from; None: a sixteenth of a
+        large vocabulary, all of a small one.
     options: passed to `as_stream`.
 
     The model runs in eval mode and comes back as it was.
