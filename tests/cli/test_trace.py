@@ -248,7 +248,7 @@ def test_points_and_texts_become_batches(tmp_path: Path) -> None:
 
 
 def test_a_sparkline_has_a_block_per_depth() -> None:
-    assert sparkline([0, 1, None, 0.5, float("nan"), 1]) == "▁█ ▅ █"
+    assert sparkline([0.0, 1.0, None, 0.5, float("nan"), 1.0]) == "▁█ ▅ █"
     assert sparkline([2.0, 2.0]) == "▁▁"
     assert sparkline([]) == ""
 

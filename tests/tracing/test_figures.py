@@ -78,10 +78,10 @@ def traced() -> Trace:
 def test_every_metric_of_a_real_trace_can_be_drawn_in_both_backends(traced: Trace) -> None:
     assert len(traced) > 15
     for name, result in traced.results.items():
-        for given in (result, {"a": result, "b": result}):
-            figure(given).draw_without_rendering()
-            assert figure(given, "plotly").data, name
-        assert traced.plot(name).axes
+        traced.plot(name).draw_without_rendering()
+        assert traced.plot(name, "plotly").data
+        assert figure({"a": result, "b": result}).axes
+        assert figure({"a": result, "b": result}, "plotly").data
 
 
 def test_a_figure_for_paper_is_half_a_page_wide_with_letters_of_at_least_seven_points() -> None:
