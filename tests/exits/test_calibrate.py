@@ -38,7 +38,7 @@ def synthetic(rows: int, seed: int = 0, depths: int = 6, classes: int = 5) -> Ou
 def true_risk(policy: Policy, population: Outcomes, against: str) -> float:
     thresholds = torch.tensor(policy.threshold, dtype=torch.float64)
     leaving = exit_depths(population.certainty.double(), thresholds)
-    loss = population.losses(against).gather(1, leaving[:, None] - 1)  # pyright: ignore
+    loss = population.losses(against).gather(1, leaving[:, None] - 1)
     return float(loss.double().mean())
 
 
@@ -58,7 +58,7 @@ def test_over_200_draws_the_risk_exceeds_epsilon_in_at_most_a_share_delta(
             Confidence,
             risk=risk,
             delta=DELTA,
-            against=against,  # pyright: ignore
+            against=against,
             per_depth=per_depth,
             seed=split,
         )
@@ -89,7 +89,7 @@ def test_choosing_by_the_observed_risk_alone_breaks_the_promise() -> None:
 def test_a_larger_risk_never_gives_a_more_careful_policy() -> None:
     outcomes = synthetic(2000)
     speedups = [
-        certified(outcomes, Confidence, risk=risk, delta=0.05).certificate.speedup  # pyright: ignore
+        certified(outcomes, Confidence, risk=risk, delta=0.05).certificate.speedup
         for risk in (0.05, 0.1, 0.2, 0.4)
     ]
     assert speedups == sorted(speedups)
@@ -153,8 +153,8 @@ def test_calibrating_a_model_binds_the_policy_to_it_and_leaves_it_as_it_was() ->
     before = {name: value.clone() for name, value in model.state_dict().items()}
     data = [{"pixel_values": torch.randn(50, 3, 32, 32)} for _ in range(4)]
     with torch.no_grad():  # a readout that ignores depth: all depths predict the same class
-        model.classifier.weight.zero_()  # pyright: ignore
-        model.classifier.bias.copy_(torch.arange(10.0))  # pyright: ignore
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.arange(10.0))
     before |= {n: v.clone() for n, v in model.state_dict().items() if "classifier" in n}
     policy = calibrate(model, data, risk=0.05, progress=False)
     assert policy.certificate is not None
@@ -191,7 +191,7 @@ def test_bad_input_is_refused_with_the_next_step() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("against", ["full", "labels"])
 @pytest.mark.filterwarnings("ignore::everydepth.exits.calibrate.NotCertifiedWarning")
-def test_on_a_model_trained_on_digits_the_promise_holds_over_200_random_splits(
+def test_on_a_model_trained_on_digits_the_promise_holds_over_200_random_draws(
     against: str,
 ) -> None:
     from transformers import ViTConfig, ViTForImageClassification
@@ -222,27 +222,21 @@ def test_on_a_model_trained_on_digits_the_promise_holds_over_200_random_splits(
                 for depth in range(1, 7)
             )
             steps.zero_grad()
-            loss.backward()  # pyright: ignore
+            loss.backward()
             steps.step()
     outcomes = observe(stream, rest, Confidence)
     assert outcomes.labels is not None
     assert (outcomes.predicted[:, -1] == outcomes.labels).double().mean() > 0.85
+    # Drawn with replacement, so that the held-out digits are the distribution itself and the risk
+    # on all of them is exact: a second half would add noise of its own to the count.
     risk, failures, speedups = 0.03, 0, []
     draw = torch.Generator().manual_seed(0)
     for _ in range(SPLITS):
-        order = torch.randperm(len(outcomes.predicted), generator=draw)
-        half = len(order) // 2
-        policy = certified(
-            outcomes.rows(order[:half]),
-            Confidence,
-            risk=risk,
-            delta=DELTA,
-            against=against,  # pyright: ignore
-        )
-        failures += true_risk(policy, outcomes.rows(order[half:]), against) > risk
+        rows = torch.randint(len(outcomes.predicted), (600,), generator=draw)
+        policy = certified(outcomes.rows(rows), Confidence, risk=risk, delta=DELTA, against=against)
+        failures += true_risk(policy, outcomes, against) > risk
         assert policy.certificate is not None
         speedups.append(policy.certificate.speedup)
-    # The held-out half is itself a sample: its own noise is part of the count, on both sides.
     print(f"{against}: {failures} of {SPLITS} above {risk}, speed-up {sum(speedups) / SPLITS:.2f}")
     assert failures <= MOST
     assert sum(speedups) / SPLITS > 1.2

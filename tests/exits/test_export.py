@@ -199,7 +199,7 @@ def small_disk(most: int) -> Iterator[None]:
 def test_a_disk_that_fills_leaves_no_half_export_and_the_old_one_whole(tmp_path: Path) -> None:
     model, batch = ENTRIES["ViT"].make()
     out = export(model, tmp_path / "out", depth=1)
-    with small_disk(20_000), pytest.raises(ExportError, match="was not written: .*nothing of it"):
+    with small_disk(20_000), pytest.raises(ExportError, match=r"was not written: .*nothing of it"):
         export(model, tmp_path / "new")
     with small_disk(20_000), pytest.raises(ExportError, match="was not written"):
         export(model, out, overwrite=True)
@@ -215,13 +215,13 @@ def test_batch_norm_statistics_are_estimated_anew_on_request(tmp_path: Path) -> 
     small: Any = load(export(model, tmp_path / "out", depth=2, recalibrate=data))
     # Plain reference: mean over batches of the mean of what the first norm receives.
     with torch.no_grad():
-        means = torch.stack([model.conv1(b["pixel_values"]).mean((0, 2, 3)) for b in data])  # pyright: ignore
+        means = torch.stack([model.conv1(b["pixel_values"]).mean((0, 2, 3)) for b in data])
     found = small.layer1[0].bn1.running_mean
     torch.testing.assert_close(found, means.mean(0), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(found, before["layer1.0.bn1.running_mean"])
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     vit, batch = ENTRIES["ViT"].make()
-    with pytest.raises(SettingError, match="ViT.* has no batch norm; leave it out"):
+    with pytest.raises(SettingError, match=r"ViT.* has no batch norm; leave it out"):
         export(vit, tmp_path / "vit", recalibrate=[batch])
 
 
@@ -238,6 +238,6 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
     with pytest.raises(SettingError, match="format='onnx' needs example="):
         export(model, out, format="onnx")
     plain = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2))
-    with pytest.raises(UnsupportedModelError, match="not a Hugging Face model.*format='onnx'"):
+    with pytest.raises(UnsupportedModelError, match=r"not a Hugging Face model.*format='onnx'"):
         export(plain, out, blocks="0", readout="1")
     assert files(tmp_path) == []

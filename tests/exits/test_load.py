@@ -21,7 +21,7 @@ from everydepth.stream import as_stream
 def test_a_depth_of_a_checkpoint_is_the_readout_at_that_depth(name: str, tmp_path: Path) -> None:
     entry = ENTRIES[name]
     model, batch = entry.make()
-    model.save_pretrained(tmp_path)  # pyright: ignore
+    model.save_pretrained(tmp_path)
     stream = as_stream(model, **entry.options)
     depth = max(1, stream.depth // 2)
     small = as_stream(load(tmp_path, depth=depth, **entry.options), **entry.options)
@@ -35,7 +35,7 @@ def test_a_depth_of_a_checkpoint_is_the_readout_at_that_depth(name: str, tmp_pat
 
 def test_a_checkpoint_in_many_files_and_half_precision_loads_at_a_depth(tmp_path: Path) -> None:
     model, batch = ENTRIES["Llama-untied-CausalLM-right"].make()
-    model.to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="20KB")  # pyright: ignore
+    model.to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     small = load(tmp_path, depth=2)
     assert small.dtype == torch.bfloat16
@@ -79,16 +79,16 @@ def test_blocks_beyond_the_depth_are_not_read(tmp_path: Path) -> None:
 
 def test_bad_input_is_refused_with_the_next_step(tmp_path: Path) -> None:
     model, _ = ENTRIES["ViT"].make()
-    model.save_pretrained(tmp_path / "vit")  # pyright: ignore
+    model.save_pretrained(tmp_path / "vit")
     for depth in (0, 5):
         with pytest.raises(DepthError, match=f"depth {depth}, but ViT.* has 4 blocks; use 1 to 4"):
             load(tmp_path / "vit", depth=depth)
-    with pytest.raises(DataError, match="has no readable config.json.*save_pretrained"):
+    with pytest.raises(DataError, match=r"has no readable config.json.*save_pretrained"):
         load(tmp_path / "nowhere", depth=1)
     config = json.loads((tmp_path / "vit" / "config.json").read_text())
     other = config | {"architectures": ["WhisperForConditionalGeneration"]}
     (tmp_path / "vit" / "config.json").write_text(json.dumps(other))
-    with pytest.raises(UnsupportedModelError, match="'WhisperFor.*' is not a model class"):
+    with pytest.raises(UnsupportedModelError, match=r"'WhisperFor.*' is not a model class"):
         load(tmp_path / "vit", depth=1)
     wider = config | {"hidden_size": 64}
     (tmp_path / "vit" / "config.json").write_text(json.dumps(wider))

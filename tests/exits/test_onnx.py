@@ -108,7 +108,7 @@ def test_a_graph_that_differs_is_not_written(
     model, batch = ENTRIES["ResidualMLP-norm1-skips1-regression0"].make()
     # No two float32 programs agree to the last bit of nothing: every graph fails this comparison.
     monkeypatch.setattr("everydepth.exits.onnx._TOLERANCE", -1.0)
-    with pytest.raises(ExportError, match="in ONNX Runtime 'logits' has shape .* differs"):
+    with pytest.raises(ExportError, match=r"in ONNX Runtime 'logits' has shape .* differs"):
         export(model, tmp_path / "out", format="onnx", example=batch)
     assert list(tmp_path.iterdir()) == []
 

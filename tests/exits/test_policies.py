@@ -132,7 +132,7 @@ def test_a_threshold_out_of_range_is_refused(policy: type[Policy], value: float)
 
 def test_a_policy_for_another_number_of_depths_is_refused() -> None:
     model, _ = ENTRIES["ViT"].make()
-    with pytest.raises(PolicyError, match="thresholds for 6 depths, but ViT.* has 4; calibrate"):
+    with pytest.raises(PolicyError, match=r"thresholds for 6 depths, but ViT.* has 4; calibrate"):
         Confidence(threshold=(0.5,) * 5).for_stream(as_stream(model))
 
 
@@ -142,7 +142,7 @@ def test_a_policy_for_other_weights_is_refused() -> None:
     policy.for_stream(as_stream(model))
     with torch.no_grad():
         next(model.parameters()).add_(1e-3)
-    with pytest.raises(PolicyError, match="was calibrated on ViT.*calibrate again"):
+    with pytest.raises(PolicyError, match=r"was calibrated on ViT.*calibrate again"):
         policy.for_stream(as_stream(model))
 
 

@@ -38,7 +38,7 @@ def one_by_one(
     model: nn.Module, batch: dict[str, Tensor], policy: Policy, **options: object
 ) -> tuple[list[int], list[int]]:
     """The plain reference: every depth of every row, read out by the model itself."""
-    stream = as_stream(model, **options)  # pyright: ignore[reportArgumentType]
+    stream = as_stream(model, **options)
     thresholds = (*policy.for_stream(stream), -NEVER)
     labels, depths = [], []
     size = next(iter(batch.values())).shape[0]
@@ -126,7 +126,7 @@ def test_rows_that_are_done_are_not_computed_any_further() -> None:
 def test_depths_where_nobody_may_leave_are_not_read_out() -> None:
     model, batch = ENTRIES["ViT"].make()
     heads: list[int] = []
-    model.classifier.register_forward_hook(lambda *_: heads.append(1))  # pyright: ignore
+    model.classifier.register_forward_hook(lambda *_: heads.append(1))
     predict(model, batch, policy=Confidence(threshold=(NEVER, NEVER, NEVER)))
     assert len(heads) == 1
 

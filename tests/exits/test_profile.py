@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_sizes_are_those_of_the_saved_model(tmp_path: Path) -> None:
         found = profile(model, batch, repeats=1, progress=False)
         for k in (1, as_stream(model).depth):
             small = at_depth(model, k)
-            small.save_pretrained(tmp_path / name / str(k))  # pyright: ignore
+            small.save_pretrained(tmp_path / name / str(k))
             file = tmp_path / name / str(k) / "model.safetensors"
             header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
             assert found[k].checkpoint_bytes == file.stat().st_size - header
@@ -87,7 +88,7 @@ def test_flops_grow_by_one_block_a_depth() -> None:
     width, inner, tokens = 32, 48, 17
     products = 2 * tokens * (4 * width * width + 2 * width * inner)
     attention = 2 * 2 * tokens * tokens * width
-    steps = {b - a for a, b in zip(counts, counts[1:], strict=False)}
+    steps = {b - a for a, b in pairwise(counts)}
     assert steps == {products + attention}
 
 
@@ -113,7 +114,7 @@ def test_latencies_are_ordered_and_a_profile_survives_json(tmp_path: Path) -> No
     assert found.table().row_count == 4
     assert found.markdown().count("\n") == 5
     (tmp_path / "profile.json").write_text("{}")
-    with pytest.raises(DataError, match="not a profile written by Profile.save"):
+    with pytest.raises(DataError, match=r"not a profile written by Profile.save"):
         Profile.load(tmp_path / "profile.json")
 
 
@@ -155,7 +156,7 @@ def test_an_impossible_budget_says_which_limit_and_what_is_possible() -> None:
 
 def test_accuracy_cannot_be_demanded_of_a_language_model() -> None:
     with pytest.raises(
-        SettingError, match="min_accuracy=0.5, but this profile measured perplexity"
+        SettingError, match=r"min_accuracy=0.5, but this profile measured perplexity"
     ):
         made_up("perplexity").choose(min_accuracy=0.5)
 
