@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from everydepth.exits import profile as profile
     from everydepth.exits.generation import Generation as Generation
     from everydepth.exits.generation import generate as generate
+    from everydepth import growth as growth
+    from everydepth.growth import grow as grow
+    from everydepth.growth import scaling as scaling
+    from everydepth.growth import sweep as sweep
     from everydepth.objectives import Objective as Objective
     from everydepth.objectives import aligned as aligned
     from everydepth.objectives import cosine_regularised as cosine_regularised
@@ -41,8 +45,8 @@ if TYPE_CHECKING:
     from everydepth.objectives import lpa as lpa
     from everydepth.objectives import multi_classifier as multi_classifier
     from everydepth.objectives import weighted as weighted
-    from everydepth.runs import Run as Run
     from everydepth.report import report as report
+    from everydepth.runs import Run as Run
     from everydepth.stream import Block as Block
     from everydepth.stream import Branch as Branch
     from everydepth.stream import Cursor as Cursor
@@ -121,7 +125,11 @@ _HOMES = {
     "at_depth": "everydepth.stream",
     "check_stream": "everydepth.stream",
     "families": "everydepth.stream",
+    "grow": "everydepth.growth",
+    "growth": "everydepth.growth",
     "insert": "everydepth.stream",
+    "scaling": "everydepth.growth",
+    "sweep": "everydepth.growth",
     "fit": "everydepth.training",
     "register": "everydepth.stream",
     "Trace": "everydepth.tracing",
@@ -140,7 +148,8 @@ __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'everydepth' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    value = home if _HOMES[name] == f"everydepth.{name}" else getattr(home, name)
     globals()[name] = value
     return value
 

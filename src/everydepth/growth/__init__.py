@@ -1,21 +1,32 @@
 """Grow: would more depth help, where, and was it worth it?"""
 
+from everydepth.growth import scaling
+from everydepth.growth.certify import Certificate, certificate
+from everydepth.growth.comparing import Comparison, compare
 from everydepth.growth.held_out import Paired, paired
 from everydepth.growth.jump import Jumpboard, jumpboard
 from everydepth.growth.loop import Grown, Round, grow
 from everydepth.growth.optimizers import carried
 from everydepth.growth.scoring import Score, SiteScore, score
+from everydepth.growth.sweeping import Sweep, sweep
 
 __all__ = [
+    "Certificate",
+    "Comparison",
     "Grown",
     "Jumpboard",
     "Paired",
     "Round",
     "Score",
     "SiteScore",
+    "Sweep",
     "carried",
+    "certificate",
+    "compare",
     "grow",
     "jumpboard",
     "paired",
+    "scaling",
     "score",
+    "sweep",
 ]

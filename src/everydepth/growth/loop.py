@@ -20,7 +20,13 @@ from everydepth.growth.feed import Feed, rows_of
 from everydepth.growth.held_out import Paired, paired_losses
 from everydepth.growth.jump import Jumpboard, jumpboard
 from everydepth.growth.losses import Criterion, losses_of, mean_loss, row_losses
-from everydepth.growth.optimizers import carried, frozen_but, load_named_state, named_state
+from everydepth.growth.optimizers import (
+    carried,
+    frozen_but,
+    load_named_state,
+    named_state,
+    settings_of,
+)
 from everydepth.growth.scoring import DEEPEN, Score, score
 from everydepth.runs import Run
 from everydepth.stream import ResidualStream, as_stream, insert, unwrapped
@@ -101,7 +107,8 @@ class Round:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "accepted": self.accepted}
+        held = {"held_out": self.held_out.to_json()}
+        return {**asdict(self), **held, "accepted": self.accepted}
 
 
 @dataclass(frozen=True)
@@ -397,12 +404,12 @@ class _Growth:
         number: int,
         begin: float,
     ) -> None:
-        models: dict[Choice, nn.Module] = {
+        models: dict[str, nn.Module] = {
             "old": self.model,
             "jumpboard": jump.model,
             "trained": trained,
         }
-        measure = {"criterion": self.criterion, **self.options}
+        measure: dict[str, Any] = {"criterion": self.criterion, **self.options}
         train = {k: mean_loss(m, self.train, **measure) for k, m in models.items()}
         rows = {k: losses_of(m, self.valid, **measure) for k, m in models.items()}
         valid = {k: float(sums.sum() / counts.sum()) for k, (sums, counts) in rows.items()}
@@ -423,8 +430,8 @@ class _Growth:
                 p=site.p,
                 eta=jump.eta,
                 evaluations=len(jump.tried),
-                train=cast(dict[str, float], train),
-                valid=cast(dict[str, float], valid),
+                train=train,
+                valid=valid,
                 paper=paper,
                 safe=safe,
                 held_out=held,
@@ -446,8 +453,8 @@ class _Growth:
         self.rejected = []
 
     def _put(self, grown: nn.Module, after: int) -> None:
-        streams = (as_stream(m, **self.options) for m in (self.model, grown))
-        self.optimizer = carried(self.optimizer, *streams, after)
+        old, new = (as_stream(m, **self.options) for m in (self.model, grown))
+        self.optimizer = carried(self.optimizer, old, new, after)
         self.model = grown
 
 
@@ -539,15 +546,15 @@ def _twin(optimizer: Optimizer, model: nn.Module, copied: nn.Module) -> Optimize
         {**group, "params": [twins[id(p)] for p in group["params"]]}
         for group in optimizer.param_groups
     ]
-    made = type(optimizer)(groups)
+    made = type(optimizer)(groups, **settings_of(optimizer))
     made.load_state_dict(state)
     return made
 
 
 def _round(entry: Mapping[str, Any]) -> Round:
-    held = {k: v for k, v in entry["held_out"].items()}
-    pair = Paired(
-        **{**held, "bootstrap": tuple(held["bootstrap"]), "bernstein": tuple(held["bernstein"])}
-    )
+    held = {**entry["held_out"]}
+    held.pop("better")
+    for name in ("bootstrap", "bernstein"):
+        held[name] = tuple(held[name])
     plain = {k: v for k, v in entry.items() if k not in ("held_out", "accepted")}
-    return Round(**plain, held_out=pair)
+    return Round(**plain, held_out=Paired(**held))

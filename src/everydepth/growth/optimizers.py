@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -57,7 +58,7 @@ def carried(
     have = {id(p) for group in groups for p in group["params"]}
     fresh = [p for p in new.blocks[after].module.parameters() if id(p) not in have]
     _group_of_first_block(groups, new, after)["params"] += fresh
-    copied = type(optimizer)(groups, **_settings(optimizer))
+    copied = type(optimizer)(groups, **settings_of(optimizer))
     for parameter, value in state.items():
         copied.state[parameter] = value
     return copied
@@ -73,9 +74,8 @@ def _group_of_first_block(
     return groups[0]
 
 
-def _settings(optimizer: Optimizer) -> dict[str, Any]:
-    import inspect
-
+def settings_of(optimizer: Optimizer) -> dict[str, Any]:
+    """What the optimizer was made with, as its class takes it."""
     accepted = inspect.signature(type(optimizer).__init__).parameters
     return {name: value for name, value in optimizer.defaults.items() if name in accepted}
 
@@ -86,10 +86,7 @@ def _cloned(value: Any) -> Any:
     return {k: _cloned(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-# -- a small training loop --------------------------------------------------------------------------
-
-
-def frozen_but(model: nn.Module, parameters: Iterable[Tensor] | None) -> list[Tensor]:
+def frozen_but(model: nn.Module, parameters: Iterable[Tensor] | None) -> list[nn.Parameter]:
     """Freeze all but these parameters (None: nothing); returns those that were frozen by it."""
     if parameters is None:
         return []
@@ -103,9 +100,7 @@ def frozen_but(model: nn.Module, parameters: Iterable[Tensor] | None) -> list[Te
 def named_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
     """The optimizer's state by parameter name, to be saved."""
     names = {id(p): name for name, p in model.named_parameters()}
-    return {
-        names[id(p)]: dict(value) for p, value in optimizer.state.items() if isinstance(p, Tensor)
-    }
+    return {names[id(p)]: dict(value) for p, value in optimizer.state.items()}
 
 
 @torch.no_grad()

@@ -399,7 +399,12 @@ def covariance(g: Tensor, *, seed: int = 0, most: int = 64) -> Covariance:
     scale = trace / width
     relative = (matrix / scale if scale > 0 else matrix).numpy()
     off = np.abs(relative[~np.eye(len(chosen), dtype=bool)])
-    shares = [float(np.mean(off <= limit)) if off.size else 1.0 for limit in (0.01, 0.1)]
+    within = [float(np.mean(off <= limit)) if off.size else 1.0 for limit in (0.01, 0.1)]
     return Covariance(
-        trace, top, *shares, tuple(chosen.tolist()), tuple(map(tuple, relative.tolist()))
+        trace=trace,
+        top=top,
+        within_1=within[0],
+        within_10=within[1],
+        coordinates=tuple(chosen.tolist()),
+        matrix=tuple(map(tuple, relative.tolist())),
     )

@@ -59,8 +59,8 @@ class GroupSums:
 
     def gram(self, groups: int, weight: float) -> Float[np.ndarray, "group group"]:
         """Inner products of group means, for the first `groups` groups of equal `weight`."""
-        parts = [sums[:groups] / weight for sums in self._sums.values()]
-        return sum(part @ part.T for part in parts).cpu().numpy()  # pyright: ignore
+        means = torch.cat([sums[:groups] / weight for sums in self._sums.values()], 1)
+        return (means @ means.T).cpu().numpy()
 
 
 @dataclass(frozen=True)

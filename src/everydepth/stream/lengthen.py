@@ -22,7 +22,7 @@ def adopted(block: nn.Module, model: nn.Module, copied: nn.Module) -> nn.Module:
     for module in block.modules():
         config = vars(module).get("config")
         if config is not None and id(config) in configs:
-            module.config = configs[id(config)]
+            vars(module)["config"] = configs[id(config)]
     return block
 
 
@@ -78,7 +78,7 @@ def renumber(blocks: list[nn.Module]) -> None:
     for index, block in enumerate(blocks):
         for module in block.modules():
             if isinstance(vars(module).get("layer_idx"), int):
-                module.layer_idx = index
+                vars(module)["layer_idx"] = index
 
 
 def name_stages(config: Any, count: int) -> None:

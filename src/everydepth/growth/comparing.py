@@ -1,0 +1,278 @@
+"""Was it worth it? Growing against other ways to spend the same compute."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import nn
+from torch.optim import AdamW
+from torch.utils.flop_counter import FlopCounterMode
+
+from everydepth.errors import SettingError
+from everydepth.growth.feed import Feed
+from everydepth.growth.jump import jumpboard
+from everydepth.growth.loop import fit_plainly
+from everydepth.growth.losses import Criterion, mean_loss, row_losses
+from everydepth.growth.optimizers import frozen_but
+from everydepth.growth.scoring import score
+from everydepth.stream import ResidualStream, as_stream, insert, unwrapped
+from everydepth.stream.insert import initialise
+
+ARMS = ("grown", "grown, new block only", "longer", "one old block", "random", "stacked", "scratch")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to spend compute, one seed: FLOPs spent (scoring included) and held-out loss."""
+
+    name: str
+    seed: int
+    flops: tuple[float, ...]
+    loss: tuple[float, ...]
+
+    def to_reach(self, target: float) -> float:
+        """FLOPs until the held-out loss was at most `target`; infinite if it never was."""
+        return next(
+            (f for f, x in zip(self.flops, self.loss, strict=True) if x <= target), math.inf
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All arms and seeds. `target`: per seed the best held-out loss of the old model trained on."""
+
+    arms: tuple[Arm, ...]
+    target: dict[int, float]
+
+    def ratios(self, name: str) -> list[float]:
+        """Per seed, FLOPs to equal held-out loss over those of training the old model longer."""
+        base = {a.seed: a.to_reach(self.target[a.seed]) for a in self.arms if a.name == "longer"}
+        mine = [a for a in self.arms if a.name == name]
+        return [a.to_reach(self.target[a.seed]) / base[a.seed] for a in mine]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Per arm: mean of the last and best held-out loss with a 95 % bootstrap interval of the
+        mean over seeds, and the ratios of FLOPs to equal loss."""
+        found: list[dict[str, Any]] = []
+        for name in dict.fromkeys(arm.name for arm in self.arms):
+            mine = [arm for arm in self.arms if arm.name == name]
+            last = np.array([arm.loss[-1] for arm in mine])
+            drawn = np.random.default_rng(0).choice(last, size=(2000, len(last))).mean(1)
+            low, high = np.quantile(drawn, [0.025, 0.975])
+            found.append(
+                {
+                    "arm": name,
+                    "seeds": len(mine),
+                    "loss": float(last.mean()),
+                    "low": float(low),
+                    "high": float(high),
+                    "best": float(np.mean([min(arm.loss) for arm in mine])),
+                    "flops": float(np.mean([arm.flops[-1] for arm in mine])),
+                    "flops_to_equal_loss": self.ratios(name),
+                }
+            )
+        return found
+
+    def table(self) -> Table:
+        table = Table(title="Held-out loss at equal compute", box=None)
+        for column in ("way", "last loss", "95 % interval", "best", "FLOPs to equal loss"):
+            table.add_column(column, justify="left" if column == "way" else "right")
+        for row in self.summary():
+            ratios = ", ".join(
+                "never" if math.isinf(r) else f"{r:.2f}x" for r in row["flops_to_equal_loss"]
+            )
+            interval = f"{row['low']:.4g} to {row['high']:.4g}"
+            table.add_row(row["arm"], f"{row['loss']:.4g}", interval, f"{row['best']:.4g}", ratios)
+        return table
+
+    def to_json(self) -> dict[str, Any]:
+        return {"arms": [asdict(arm) for arm in self.arms], "summary": self.summary()}
+
+
+def compare(
+    model: nn.Module,
+    train: Any,
+    valid: Any,
+    *,
+    steps: int = 200,
+    evaluations: int = 10,
+    seeds: Sequence[int] = (0, 1, 2),
+    arms: Sequence[str] = ARMS,
+    after: int | None = None,
+    lr: float = 1e-3,
+    batch_size: int = 32,
+    criterion: Criterion | None = None,
+    **options: Any,
+) -> Comparison:
+    """Grow by one block and compare with the other uses of the same compute.
+
+    grown: score, jumpboard, then train all; "new block only": the rest frozen. longer: the old
+    model trained on. one old block: an existing block trained, the rest frozen. random: a new block
+    that is not silent. stacked: a copy of a neighbour, as it is. scratch: the deeper model from a
+    new start. Every arm gets the FLOPs that `steps` steps of the grown model cost, and training
+    starts with a new AdamW in each, so that none has an advantage.
+
+    valid: rows that were used for nothing else; the held-out loss is read `evaluations` times.
+    """
+    strange = [name for name in arms if name not in ARMS]
+    if strange or "longer" not in arms:
+        raise SettingError(f"arms={list(arms)}; use 'longer' and any of {list(ARMS)}")
+    if evaluations < 1 or steps < evaluations:
+        raise SettingError(f"steps={steps}, evaluations={evaluations}; use at least one step each")
+    old = as_stream(model, **options)
+    plan = _Plan(old, train, valid, steps, evaluations, after, lr, batch_size, criterion)
+    found: list[Arm] = []
+    for seed in seeds:
+        found += [plan.arm(name, seed) for name in arms]
+    target = {arm.seed: min(arm.loss) for arm in found if arm.name == "longer"}
+    return Comparison(tuple(found), target)
+
+
+@dataclass
+class _Plan:
+    old: ResidualStream
+    train: Any
+    valid: Any
+    steps: int
+    evaluations: int
+    after: int | None
+    lr: float
+    batch_size: int
+    criterion: Criterion | None
+
+    def arm(self, name: str, seed: int) -> Arm:
+        builders: dict[str, Callable[[int], tuple[nn.Module, list[Any] | None, float]]] = {
+            "grown": self._grown,
+            "grown, new block only": self._grown_frozen,
+            "longer": lambda _: (copy.deepcopy(unwrapped(self.old.model)), None, 0.0),
+            "one old block": self._one_block,
+            "random": self._random,
+            "stacked": self._stacked,
+            "scratch": self._scratch,
+        }
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model, only, spent = builders[name](seed)
+        stream = as_stream(model, **self.old.options)
+        frozen = frozen_but(model, only)
+        optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=self.lr)
+        cost = self._step_flops(stream)
+        budget = self._budget(seed)
+        flops, losses = [spent], [self._held(model)]
+        steps = max(int((budget - spent) / cost), 0)
+        every = max(-(-steps // self.evaluations), 1)
+        done = 0
+        while done < steps:
+            now = min(every, steps - done)
+            fit_plainly(
+                stream,
+                self.train,
+                optimizer,
+                now,
+                batch_size=self.batch_size,
+                seed=seed * 1009 + done,
+                criterion=self.criterion,
+            )
+            done += now
+            flops.append(spent + done * cost)
+            losses.append(self._held(model))
+        for parameter in frozen:
+            parameter.requires_grad_()
+        return Arm(name, seed, tuple(flops), tuple(losses))
+
+    def _budget(self, seed: int) -> float:
+        grown = insert(self.old.model, self._site(), share=True, **self.old.options)
+        return self.steps * self._step_flops(as_stream(grown, **self.old.options))
+
+    def _site(self) -> int:
+        return self.old.depth if self.after is None else self.after
+
+    def _held(self, model: nn.Module) -> float:
+        return mean_loss(model, self.valid, criterion=self.criterion, **self.old.options)
+
+    def _first_batch(self, stream: ResidualStream) -> Any:
+        return next(iter(Feed(self.train, stream, batch_size=self.batch_size)))
+
+    def _step_flops(self, stream: ResidualStream) -> float:
+        """FLOPs of one forward and backward pass, counted by torch."""
+        model = unwrapped(stream.model)
+        batch = self._first_batch(stream)
+        with FlopCounterMode(display=False) as counter:
+            output = stream.call(stream.arguments(batch, None))
+            losses, counts = row_losses(stream, stream.prediction(output), batch, self.criterion)
+            (losses.sum() / counts.sum()).backward()
+        model.zero_grad(set_to_none=True)
+        return float(counter.get_total_flops())
+
+    def _jump(self, seed: int) -> tuple[nn.Module, int, float]:
+        """The jumpboard, its site, and the FLOPs of scoring and of the line search.
+
+        Counted from above: a pass costs a training step; each candidate block a forward pass of
+        one block and as much again for its gradient; each evaluation a whole forward pass.
+        """
+        sites = None if self.after is None else [self.after]
+        shared: dict[str, Any] = {"batch_size": self.batch_size, "criterion": self.criterion}
+        scored = score(self.old, self.train, at=sites, seed=seed, progress=False, **shared)
+        jump = jumpboard(
+            self.old.model,
+            self.train,
+            scored=scored,
+            precondition=True,
+            **shared,
+            **self.old.options,
+        )
+        grown = jump.model if jump.found else insert(self.old.model, jump.after, **self.old.options)
+        step = self._step_flops(self.old)
+        passes = -(-scored.rows // self.batch_size)
+        blocks = 2 * len(scored.sites) / self.old.depth + 1 + len(jump.tried) + 1
+        return grown, jump.after, passes * step * (1 + blocks / 3)
+
+    def _grown(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
+        model, _, spent = self._jump(seed)
+        return model, None, spent
+
+    def _grown_frozen(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
+        model, after, spent = self._jump(seed)
+        block = as_stream(model, **self.old.options).blocks[after]
+        return model, list(block.module.parameters()), spent
+
+    def _one_block(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
+        model = copy.deepcopy(unwrapped(self.old.model))
+        block = as_stream(model, **self.old.options).blocks[max(self._site(), 1) - 1]
+        return model, list(block.module.parameters()), 0.0
+
+    def _random(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
+        model = insert(self.old.model, self._site(), **self.old.options)
+        block = as_stream(model, **self.old.options).blocks[self._site()]
+        initialise(unwrapped(self.old.model), block.module)
+        return model, None, 0.0
+
+    def _stacked(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
+        model = insert(self.old.model, self._site(), **self.old.options)
+        block = as_stream(model, **self.old.options).blocks[self._site()]
+        shapes = {k: v.shape for k, v in block.module.state_dict().items()}
+        for near in (self._site(), self._site() + 1):
+            if 1 <= near <= self.old.depth:
+                state = self.old.blocks[near - 1].module.state_dict()
+                if {k: v.shape for k, v in state.items()} == shapes:
+                    block.module.load_state_dict(state)
+                    return model, None, 0.0
+        raise SettingError(
+            f"no neighbour of depth {self._site()} has the new block's shape; leave out 'stacked'"
+        )
+
+    def _scratch(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
+        grown: Any = insert(self.old.model, self._site(), share=True, **self.old.options)
+        if not hasattr(grown, "config"):
+            raise SettingError(
+                f"{self.old.name} has no config to be built from; leave out 'scratch'"
+            )
+        fresh: Any = type(grown)(copy.deepcopy(grown.config))
+        return fresh.train(grown.training), None, 0.0

@@ -1,0 +1,390 @@
+"""Scaling laws: fit them with uncertainty, plan depth, width and data for a budget."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.optimize import minimize
+
+from everydepth.errors import DataError, SettingError
+
+Array = Float[np.ndarray, "..."]
+DELTA = 1e-3
+"""Where Huber's loss of log residuals turns from squares to lines, as in Hoffmann et al. (2022)."""
+
+
+class ScalingWarning(UserWarning):
+    """A fit that did not converge, or whose starts disagree."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted law. `values` by name; `intervals`: 95 % bootstrap percentiles, None if not asked.
+
+    loss: the mean objective at the optimum. agreeing: share of starts that end within 1e-4 of it,
+    relatively.
+    """
+
+    law: str
+    values: dict[str, float]
+    intervals: dict[str, tuple[float, float]] | None
+    loss: float
+    points: int
+    converged: bool
+    agreeing: float
+
+    def __getitem__(self, name: str) -> float:
+        return self.values[name]
+
+    def __call__(self, parameters: Any, tokens: Any = None) -> Any:
+        """The loss that the law predicts."""
+        v = self.values
+        if self.law == "chinchilla":
+            n, d = np.asarray(parameters, float), np.asarray(tokens, float)
+            return v["E"] + v["A"] * n ** -v["alpha"] + v["B"] * d ** -v["beta"]
+        return v["E"] + v["A"] * np.asarray(parameters, float) ** -v["alpha"]
+
+    def __str__(self) -> str:
+        def shown(name: str, value: float) -> str:
+            if self.intervals is None:
+                return f"{name} {value:.4g}"
+            low, high = self.intervals[name]
+            return f"{name} {value:.4g} ({low:.4g} to {high:.4g})"
+
+        return f"{self.law}, {self.points} points: " + ", ".join(
+            shown(name, value) for name, value in self.values.items()
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fit(
+    parameters: Sequence[float] | Array,
+    loss: Sequence[float] | Array,
+    tokens: Sequence[float] | Array | None = None,
+    *,
+    bootstrap: int = 0,
+    starts: int = 40,
+    delta: float = DELTA,
+    seed: int = 0,
+) -> Fit:
+    """Fit `L = E + A / N^alpha + B / D^beta`, or without `tokens` `L = E + A / N^alpha`.
+
+    Huber's loss of the residuals of log L, minimised from many starts in the logarithms of E, A, B
+    and multiplied up, as the raw objective is so small that a default minimiser stops at once.
+    bootstrap: so many resamples of the points, for intervals.
+    """
+    columns = [np.asarray(parameters, float), np.asarray(loss, float)]
+    if tokens is not None:
+        columns.append(np.asarray(tokens, float))
+    names = ["E", "A", "alpha"] + (["B", "beta"] if tokens is not None else [])
+    points = len(columns[0])
+    if len({len(column) for column in columns}) != 1:
+        raise DataError(f"columns of {[len(c) for c in columns]} points; give as many of each")
+    if points <= len(names):
+        raise DataError(
+            f"{points} points for {len(names)} unknowns ({', '.join(names)}); "
+            f"give more than {len(names)}, better three times as many"
+        )
+    if not all(np.isfinite(c).all() and (c > 0).all() for c in columns):
+        raise DataError("parameters, tokens and losses must be finite and above 0; drop the others")
+    sizes = [np.log(columns[0])] + ([np.log(columns[2])] if tokens is not None else [])
+    target = np.log(columns[1])
+    random = np.random.default_rng(seed)
+    guesses = _starts(target, sizes, starts, random)
+    found = [_minimise(guess, sizes, target, delta) for guess in guesses]
+    best = min(found, key=lambda item: item[1])
+    agreeing = float(np.mean([value <= best[1] * (1 + 1e-4) + 1e-12 for _, value, _ in found]))
+    converged = bool(best[2])
+    if not converged or agreeing < 2 / len(found):
+        warnings.warn(
+            f"the fit did not settle: {agreeing:.0%} of {len(found)} starts agree; give more "
+            "points that differ in size, or more starts",
+            ScalingWarning,
+            stacklevel=2,
+        )
+    intervals = None
+    if bootstrap:
+        drawn = random.integers(points, size=(bootstrap, points))
+        again = np.array(
+            [_minimise(best[0], [s[i] for s in sizes], target[i], delta)[0] for i in drawn]
+        )
+        low, high = np.quantile([list(_named(x, names).values()) for x in again], [0.025, 0.975], 0)
+        intervals = {n: (float(a), float(b)) for n, a, b in zip(names, low, high, strict=True)}
+    law = "power law" if tokens is None else "chinchilla"
+    return Fit(law, _named(best[0], names), intervals, best[1], points, converged, agreeing)
+
+
+def _starts(
+    target: Array, sizes: list[Array], count: int, random: np.random.Generator
+) -> list[Array]:
+    guesses: list[Array] = []
+    for _ in range(max(count, 1)):
+        guess = [target.min() + math.log(random.uniform(0.3, 1.0))]
+        for size in sizes:
+            exponent = random.uniform(0.1, 1.0)
+            # The term has the size of the excess somewhere in the middle of the points.
+            excess = math.log(random.uniform(0.05, 1.0)) + target.mean()
+            guess += [excess + exponent * float(np.median(size)), exponent]
+        guesses.append(np.array(guess))
+    return guesses
+
+
+def _minimise(
+    guess: Array, sizes: list[Array], target: Array, delta: float
+) -> tuple[Array, float, bool]:
+    scale = 1 / delta**2
+
+    def objective(x: Array) -> tuple[float, Array]:
+        terms = [np.full_like(target, x[0])]
+        terms += [x[1 + 2 * i] - x[2 + 2 * i] * size for i, size in enumerate(sizes)]
+        stacked = np.stack(terms)
+        top = stacked.max(0)
+        weights = np.exp(stacked - top)
+        total = weights.sum(0)
+        residual = top + np.log(total) - target
+        inside = np.abs(residual) <= delta
+        values = np.where(inside, 0.5 * residual**2, delta * (np.abs(residual) - delta / 2))
+        slope = np.where(inside, residual, delta * np.sign(residual)) * scale / len(target)
+        shares = weights / total * slope
+        gradient = [shares[0].sum()]
+        for i, size in enumerate(sizes):
+            gradient += [shares[1 + i].sum(), -(shares[1 + i] * size).sum()]
+        return float(values.mean() * scale), np.array(gradient)
+
+    options = {"maxiter": 5000, "maxfun": 20000, "ftol": 1e-15, "gtol": 1e-9}
+    result: Any = minimize(objective, guess, jac=True, method="L-BFGS-B", options=options)
+    # A second run forgets the curvature the first has built up, and often goes on.
+    result = minimize(objective, result.x, jac=True, method="L-BFGS-B", options=options)
+    flat = float(np.abs(objective(result.x)[1]).max()) < 1e-2
+    return result.x, float(result.fun), bool(result.success or flat)
+
+
+def _named(x: Array, names: list[str]) -> dict[str, float]:
+    logs = {"E", "A", "B"}
+    return {n: float(math.exp(v) if n in logs else v) for n, v in zip(names, x, strict=True)}
+
+
+# -- excess against depth (SPEC 4.11) -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DepthFit:
+    """`D_{k+1} = D_k - a D_k^beta`: the excess over `floor` after k blocks.
+
+    beta 1 is exponential decay; above 1 a power law with exponent `1 / (beta - 1)`.
+    """
+
+    a: float
+    beta: float
+    floor: float
+    intervals: dict[str, tuple[float, float]] | None
+
+    def excess(self, first: float, k: int | Array) -> Any:
+        """The bound on the excess k blocks after it was `first`."""
+        k = np.asarray(k, float)
+        if abs(self.beta - 1) < 1e-6:
+            return first * np.exp(-self.a * k)
+        power = 1 - self.beta
+        inside = first**power + self.a * (self.beta - 1) * k
+        return np.maximum(inside, 0) ** (1 / power)
+
+    def exponent(self, alpha: float) -> float:
+        """The exponent of the excess in `N`, where depth grows as `width^alpha`."""
+        if self.beta <= 1:
+            return math.inf
+        return alpha / ((2 + alpha) * (self.beta - 1))
+
+
+def fit_depth(
+    loss: Sequence[float] | Array, *, floor: float = 0.0, bootstrap: int = 0, seed: int = 0
+) -> DepthFit:
+    """Fit the decrease from block to block: `log(D_k - D_{k+1}) = log a + beta log D_k`.
+
+    loss: at depths that grow by one; steps that do not fall have no logarithm and are left out.
+    """
+    excess = np.asarray(loss, float) - floor
+    if excess.ndim != 1 or len(excess) < 4 or not (excess > 0).all():
+        raise DataError(
+            f"{excess.size} losses above the floor {floor}; give 4 or more, all above the floor"
+        )
+    x, fall = np.log(excess[:-1]), excess[:-1] - excess[1:]
+    x, y = x[fall > 0], np.log(fall[fall > 0])
+    if len(x) < 3:
+        raise DataError(f"the loss falls in {len(x)} of {len(fall)} steps; 3 are needed for a fit")
+    beta, log_a = np.polyfit(x, y, 1)
+    intervals = None
+    if bootstrap:
+        random = np.random.default_rng(seed)
+        drawn = [i for i in random.integers(len(x), size=(bootstrap, len(x))) if np.ptp(x[i]) > 0]
+        again = np.array([np.polyfit(x[i], y[i], 1) for i in drawn])
+        quantiles = np.quantile(np.stack([np.exp(again[:, 1]), again[:, 0]], 1), [0.025, 0.975], 0)
+        intervals = {
+            name: (float(low), float(high))
+            for name, low, high in zip(("a", "beta"), *quantiles, strict=True)
+        }
+    return DepthFit(float(np.exp(log_a)), float(beta), floor, intervals)
+
+
+# -- planning -------------------------------------------------------------------------------------
+
+LEVINE = (
+    ("GPT-3 Small", 125e6, 12, 768, 23, 555),
+    ("GPT-3 Medium", 350e6, 24, 1024, 32, 886),
+    ("GPT-3 Large", 760e6, 24, 1536, 38, 1220),
+    ("GPT-3 XL", 1.3e9, 24, 2048, 42, 1550),
+    ("GPT-3 2.7B", 2.7e9, 32, 2560, 47, 2110),
+    ("GPT-3 6.7B", 6.7e9, 32, 4096, 54, 3150),
+    ("GPT-3 13B", 13.0e9, 40, 5140, 60, 4200),
+    ("GPT-3 175B", 175.0e9, 96, 12288, 80, 13500),
+    ("Projected 1T", 1e12, None, None, 95, 30100),
+)
+"""Levine et al. (2020) as in paper 001, App. O: model, parameters, trained depth and width, and
+the depth and width their fit projects."""
+
+TRAINED = (
+    ("LaMDA", 137e9, 168e9),
+    ("GPT-3", 175e9, 300e9),
+    ("Jurassic-1", 178e9, 300e9),
+    ("Gopher", 280e9, 300e9),
+    ("MT-NLG", 530e9, 270e9),
+    ("Chinchilla", 70e9, 1.4e12),
+)
+"""Parameters and training tokens, paper 001, Table 4."""
+
+EXPONENTS = (
+    ("Minimum over training curves", 0.50, 0.50),
+    ("IsoFLOP profiles", 0.49, 0.51),
+    ("Parametric loss model", 0.46, 0.54),
+    ("Kaplan et al.", 0.73, 0.27),
+)
+"""`N ~ C^a`, `D ~ C^b`, paper 001, Table 5."""
+
+EPOCH = Fit(
+    "chinchilla",
+    {"E": 1.8172, "A": 482.01, "alpha": 0.3478, "B": 2085.43, "beta": 0.3658},
+    None,
+    math.nan,
+    240,
+    True,
+    math.nan,
+)
+"""The published refit of Hoffmann et al.'s points by Besiroglu et al. (2024)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes for a budget, and what others chose at the nearest size.
+
+    flops: of training, `6 N D`. loss: predicted by the law. depth, width: by Levine et al.'s
+    projections, with `N = 12 depth width^2`. levine, trained: the nearest rows of the tables.
+    """
+
+    parameters: float
+    tokens: float
+    flops: float
+    loss: float
+    depth: int
+    width: int
+    levine: tuple[Any, ...]
+    trained: tuple[Any, ...]
+    exponents: tuple[float, float]
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        return self.tokens / self.parameters
+
+    def __str__(self) -> str:
+        name, n, depth, width, *projected = self.levine
+        was = "not trained" if depth is None else f"trained {depth} x {width}"
+        model, n_other, d_other = self.trained
+        return "\n".join(
+            [
+                f"{self.parameters:.3g} parameters: depth {self.depth}, width {self.width}",
+                f"{self.tokens:.3g} tokens ({self.tokens_per_parameter:.1f} a parameter), "
+                f"{self.flops:.3g} FLOPs, predicted loss {self.loss:.3f}",
+                f"nearest in Levine's table: {name} ({n:.3g}), {was}, "
+                f"projected {projected[0]} x {projected[1]}",
+                f"nearest trained model: {model} ({n_other:.3g}) on {d_other:.3g} tokens "
+                f"({d_other / n_other:.1f} a parameter)",
+                f"optimal N ~ C^{self.exponents[0]:.2f}, D ~ C^{self.exponents[1]:.2f}; "
+                + "; ".join(f"{who} {a:.2f}/{b:.2f}" for who, a, b in EXPONENTS),
+            ]
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "tokens_per_parameter": self.tokens_per_parameter}
+
+
+def plan(
+    *,
+    parameters: float | None = None,
+    flops: float | None = None,
+    tokens: float | None = None,
+    law: Fit = EPOCH,
+    multiple: int = 64,
+) -> Plan:
+    """Depth, width and tokens for a number of parameters or a training budget in FLOPs.
+
+    law: a fit with tokens; by default the published refit of the Chinchilla points.
+    tokens: fixed, if the data is; otherwise compute-optimal.
+    multiple: the width is rounded to a multiple of it.
+    """
+    if (parameters is None) == (flops is None):
+        raise SettingError(f"parameters={parameters} and flops={flops}; give one of the two")
+    for name, value in {"parameters": parameters, "flops": flops, "tokens": tokens}.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise SettingError(f"{name}={value}; use a number above 0")
+    if law.law != "chinchilla":
+        raise SettingError(f"the law is {law.law!r}; fit one with tokens=")
+    a, b = law["alpha"], law["beta"]
+    share = b / (a + b)
+    # At the optimum of a budget C = 6ND: N = G (C/6)^(b/(a+b)).
+    factor = (a * law["A"] / (b * law["B"])) ** (1 / (a + b))
+    if flops is not None:
+        n = factor * (flops / 6) ** share if tokens is None else flops / (6 * tokens)
+        d = flops / (6 * n)
+    else:
+        assert parameters is not None
+        n = parameters
+        d = (n / factor) ** (1 / share) / n if tokens is None else tokens
+    depth, width = shape(n, multiple=multiple)
+
+    def near(row: Any) -> float:
+        return abs(math.log(row[1] / n))
+
+    return Plan(
+        parameters=n,
+        tokens=d,
+        flops=6 * n * d,
+        loss=float(law(n, d)),
+        depth=depth,
+        width=width,
+        levine=min(LEVINE, key=near),
+        trained=min(TRAINED, key=near),
+        exponents=(share, 1 - share),
+    )
+
+
+def shape(parameters: float, *, multiple: int = 64) -> tuple[int, int]:
+    """Depth and width, between the rows of Levine et al.'s projections (log-linear in N)."""
+    logs = np.log([row[1] for row in LEVINE])
+    depths = np.array([row[4] for row in LEVINE], float)
+    slope = (depths[1] - depths[0]) / (logs[1] - logs[0])
+    x = math.log(parameters)
+    depth = float(np.interp(x, logs, depths))
+    if x < logs[0]:
+        depth = depths[0] + slope * (x - logs[0])
+    elif x > logs[-1]:
+        depth = depths[-1] + (depths[-1] - depths[-2]) / (logs[-1] - logs[-2]) * (x - logs[-1])
+    whole = max(2, round(depth))
+    width = math.sqrt(parameters / (12 * whole))
+    rounded = max(multiple, multiple * round(width / multiple)) if width >= multiple else width
+    return whole, max(1, round(rounded))

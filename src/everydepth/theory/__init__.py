@@ -1,0 +1,1 @@
+"""Bounds of the papers, computed from the constants of real networks."""
