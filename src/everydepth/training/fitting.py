@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -23,16 +24,13 @@ from everydepth.training.schedules import Schedule
 from everydepth.training.scoring import Evaluator
 from everydepth.training.settings import (
     EarlyStopping,
-    OptimizerName,
-    Precision,
-    ScheduleName,
     Settings,
     described,
 )
 
 
 def fit(
-    net: EveryDepth,
+    net: nn.Module,
     train: TrainData,
     valid: TrainData | None = None,
     *,
@@ -40,14 +38,14 @@ def fit(
     steps: int | None = None,
     batch_size: int = 32,
     shuffle: bool = True,
-    optimizer: OptimizerName | Optimizer = "adamw",
+    optimizer: str | Optimizer = "adamw",
     lr: float | None = None,
     weight_decay: float | None = None,
-    schedule: ScheduleName | Schedule | LRScheduler = "cosine",
-    warmup: float = 0,
+    schedule: str | Schedule | LRScheduler = "cosine",
+    warmup: float | int = 0,
     grad_accumulation: int = 1,
     clip: float | None = None,
-    precision: Precision | None = None,
+    precision: str | None = None,
     compile: bool | str = False,  # noqa: A002 - the name everybody looks for
     validate_every: int | None = None,
     early_stopping: EarlyStopping | int | None = None,
@@ -61,8 +59,9 @@ def fit(
     log_every: int = 10,
     progress: bool = True,
     trackers: str | Sequence[Any] = (),
+    about: Mapping[str, Any] | None = None,
 ) -> FitResult:
-    """Train a network at every depth its objective supervises.
+    """Train an `EveryDepth` network at every depth its objective supervises.
 
     train, valid: a Dataset of dictionaries, a DataLoader, or batches that can be iterated again
         and again. Of a Dataset `batch_size` rows make one optimizer step, over all processes and
@@ -86,6 +85,7 @@ def fit(
     keep: how many of the last checkpoints stay, beside the best.
     workers: processes that load rows of a Dataset.
     trackers: "tensorboard", "wandb", "mlflow", or trackers of accelerate.
+    about: more to write into the run's config, as JSON values.
     """
     patience = early_stopping
     settings = Settings(
@@ -105,7 +105,7 @@ def fit(
         shuffle=shuffle,
         seed=seed,
     )
-    if not isinstance(net, EveryDepth):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(net, EveryDepth):
         raise SettingError(
             f"fit needs an EveryDepth, got {type(net).__name__}; wrap it: EveryDepth(model)"
         )
@@ -127,6 +127,7 @@ def fit(
         save_every=save_every,
         keep=keep,
         log_every=log_every,
+        about=dict(about or {}),
     )
     with ExitStack() as stack:
         if compile:

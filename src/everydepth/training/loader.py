@@ -16,7 +16,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from everydepth.data import Rows
+from everydepth.data import Batches, Rows
 from everydepth.errors import DataError, SettingError
 
 Batch = dict[str, Any]
@@ -166,7 +166,8 @@ class _FromBatches(Loader):
 
     def describe(self) -> str:
         steps = "unknown" if self.steps is None else self.steps
-        return f"{type(self.batches).__name__}, {steps} batches"
+        name = repr(self.batches.data) if isinstance(self.batches, Batches) else ""
+        return f"{type(self.batches).__name__}, {steps} batches{name and ' of '}{name}"
 
 
 class _WholeBatches(Dataset[Batch]):

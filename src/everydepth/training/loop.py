@@ -6,8 +6,8 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from transformers.utils import logging
 
 from everydepth.errors import DataError, RunError, SettingError
 from everydepth.runs import Checkpoint, Run
@@ -66,9 +67,10 @@ class Training:
         save_every: int | None,
         keep: int,
         log_every: int,
+        about: dict[str, Any],
     ) -> None:
         self.net, self.accelerator, self.loader = net, accelerator, loader
-        self.settings, self.callbacks = settings, callbacks
+        self.settings, self.callbacks, self._about = settings, callbacks, about
         self.run: Run | None = None
         self.step = self.epoch = 0
         self.loss = math.nan
@@ -151,6 +153,7 @@ class Training:
                 "parameters": sum(p.numel() for p in net.parameters()),
             },
             "data": self.loader.describe(),
+            **({"about": self._about} if self._about else {}),
         }
 
     def open_run(self, path: str | Path | None, resume: bool) -> None:
@@ -233,7 +236,8 @@ class Training:
         """One optimizer step."""
         device = self.accelerator.device
         batch = cast(Batch, send_to_device(dict(batch), device, non_blocking=True))
-        self.net.train()
+        if not self.net.training:
+            self.net.train()
         self.net.set_progress(self.step, self.total_steps)
         if self.schedule is not None:
             factor = self.schedule.factor(self.step, self.total_steps)
@@ -263,8 +267,10 @@ class Training:
         if self.settings.clip is not None:
             norm = self.accelerator.clip_grad_norm_(self.net.parameters(), self.settings.clip)
             self.grad_norm = float(cast(Tensor, norm))
-        self._prepared.step()
-        self._prepared.zero_grad()
+        # Only a gradient scaler needs accelerate's own step, which takes a millisecond longer.
+        optimizer = self.optimizer if self.accelerator.scaler is None else self._prepared
+        optimizer.step()
+        optimizer.zero_grad()
         if self.scheduler is not None:
             self.scheduler.step()
         self.step += 1
@@ -365,9 +371,10 @@ class Training:
         def write() -> None:
             if hasattr(self.model, "save_pretrained") and not (run.path / "model").exists():
                 inner = {k: v for k, v in state.items() if not self._is_head(k)}
-                run.write_folder(
-                    "model", lambda folder: self.net.save_pretrained(folder, state_dict=inner)
-                )
+                with _no_progress_bars():
+                    run.write_folder(
+                        "model", lambda folder: self.net.save_pretrained(folder, state_dict=inner)
+                    )
             plain = {k: v for k, v in asdict(result).items() if k not in ("history", "path")}
             run.write_results(plain)
 
@@ -522,6 +529,18 @@ class Training:
         if number == signal.SIGINT:
             raise KeyboardInterrupt(message)
         raise SystemExit(128 + number)
+
+
+@contextmanager
+def _no_progress_bars() -> Generator[None, None, None]:
+    """Silence what transformers shows while it saves."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _pieces(batch: Batch, count: int) -> list[Batch]:

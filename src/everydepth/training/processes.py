@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import (
+    Accelerator,
+    DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin,
+    PartialState,
+)
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 
 from everydepth.errors import EveryDepthError, SettingError
@@ -25,6 +31,8 @@ def accelerator_for(
         project_dir=None if run is None else str(run),
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=partial)],
     )
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        _also_on_cpu(accelerator)
     kind = accelerator.distributed_type
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA):
         raise SettingError(f"{kind.value} is not supported; use DDP or FSDP")
@@ -38,6 +46,15 @@ def accelerator_for(
             names = {type(block.module).__name__ for block in net.stream.blocks}
             plugin.transformer_cls_names_to_wrap = sorted(names)
     return accelerator
+
+
+def _also_on_cpu(accelerator: Accelerator) -> None:
+    """Let processes on CPUs use FSDP, too, which accelerate keeps to accelerators: for tests."""
+    if accelerator.distributed_type == DistributedType.MULTI_CPU:
+        state: Any = accelerator.state
+        state.fsdp_plugin = FullyShardedDataParallelPlugin()
+        state.distributed_type = DistributedType.FSDP
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # pyright: ignore[reportPrivateUsage]
 
 
 def on_main(accelerator: Accelerator, action: Callable[[], T]) -> T:

@@ -88,7 +88,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 )
 
 
-def schedule_of(schedule: str | Schedule, warmup: float, total_steps: int) -> Schedule:
+def schedule_of(schedule: str | Schedule, warmup: float | int, total_steps: int) -> Schedule:
     """The schedule by name or itself, after a warm-up of so many steps (below 1: a share)."""
     if isinstance(schedule, str):
         if schedule not in SCHEDULES:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from everydepth.errors import SettingError
-from everydepth.training.schedules import SCHEDULES, Schedule
-
-OptimizerName = Literal["adamw", "adam", "sgd"]
-ScheduleName = Literal["constant", "cosine", "one_cycle", "multi_step"]
-Precision = Literal["fp32", "bf16"]
+from everydepth.training.schedules import Schedule
 
 _RATES = {"adamw": 1e-3, "adam": 1e-3, "sgd": 0.1}
 _DECAYS = {"adamw": 0.01, "adam": 0.0, "sgd": 1e-4}
@@ -46,10 +42,10 @@ class Settings:
     epochs: int | None
     steps: int | None
     batch_size: int
-    optimizer: str
+    optimizer: Any
     lr: float | None
     schedule: Any
-    warmup: float
+    warmup: float | int
     weight_decay: float | None
     grad_accumulation: int
     clip: float | None
@@ -125,15 +121,3 @@ def described(value: Any) -> Any:
         }
         return {"object": type(value).__name__, **plain}
     return {"object": type(value).__name__}
-
-
-__all__ = [
-    "SCHEDULES",
-    "EarlyStopping",
-    "OptimizerName",
-    "Precision",
-    "ScheduleName",
-    "Settings",
-    "described",
-    "optimizer_of",
-]

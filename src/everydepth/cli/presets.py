@@ -1,0 +1,207 @@
+"""Small networks by name, built to fit the data: nothing to download, minutes to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from everydepth.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a network must know about the data. A field is None where the data has no such thing."""
+
+    classes: int | None = None
+    channels: int | None = None
+    size: int | None = None
+    inputs: int | None = None
+    outputs: int | None = None
+    text: bool = False
+
+    @classmethod
+    def of(cls, data: Any) -> Facts:
+        from everydepth.data import Corpus, Images, Points, Texts
+
+        if isinstance(data, Images):
+            _, channels, height, width = data.pixel_values.shape
+            return cls(classes=len(data.classes), channels=channels, size=max(height, width))
+        if isinstance(data, Points):
+            return cls(inputs=data.inputs.shape[1], outputs=data.labels.shape[1])
+        if isinstance(data, Texts):
+            return cls(classes=len(data.classes) or None, text=True)
+        return cls(text=isinstance(data, Corpus))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A network by name. `build(facts, blocks)` makes it, `needs` says for which data."""
+
+    description: str
+    blocks: int
+    needs: str
+    build: Callable[[Facts, int], PreTrainedModel]
+    fits: Callable[[Facts], bool]
+
+    def __call__(self, name: str, facts: Facts, blocks: int | None) -> PreTrainedModel:
+        if not self.fits(facts):
+            raise DataError(
+                f"the preset {name!r} is for {self.needs}, which this data is not; "
+                "use another preset, or other data"
+            )
+        return self.build(facts, self.blocks if blocks is None else blocks)
+
+
+def byte_tokenizer() -> Any:
+    """A tokenizer without training: one token a byte, and one that ends a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate([*alphabet, "<|end|>"])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", pad_token="<|end|>")
+
+
+def _vit(facts: Facts, blocks: int) -> PreTrainedModel:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    size = facts.size or 28
+    return ViTForImageClassification(
+        ViTConfig(
+            image_size=size,
+            patch_size=2 * max(1, round(size / 16)),  # 28 and 32: 4, so 49 and 64 patches
+            num_channels=facts.channels or 3,
+            hidden_size=64,
+            num_hidden_layers=blocks,
+            num_attention_heads=4,
+            intermediate_size=128,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            **_labels(facts),
+        )
+    )
+
+
+def _resnet(facts: Facts, blocks: int) -> PreTrainedModel:
+    from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
+
+    stages = [blocks // 3 + (1 if stage < blocks % 3 else 0) for stage in range(3)]
+    return CifarResNet(
+        CifarResNetConfig(
+            blocks_per_stage=stages,
+            num_channels=facts.channels or 3,
+            num_labels=facts.classes or 10,
+        )
+    )
+
+
+def _mlp(facts: Facts, blocks: int) -> PreTrainedModel:
+    from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
+
+    return ResidualMLP(
+        ResidualMLPConfig(
+            num_inputs=facts.inputs or 2, num_outputs=facts.outputs or 1, num_hidden_layers=blocks
+        )
+    )
+
+
+def _labels(facts: Facts) -> dict[str, Any]:
+    return {"num_labels": facts.classes or 2}
+
+
+def _sizes(blocks: int) -> dict[str, Any]:
+    return {
+        "vocab_size": 257,
+        "hidden_size": 64,
+        "num_hidden_layers": blocks,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "max_position_embeddings": 256,
+        "pad_token_id": 256,
+        "bos_token_id": 256,
+        "eos_token_id": 256,
+    }
+
+
+def _gpt2(facts: Facts, blocks: int) -> PreTrainedModel:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = _sizes(blocks)
+    sizes["n_inner"] = sizes.pop("intermediate_size")
+    return GPT2LMHeadModel(GPT2Config(**sizes))
+
+
+def _llama(facts: Facts, blocks: int) -> PreTrainedModel:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**_sizes(blocks)))
+
+
+def _bert(facts: Facts, blocks: int) -> PreTrainedModel:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(BertConfig(**_sizes(blocks), **_labels(facts)))
+
+
+def _images(facts: Facts) -> bool:
+    return facts.size is not None
+
+
+def _text(facts: Facts) -> bool:
+    return facts.text
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "vit-tiny": Preset(
+            description="vision transformer, width 64",
+            blocks=6,
+            needs="images",
+            build=_vit,
+            fits=_images,
+        ),
+        "resnet20": Preset(
+            description="6n+2 ResNet, widths 16, 32, 64",
+            blocks=9,
+            needs="images",
+            build=_resnet,
+            fits=_images,
+        ),
+        "mlp": Preset(
+            description="residual perceptron, width 30",
+            blocks=6,
+            needs="points of a regression (surface:...)",
+            build=_mlp,
+            fits=lambda facts: facts.inputs is not None,
+        ),
+        "bert-tiny": Preset(
+            description="text encoder on bytes, width 64",
+            blocks=4,
+            needs="texts with classes",
+            build=_bert,
+            fits=lambda facts: facts.text and facts.classes is not None,
+        ),
+        "gpt2-tiny": Preset(
+            description="language model on bytes, width 64",
+            blocks=4,
+            needs="text",
+            build=_gpt2,
+            fits=_text,
+        ),
+        "llama-tiny": Preset(
+            description="language model on bytes, width 64",
+            blocks=4,
+            needs="text",
+            build=_llama,
+            fits=_text,
+        ),
+    }
+)

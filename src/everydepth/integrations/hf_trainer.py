@@ -1,0 +1,24 @@
+"""For the Hugging Face Trainer, which takes an `EveryDepth` as its model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from everydepth.training import EveryDepth
+
+
+class DepthProgress(TrainerCallback):
+    """Tells the objective the Trainer's own step, so that a curriculum survives a resume.
+
+    `Trainer(model=net, callbacks=[DepthProgress(net)], ...)`
+    """
+
+    def __init__(self, net: EveryDepth) -> None:
+        self.net = net
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self.net.set_progress(state.global_step, state.max_steps)

@@ -1,0 +1,60 @@
+"""What one step of a training costs, measured on this machine."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from everydepth.training.loader import rows_at, rows_of
+from everydepth.training.module import EveryDepth
+
+# Numbers an optimizer keeps for each weight.
+_STATES = {"adamw": 2, "adam": 2, "sgd": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """seconds: of one step; memory: bytes of weights, gradients, optimizer and activations."""
+
+    seconds: float
+    memory: int
+    activations: int
+
+
+def cost_of(
+    net: EveryDepth, batch: Mapping[str, Any], *, optimizer: str = "adamw", pieces: int = 1
+) -> Cost:
+    """Time a forward and backward pass of one batch, and count the bytes it keeps for backward."""
+    net = copy.deepcopy(net).train()
+    net.set_progress(0, 1)
+    rows = rows_at(batch, slice(0, max(1, rows_of(batch) // pieces)))
+    piece = {key: v.clone() if isinstance(v, Tensor) else v for key, v in rows.items()}
+    own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def same(tensor: Tensor) -> Tensor:
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, same):
+        first = net(**piece)
+    first.loss.backward()  # also warms up what the timed pass uses
+    start = time.perf_counter()
+    net(**piece).loss.backward()
+    seconds = (time.perf_counter() - start) * pieces
+    weights = sum(p.numel() * p.element_size() for p in net.parameters())
+    trained = sum(p.numel() * p.element_size() for p in net.parameters() if p.requires_grad)
+    activations = sum(kept.values())
+    states = trained * (1 + _STATES.get(optimizer, 2))  # gradients, and the optimizer's own
+    return Cost(seconds=seconds, memory=weights + states + activations, activations=activations)

@@ -1,0 +1,135 @@
+"""Two processes on this machine (gloo): DDP and FSDP give what one process gives."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.training import small
+from tests.training.small import same
+from tests.training.two_processes import train
+from torch import Tensor
+from transformers import ViTForImageClassification
+
+from everydepth.data import batches
+from everydepth.runs import Run
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def launch(*words: str, timeout: int = 240) -> subprocess.CompletedProcess[str]:
+    """`accelerate launch` with two processes on the CPU, which `--cpu` alone leaves to MPI."""
+    launcher = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",  # one process a device; the variable below makes the devices CPUs
+        "--num_processes=2",
+        "--num_machines=1",
+        "--mixed_precision=no",
+        "--dynamo_backend=no",
+        f"--main_process_port={free_port()}",
+    ]
+    source = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    finished = subprocess.run(
+        [*launcher, *words],
+        cwd=ROOT,
+        env=os.environ
+        | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return finished
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All scenarios in one launch, because starting processes takes longer than the rest."""
+    place = tmp_path_factory.mktemp("two")
+    launch("-m", "tests.training.two_processes", str(place))
+    train(place / "one")
+    return place
+
+
+def trained(run: Path) -> dict[str, Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def assert_close(a: Path, b: Path) -> None:
+    found, expected = trained(a), trained(b)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_equal_one_with_the_same_global_batch(folder: Path, kind: str) -> None:
+    assert_close(folder / kind, folder / "one")
+    ours, theirs = Run.open(folder / kind).results(), Run.open(folder / "one").results()
+    assert ours["valid"]["accuracy"] == pytest.approx(theirs["valid"]["accuracy"])
+    assert ours["valid"]["loss"] == pytest.approx(theirs["valid"]["loss"], abs=1e-5)
+
+
+def test_batches_from_an_iterable_are_dealt_out_by_rows(folder: Path, tmp_path: Path) -> None:
+    train(tmp_path / "one", data=batches(small.digits(64), 16, shuffle=True))
+    assert_close(folder / "ddp_batches", tmp_path / "one")
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_that_crashed_resume_exactly(folder: Path, kind: str) -> None:
+    assert same(trained(folder / f"{kind}_resumed"), trained(folder / f"{kind}_adam"))
+
+
+def test_a_checkpoint_of_fsdp_goes_on_in_one_process(folder: Path) -> None:
+    run = folder / "fsdp_to_one"
+    assert not Run.open(run).finished
+    train(run, resume=True)
+    assert_close(run, folder / "one")
+
+
+def test_a_model_trained_with_fsdp_is_a_plain_one(folder: Path) -> None:
+    loaded = ViTForImageClassification.from_pretrained(folder / "fsdp" / "model")
+    checkpoint = Run.open(folder / "fsdp").checkpoint().load("model")
+    assert same(dict(loaded.state_dict()), checkpoint)
+
+
+def test_an_error_of_the_main_process_reaches_all(folder: Path) -> None:
+    for process in (0, 1):
+        assert "already holds a run" in (folder / f"refused-{process}").read_text()
+
+
+@pytest.mark.slow
+def test_the_command_line_trains_under_accelerate_launch(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = [
+        "train",
+        "-m",
+        "vit-tiny",
+        "-d",
+        "digits",
+        "--blocks",
+        "2",
+        "--steps",
+        "4",
+        "--max-samples",
+        "64",
+        "--run",
+    ]
+    finished = launch("-m", "everydepth", *words, str(run))
+    assert finished.stdout.count("finished after 4 steps") == 1
+    assert Run.open(run).results()["steps"] == 4

@@ -1,0 +1,586 @@
+"""The built-in loop: the same as a loop by hand, whatever it is given, and clear when it fails."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.tracking import GeneralTracker
+from tests.training.small import digits, mlp, net, points, same, vit, weights
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, lr_scheduler
+from torch.utils.data import DataLoader, Dataset
+from transformers import ViTForImageClassification
+
+import everydepth as ed
+from everydepth.data import batches
+from everydepth.errors import DataError, LabelError, NonFiniteError, RunError, SettingError
+from everydepth.runs import Run
+from everydepth.training import (
+    Callback,
+    Cosine,
+    EarlyStopping,
+    MultiStep,
+    OneCycle,
+    Training,
+    UntilAccuracy,
+    Warmup,
+)
+from everydepth.training.cost import cost_of
+from everydepth.training.progress import shown_depths
+
+QUIET: dict[str, Any] = {"progress": False}
+
+
+def test_fit_equals_a_loop_by_hand_bit_for_bit() -> None:
+    data = points()
+    trained, by_hand = net(), net()
+    ed.fit(trained, batches(data, 16), epochs=2, lr=0.01, schedule="constant", **QUIET)
+    parameters = list(by_hand.parameters())
+    optimizer = AdamW(
+        [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.01},
+            {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=0.01,
+    )
+    for _ in range(2):
+        for batch in batches(data, 16):
+            by_hand(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert same(weights(trained), weights(by_hand))
+
+
+def test_training_lowers_the_loss_of_every_depth() -> None:
+    network = net()
+    result = ed.fit(network, points(), points(seed=1), epochs=10, lr=0.01, batch_size=16, **QUIET)
+    first = next(line for line in result.history if "valid" in line)["valid"]["loss"]
+    assert all(last < before for last, before in zip(result.valid["loss"], first, strict=True))
+    assert result.stopped == "finished"
+    assert (result.steps, result.epochs) == (40, 10)
+
+
+class Listed(Dataset[dict[str, Tensor]]):
+    """An ordinary map-style data set, not one of ours."""
+
+    def __init__(self, size: int) -> None:
+        self.data = points(size)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.data[index]
+
+
+@pytest.mark.parametrize("kind", ["rows", "dataset", "loader", "batches", "list", "workers"])
+def test_data_may_come_in_any_form(kind: str) -> None:
+    data = points(32)
+    forms: dict[str, Any] = {
+        "rows": data,
+        "dataset": Listed(32),
+        "workers": Listed(32),
+        "loader": DataLoader(Listed(32), batch_size=8, shuffle=True),
+        "batches": batches(data, 8, shuffle=True),
+        "list": list(batches(data, 8)),
+    }
+    workers = 1 if kind == "workers" else 0
+    result = ed.fit(net(), forms[kind], epochs=2, batch_size=8, workers=workers, **QUIET)
+    assert result.steps == 8
+
+
+def test_rows_and_a_data_set_of_the_same_rows_train_the_same() -> None:
+    ours, theirs = net(), net()
+    ed.fit(ours, points(32), steps=6, batch_size=8, **QUIET)
+    ed.fit(theirs, Listed(32), steps=6, batch_size=8, **QUIET)
+    assert same(weights(ours), weights(theirs))
+
+
+def test_the_order_is_a_function_of_the_seed() -> None:
+    first, again, other = net(), net(), net()
+    for network, seed in ((first, 1), (again, 1), (other, 2)):
+        ed.fit(network, points(), steps=5, batch_size=8, seed=seed, **QUIET)
+    assert same(weights(first), weights(again))
+    assert not same(weights(first), weights(other))
+
+
+@pytest.mark.parametrize("task", ["numbers", "classes", "tokens"])
+def test_accumulating_pieces_changes_nothing(task: str) -> None:
+    """To 1e-5: the pieces are summed in another order. Padding makes the pieces unequal."""
+
+    def network() -> ed.EveryDepth:
+        if task == "numbers":
+            return net()
+        if task == "classes":
+            return ed.EveryDepth(vit(dropout=0.0), ed.lpa(), class_weights=[1.0] * 5 + [3.0] * 5)
+        return ed.EveryDepth(gpt2(), ed.lpa())
+
+    data: Any = {"numbers": points(), "classes": digits(64), "tokens": padded_texts()}[task]
+    whole, pieces = network(), network()
+    for one, count in ((whole, 1), (pieces, 3)):
+        ed.fit(one, data, steps=3, batch_size=16, optimizer="sgd", grad_accumulation=count, **QUIET)
+    for key, value in weights(whole).items():
+        torch.testing.assert_close(weights(pieces)[key], value, atol=1e-5, rtol=1e-4)
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=20,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            n_positions=8,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
+    )
+
+
+def padded_texts() -> Any:
+    from everydepth.data import Tokens
+
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 20, (32, 8), generator=generator)
+    mask = (torch.arange(8) < torch.randint(2, 9, (32, 1), generator=generator)).long()
+    return Tokens(ids, mask, labels=ids.masked_fill(mask == 0, -100))
+
+
+def test_a_language_model_reports_perplexity_at_every_depth() -> None:
+    network = ed.EveryDepth(gpt2(), ed.lpa())
+    scores = ed.fit(network, padded_texts(), padded_texts(), steps=2, **QUIET).valid
+    assert scores["perplexity"] == pytest.approx([math.exp(loss) for loss in scores["loss"]])
+    assert len(scores["accuracy"]) == 2
+
+
+def test_validation_agrees_with_the_plain_model_at_the_last_depth() -> None:
+    network, data = ed.EveryDepth(vit(), ed.lpa()), digits(100)
+    scores = ed.fit(network, data, data, steps=3, **QUIET).valid
+    with torch.no_grad():
+        plain = network.model.eval()(pixel_values=data.pixel_values, labels=data.labels)
+    assert scores["loss"][-1] == pytest.approx(plain.loss.item(), rel=1e-5)
+    hits = (plain.logits.argmax(-1) == data.labels).float().mean().item()
+    assert scores["accuracy"][-1] == pytest.approx(hits)
+
+
+def test_validation_scores_a_multi_classifier_by_its_own_heads() -> None:
+    network, data = ed.EveryDepth(vit(), ed.multi_classifier()), digits(50)
+    scores = ed.fit(network, data, data, steps=1, **QUIET).valid
+    with torch.no_grad():
+        logits = network.eval()(pixel_values=data.pixel_values, depths=[1]).logits_at[1]
+    loss = nn.functional.cross_entropy(logits, data.labels).item()
+    assert scores["loss"][0] == pytest.approx(loss, rel=1e-5)
+
+
+def test_validation_does_not_change_the_training() -> None:
+    watched, alone = ed.EveryDepth(vit(), ed.lpa()), ed.EveryDepth(vit(), ed.lpa())
+    loader = DataLoader(digits(40), batch_size=20, shuffle=True)
+    ed.fit(watched, digits(40), loader, steps=4, validate_every=1, batch_size=8, **QUIET)
+    ed.fit(alone, digits(40), steps=4, batch_size=8, **QUIET)
+    assert same(weights(watched), weights(alone))
+
+
+# -- optimizers and schedules ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "one_cycle", "multi_step"])
+def test_every_optimizer_and_schedule_trains(name: Any, schedule: Any) -> None:
+    result = ed.fit(
+        net(), points(), steps=4, optimizer=name, schedule=schedule, lr=0.01, warmup=2, **QUIET
+    )
+    assert result.history[-1]["loss"] < 10
+
+
+def rates_of_torch(scheduler: Any, optimizer: Any, steps: int) -> list[float]:
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def test_schedules_agree_with_those_of_torch() -> None:
+    steps = 40
+    for ours, make in (
+        (Cosine(), lambda o: lr_scheduler.CosineAnnealingLR(o, steps)),
+        (Cosine(final=0.1), lambda o: lr_scheduler.CosineAnnealingLR(o, steps, eta_min=0.1)),
+        (OneCycle(), lambda o: lr_scheduler.OneCycleLR(o, 1.0, steps, cycle_momentum=False)),
+        (MultiStep(), lambda o: lr_scheduler.MultiStepLR(o, [20, 30])),
+    ):
+        optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        expected = rates_of_torch(make(optimizer), optimizer, steps)
+        found = [ours.factor(step, steps) for step in range(steps)]
+        assert found == pytest.approx(expected, abs=1e-9), ours
+
+
+def test_a_warm_up_rises_linearly_and_then_follows_the_schedule() -> None:
+    schedule = Warmup(steps=4, after=Cosine())
+    assert [schedule.factor(step, 12) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert schedule.factor(4, 12) == 1.0
+    assert schedule.factor(8, 12) == pytest.approx(0.5)
+
+
+def test_the_learning_rate_that_is_used_is_logged() -> None:
+    result = ed.fit(
+        net(), points(), steps=10, lr=0.5, optimizer="sgd", warmup=0.2, log_every=1, **QUIET
+    )
+    rates = [line["lr"] for line in result.history]
+    assert rates[:2] == [0.25, 0.5]
+    assert rates[6] == pytest.approx(0.25)
+
+
+def test_an_optimizer_and_a_scheduler_may_be_objects() -> None:
+    network = net()
+    optimizer = SGD(network.parameters(), lr=0.1)
+    scheduler = lr_scheduler.StepLR(optimizer, 2)
+    ed.fit(network, points(), steps=4, optimizer=optimizer, schedule=scheduler, **QUIET)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+def test_weight_decay_leaves_out_biases_and_norms() -> None:
+    network = net(norm=True)
+    for parameter in network.parameters():
+        nn.init.constant_(parameter, 1.0)
+    frozen = [{"inputs": torch.zeros(1, 4), "labels": torch.zeros(1, 2)}]
+    seen: dict[str, float] = {}
+
+    class Decay(Callback):
+        def on_gradients(self, training: Training) -> None:
+            for group in training.optimizer.param_groups:
+                for parameter in group["params"]:
+                    seen[str(parameter.ndim)] = group["weight_decay"]
+
+    ed.fit(network, frozen, steps=1, weight_decay=0.3, callbacks=[Decay()], **QUIET)
+    assert seen == {"1": 0.0, "2": 0.3}
+
+
+def test_clipping_bounds_the_gradient_and_logs_its_norm() -> None:
+    class Norm(Callback):
+        norms: list[float]
+
+        def on_step(self, training: Training) -> None:
+            assert training.grad_norm is not None
+            self.norms = [training.grad_norm]
+
+    network, watch = net(), Norm()
+    before = weights(network)
+    ed.fit(
+        network,
+        points(),
+        steps=1,
+        optimizer="sgd",
+        weight_decay=0.0,
+        lr=1.0,
+        schedule="constant",
+        clip=1e-3,
+        callbacks=[watch],
+        **QUIET,
+    )
+    moved = sum((v - before[k]).square().sum() for k, v in weights(network).items()) ** 0.5
+    assert moved.item() == pytest.approx(1e-3, rel=1e-2)
+    assert watch.norms[0] > 1e-3
+
+
+def test_bf16_trains_and_keeps_the_weights_in_fp32() -> None:
+    network = ed.EveryDepth(vit(dropout=0.0), ed.lpa())
+    result = ed.fit(network, digits(40), digits(20), steps=3, precision="bf16", **QUIET)
+    assert math.isfinite(result.valid["loss"][-1])
+    assert {p.dtype for p in network.parameters()} == {torch.float32}
+
+
+# Dynamo looks at the gradients of what it compiles, and is warned by torch.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_blocks_train_the_same_and_are_plain_again_afterwards() -> None:
+    plain, compiled = (ed.EveryDepth(vit(dropout=0.0), ed.lpa()) for _ in range(2))
+    ed.fit(plain, digits(), steps=2, **QUIET)
+    ed.fit(compiled, digits(), steps=2, compile="eager", **QUIET)
+    for key, value in weights(plain).items():
+        torch.testing.assert_close(weights(compiled)[key], value, atol=1e-6, rtol=1e-5)
+    assert all("forward" not in vars(block.module) for block in compiled.stream.blocks)
+
+
+# -- stopping and callbacks ------------------------------------------------------------------------
+
+
+def test_early_stopping_stops_and_says_why() -> None:
+    result = ed.fit(
+        net(),
+        points(16),
+        points(16, seed=9),
+        epochs=50,
+        lr=0.3,
+        batch_size=8,
+        early_stopping=EarlyStopping(patience=2, min_delta=1e9),
+        **QUIET,
+    )
+    assert result.epochs == 3
+    assert result.stopped.startswith("early stopping: loss at depth 3 did not improve in 2")
+    assert result.best_step == 2
+
+
+def test_early_stopping_may_watch_a_metric_that_rises_at_a_depth() -> None:
+    rule = EarlyStopping(patience=1, metric="accuracy", depth=1, min_delta=1.0)
+    network = ed.EveryDepth(vit(), ed.lpa())
+    result = ed.fit(network, digits(40), digits(20), epochs=9, early_stopping=rule, **QUIET)
+    assert "accuracy at depth 1" in result.stopped
+
+
+def test_training_until_it_knows_all_reports_what_it_reached() -> None:
+    easy = digits(8)
+    goal = UntilAccuracy(easy)
+    network = ed.EveryDepth(vit(dropout=0.0), ed.lpa())
+    result = ed.fit(
+        network, easy, epochs=200, lr=0.01, schedule="constant", callbacks=[goal], **QUIET
+    )
+    assert goal.reached
+    assert result.epochs < 200
+    assert result.callbacks["UntilAccuracy"]["accuracy"][-1] == 1.0
+    assert "reached the target 1.0" in result.stopped
+
+
+def test_training_that_does_not_get_there_says_not_reached() -> None:
+    goal = UntilAccuracy(digits(100))
+    result = ed.fit(
+        ed.EveryDepth(vit(), ed.lpa()), digits(100), epochs=2, callbacks=[goal], **QUIET
+    )
+    assert result.stopped == "finished"
+    assert result.callbacks["UntilAccuracy"]["reached"] is False
+    assert len(result.callbacks["UntilAccuracy"]["accuracy"]) == 2
+
+
+def test_callbacks_hear_of_every_moment_and_can_log_and_stop() -> None:
+    class Ears(Callback):
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        def on_start(self, training: Training) -> None:
+            self.heard.append("start")
+
+        def on_gradients(self, training: Training) -> None:
+            assert all(p.grad is not None for p in training.model.parameters())
+
+        def on_step(self, training: Training) -> None:
+            self.heard.append(f"step {training.step}")
+            assert training.losses.keys() == {1, 2, 3}
+
+        def on_validation(self, training: Training) -> None:
+            self.heard.append("validation")
+
+        def on_epoch(self, training: Training) -> None:
+            self.heard.append("epoch")
+            training.log({"gradient": 1.0})
+            training.stop("heard enough")
+
+        def on_end(self, training: Training) -> None:
+            self.heard.append("end")
+
+    ears = Ears()
+    result = ed.fit(net(), points(16), points(8), epochs=9, batch_size=8, callbacks=[ears], **QUIET)
+    assert ears.heard == ["start", "step 1", "step 2", "validation", "epoch", "end"]
+    assert result.stopped == "heard enough"
+    assert {"step": 2, "epoch": 0, "gradient": 1.0} in result.history
+
+
+# -- the run directory -----------------------------------------------------------------------------
+
+
+def test_a_run_holds_metrics_results_and_a_model_that_loads_without_us(tmp_path: Path) -> None:
+    network = ed.EveryDepth(vit(), ed.lpa())
+    result = ed.fit(network, digits(40), digits(20), epochs=2, run=tmp_path / "run", **QUIET)
+    run = Run.open(tmp_path / "run")
+    assert result.path == run.path
+    assert run.metrics() == json.loads(json.dumps(result.history))
+    assert run.results()["valid"]["accuracy"] == list(result.valid["accuracy"])
+    assert run.config["objective"] == ed.lpa().to_json()
+    assert run.best() == result.best_step
+    loaded = ViTForImageClassification.from_pretrained(run.path / "model")
+    assert same(weights(loaded), weights(network.model))
+    assert not [file for file in run.path.rglob("*") if file.suffix in (".pt", ".pkl", ".bin")]
+
+
+def test_a_run_in_use_is_not_overwritten(tmp_path: Path) -> None:
+    ed.fit(net(), points(), steps=1, run=tmp_path / "run", **QUIET)
+    with pytest.raises(RunError, match="already holds a run; continue it with resume"):
+        ed.fit(net(), points(), steps=1, run=tmp_path / "run", **QUIET)
+
+
+def test_trackers_get_every_metric_by_depth() -> None:
+    class Memory(GeneralTracker):
+        name = "memory"
+        requires_logging_directory = False
+        tracker = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.lines: list[tuple[int | None, dict[str, Any]]] = []
+            self.config: dict[str, Any] = {}
+
+        def store_init_configuration(self, values: dict[str, Any]) -> None:
+            self.config = values
+
+        def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+            self.lines.append((step, values))
+
+    memory = Memory()
+    ed.fit(net(), points(), points(), steps=2, log_every=1, trackers=[memory], **QUIET)
+    assert memory.config["objective/name"] == "lpa"
+    step, values = memory.lines[0]
+    assert step == 1
+    assert {"loss", "losses/1", "losses/3", "lr"} <= values.keys()
+    assert "valid/loss/3" in memory.lines[-1][1]
+
+
+def test_tensorboard_files_are_written_into_the_run(tmp_path: Path) -> None:
+    ed.fit(net(), points(), steps=2, run=tmp_path / "run", trackers="tensorboard", **QUIET)
+    assert list((tmp_path / "run").rglob("events.out.tfevents*"))
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "epochs=None and steps=None; give one of the two"),
+        ({"epochs": 1, "steps": 1}, "epochs=1 and steps=1; give one of the two"),
+        ({"steps": 0}, "steps=0; use a whole number of 1 or more"),
+        ({"steps": 1, "batch_size": 0}, "batch_size=0; use a whole number"),
+        ({"steps": 1, "lr": -1.0}, "lr=-1.0; use a number above 0"),
+        ({"steps": 1, "optimizer": "adm"}, "optimizer 'adm'; use one of adamw, adam, sgd"),
+        ({"steps": 1, "schedule": "cos"}, "schedule 'cos'; use one of constant, cosine"),
+        ({"steps": 4, "warmup": 9}, "warmup=9, but there are 4 steps"),
+        ({"steps": 1, "precision": "fp8"}, "precision 'fp8'; use 'fp32' or 'bf16'"),
+        ({"steps": 1, "early_stopping": 1}, "early_stopping without validation data"),
+        ({"steps": 1, "resume": True}, "resume=True without run="),
+        ({"steps": 1, "seed": -1}, "seed=-1; use a whole number from 0 up"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_an_error(settings: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        ed.fit(net(), points(), **settings, **QUIET)
+
+
+def test_a_plain_model_is_to_be_wrapped() -> None:
+    with pytest.raises(SettingError, match=r"needs an EveryDepth, got ResidualMLP; wrap it"):
+        ed.fit(mlp(), points(), steps=1, **QUIET)  # pyright: ignore[reportArgumentType]
+
+
+def test_early_stopping_on_an_unknown_metric_lists_those_there_are() -> None:
+    rule = EarlyStopping(metric="f1")
+    with pytest.raises(SettingError, match="watches 'f1', but validation gives loss, mse"):
+        ed.fit(net(), points(), points(), steps=1, early_stopping=rule, **QUIET)
+
+
+@pytest.mark.parametrize("empty", [[], DataLoader(Listed(0), batch_size=4)])
+def test_data_that_yields_nothing_is_an_error(empty: Any) -> None:
+    with pytest.raises(DataError, match=r"yields no batch in epoch 1; give a Dataset"):
+        ed.fit(net(), empty, epochs=1, **QUIET)
+
+
+def test_a_generator_is_good_for_one_epoch_only() -> None:
+    def once() -> Iterator[dict[str, Tensor]]:
+        yield from batches(points(16), 8)
+
+    assert ed.fit(net(), once(), steps=2, **QUIET).steps == 2
+    with pytest.raises(DataError, match="no batch in epoch 2; a generator can be gone through"):
+        ed.fit(net(), once(), steps=3, **QUIET)
+
+
+def test_epochs_of_unknown_length_ask_for_steps() -> None:
+    with pytest.raises(SettingError, match="nobody knows how many batches"):
+        ed.fit(net(), iter([]), epochs=1, **QUIET)
+
+
+def test_empty_validation_data_is_an_error() -> None:
+    with pytest.raises(DataError, match="the validation data yields no batch"):
+        ed.fit(net(), points(), [], steps=1, **QUIET)
+
+
+def test_labels_outside_the_head_are_named() -> None:
+    data = [{"pixel_values": torch.rand(2, 1, 8, 8), "labels": torch.tensor([0, 10])}]
+    with pytest.raises(LabelError, match=r"label 10, but the head of ViT.* has 10 classes"):
+        ed.fit(ed.EveryDepth(vit(), ed.lpa()), data, steps=1, **QUIET)
+
+
+def test_a_batch_without_labels_is_named() -> None:
+    with pytest.raises(DataError, match=r"keys \['inputs'\]; it needs 'labels'"):
+        ed.fit(net(), [{"inputs": torch.zeros(2, 4)}], steps=1, **QUIET)
+
+
+class Poison(Callback):
+    """Spoils a weight after some step."""
+
+    def __init__(self, step: int, block: int) -> None:
+        self.step, self.block = step, block
+
+    def on_step(self, training: Training) -> None:
+        if training.step == self.step:
+            block = training.net.stream.blocks[self.block - 1].module
+            next(block.parameters()).data.fill_(math.nan)
+
+
+def test_nan_stops_names_the_first_depth_and_keeps_the_last_good_checkpoint(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(NonFiniteError, match=r"at step 6: NaN .* block 2 \(depth 2 of 3\)") as e:
+        ed.fit(net(), points(), steps=9, run=run, save_every=2, callbacks=[Poison(5, 2)], **QUIET)
+    assert e.value.depth == 2
+    assert "last good checkpoint is step 4" in str(e.value)
+    saved = Run.open(run).checkpoint()
+    assert saved.step == 4
+    assert all(bool(v.isfinite().all()) for v in saved.load("model").values())
+
+
+def test_spoilt_weights_are_never_saved(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(NonFiniteError, match=r"the weight blocks\.1\.\S+ holds NaN") as error:
+        ed.fit(net(), points(), steps=9, run=run, save_every=2, callbacks=[Poison(4, 2)], **QUIET)
+    assert "last good checkpoint is step 2" in str(error.value)
+    assert Run.open(run).latest() == 2
+
+
+def test_nan_in_the_data_is_found_at_the_embedding() -> None:
+    bad = [{"inputs": torch.full((2, 4), math.nan), "labels": torch.zeros(2, 2)}]
+    with pytest.raises(NonFiniteError, match=r"after the embedding .* no checkpoint is kept"):
+        ed.fit(net(), bad, steps=1, **QUIET)
+
+
+def test_nan_in_the_labels_is_found_in_the_loss() -> None:
+    bad = [{"inputs": torch.zeros(2, 4), "labels": torch.full((2, 2), math.nan)}]
+    with pytest.raises(NonFiniteError, match="every state is finite, and the loss breaks first"):
+        ed.fit(net(), bad, steps=1, **QUIET)
+
+
+# -- odds and ends ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("depth", "shown"), [(1, [1]), (2, [1, 2]), (6, [1, 3, 6]), (12, [3, 6, 12])]
+)
+def test_progress_shows_a_shallow_a_middle_and_the_last_depth(depth: int, shown: list[int]) -> None:
+    assert shown_depths(depth) == shown
+
+
+def test_the_cost_of_a_step_counts_weights_gradients_optimizer_and_activations() -> None:
+    network, batch = net(), points(1000).batch(range(1000))
+    cost = cost_of(network, batch)
+    size = sum(p.numel() * 4 for p in network.parameters())
+    assert cost.memory - cost.activations == 4 * size
+    # At least the stream and the inside of each of three blocks, 8 numbers a row each.
+    assert cost.activations >= 1000 * 8 * 4 * 6
+    assert cost.seconds > 0
+    halves = cost_of(network, batch, pieces=2)
+    assert halves.activations == pytest.approx(cost.activations / 2, rel=0.01)

@@ -1,0 +1,96 @@
+"""What each of two processes does in test_distributed.py; every scenario leaves a run directory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.state import AcceleratorState
+from tests.training.small import digits, vit
+
+import everydepth as ed
+from everydepth.data import batches
+from everydepth.errors import RunError
+from everydepth.training import Callback, Training
+
+SETTINGS: dict[str, Any] = {
+    "steps": 6,
+    "batch_size": 16,
+    # Not Adam: where a gradient is zero but for rounding (the bias of keys), it magnifies noise.
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "clip": 1.0,
+    "grad_accumulation": 2,
+    "save_every": 2,
+    "validate_every": 3,
+    "progress": False,
+}
+
+
+class Crash(Callback):
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+
+    def on_step(self, training: Training) -> None:
+        if training.step == self.step:
+            raise InterruptedError
+
+
+def train(run: Path, *, crash: int | None = None, data: Any = None, **more: Any) -> ed.FitResult:
+    """39 test rows: the last batch of validation cannot be dealt out evenly."""
+    network = ed.EveryDepth(vit(dropout=0.0), ed.lpa())
+    rows = digits(64) if data is None else data
+    options: Any = {"callbacks": [Crash(crash)], **SETTINGS, **more}
+    return ed.fit(network, rows, digits(39, "test"), run=run, **options)
+
+
+def use_fsdp() -> None:
+    os.environ |= {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_RESHARD_AFTER_FORWARD": "true",
+    }
+    AcceleratorState._reset_state()  # pyright: ignore[reportPrivateUsage]
+
+
+def crashed(run: Path, **more: Any) -> None:
+    try:
+        train(run, crash=5, **more)
+    except InterruptedError:
+        return
+    raise AssertionError("it should have crashed")
+
+
+def resumed(folder: Path, kind: str) -> None:
+    """With Adam, which has more state to lose."""
+    adam = {"optimizer": "adamw", "lr": 0.01}
+    train(folder / f"{kind}_adam", **adam)
+    crashed(folder / f"{kind}_resumed", **adam)
+    train(folder / f"{kind}_resumed", resume=True, **adam)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    assert PartialState(cpu=True).num_processes == 2
+    train(folder / "ddp")
+    train(folder / "ddp_batches", data=batches(digits(64), 16, shuffle=True))
+    resumed(folder, "ddp")
+    # An error of the main process is everybody's; nobody waits for the others forever.
+    try:
+        train(folder / "ddp")
+    except RunError as error:
+        (folder / f"refused-{PartialState().process_index}").write_text(str(error))
+    use_fsdp()
+    train(folder / "fsdp")
+    resumed(folder, "fsdp")
+    crashed(folder / "fsdp_to_one")
+    PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
