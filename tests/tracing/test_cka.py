@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from ckatorch import cka_base, cka_batch
+from tests.tracing import samples
 from torch import Tensor
 
 import everydepth as ed
 from everydepth.tracing.crossproducts import CrossProducts, MinibatchCKA
 from everydepth.tracing.metrics import cka as cka_module
-from tests.tracing import samples
 
 
 def gram_cka(x: np.ndarray, y: np.ndarray, *, unbiased: bool) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-import everydepth as ed
 from tests.tracing import samples
 from tests.zoo import CLASSIFIERS
+
+import everydepth as ed
 
 
 def test_contributions_telescope_from_the_embedding_to_the_output() -> None:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.tracing import samples
 
 import everydepth as ed
 from everydepth.errors import SettingError
 from everydepth.tracing import effective_depth
 from everydepth.tracing.metrics.decisions import saturation_depth
-from tests.tracing import samples
 
 
 def first_stable(column: list[int]) -> int:
@@ -20,7 +20,11 @@ def first_stable(column: list[int]) -> int:
     return next(i for i in range(len(column)) if all(v == column[-1] for v in column[i:]))
 
 
-@given(hnp.arrays(np.int64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=st.integers(0, 2)))
+@given(
+    hnp.arrays(
+        np.int64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=st.integers(0, 2)
+    )
+)
 def test_saturation_is_the_first_depth_that_agrees_with_all_later_ones(top: np.ndarray) -> None:
     import torch
 
@@ -41,9 +45,7 @@ def test_the_histogram_counts_each_prediction_once() -> None:
     assert result.meta["mean_depth"] == pytest.approx(expected.mean())
     assert t["prediction_depth"].tolist() == expected.tolist()
     right = top == data["labels"].numpy()
-    by_hand = [
-        next((i for i in range(4) if all(column[i:])), 4) for column in right.T.tolist()
-    ]
+    by_hand = [next((i for i in range(4) if all(column[i:])), 4) for column in right.T.tolist()]
     assert t.result("prediction_depth").arrays["right_from"].tolist() == by_hand
     assert len(set(by_hand)) > 1
 
@@ -81,7 +83,7 @@ def test_an_accuracy_never_reached_gives_the_last_depth() -> None:
 
 
 def test_epsilon_is_a_share() -> None:
-    with pytest.raises(SettingError, match="epsilon 1.5; use a share between 0 and 1"):
+    with pytest.raises(SettingError, match=r"epsilon 1\.5; use a share between 0 and 1"):
         effective_depth(np.array([0.5]), 1.5)
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
+from tests.tracing import samples
 
 import everydepth as ed
 from everydepth.tracing import predictions
-from tests.tracing import samples
 
 
 def softmax(z: np.ndarray) -> np.ndarray:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics.pairwise import paired_cosine_distances
-
-import everydepth as ed
 from tests.tracing import samples
 from tests.zoo import ENTRIES
+
+import everydepth as ed
 
 
 def centred_cosines(x: np.ndarray, y: np.ndarray) -> np.ndarray:

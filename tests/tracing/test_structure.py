@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
+from tests.tracing import samples
 from torch import nn
 
 import everydepth as ed
 from everydepth.tracing import FeatureRows
 from everydepth.tracing.metrics.structure import NeuralCollapse
-from tests.tracing import samples
 
 
 def collapse(h: np.ndarray, y: np.ndarray, weight: np.ndarray) -> list[float]:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.tracing import samples
+from tests.zoo import ENTRIES
 from torch.utils.data import DataLoader, TensorDataset
 
 import everydepth as ed
@@ -25,8 +27,6 @@ from everydepth.tracing import (
     metric_names,
 )
 from everydepth.tracing import metric as registry
-from tests.tracing import samples
-from tests.zoo import ENTRIES
 
 
 def traced(data: Any, **options: Any) -> ed.Trace:
@@ -43,9 +43,10 @@ def assert_same(a: ed.Trace, b: ed.Trace, tolerance: float = 1e-5) -> None:
                 continue
             scale = max(1.0, float(np.abs(np.ma.filled(array, 0)).max(initial=0)))
             np.testing.assert_array_equal(np.ma.getmaskarray(array), np.ma.getmaskarray(other))
-            assert np.abs(np.ma.filled(array, 0) - np.ma.filled(other, 0)).max(
-                initial=0
-            ) <= tolerance * scale, f"{name}.{key}"
+            assert (
+                np.abs(np.ma.filled(array, 0) - np.ma.filled(other, 0)).max(initial=0)
+                <= tolerance * scale
+            ), f"{name}.{key}"
 
 
 def test_every_default_metric_has_a_value_at_every_depth() -> None:
@@ -189,7 +190,7 @@ def test_a_trace_of_another_version_is_refused(tmp_path: Any) -> None:
     (folder / "trace.json").write_text(json.dumps({**text, "version": 99}))
     with pytest.raises(DataError, match="a trace of version 99, but this everydepth reads"):
         ed.Trace.load(folder)
-    with pytest.raises(DataError, match="no trace in .*; pass the folder given to `Trace.save`"):
+    with pytest.raises(DataError, match=r"no trace in .*; pass the folder given to `Trace\.save`"):
         ed.Trace.load(tmp_path / "nowhere")
 
 

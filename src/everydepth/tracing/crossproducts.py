@@ -116,9 +116,10 @@ class CrossProducts:
         self.n += self._filled
         self._filled = 0
         device = self._s.device
-        squares = torch.stack([p.square().sum(1) for p in x.split(self.widths, 1)], 1)
+        parts = x.split(self.widths, 1)
+        squares = torch.stack([torch.linalg.vector_norm(p, dim=1) for p in parts], 1).square()
         wide = squares.double().to(device)
-        self._s += x.sum(0, dtype=torch.float64).to(device)
+        self._s += x.sum(0).to(device)
         self._a += wide.sum(0)
         self._ab += wide.T @ wide
         self._xb += (x.T @ squares).to(device, torch.float64)

@@ -47,13 +47,29 @@ class FeatureStore:
 
     def add(self, features: Tensor, targets: Tensor | None, other: Tensor | None) -> None:
         targets = None if targets is None else targets.to(features.device)
-        self._waiting.append(FeatureRows(self.stream, features, targets, other, self._second))
-        if sum(part.features.shape[1] for part in self._waiting) >= CHUNK:
-            self._emit(whole=True)
+        rows = FeatureRows(self.stream, features, targets, other, self._second)
+        count, start = features.shape[1], 0
+        if self._waiting:
+            start = min(CHUNK - self._waiting_rows, count)
+            self._waiting.append(_cut(rows, slice(0, start)))
+            if self._waiting_rows == CHUNK:
+                self.flush()
+        # Whole chunks are views: a large batch is not copied.
+        while count - start >= CHUNK:
+            self._hand_out(_cut(rows, slice(start, start + CHUNK)))
+            start += CHUNK
+        if start < count:
+            self._waiting.append(_copied(_cut(rows, slice(start, count))))
 
     def flush(self) -> None:
-        """The last, shorter chunk."""
-        self._emit(whole=False)
+        """Hand out what waits, also if it is less than a chunk."""
+        if self._waiting:
+            rows, self._waiting = _joined(self._waiting), []
+            self._hand_out(rows)
+
+    @property
+    def _waiting_rows(self) -> int:
+        return sum(part.features.shape[1] for part in self._waiting)
 
     def second_look(self) -> Iterator[FeatureRows]:
         """The held chunks once more."""
@@ -62,16 +78,6 @@ class FeatureStore:
     def start_second(self) -> None:
         self._second, self._waiting = True, []
 
-    def _emit(self, *, whole: bool) -> None:
-        if not self._waiting:
-            return
-        rows = _joined(self._waiting)
-        count = rows.features.shape[1]
-        stop = count - count % CHUNK if whole else count
-        for start in range(0, stop, CHUNK):
-            self._hand_out(_cut(rows, slice(start, min(start + CHUNK, stop))))
-        self._waiting = [_cut(rows, slice(stop, count))] if stop < count else []
-
     def _hand_out(self, rows: FeatureRows) -> None:
         for metric in self.twice if self._second else self.metrics:
             metric.update(rows)
@@ -79,8 +85,7 @@ class FeatureStore:
             return
         self.rows += rows.features.shape[1]
         if self.held is not None:
-            # A cut chunk is a view; a copy lets the rest of the batch go.
-            self.held.append(replace(rows, second=True, features=rows.features.clone()))
+            self.held.append(replace(_copied(rows), second=True))
             size = sum(_bytes(part) for part in self.held)
             if size > self.budget:
                 self.held = None
@@ -106,6 +111,12 @@ def _joined(parts: Sequence[FeatureRows]) -> FeatureRows:
         targets=cat(lambda p: p.targets, 0),
         other=cat(lambda p: p.other, 1),
     )
+
+
+def _copied(rows: FeatureRows) -> FeatureRows:
+    """A view would keep the whole batch alive."""
+    other = None if rows.other is None else rows.other.clone()
+    return replace(rows, features=rows.features.clone(), other=other)
 
 
 def _cut(rows: FeatureRows, where: slice) -> FeatureRows:
