@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,7 @@ def traced() -> Trace:
     plain = trace(model, batches, progress=False)
     more = ["gradient_norm", "gradient_mean", "gradient_covariance", "branch_contributions"]
     extra = trace(model, batches, more, progress=False)
-    return Trace(
-        model=plain.model,
-        task=plain.task,
-        depth=plain.depth,
-        samples=plain.samples,
-        rows=plain.rows,
-        results={**plain.results, **extra.results},
-    )
+    return replace(plain, results={**plain.results, **extra.results})
 
 
 def test_every_metric_of_a_real_trace_can_be_drawn_in_both_backends(traced: Trace) -> None:
@@ -113,9 +107,7 @@ def test_an_undefined_value_leaves_a_gap_and_its_box_is_left_out() -> None:
     masked = np.ma.masked_array([0.5, 0.0, 0.9], mask=[False, True, False])
     quantiles = {name: np.array([0.1, 0.0, 0.2]) for name in ("q05", "q25", "q50", "q75", "q95")}
     result = curve("margin", [0, 0, 0])
-    result = type(result)(
-        **{**vars(result), "arrays": {**result.arrays, "value": masked, **quantiles}}
-    )
+    result = replace(result, arrays={**result.arrays, "value": masked, **quantiles})
     boxes, line = only(result).marks
     assert isinstance(boxes, Boxes)
     assert isinstance(line, Line)
@@ -139,7 +131,7 @@ def test_quantities_without_a_common_unit_get_a_chart_each() -> None:
 def test_series_of_one_quantity_share_a_chart_and_are_told_apart_by_their_first_words() -> None:
     result = curve("gradient_norm", [3, 2, 1], "state: length (nat)", mlp=np.array([1.0, 2, 3]))
     labels = {**result.labels, "mlp": "mlp: length (nat)"}
-    result = type(result)(**{**vars(result), "series": ("value", "mlp"), "labels": labels})
+    result = replace(result, series=("value", "mlp"), labels=labels)
     chart = only(result)
     assert chart.names == {"state", "mlp"}
     assert chart.y.title == "length (nat)"
@@ -176,7 +168,7 @@ def test_a_table_of_whole_numbers_becomes_a_map_of_counts() -> None:
 def test_matrix_quantiles_give_a_box_plot_of_the_last_column() -> None:
     result = ONE["cos"]
     spread = dict.fromkeys(("q05", "q25", "q50", "q75", "q95"), result.value * 0.9)
-    result = type(result)(**{**vars(result), "arrays": {**result.arrays, **spread}})
+    result = replace(result, arrays={**result.arrays, **spread})
     heat, boxes = charts({"": result})
     assert heat.is_heat
     assert boxes.title == "cos with the last depth"
@@ -231,9 +223,8 @@ def test_a_gap_and_an_unknown_backend_are_said() -> None:
         figure(gap("nc1", "curve", "a single class"))
     with pytest.raises(SettingError, match="backend 'gnuplot'; use 'matplotlib' or 'plotly'"):
         figure(ONE["loss"], "gnuplot")
-    words = type(ONE["once"])(
-        name="words", kind="table", series=("text",), arrays={"text": np.array(["a", "b"])}
-    )
+    text = np.array(["a", "b"])
+    words = replace(ONE["once"], name="words", series=("text",), arrays={"text": text})
     with pytest.raises(SettingError, match="words has columns text, and none holds numbers"):
         figure(words)
 
