@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,6 +120,53 @@ def test_a_broken_trace_is_an_error_that_says_so(traced: Path, text: str) -> Non
     (traced / "trace.json").write_text(text)
     with pytest.raises(DataError, match="trace"):
         read(traced)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["depth"], "<script>"),
+        (["depth"], 10**12),
+        (["samples"], None),
+        (["skipped"], [1]),
+        (["results", 0, "kind"], "<script>"),
+        (["results", 0, "note"], 3),
+        (["results", 0, "labels"], {"depth": 3}),
+        (["results", 0, "series"], ["nothing"]),
+    ],
+)
+def test_a_trace_with_a_field_of_another_kind_is_refused(
+    traced: Path, path: list[Any], value: object
+) -> None:
+    content = json.loads((traced / "trace.json").read_text())
+    inner = content
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    (traced / "trace.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="does not hold a whole trace"):
+        read(traced)
+
+
+@pytest.mark.parametrize("depth", [["<b>", "1", "2"], [0, 1, 10**9], [-1, 0, 1], [0.5, 1, 2]])
+def test_depths_that_are_no_depths_are_refused(traced: Path, depth: list[Any]) -> None:
+    arrays = {"accuracy/depth": np.array(depth), "accuracy/value": np.zeros(3)}
+    np.savez(traced / "trace.npz", allow_pickle=False, **arrays)
+    with pytest.raises(DataError, match="the depths of accuracy are not depths"):
+        read(traced)
+
+
+@pytest.mark.parametrize("name", ["config.json", "results.json", "metrics.jsonl"])
+@pytest.mark.parametrize("content", ["[]", "3", '{"format": 1, "kind": 3, "config": [1]}'])
+def test_a_run_with_a_file_of_another_kind_is_refused_or_read_without_it(
+    run: Run, name: str, content: str
+) -> None:
+    (run.path / name).write_text(content + "\n")
+    if name == "metrics.jsonl":
+        assert all(isinstance(line, dict) for line in read(run.path).history)
+    else:
+        with pytest.raises((DataError, RunError), match=r"restore it from a copy|not a file"):
+            read(run.path)
 
 
 def test_half_a_trace_is_an_error(traced: Path) -> None:

@@ -404,7 +404,7 @@ def training(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Panel
             step = line.get("step", place)
             for name, value in _numbers_in(line):
                 steps, values = curves.setdefault(name, {}).setdefault(run, ([], []))
-                steps.append(float(step) if isinstance(step, int | float) else place)
+                steps.append(_float(step) if isinstance(step, int | float) else place)
                 values.append(value)
     runs = list(histories)
     return [
@@ -423,12 +423,20 @@ def _numbers_in(line: Mapping[str, Any], prefix: str = "") -> list[tuple[str, fl
         if isinstance(value, bool):
             continue
         if isinstance(value, int | float):
-            found.append((f"{prefix}{key}", float(value)))
+            found.append((f"{prefix}{key}", _float(value)))
         elif isinstance(value, list) and value and isinstance(value[-1], int | float):
-            found.append((f"{prefix}{key} (last depth)", float(value[-1])))
+            found.append((f"{prefix}{key} (last depth)", _float(value[-1])))
         elif isinstance(value, Mapping):
             found += _numbers_in(value, f"{prefix}{key}.")
     return found
+
+
+def _float(value: float) -> float:
+    """JSON allows whole numbers that no float can hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("nan")
 
 
 def _curve(

@@ -1,4 +1,4 @@
-"""Views of runs in, one HTML page out. Every text from data passes `_text` or `_script_json`."""
+"""Views of runs in, one HTML page out. Every text from data passes `text` or `script_json`."""
 
 from __future__ import annotations
 
@@ -233,7 +233,8 @@ def _token_grid(chart: Chart) -> str:
     rows: list[str] = []
     for depth, tokens, values in reversed(list(zip(heat.y, heat.text, heat.z, strict=True))):
         cells = "".join(_cell(token, float(v)) for token, v in zip(tokens, values, strict=True))
-        rows.append(f'<tr data-depth="{depth}" data-last="{last}"><th>{depth}</th>{cells}</tr>')
+        where = f'data-depth="{int(depth)}" data-last="{last}"'
+        rows.append(f"<tr {where}><th>{int(depth)}</th>{cells}</tr>")
     title = f"<h3>{text(chart.title)}</h3>" if chart.title else ""
     return (
         f'{title}<div class="scroll"><table class="tokens"><thead><tr>{head}</tr></thead>'

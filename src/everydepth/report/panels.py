@@ -29,6 +29,7 @@ import numpy as np
 from everydepth.errors import SettingError
 from everydepth.tracing.figures.chart import Chart
 from everydepth.tracing.figures.kinds import charts, number_columns, numbers, short_names
+from everydepth.tracing.figures.web import description
 from everydepth.tracing.result import Result
 
 MOST_READINGS = 6  # values in one line of words; more are in the table of numbers
@@ -98,8 +99,10 @@ def draw(name: str, runs: Mapping[str, Any]) -> Panel | None:
     else:
         return None
     try:
-        return replace(drawing(runs), section=section)
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+        found = replace(drawing(runs), section=section)
+        description(found.charts)  # so that charts that cannot be drawn are noticed here
+        return found
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Files may come from anywhere: one result that does not look as it should is said, and
         # the others are still shown.
         why = f"{name} could not be drawn ({type(error).__name__}: {error})"

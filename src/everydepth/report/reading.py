@@ -11,15 +11,17 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from everydepth.errors import DataError
+from everydepth.errors import DataError, EveryDepthError
 from everydepth.report.panels import registered
 from everydepth.runs import Run
 from everydepth.tracing.record import Trace
+from everydepth.tracing.result import Kind, Result
 
 BESIDE = ("profile", "exits")
 """What other commands may put into a run directory, each as an object in `<name>.json`."""
+DEEPEST = 100_000  # blocks; more would only be there to fill the memory
 # What reading a file can raise that does not look as it should.
 _BROKEN = (
     AttributeError,
@@ -66,6 +68,18 @@ def read(path: str | Path, name: str | None = None) -> RunView:
         )
     for file in ("metrics.jsonl", "results.json"):
         _inside(folder, file)
+    try:
+        return _run(folder, called)
+    except EveryDepthError:
+        raise
+    except _BROKEN as error:
+        raise DataError(
+            f"{folder} does not hold a whole run ({type(error).__name__}: {error}); "
+            "restore it from a copy"
+        ) from error
+
+
+def _run(folder: Path, called: str) -> RunView:
     run = Run.open(folder)
     traced = RunView(name=called)
     if _inside(folder, "trace/trace.json"):
@@ -78,8 +92,8 @@ def read(path: str | Path, name: str | None = None) -> RunView:
             **{name: found for name, found in beside.items() if found},
             **traced.results,
         },
-        history=run.metrics(),
-        config=run.config,
+        history=[line for line in run.metrics() if isinstance(line, dict)],  # pyright: ignore[reportUnnecessaryIsInstance]
+        config=dict(run.config),
         environment=_json(folder, "environment.json"),
     )
 
@@ -101,13 +115,43 @@ def _trace(folder: Path) -> Trace:
                 f"{folder / 'trace.npz'} unpacks to {size / 2**20:.0f} MiB, but a report reads up "
                 f"to {LARGEST / 2**20:.0f} MiB; trace fewer metrics"
             )
-        return Trace.load(folder)
+        return _checked(Trace.load(folder))
     except DataError:
         raise
     except _BROKEN as error:
         raise DataError(
             f"{folder} does not hold a whole trace ({type(error).__name__}: {error}); trace again"
         ) from error
+
+
+def _checked(trace: Trace) -> Trace:
+    """The trace, if it holds what `Trace.save` writes; files of a stranger may hold anything."""
+    for name in ("depth", "samples", "rows"):
+        number = getattr(trace, name)
+        if type(number) is not int or not number >= 0:
+            raise ValueError(f"{name} is {number!r}, not a count")
+    if trace.depth > DEEPEST:
+        raise ValueError(f"depth is {trace.depth}, more than {DEEPEST}")
+    for facts in (trace.skipped, trace.meta):
+        if not isinstance(facts, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{facts!r:.40} is not an object")
+    for result in trace.results.values():
+        _check_result(result)
+    return trace
+
+
+def _check_result(result: Result) -> None:
+    words = (result.name, result.note or "", *result.labels.values())
+    if result.kind not in get_args(Kind) or not all(isinstance(word, str) for word in words):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{result.name!r:.40} is not a result")
+    for name in result.series:
+        if name not in result.arrays:
+            raise KeyError(f"{result.name} has no array {name}")
+    depth = result.arrays.get("depth")
+    if depth is not None and (
+        depth.dtype.kind not in "iu" or not depth.size or depth.min() < 0 or depth.max() > DEEPEST
+    ):
+        raise ValueError(f"the depths of {result.name} are not depths")
 
 
 def _inside(folder: Path, name: str) -> bool:

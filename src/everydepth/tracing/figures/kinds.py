@@ -369,12 +369,12 @@ def _axis(label: str, whole: bool = False, log: bool = False) -> Axis:
 
 def _unit(label: str) -> str:
     """`nat` of `cross-entropy (nat)`."""
-    start = label.rfind("(")
-    return label[start + 1 : -1] if label.endswith(")") and start > 0 else ""
+    start = label.rfind(" (")
+    return label[start + 2 : -1] if label.endswith(")") and start > 0 else ""
 
 
 def _bare(label: str) -> str:
-    return label[: label.rfind("(")].rstrip() if _unit(label) else label
+    return label[: label.rfind(" (")] if _unit(label) else label
 
 
 def _spans_decades(label: str, values: Sequence[Array]) -> bool:

@@ -63,9 +63,12 @@ def description(charts: Sequence[Chart]) -> dict[str, Any]:
         bottom, top = _span(rows - 1 - place // 2, rows, gap=0.24 / rows)
         square = chart.is_heat and chart.x.whole and chart.y.whole
         fixed = {"constrain": "domain"} if square else {}
+        bar = {"x": right, "y": (bottom + top) / 2, "len": top - bottom}
         for mark in chart.marks:
-            bar = {"x": right, "y": (bottom + top) / 2, "len": top - bottom}
-            data.append(_trace(mark, bar) | {"xaxis": f"x{number}", "yaxis": f"y{number}"})
+            trace = _trace(mark, bar) | {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+            if trace.get("name") in {other.get("name") for other in data if _listed(other)}:
+                trace["showlegend"] = False  # the same name in an earlier chart
+            data.append(trace)
         layout[f"xaxis{number}"] = _axis(chart.x, heat=chart.is_heat, vertical=False) | {
             "domain": [left, right],
             "anchor": f"y{number}",
@@ -82,8 +85,13 @@ def description(charts: Sequence[Chart]) -> dict[str, Any]:
     if len(charts) == 1:
         layout["title"] = {"text": escape(charts[0].title), "font": {"size": 13}, "x": 0.02}
     else:
-        layout["height"] = 360 * rows
+        layout |= {"height": 360 * rows, "margin": {"l": 8, "r": 8, "t": 56, "b": 8}}
+        layout["legend"] |= {"yref": "container", "y": 1, "yanchor": "top"}
     return {"data": data, "layout": layout}
+
+
+def _listed(trace: dict[str, Any]) -> bool:
+    return trace["type"] != "heatmap" and trace.get("showlegend", True)
 
 
 def _span(place: int, count: int, gap: float) -> tuple[float, float]:
