@@ -80,10 +80,9 @@ def trace(
     ):
         run = _Run(stream, other, wanted, memory_budget)
         started = time.perf_counter()
-        partial = not run.look(bar.over(feed, "trace"))
-        again = not partial and run.second_look(feed, bar)
+        run.look(bar.over(feed, "trace"))
+        again = run.second_look(feed, bar)
     results = {metric.name: metric.compute() for metric in wanted}
-    partial = partial or run.interrupted
     return Trace(
         model=stream.name,
         task=stream.task,
@@ -92,7 +91,7 @@ def trace(
         rows=run.rows,
         results=results,
         passes=2 if again else 1,
-        partial=partial,
+        partial=run.interrupted,
         skipped=skipped,
         meta={
             "seconds": round(time.perf_counter() - started, 3),
@@ -116,15 +115,13 @@ class _Run:
     rows: int = 0
     interrupted: bool = False
     how: str = "no feature metrics"
-    stores: dict[Level, FeatureStore] = field(default_factory=dict[Level, FeatureStore])
+    stores: dict[str, FeatureStore] = field(default_factory=dict[str, FeatureStore])
 
     def __post_init__(self) -> None:
         self.batch_metrics = [m for m in self.metrics if isinstance(m, BatchMetric)]
         features = [m for m in self.metrics if isinstance(m, FeatureMetric)]
-        levels: list[Level] = ["prediction", "token", "readout"]
-        levels = [level for level in levels if any(m.level == level for m in features)]
-        for level in levels:
-            mine = [m for m in features if m.level == level]
+        levels = {m.level: [n for n in features if n.level == m.level] for m in features}
+        for level, mine in levels.items():
             self.stores[level] = FeatureStore(mine, self.stream, self.budget // len(levels))
         for metric in features:
             metric.memory = self.budget
@@ -132,8 +129,8 @@ class _Run:
         self.gradients, self.branches = "gradients" in needs, "branches" in needs
         self.labels = "labels" in needs
 
-    def look(self, batches: Iterator[Mapping[str, Any]]) -> bool:
-        """The first pass; False if it was interrupted."""
+    def look(self, batches: Iterator[Mapping[str, Any]]) -> None:
+        """The first pass."""
         try:
             for batch in batches:
                 with torch.no_grad():
@@ -142,49 +139,43 @@ class _Run:
             self.interrupted = True
         for store in self.stores.values():
             store.flush()
-        return not self.interrupted
 
     def second_look(self, feed: Feed, bar: _Bar) -> bool:
         """What needs the mean first; True if the data ran through the model again."""
-        if self.stores:
-            self.how = "one pass, nothing held"
+        if not self.stores:
+            return False
+        self.how = "one pass, nothing held"
         again = any(store.must_run_again for store in self.stores.values())
-        if again and not feed.again:
-            self.how = "features did not fit, and the data cannot be run again"
+        if again and (self.interrupted or not feed.again):
+            self.how = "features did not fit, and the data could not be run again"
             return False
         if any(store.twice for store in self.stores.values()):
             self.how = "data run twice" if again else "features held in memory"
         try:
             with torch.no_grad():
                 for store in self.stores.values():
-                    for rows in store.second_look():
-                        for metric in store.twice:
-                            metric.update(rows)
-                running = dict(self.stores)
-                for level in [k for k, s in running.items() if not s.must_run_again]:
-                    del running[level]
-                if running:
-                    self._run_again(running, bar.over(feed, "second pass"))
+                    store.second_look()
+                if again:
+                    self._run_again(bar.over(feed, "second pass"))
         except KeyboardInterrupt:
             self.interrupted = True
         return again
 
-    def _run_again(
-        self, stores: Mapping[Level, FeatureStore], batches: Iterator[Mapping[str, Any]]
-    ) -> None:
-        for store in stores.values():
+    def _run_again(self, batches: Iterator[Mapping[str, Any]]) -> None:
+        wanted = [store for store in self.stores.values() if store.must_run_again]
+        for store in wanted:
             store.start_second()
         for batch in batches:
-            self._store(Observation(self.stream, self.stream.observe(batch), 0), stores, batch)
-        for store in stores.values():
+            self._store(Observation(self.stream, self.stream.observe(batch), 0), wanted, batch)
+        for store in wanted:
             store.flush()
 
     def _observed(self, batch: Mapping[str, Any]) -> Observation:
         stream, records, gradients = self.stream, None, None
-        labels = labels_of(stream, batch)
-        if self.labels and labels is not None and not labels.is_floating_point():
-            if bool((labels != IGNORE_INDEX).any()):
-                stream.check_labels(labels)
+        labels = labels_of(stream, batch) if self.labels else None
+        classes = labels is not None and not labels.is_floating_point()
+        if classes and bool((labels != IGNORE_INDEX).any()):
+            stream.check_labels(labels)
         if self.gradients:
             states, records, gradients = observe_gradients(stream, batch)
         elif self.branches:
@@ -200,26 +191,26 @@ class _Run:
             observation.states.check_finite()
         for metric in self.batch_metrics:
             metric.update(observation)
-        self._store(observation, self.stores, observation.states.batch)
+        self._store(observation, list(self.stores.values()), observation.states.batch)
         self.samples += observation.samples
         self.rows += observation.features.shape[1]
 
     def _store(
-        self, o: Observation, stores: Mapping[Level, FeatureStore], batch: Mapping[str, Any]
+        self, o: Observation, stores: Sequence[FeatureStore], batch: Mapping[str, Any]
     ) -> None:
         seen = o.other
         if seen is None and self.other is not None:
             seen = self.other.observe(batch)
         other = None if seen is None or self.other is None else Observation(self.other, seen, 0)
-        for level, store in stores.items():
-            mine = _level(o, level)
-            theirs = None if other is None else _level(other, level)
+        for store in stores:
+            mine = _level(o, store.level)
+            theirs = None if other is None else _level(other, store.level)
             if theirs is not None and theirs.shape[1] != mine.shape[1]:
                 raise SettingError(
                     f"the two models give {mine.shape[1]} and {theirs.shape[1]} rows for one "
                     "batch; compare models of the same task on the same data"
                 )
-            store.add(mine, None if level == "token" else o.targets, theirs)
+            store.add(mine, None if store.level == "token" else o.targets, theirs)
 
 
 def _level(o: Observation, level: Level) -> Tensor:

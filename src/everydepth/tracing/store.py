@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from everydepth.stream import ResidualStream
-from everydepth.tracing.metric import FeatureMetric
+from everydepth.tracing.metric import FeatureMetric, Level
 from everydepth.tracing.observation import FeatureRows
 
 CHUNK = 512  # rows; large enough for fast matrix products, and independent of the batch size
@@ -71,9 +71,15 @@ class FeatureStore:
     def _waiting_rows(self) -> int:
         return sum(part.features.shape[1] for part in self._waiting)
 
-    def second_look(self) -> Iterator[FeatureRows]:
-        """The held chunks once more."""
-        yield from self.held or ()
+    @property
+    def level(self) -> Level:
+        return self.metrics[0].level
+
+    def second_look(self) -> None:
+        """Show the held chunks once more."""
+        for rows in self.held or ():
+            for metric in self.twice:
+                metric.update(rows)
 
     def start_second(self) -> None:
         self._second, self._waiting = True, []

@@ -61,7 +61,7 @@ class NeuralCollapse(FeatureMetric):
         self.head: Tensor | None = None
         self.means: list[ClassMeans] | None = None
         self.within: list[Tensor] = []
-        self.rows = 0
+        self.rows = self.second_rows = 0
 
     def update(self, rows: FeatureRows) -> None:
         if rows.targets is None:
@@ -76,6 +76,7 @@ class NeuralCollapse(FeatureMetric):
         if self.means is None:
             self.means = [ClassMeans.of(s, self.counts) for s in self.sums]
             self.within = [torch.zeros_like(m.variances) for m in self.means]
+        self.second_rows += len(y)
         for total, x, m in zip(self.within, h, self.means, strict=True):
             # Only directions in which the class means differ count: Sigma_W is never formed.
             total += ((x.double() - m.means[y]) @ m.basis.T).square().sum(0)
@@ -143,7 +144,7 @@ class NeuralCollapse(FeatureMetric):
         if float(spread.max()) <= 1e-6 * float(scale):  # float32 features that are all alike
             return [float("nan")] * 5
         k = len(m.centred)
-        ratio = float((self.within[i] / self.rows / m.variances).sum())
+        ratio = float((self.within[i] / self.second_rows / m.variances).sum())
         unit = m.centred / spread.clamp(min=torch.finfo(spread.dtype).tiny)[:, None]
         cosine = (unit @ unit.T)[~torch.eye(k, dtype=torch.bool, device=unit.device)]
         nc3 = float("nan")
