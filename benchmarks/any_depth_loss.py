@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from everydepth.training.any_depth_loss import any_depth_loss
 
-DEPTHS, TOKENS, CLASSES, DIM, ROUNDS = 8, 1024, 32_000, 256, 5
+DEPTHS, TOKENS, CLASSES, DIM, ROUNDS = 8, 1024, 32_000, 256, 3
 WANTED = {"peak_mb": 200.0, "time_over_loop": 0.75}
 
 
