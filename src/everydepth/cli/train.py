@@ -23,11 +23,16 @@ if TYPE_CHECKING:
     from everydepth.objectives import Objective
     from everydepth.training import FitResult
 
+    Context = typer.Context
+else:
+    # What typer hands over is not its own Context, but the class that one is derived from.
+    Context = typer.Context.__base__
+
 _MODEL = f"A folder, a run, a Hugging Face name, or a preset: {', '.join(PRESETS)}."
 
 
 def train(
-    context: typer.Context,
+    context: Context,
     model: Annotated[str | None, typer.Option("--model", "-m", help=_MODEL)] = None,
     data: Annotated[
         str | None,
@@ -164,7 +169,7 @@ _FIT = (
 # -- options ---------------------------------------------------------------------------------------
 
 
-def _with_file(context: typer.Context, file: Path | None) -> dict[str, Any]:
+def _with_file(context: Context, file: Path | None) -> dict[str, Any]:
     """The options, those of the file in the place of defaults."""
     given = {k: v for k, v in context.params.items() if k != "context"}
     content = {} if file is None else _read(file)
@@ -184,7 +189,7 @@ def _with_file(context: typer.Context, file: Path | None) -> dict[str, Any]:
     return given
 
 
-def _source(context: typer.Context, name: str) -> str | None:
+def _source(context: Context, name: str) -> str | None:
     """Where an option comes from: COMMANDLINE, DEFAULT, ..."""
     return getattr(context.get_parameter_source(name), "name", None)
 
