@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -228,6 +230,29 @@ def test_an_interrupted_trace_returns_what_it_has_marked_partial() -> None:
     np.testing.assert_allclose(t["loss"], traced(first)["loss"], rtol=1e-6)
     for name in ("cka", "cos"):  # features were held, so the second look was still possible
         np.testing.assert_allclose(t[name], traced(first)[name], atol=1e-6)
+
+
+def test_ctrl_c_in_the_middle_of_a_batch_leaves_all_metrics_with_the_same_samples() -> None:
+    class Interrupts(BatchMetric):
+        name = "interrupts"
+
+        def __init__(self) -> None:
+            self.batches = 0
+
+        def update(self, observation: Observation) -> None:
+            self.batches += 1
+            if self.batches == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def compute(self) -> Result:
+            return gap(self.name, "scalar", str(self.batches))
+
+    handler = signal.getsignal(signal.SIGINT)
+    t = traced(samples.pictures(), metrics=["loss", Interrupts, "margin", "cka"], batch_size=10)
+    assert t.partial
+    assert t.samples == 20
+    assert {t.result(name).meta["rows"] for name in ("loss", "margin", "cka")} == {20}
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_an_interrupted_second_look_is_partial_too() -> None:

@@ -13,7 +13,7 @@ from everydepth.stream import IGNORE_INDEX
 if TYPE_CHECKING:
     from everydepth.tracing.observation import Observation
 
-LOGIT_BYTES = 2**26  # logits of this many bytes are alive at once, per depth
+LOGIT_BYTES = 2**25  # logits of this many bytes are alive at once, per depth
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Predictions:
 def predictions(o: Observation) -> Predictions:
     """Sweep the depths; few outputs at all depths together, many in chunks of rows, depth by depth.
 
-    So at most three times `LOGIT_BYTES` of logits are held at once.
+    So at most a few times `LOGIT_BYTES` of logits are held at once.
     """
     rows = o.features.shape[1]
     group = len(o.states) if o.has_few_outputs else 1
@@ -80,8 +80,8 @@ def _chunk(o: Observation, rows: slice, group: int) -> Predictions:
         values = _regression(z, targets) if regression else _classification(z, follow)
         for name, value in values.items():
             found[name].append(value)
-        joined = z if previous is None else torch.cat([previous, z])
-        steps.append(torch.linalg.vector_norm(joined.diff(dim=0), dim=-1))
+        step = z.diff(dim=0) if previous is None else z - previous
+        steps.append(torch.linalg.vector_norm(step, dim=-1))
         previous = z[-1:]
     stacked = {name: torch.cat(v) if v else labelled.new_empty(0, n) for name, v in found.items()}
     return Predictions(labelled=labelled, step=torch.cat(steps), **stacked)

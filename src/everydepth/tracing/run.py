@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -134,7 +136,9 @@ class _Run:
         try:
             for batch in batches:
                 with torch.no_grad():
-                    self._take(self._observed(batch))
+                    observation = self._observed(batch)
+                    with _undivided():
+                        self._take(observation)
         except KeyboardInterrupt:
             self.interrupted = True
         for store in self.stores.values():
@@ -264,6 +268,22 @@ def _fitting(
 
 def _is_default(metric: Metric, task: Task) -> bool:
     return metric.default if isinstance(metric.default, bool) else task in metric.default
+
+
+@contextmanager
+def _undivided() -> Generator[None, None, None]:
+    """Ctrl-C waits until all metrics have taken in a batch, so that they agree on what they saw."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[bool] = []
+    before = signal.signal(signal.SIGINT, lambda *_: waiting.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if waiting:
+        raise KeyboardInterrupt
 
 
 @contextmanager
