@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import SafetensorError
 
 from everydepth.errors import DataError
+from everydepth.exits.lazy import lazy_tensors
 from everydepth.exits.quiet import quiet_transformers
 from everydepth.stream import as_stream, model_class
 
@@ -59,26 +59,26 @@ def _described(folder: Path) -> tuple[type[PreTrainedModel], Any]:
 
 
 def _read(cls: type[PreTrainedModel], folder: Path, config: Any) -> PreTrainedModel:
-    """Read what a model of this config needs; transformers leaves all other tensors on the disk."""
-    try:
-        # It would list every tensor of the blocks that are left out.
-        with quiet_transformers():
-            loaded: Any = cls.from_pretrained(
-                folder,
-                config=config,
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported below
-            )
-        model, info = loaded
-    except (OSError, SafetensorError) as error:
-        raise DataError(
-            f"the weights in {folder} cannot be read ({error}); it needs safetensors files, whole"
-        ) from error
+    """Read what a model of this config needs; all other tensors stay on the disk."""
+    from transformers import GenerationConfig
+
+    tensors: Any = lazy_tensors(folder)
+    # It would list every tensor of the blocks that are left out.
+    with quiet_transformers():
+        loaded: Any = cls.from_pretrained(
+            None,
+            config=config,
+            state_dict=tensors,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below
+        )
+    model, info = loaded
     missing = sorted(map(str, {*info["missing_keys"], *info["mismatched_keys"]}))
     if missing:
         raise DataError(
             f"{folder} lacks {len(missing)} tensors of {cls.__name__} ({', '.join(missing[:3])}, "
             "...) or has them in another shape; it was saved from another class"
         )
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
     return model.eval()

@@ -1,0 +1,103 @@
+"""Tensors that stay on the disk until they are asked for: exactly their bytes are then read."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from everydepth.errors import DataError
+
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor of a safetensors file; `lazy[...]` reads it, as transformers does when it loads.
+
+    A memory map would do, but the kernel reads ahead of it, on some disks by megabytes, into the
+    very blocks that are to be left out.
+    """
+
+    file: Path
+    start: int
+    length: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        whole = torch.empty(self.length, dtype=torch.uint8)
+        bytes_of: Any = whole.numpy()
+        view = memoryview(bytes_of)
+        with open(self.file, "rb", buffering=0) as stream:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            stream.seek(self.start)
+            done = 0
+            while done < self.length:
+                count = stream.readinto(view[done:])
+                if not count:
+                    raise DataError(f"{self.file} ends early; copy it again from its source")
+                done += count
+        return whole.view(self.dtype).view(self.shape)[index]
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+
+def lazy_tensors(folder: Path) -> dict[str, LazyTensor]:
+    """All tensors of a checkpoint directory, in one file or in many with an index."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.is_file():
+            names = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
+        else:
+            names = ["model.safetensors"]
+        found: dict[str, LazyTensor] = {}
+        for name in names:
+            # Only the name: an index must not lead out of its directory.
+            found |= _tensors(folder / Path(name).name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"the weights in {folder} cannot be read ({error}); it needs whole safetensors files"
+        ) from error
+    return found
+
+
+def _tensors(file: Path) -> dict[str, LazyTensor]:
+    size = file.stat().st_size
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 2 <= length <= size - 8:
+            raise ValueError(f"{file.name} is no safetensors file, or torn")
+        header: dict[str, Any] = json.loads(stream.read(length))
+    found: dict[str, LazyTensor] = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, (start, end) = _DTYPES[entry["dtype"]], entry["data_offsets"]
+        shape = tuple(int(n) for n in entry["shape"])
+        if end - start != torch.Size(shape).numel() * dtype.itemsize or 8 + length + end > size:
+            raise ValueError(f"{file.name} ends early, or lies about {name}")
+        found[name] = LazyTensor(file, 8 + length + start, end - start, dtype, shape)
+    return found
