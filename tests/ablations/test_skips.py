@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.zoo import CAUSAL, ENTRIES
 from torch import Tensor, nn
 
 import everydepth as ed
 from everydepth.ablations import scaled_skip
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream import Cursor, as_stream
-from tests.zoo import CAUSAL, ENTRIES
 
 # One tiny model per way of computing a block; variants that share the block are left to the
 # identity test, which runs on all of them.
@@ -361,7 +361,9 @@ def test_a_layer_that_does_not_exist_is_named() -> None:
 
 def test_a_kind_that_the_family_lacks_is_named() -> None:
     model, _ = ENTRIES["CifarResNet-post-pad"].make()
-    with pytest.raises(SettingError, match="which='attention', but layer 1 of CifarResNet has conv"):
+    with pytest.raises(
+        SettingError, match="which='attention', but layer 1 of CifarResNet has conv"
+    ):
         scaled_skip(model, layer=1, c=0.0, which="attention")
     parallel, _ = ENTRIES["GPTNeoX-parallel-CausalLM-left"].make()
     with pytest.raises(SettingError, match="in parallel and share one skip; use which='both'"):
@@ -379,7 +381,7 @@ def test_scaling_one_skip_twice_is_refused() -> None:
     model, _ = ENTRIES["ViT"].make()
     with (
         scaled_skip(model, layer=1, c=0.0, which="mlp"),
-        pytest.raises(SettingError, match="layer 1 of .* already has a scaled skip"),
+        pytest.raises(SettingError, match=r"layer 1 of .* already has a scaled skip"),
         scaled_skip(model, layer=(1, 2), c=0.0),
     ):
         pass

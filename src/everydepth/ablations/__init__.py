@@ -1,4 +1,4 @@
-"""Ablations: scaled skips, memorised labels, gradients of both, and labels that are likely wrong."""
+"""Ablations: scaled skips, memorised labels, gradients of both, labels that are likely wrong."""
 
 from everydepth.ablations.audit import Audit, audit, folds
 from everydepth.ablations.bound import Widths, is_ordered, upper_bound, weight_widths

@@ -19,6 +19,8 @@ from everydepth.errors import DataError, SettingError
 from everydepth.stream import ResidualStream, as_stream
 
 FEWEST = 2  # samples a class needs to be cut into folds
+ROUNDS = 3  # of telling wrong labels from given ones
+TAIL = 0.2  # share of wrong labels from which the noise may be read off; fewer would be chance
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,6 +40,7 @@ class Audit:
     noise: float | None
     signals: Mapping[str, Floats]
     note: str
+    depth: int
 
     @property
     def order(self) -> NDArray[np.int64]:
@@ -78,6 +81,9 @@ class Audit:
             "noise": self.noise,
             "note": self.note,
             "top": self.table(top),
+            "prediction_depth": np.bincount(
+                self.signals["prediction_depth"].astype(int), minlength=self.depth + 2
+            ).tolist(),
             "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
         }
 
@@ -132,10 +138,9 @@ def audit(
         and the score is an order, not a probability.
 
     Calibration needs no clean data. What a held-out model says does not depend on the sample's own
-    label, so signals of *random other labels* show what wrong labels look like; against those of
-    the given labels they make a classifier whose odds are the probability of a wrong label, up to
-    the share of noise, which is estimated from its largest odds. It assumes that wrong labels are
-    uniform among the others.
+    label, so signals of *random other labels* show what wrong labels look like. The given labels
+    are a mixture of such and right ones; the share of noise and the probability of each label are
+    what fits best. It assumes that wrong labels are uniform among the others.
     """
     found = _collected(model, data, folds, held_out, batch_size, progress, options)
     signals = found.signals(found.labels)
@@ -158,6 +163,7 @@ def audit(
         noise=noise,
         signals={**signals, "last_margin": signals[f"margin_{last}"]},
         note=note,
+        depth=last,
     )
 
 
@@ -216,31 +222,50 @@ def _classifier(stream: ResidualStream) -> ResidualStream:
 def _calibrated(
     found: Trajectories, signals: dict[str, Floats], seed: int
 ) -> tuple[Floats, float, str]:
-    """P(wrong | signals), the estimated noise, and a note."""
+    """P(wrong | signals), the estimated noise, and a note.
+
+    The given labels are a mixture, `p_given = (1 - noise) p_right + noise p_wrong`, of which
+    p_wrong is known by example. A classifier tells wrong from given labels; where right labels are
+    rarest, `p_given / p_wrong` comes down to the noise; and `noise * p_wrong / p_given` is the
+    probability sought. In later rounds given labels count as far as they seem right.
+    """
+    from sklearn.isotonic import IsotonicRegression
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     labels, classes = found.labels, found.logits.shape[-1]
+    count = len(labels)
+    if count < 2 * FEWEST:
+        raise DataError(f"{count} samples are too few to calibrate; use {2 * FEWEST} or more")
     generator = torch.Generator().manual_seed(seed)
     shift = torch.randint(1, classes, labels.shape, generator=generator)
     wrong = columns(found.signals((labels + shift) % classes))
     given = columns(signals)
     # Each half is judged by what the other half taught.
-    half = torch.rand(len(labels), generator=generator).numpy() < 0.5
-    odds = np.empty(len(labels))
-    for side in (half, ~half):
-        if side.sum() < FEWEST or (~side).sum() < FEWEST:
-            raise DataError(f"{len(labels)} samples are too few to calibrate; use 4 or more")
-        x = np.concatenate([given[~side], wrong[~side]])
-        y = np.repeat([0, 1], (~side).sum())
-        model: Any = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=1000))
-        model.fit(x, y)
-        odds[side] = model.decision_function(given[side])
-    # p_given = (1 - noise) p_right + noise p_wrong, so p_wrong / p_given is at most 1 / noise.
-    most = float(np.quantile(odds, 0.995))
-    noise = float(np.clip(np.exp(-most), 1 / len(labels), 0.5))
-    score = np.clip(noise * np.exp(np.minimum(odds, most)), 0, 1)
-    # Clipped scores keep the order of the odds.
-    score = score - 1e-9 * (odds.max() - odds) / (np.ptp(odds) + 1e-12)
-    return np.clip(score, 0, 1), noise, "calibrated against random other labels, in two halves"
+    half = torch.randperm(count, generator=generator).numpy() % 2 == 0
+    sides = np.repeat([0, 1], count)
+    score, noise, odds = np.zeros(count), 0.0, np.zeros(2 * count)
+    for _ in range(ROUNDS):
+        for judged in (half, ~half):
+            taught = np.tile(~judged, 2)
+            weight = np.concatenate([1 - score, np.ones(count)])[taught]
+            model: Any = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+            both = np.concatenate([given, wrong])
+            model.fit(both[taught], sides[taught], logisticregression__sample_weight=weight)
+            odds[~taught] = model.decision_function(both[~taught])
+        noise = _noise(odds[:count], odds[count:])
+        rising: Any = IsotonicRegression(out_of_bounds="clip").fit(odds, sides)
+        share = np.clip(rising.predict(odds[:count]), 0, 1 - 1e-9)
+        score = np.clip(noise * share / (1 - share), 0, 1)
+    # Steps of equal probability keep the order of the classifier.
+    order = np.argsort(np.argsort(odds[:count])) / count
+    score = np.clip(score * (1 - 1e-6) + 1e-6 * order, 0, 1)
+    return score, noise, "calibrated against random other labels, in two halves"
+
+
+def _noise(given: Floats, wrong: Floats) -> float:
+    """The smallest ratio of the shares of given and of wrong labels beyond a threshold."""
+    thresholds = np.quantile(wrong, np.linspace(0, 1 - TAIL, 50))
+    ratios = [(given >= t).mean() / (wrong >= t).mean() for t in thresholds]
+    return float(np.clip(min(ratios), 1 / len(given), 0.5))

@@ -1,9 +1,10 @@
 """The upper bound on gradient norms of paper 004, Theorem 1, and its ordering, Theorem 2.
 
 The bound takes the norm of a weight matrix from its standard deviation, as if its entries were
-random and independent, and leaves out the gains of the norms and the last norm. So it holds for
-networks near a random initialisation and is not a theorem about every network:
-docs/memorization.md has the counter-example.
+random and independent. It leaves out the last norm, the gains of all norms, and that a norm divides
+each token by its own standard deviation, so ordinary networks exceed it, random ones included.
+"repaired" puts the last norm and the tokens back; even so it is no theorem about every network:
+docs/memorization.md has the counter-examples.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.stream import Batch, ResidualStream, unwrapped
 from everydepth.stream.taps import hooked
 
-Form = Literal["corrected", "as_printed"]
+Form = Literal["corrected", "as_printed", "repaired"]
+FORMS: tuple[Form, ...] = ("corrected", "as_printed", "repaired")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,8 @@ class Widths:
     """What the bound needs of the network: standard deviations per layer, and sizes.
 
     Where query, key and value are one matrix, `query` is the std of the whole; of a gated MLP,
-    `first` is that of the map that is applied first.
+    `first` is that of the map that is applied first. gain: the largest entry of the last norm's
+    weight, None where the readout has no norm.
     """
 
     query: tuple[float, ...]
@@ -44,6 +47,7 @@ class Widths:
     classes: int
     heads: int
     head_dim: int
+    gain: float | None
 
 
 def weight_widths(stream: ResidualStream, batch: Batch, heads: int | None = None) -> Widths:
@@ -67,7 +71,7 @@ def weight_widths(stream: ResidualStream, batch: Batch, heads: int | None = None
         raise SettingError(
             f"the config of {stream.name} does not say how many attention heads it has; pass heads="
         )
-    first = _first_maps(stream, batch)
+    first, gain = _first_maps(stream, batch)
     std = [[_std(m) for m in maps] for maps in first]
     pairs = [block.branches for block in stream.blocks]
     dim = int(cast(Tensor, stream.head.weight).shape[1])
@@ -84,6 +88,7 @@ def weight_widths(stream: ResidualStream, batch: Batch, heads: int | None = None
         classes=stream.classes,
         heads=count,
         head_dim=getattr(config, "head_dim", None) or dim // count,
+        gain=gain,
     )
 
 
@@ -92,15 +97,17 @@ def upper_bound(widths: Widths, taps: Taps, form: Form = "corrected") -> tuple[F
 
     form: Eq. 17 of the paper gives the attention's factor to `dy/dx~` and the MLP's to `dx~/dx`.
         By its own definitions it is the other way round; "as_printed" keeps it for comparison.
-        At `x_l` both are the same.
+        At `x_l` both are the same. "repaired" is "corrected" with the std of the token where it is
+        smallest, times `max|gain| / std` of what the readout's norm gets.
     """
-    if form not in ("corrected", "as_printed"):
-        raise SettingError(f"form {form!r}; use 'corrected' or 'as_printed'")
+    if form not in FORMS:
+        raise SettingError(f"form {form!r}; use one of {', '.join(FORMS)}")
     w, d = widths, float(widths.dim)
     length = taps.length.double().cpu().numpy()
     root = np.sqrt(length)
-    sx = np.stack([s[0].double().cpu().numpy() for s in taps.std])
-    sxt = np.stack([s[1].double().cpu().numpy() for s in taps.std])
+    spread = taps.least_std if form == "repaired" else taps.std
+    sx = np.stack([s[0].double().cpu().numpy() for s in spread])
+    sxt = np.stack([s[1].double().cpu().numpy() for s in spread])
 
     def column(values: Sequence[float]) -> Floats:
         return np.asarray(values, dtype=np.float64)[:, None]
@@ -116,34 +123,54 @@ def upper_bound(widths: Widths, taps: Taps, form: Form = "corrected") -> tuple[F
         ffn = np.log10(1 + column(w.first) * column(w.second) / sxt * ffn_size)
         error = np.log10(taps.error.double().cpu().numpy())
     top = error + np.log10(w.head * (np.sqrt(w.classes) + np.sqrt(d)))
+    if form == "repaired" and w.gain is not None:
+        top = top + np.log10(w.gain / taps.last_std.double().cpu().numpy())
     # Products over the layers from l to the last.
     both = np.cumsum((attention + ffn)[::-1], 0)[::-1]
     at_x = top + both
-    own = ffn if form == "corrected" else attention
-    at_xt = top + both - (attention + ffn) + own
+    own = attention if form == "as_printed" else ffn
+    above = np.concatenate([both[1:], np.zeros_like(both[:1])])
+    at_xt = top + above + own
     return at_x, at_xt
 
 
 def is_ordered(bound: Floats, tolerance: float = 1e-9) -> bool:
     """Theorem 2: whether the bound never rises from a layer to the next, for any sample."""
-    return bool((np.diff(bound, axis=0) <= tolerance).all())
+    # Not a difference: a bound may be infinite, where a token has no spread at all.
+    return bool((bound[1:] <= bound[:-1] + tolerance).all())
 
 
 def _std(module: nn.Module) -> float:
     return float(cast(Tensor, module.weight).detach().double().std(correction=0))
 
 
-def _first_maps(stream: ResidualStream, batch: Batch) -> list[list[nn.Module]]:
-    """The linear map that each branch of each block applies first."""
+def _first_maps(stream: ResidualStream, batch: Batch) -> tuple[list[list[nn.Module]], float | None]:
+    """The linear map that each branch of each block applies first, and the last norm's gain."""
     found: list[list[nn.Module | None]] = [[None] * len(b.branches) for b in stream.blocks]
     with _noting(stream, found), torch.no_grad():
-        stream.observe(batch)
+        states = stream.observe(batch)
+        gain = _gain(stream, states.feature(stream.depth))
     for number, maps in enumerate(found, start=1):
         if any(m is None for m in maps):
             raise UnsupportedModelError(
                 f"a branch of block {number} of {stream.name} applies no linear map with a weight"
             )
-    return cast(list[list[nn.Module]], found)
+    return cast(list[list[nn.Module]], found), gain
+
+
+def _gain(stream: ResidualStream, feature: Tensor) -> float | None:
+    """The largest weight of the norm that the readout applies; None where it applies none."""
+    gains: list[float] = []
+
+    def note(module: nn.Module, *_: Any) -> None:
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim == 1:
+            gains.append(float(weight.detach().abs().max()))
+
+    handles = [m.register_forward_pre_hook(note) for m in unwrapped(stream.model).modules()]
+    with hooked(*handles):
+        stream.normed(feature, stream.depth)
+    return float(np.prod(gains)) if gains else None
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from everydepth.errors import SettingError
 from everydepth.runs import Run
 from everydepth.stream import as_stream
 
-
 Train = Callable[[nn.Module, Path | None, int], Any]
 """Trains a model in place: `train(model, folder, seed)`. What it returns (a FitResult, a mapping)
 is kept as facts."""
@@ -224,5 +223,3 @@ def _facts(returned: Any) -> dict[str, Any]:
         return {}
     plain = {str(k): v for k, v in returned.items() if isinstance(v, str | int | float | bool)}
     return {"training": plain} if plain else {}
-
-

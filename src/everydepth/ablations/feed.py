@@ -44,9 +44,7 @@ class Feed:
         size = BATCH_SIZE if batch_size is None else batch_size
         if isinstance(data, Rows):
             # Rows can be picked before they are loaded.
-            self._source: Iterable[Any] = batches(
-                data if only is None else data.subset(only), size
-            )
+            self._source: Iterable[Any] = batches(data if only is None else data.subset(only), size)
         elif isinstance(data, (Mapping, Tensor)):
             self._source = _pieces(stream.check_batch(cast(Any, data)), stream, size)
         elif isinstance(data, Dataset):

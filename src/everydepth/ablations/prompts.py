@@ -38,7 +38,8 @@ def label_prompts(
         )
     if int(numbers.min()) < 0 or int(numbers.max()) >= len(classes):
         raise DataError(
-            f"label {int(numbers.max())}, but there are {len(classes)} class names; give one a class"
+            f"label {int(numbers.max())}, but there are {len(classes)} class names; "
+            "give one a class"
         )
 
     def encode(parts: Sequence[str]) -> list[list[int]]:

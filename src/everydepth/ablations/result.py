@@ -109,7 +109,9 @@ def as_floats(values: Any) -> Floats:
 
 def _checked(values: Mapping[str, Floats], metric: str) -> Floats:
     if metric not in values:
-        raise SettingError(f"metric {metric!r}, but there are {', '.join(values)}; use one of these")
+        raise SettingError(
+            f"metric {metric!r}, but there are {', '.join(values)}; use one of these"
+        )
     return values[metric]
 
 

@@ -50,9 +50,7 @@ class Targets:
             each = each[:, None].expand(labels.shape)
         flat = labels.flatten()
         rows = (flat != IGNORE_INDEX).nonzero().flatten()
-        return cls(
-            rows=rows, labels=flat[rows], sample=each.flatten()[rows], samples=count
-        )
+        return cls(rows=rows, labels=flat[rows], sample=each.flatten()[rows], samples=count)
 
     def pick(self, logits: Tensor) -> Tensor:
         """`(n, classes)` in float32, or float64 where the model is."""

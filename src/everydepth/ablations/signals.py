@@ -97,7 +97,11 @@ def trajectories(stream: ResidualStream, feed: Feed, progress: bool) -> Trajecto
         raise BatchError("the data has no samples; pass at least one")
     weight = getattr(stream.head, "weight", None)
     classes = logits[0].shape[-1]
-    w = weight.detach().double().cpu() if isinstance(weight, Tensor) else torch.eye(classes).double()
+    w = (
+        weight.detach().double().cpu()
+        if isinstance(weight, Tensor)
+        else torch.eye(classes).double()
+    )
     return Trajectories(
         logits=torch.cat(logits), labels=torch.cat(labels), numbers=torch.cat(numbers), pull=w @ w.T
     )

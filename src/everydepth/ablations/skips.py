@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ def scaled_skip(
     which: Which = "both",
     **options: Any,
 ) -> ScaledSkip:
-    """Scale the skip connections of one or several layers by `c`: 0 removes them, 1 changes nothing.
+    """Scale the skip connections of one or several layers by `c`: 0 removes, 1 changes nothing.
 
     with scaled_skip(model, layer=1, c=0.0): ...      # always restored
     skip = scaled_skip(model, layer=1, c=0.0).attach()   # until skip.remove(): for training
@@ -125,7 +125,7 @@ def checked_scale(c: float) -> float:
 def checked_which(which: str) -> Which:
     if which not in get_args(Which):
         raise SettingError(f"which={which!r}; use one of {', '.join(get_args(Which))}")
-    return which
+    return cast(Which, which)
 
 
 def _chosen(stream: ResidualStream, layer: int, which: Which) -> list[int]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from everydepth.ablations.bound import is_ordered, upper_bound, weight_widths
+from everydepth.ablations.bound import FORMS, Form, is_ordered, upper_bound, weight_widths
 from everydepth.ablations.feed import Data, Feed
 from everydepth.ablations.memorize import flipped_rows
 from everydepth.ablations.progress import shown
@@ -27,7 +27,8 @@ class Side:
     norms, std: by tap `(layer, sample)`; taps are named by what reads them: `attention` is `x_l`
         and `mlp` is `x~_l` of a transformer. NaN where a layer has no such tap.
     error: `||softmax(z) - onehot(y)||` per sample. margin, loss: per sample.
-    bound, bound_as_printed: `log10` of the upper bound, by tap; None where it is not defined.
+    bounds: by form (see `upper_bound`) and tap, `log10` of the upper bound; None where it is not
+        defined.
     """
 
     norms: Mapping[str, Floats]
@@ -35,22 +36,22 @@ class Side:
     error: Floats
     loss: Floats
     margin: Floats
-    bound: Mapping[str, Floats] | None
-    bound_as_printed: Mapping[str, Floats] | None
+    bounds: Mapping[Form, Mapping[str, Floats]] | None
 
     @property
     def norm(self) -> Floats:
         """Per layer: the mean over samples, then over the taps of the layer."""
         return np.nanmean(np.stack([v.mean(1) for v in self.norms.values()]), 0)
 
-    @property
-    def violations(self) -> float | None:
-        """The share of (tap, layer, sample) whose gradient norm exceeds the corrected bound."""
-        if self.bound is None:
+    def violations(self, form: Form = "corrected") -> dict[str, Floats] | None:
+        """By tap and layer, the share of samples whose gradient norm exceeds the bound."""
+        if self.bounds is None:
             return None
         with np.errstate(divide="ignore"):
-            above = [np.log10(self.norms[tap]) > bound for tap, bound in self.bound.items()]
-        return float(np.mean(np.stack(above)))
+            return {
+                tap: (np.log10(self.norms[tap]) > bound).mean(1)
+                for tap, bound in self.bounds[form].items()
+            }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,9 +78,8 @@ class GradientStudy:
     @property
     def bound_is_ordered(self) -> bool | None:
         """Theorem 2, at `x_l`, for every sample."""
-        if self.learning.bound is None or self.memorization.bound is None:
-            return None
-        return all(is_ordered(side.bound["attention"]) for side in self._bounded())
+        found = [side.bounds for side in (self.learning, self.memorization) if side.bounds]
+        return all(is_ordered(b["corrected"]["attention"]) for b in found) if found else None
 
     def table(self) -> str:
         lines = [f"{'layer':<7}{'learning':>12}{'memorization':>14}{'ratio':>8}"]
@@ -105,9 +105,6 @@ class GradientStudy:
             **{name: _side_json(side) for name, side in sides.items()},
         }
 
-    def _bounded(self) -> list[Any]:
-        return [self.learning, self.memorization]
-
 
 def _side_json(side: Side) -> dict[str, Any]:
     def means(values: Mapping[str, Floats] | None) -> Any:
@@ -121,9 +118,11 @@ def _side_json(side: Side) -> dict[str, Any]:
         "error": float(side.error.mean()),
         "loss": float(side.loss.mean()),
         "margin": as_lists(float(side.margin.mean())),
-        "log10_bound": means(side.bound),
-        "log10_bound_as_printed": means(side.bound_as_printed),
-        "violations": side.violations,
+        "log10_bound": {form: means(bound) for form, bound in (side.bounds or {}).items()},
+        "violations": {
+            form: {tap: as_lists(v) for tap, v in (side.violations(form) or {}).items()}
+            for form in side.bounds or {}
+        },
     }
 
 
@@ -174,7 +173,7 @@ def _side(
     norms: dict[str, list[Floats]] = {name: [] for name in names}
     std: dict[str, list[Floats]] = {name: [] for name in names}
     parts: dict[str, list[Floats]] = {"error": [], "loss": [], "margin": []}
-    bounds: dict[str, list[tuple[Floats, Floats]]] = {"corrected": [], "as_printed": []}
+    bounds: dict[Form, list[tuple[Floats, Floats]]] = {form: [] for form in FORMS}
     widths, note = None, None
     for _, batch in shown(feed, what, len(feed), progress):
         if widths is None and note is None:
@@ -190,14 +189,12 @@ def _side(
             parts[name].append(values.double().cpu().numpy())
         if widths is not None:
             for form, found in bounds.items():
-                found.append(upper_bound(widths, taps, cast(Any, form)))
+                found.append(upper_bound(widths, taps, form))
     if not parts["error"]:
         raise BatchError(f"the data of {what} has no samples; pass at least one")
 
-    def bound(form: str) -> dict[str, Floats] | None:
-        if widths is None:
-            return None
-        pairs = zip(*bounds[form], strict=True)
+    def joined(found: list[tuple[Floats, Floats]]) -> dict[str, Floats]:
+        pairs = zip(*found, strict=True)
         return {
             name: np.concatenate(both, 1)
             for name, both in zip(("attention", "mlp"), pairs, strict=True)
@@ -209,8 +206,7 @@ def _side(
         error=np.concatenate(parts["error"]),
         loss=np.concatenate(parts["loss"]),
         margin=np.concatenate(parts["margin"]),
-        bound=bound("corrected"),
-        bound_as_printed=bound("as_printed"),
+        bounds=None if widths is None else {form: joined(found) for form, found in bounds.items()},
     )
     return side, note
 
@@ -254,6 +250,15 @@ class UnifiedView:
     margin: Floats
     accuracy: Floats
     spearman: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "layers": list(self.layers),
+            "gradient_norm": as_lists(self.gradient_norm),
+            "margin": as_lists(self.margin),
+            "accuracy": as_lists(self.accuracy),
+            "spearman": {pair: as_lists(value) for pair, value in self.spearman.items()},
+        }
 
 
 def unified_view(study: GradientStudy, ablation: Ablation) -> UnifiedView:

@@ -153,8 +153,9 @@ def _sweep(
     sums: Mapping[Any, _Sums],
 ) -> int:
     """One batch through every cell; returns its number of samples."""
-    if isinstance(batch.get("labels"), Tensor):
-        stream.check_labels(batch["labels"])
+    labels = batch.get("labels")
+    if isinstance(labels, Tensor) and not labels.is_floating_point():
+        stream.check_labels(labels)
     # Cursors are values: the one at depth l is where every change of layer l + 1 starts.
     cursors = [stream.start(batch)]
     for _ in range(stream.depth):

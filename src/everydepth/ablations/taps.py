@@ -23,18 +23,22 @@ class Taps:
     norms: per layer `(branches, samples)`, `||dLoss_i/dx||` at the entry of each branch: `x_l` and
         `x~_l` of a transformer. The gradient is that of the stream: it includes the skip path.
     std: likewise, the standard deviation of the entries of `x` (padding left out).
+    least_std: likewise, of the token where it is smallest: what a norm divides by at worst.
     error: `||dLoss_i/dz||`, for a classifier `||softmax(z) - onehot(y)||` (SPEC 3.4).
     margin: of the prediction, the mean over a sample's targets; hit: all of them right.
     length: tokens (or positions) of each sample, padding left out.
+    last_std: the smallest standard deviation of a vector that the readout's norm gets.
     """
 
     norms: Sequence[Tensor]
     std: Sequence[Tensor]
+    least_std: Sequence[Tensor]
     error: Tensor
     losses: Tensor
     margin: Tensor
     hit: Tensor
     length: Tensor
+    last_std: Tensor
 
 
 def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool = True) -> Taps:
@@ -81,11 +85,18 @@ def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool
         std=[torch.stack([_std(r, mask) for r in block]) for block in records]
         if statistics
         else [],
+        least_std=[
+            torch.stack([_least_std(r.x.detach().reshape(r.shape), mask) for r in block])
+            for block in records
+        ]
+        if statistics
+        else [],
         error=norms(at_logits.reshape(samples, -1)),
         losses=losses.detach(),
         margin=_sample_margins(targets, z) if classes else losses.new_full((samples,), torch.nan),
         hit=targets.sample_hits(z) if classes else torch.zeros(samples, dtype=torch.bool),
         length=_lengths(mask, records),
+        last_std=_least_std(states.feature(stream.depth).detach(), mask),
     )
 
 
@@ -123,6 +134,14 @@ def _lengths(mask: Tensor | None, records: Sequence[Sequence[BranchRecord]]) -> 
     shape = next(block[0].shape for block in records if block)
     positions = shape[1] if len(shape) == 3 else 1
     return torch.full((shape[0],), positions)
+
+
+def _least_std(feature: Tensor, mask: Tensor | None) -> Tensor:
+    wide = feature if feature.dtype == torch.float64 else feature.float()
+    std = wide.std(-1, correction=0)
+    if mask is not None and std.shape == mask.shape:
+        std = std.masked_fill(~mask, torch.inf)
+    return std if std.ndim == 1 else std.flatten(1).amin(1)
 
 
 @contextmanager

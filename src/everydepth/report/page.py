@@ -14,7 +14,8 @@ import numpy as np
 
 from everydepth.environment import installed_version
 from everydepth.errors import DataError
-from everydepth.report import builtin as _builtin  # registers the panels of a trace
+from everydepth.report import ablations as _ablations
+from everydepth.report import builtin as _builtin
 from everydepth.report.markup import script_json, table, text
 from everydepth.report.panels import SECTIONS, Panel, Texts, draw, registered
 from everydepth.report.provenance import made_by
@@ -23,6 +24,7 @@ from everydepth.report.words import headline, start_depth
 from everydepth.tracing.figures.chart import PALETTE, Chart, Heat
 from everydepth.tracing.figures.web import description
 
+_REGISTERED = (_builtin, _ablations)  # importing them registers their panels
 LARGEST_PAGE = 6 * 10**6  # bytes; what mail and issue trackers still take
 HEIGHT, LINE = 290, 18  # pixels of a chart, and of a line in its legend
 LONGEST_LEGEND = 8  # names; more leave no room for the chart, and pointing at a line names it

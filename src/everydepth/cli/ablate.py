@@ -1,0 +1,85 @@
+"""`everydepth ablate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+T = TypeVar("T")
+
+
+def ablate(
+    model: Annotated[
+        str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
+    ],
+    data: Annotated[
+        str, typer.Option(help="Data by name (digits, cifar10, ...), a file or a folder.")
+    ],
+    layers: Annotated[
+        str | None, typer.Option(help="For example 1,2,5; by default all, one at a time.")
+    ] = None,
+    c: Annotated[
+        str, typer.Option(help="Factors on the skip; 0 removes it.")
+    ] = "0,0.25,0.5,0.75,1",
+    which: Annotated[
+        str, typer.Option(help="both, attention, cross_attention, mlp or conv.")
+    ] = "both",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A new run directory; by default nothing is written."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which part of the data.")] = "test",
+    data_root: Annotated[
+        str | None, typer.Option(help="The folder that holds named data sets.")
+    ] = None,
+    max_samples: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+) -> None:
+    """Scale or remove the skip connections of each layer of a trained model, and see what is lost.
+
+    everydepth ablate runs/lpa --data digits -o runs/ablation
+    """
+    from everydepth.ablations import ablate as sweep
+    from everydepth.ablations.skips import checked_which
+    from everydepth.cli.loading import load_batches, load_model, model_folder
+    from everydepth.runs import Run
+
+    folder = model_folder(model)
+    chosen = None if layers is None else [number(part, int) for part in layers.split(",")]
+    scales = [number(part, float) for part in c.split(",")]
+    kind = checked_which(which)
+    network = load_model(folder)
+    rows = load_batches(
+        folder,
+        network,
+        data,
+        split=split,
+        root=data_root,
+        batch_size=batch_size,
+        max_length=max_length,
+        max_samples=max_samples,
+    )
+    config = {"model": model, "data": data, "split": split, "c": scales, "which": which}
+    run = None if out is None else Run.create(out, config, kind="ablate")
+    found = sweep(network, rows, layers=chosen, c=scales, which=kind)
+    for metric in ("accuracy", "perplexity", "loss", "margin", "agreement"):
+        if metric in found.metrics:
+            typer.echo(found.table(metric) + "\n")
+    if run is not None:
+        run.write_results({"ablation": found.to_json()})
+        typer.echo(f"wrote {run.path}; see it with: everydepth report {run.path}")
+
+
+def number(text: str, kind: Callable[[str], T]) -> T:
+    from everydepth.errors import SettingError
+
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise SettingError(
+            f"{text.strip()!r} is not a number; separate numbers by commas, as in 0,0.5,1"
+        ) from error

@@ -1,0 +1,77 @@
+"""`everydepth audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def audit(
+    model: Annotated[
+        str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
+    ],
+    data: Annotated[
+        str, typer.Option(help="Data by name (digits, cifar10, ...), a file or a folder.")
+    ],
+    held_out: Annotated[
+        bool,
+        typer.Option(
+            "--held-out", help="The model was not trained on this data: scores are probabilities."
+        ),
+    ] = False,
+    top: Annotated[int, typer.Option(min=1, help="How many rows to show.")] = 20,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A new run directory; by default nothing is written."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which part of the data.")] = "train",
+    data_root: Annotated[
+        str | None, typer.Option(help="The folder that holds named data sets.")
+    ] = None,
+    max_samples: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+) -> None:
+    """Rank samples by how likely their label is wrong, judged by every depth of a model.
+
+    everydepth audit runs/lpa --data digits --split valid --held-out
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from everydepth.ablations import audit as judge
+    from everydepth.cli.loading import load_batches, load_model, model_folder
+    from everydepth.runs import Run
+
+    folder = model_folder(model)
+    network = load_model(folder)
+    rows = load_batches(
+        folder,
+        network,
+        data,
+        split=split,
+        root=data_root,
+        batch_size=batch_size,
+        max_length=max_length,
+        max_samples=max_samples,
+    )
+    config = {"model": model, "data": data, "split": split, "held_out": held_out}
+    run = None if out is None else Run.create(out, config, kind="audit")
+    found = judge(network, rows, held_out=held_out)
+    lines = found.table(top)
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in lines[0]:
+        shown.add_column(name.replace("_", " "), justify="right")
+    for line in lines:
+        cells = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in line.values()]
+        shown.add_row(*cells)
+    console = Console()
+    console.print(shown)
+    if found.noise is not None:
+        console.print(f"estimated share of wrong labels: {found.noise:.1%}")
+    console.print(found.note, markup=False, style="yellow")
+    if run is not None:
+        run.write_results({"audit": found.to_json()})
+        console.print(f"wrote {run.path}; see it with: everydepth report {run.path}", markup=False)
