@@ -12,16 +12,34 @@ from typing import Annotated
 
 import typer
 
+from everydepth.cli.ablate import ablate
+from everydepth.cli.audit import audit
 from everydepth.cli.env import env
 from everydepth.cli.export import export
 from everydepth.cli.generate import generate
+from everydepth.cli.grow import grow
+from everydepth.cli.plan import plan
 from everydepth.cli.profile import profile
 from everydepth.cli.report import report
+from everydepth.cli.sweep import sweep
 from everydepth.cli.trace import trace
 from everydepth.cli.train import train
 from everydepth.errors import EveryDepthError
 
-COMMANDS: tuple[Callable[..., None], ...] = (train, trace, profile, export, generate, report, env)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    train,
+    trace,
+    profile,
+    export,
+    generate,
+    ablate,
+    audit,
+    grow,
+    sweep,
+    plan,
+    report,
+    env,
+)
 
 # A blank line between paragraphs: rich joins the lines of one paragraph.
 EPILOG = """\

@@ -88,7 +88,7 @@ def jumpboard(
     armijo: the share of the first-order decrease a step must reach to count as a descent.
 
     The first step changes the stream by a tenth; it is made four times longer while that helps, or
-    shorter until it does, and refined by parabolas in log eta. At most `evaluations` losses.
+    shortened until it does, and refined by parabolas in log eta. At most `evaluations` losses.
     """
     stream = as_stream(model, **options)
     feed = Feed(data, stream, batch_size=batch_size)
@@ -172,13 +172,11 @@ def line_search(
         while len(seen) < most and value(eta * factor) < value(eta):
             eta *= factor
     else:
-        while len(seen) < most and not good(eta / factor):
-            eta /= factor
-        eta /= factor
-        if eta not in seen or not good(eta):
+        while len(seen) < most and not good(eta):
+            eta = _shorter(eta, value(eta) - start, slope)
+            value(eta)
+        if not good(eta):
             return 0.0, list(seen.items())
-        while len(seen) < most and value(eta / factor) < value(eta):
-            eta /= factor
     while len(seen) < most:
         following = _parabola(seen, factor)
         if following is None:
@@ -186,6 +184,14 @@ def line_search(
         value(following)
     best = min((e for e in seen if good(e)), key=lambda e: seen[e], default=0.0)
     return best, list(seen.items())
+
+
+def _shorter(eta: float, rise: float, slope: float) -> float:
+    """Where the parabola through the start, its slope and a step that was too long is lowest."""
+    if not math.isfinite(rise):
+        return eta / 10
+    guess = slope * eta**2 / (2 * (rise + slope * eta))
+    return min(max(guess, eta / 100), eta / 2)
 
 
 def _parabola(seen: dict[float, float], factor: float) -> float | None:

@@ -10,19 +10,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 GROUPS = 32
-SKETCH = 64
-"""A map wider than this is looked at through random projections of its inputs and outputs."""
+SKETCH = 32
+EXACT = 4096
+"""A map of more than `EXACT` entries is looked at through random projections of its inputs and
+outputs to `SKETCH` coordinates each."""
 
 
 class Sketch:
-    """A random projection to at most `SKETCH` coordinates that keeps inner products on average."""
+    """A random projection to at most `most` coordinates that keeps inner products on average."""
 
-    def __init__(self, width: int, seed: int) -> None:
+    def __init__(self, width: int, seed: int, most: int = SKETCH) -> None:
         self.matrix: Tensor | None = None
-        if width > SKETCH:
+        if width > most:
             generator = torch.Generator().manual_seed(seed)
-            drawn = torch.randn(width, SKETCH, generator=generator, dtype=torch.float64)
-            self.matrix = torch.linalg.qr(drawn).Q.mul_((width / SKETCH) ** 0.5)
+            drawn = torch.randn(width, most, generator=generator, dtype=torch.float64)
+            self.matrix = torch.linalg.qr(drawn).Q.mul_((width / most) ** 0.5)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.matrix is None:
@@ -47,7 +49,10 @@ class GroupSums:
         """Add the rows of one batch; `groups` says which group each belongs to."""
         if branch not in self._sketches:
             seed = 2 * (self._seed * 1009 + branch)
-            self._sketches[branch] = Sketch(g.shape[-1], seed), Sketch(phi.shape[-1], seed + 1)
+            widths = g.shape[-1], phi.shape[-1]
+            most = max(widths) if widths[0] * widths[1] <= EXACT else SKETCH
+            left, right = (Sketch(w, seed + i, most) for i, w in enumerate(widths))
+            self._sketches[branch] = left, right
         left, right = self._sketches[branch]
         gs, fs = left(g), right(phi)
         rows = torch.bmm(gs.transpose(1, 2), fs).flatten(1)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 from rich.progress import track
@@ -20,7 +20,6 @@ from everydepth.runs.files import read_json, remove_leftovers, write_json
 
 Cell = dict[str, Any]
 Cells = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
-Engine = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def sweep(
     run: Callable[..., Mapping[str, Any]],
     *,
     out: str | Path | None = None,
-    engine: Engine = "local",
+    engine: str = "local",
     address: str | None = None,
     dry_run: bool = False,
     progress: bool = True,

@@ -1,0 +1,45 @@
+"""Deepen a small language model by one block: the same function first, then a better one."""
+
+from __future__ import annotations
+
+import torch
+from rich.console import Console
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import everydepth as ed
+from everydepth.data import token_blocks
+from everydepth.growth.loop import fit_plainly
+
+TEXT = ed.__doc__ + (ed.grow.__doc__ or "") + (ed.insert.__doc__ or "") + (ed.sweep.__doc__ or "")
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    rows = token_blocks(list((TEXT * 6).encode()), 48)
+    train, valid = rows.split((0.7, 0.3))
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    model, console = LlamaForCausalLM(config), Console()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    fit_plainly(ed.as_stream(model), train, optimizer, 80, batch_size=16)
+
+    big = ed.insert(model, after=1).eval()
+    ids = torch.tensor([list(b"The model")])
+    console.print("same logits:", torch.equal(big(ids).logits, model.eval()(ids).logits))
+
+    console.print(ed.growth.score(model, train, valid).table())
+    for precondition in (False, True):
+        jump = ed.growth.jumpboard(model, train, valid, precondition=precondition)
+        console.print("preconditioned" if precondition else "plain gradient", str(jump))
+
+    grown = ed.grow(model, train, valid, steps=30, rounds=1, optimizer=optimizer, batch_size=16)
+    console.print(str(grown))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""`everydepth grow`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from everydepth.errors import SettingError
+
+
+def grow(
+    model: Annotated[
+        str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
+    ],
+    data: Annotated[
+        str, typer.Option(help="Data by name (digits, cifar10, ...), a file or a folder.")
+    ],
+    run: Annotated[Path | None, typer.Option("--run", "-o", help="The run directory.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run.")] = False,
+    score_only: Annotated[
+        bool, typer.Option("--score", help="Only say where a block would help; change nothing.")
+    ] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Blocks to try at most.")] = None,
+    max_depth: Annotated[int | None, typer.Option(min=1, help="Blocks of the result.")] = None,
+    steps: Annotated[int, typer.Option(min=0, help="Training steps after each block.")] = 200,
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
+    trains: Annotated[
+        str, typer.Option(help="all parameters, or the new block only: all, new.")
+    ] = "all",
+    alpha: Annotated[float, typer.Option(help="Chance of a false 'deepen here'.")] = 0.05,
+    split: Annotated[str, typer.Option(help="The part of the data to train on.")] = "train",
+    valid_split: Annotated[
+        str | None,
+        typer.Option(help="The part to choose by; by default 30 % of the first, set aside."),
+    ] = None,
+    data_root: Annotated[
+        str | None, typer.Option(help="The folder that holds named data sets.")
+    ] = None,
+    max_samples: Annotated[int | None, typer.Option(min=10, help="Use so many rows.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Say whether a model should be deepened, and where; then do it, as long as it helps.
+
+    Every block is kept only if held-out rows, used for nothing else, say that the loss is lower.
+    """
+    from rich.console import Console
+
+    from everydepth.cli.loading import load_batches, load_model, model_folder
+    from everydepth.growth import grow as grow_model
+    from everydepth.growth import score
+
+    folder = model_folder(model)
+    network = load_model(folder)
+    console = Console()
+
+    def batches(part: str) -> list[object]:
+        loaded = load_batches(
+            folder,
+            network,
+            data,
+            split=part,
+            root=data_root,
+            batch_size=batch_size,
+            max_length=max_length,
+            max_samples=max_samples,
+        )
+        return list(loaded)
+
+    train = batches(split)
+    if score_only:
+        found = score(network, train, seed=seed, alpha=alpha)
+        console.print(found.table())
+        console.print(found.verdict)
+        return
+    if valid_split is not None:
+        valid = batches(valid_split)
+    else:
+        # Every third batch or so: rows of named data sets are in no special order.
+        valid = train[1::3]
+        train = [batch for i, batch in enumerate(train) if i % 3 != 1]
+    if not train or not valid:
+        raise SettingError(
+            f"{split} has too few rows for batches of {batch_size} in two parts; use a smaller "
+            "--batch-size, or --valid-split"
+        )
+    result = grow_model(
+        network,
+        train,
+        valid,
+        steps=steps,
+        rounds=rounds,
+        max_depth=max_depth,
+        lr=lr,
+        trains=trains,
+        alpha=alpha,
+        batch_size=batch_size,
+        seed=seed,
+        run=Path("runs") / f"grow-{Path(model).name}" if run is None else run,
+        resume=resume,
+    )
+    if result.score is not None:
+        console.print(result.score.table())
+    console.print(str(result), markup=False)
+    console.print(f"wrote {result.path}; the model is in {result.path}/model", markup=False)

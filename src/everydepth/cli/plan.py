@@ -1,0 +1,54 @@
+"""`everydepth plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    parameters: Annotated[
+        float | None, typer.Option(help="Parameters of the model, for example 7e9.")
+    ] = None,
+    flops: Annotated[float | None, typer.Option(help="Or a training budget in FLOPs.")] = None,
+    tokens: Annotated[float | None, typer.Option(help="Tokens, if the data is fixed.")] = None,
+    points: Annotated[
+        Path | None,
+        typer.Option(
+            help="A CSV file with columns parameters, tokens, loss: fit your own scaling law first."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Depth, width and data for a number of parameters or a budget.
+
+    Uses the published refit of the Chinchilla law unless --points are given, and shows what others
+    chose at the nearest size.
+    """
+    import csv
+
+    from everydepth.errors import DataError
+    from everydepth.growth import scaling
+
+    law = scaling.EPOCH
+    if points is not None:
+        try:
+            with open(points, encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+            columns = {
+                name: [float(row[name]) for row in rows]
+                for name in ("parameters", "tokens", "loss")
+            }
+        except (OSError, KeyError, ValueError, TypeError) as error:
+            raise DataError(
+                f"{points} cannot be read as points ({type(error).__name__}: {error}); give a CSV "
+                "file with the columns parameters, tokens and loss, in numbers"
+            ) from error
+        law = scaling.fit(columns["parameters"], columns["loss"], columns["tokens"], bootstrap=100)
+        if not as_json:
+            typer.echo(str(law))
+    found = scaling.plan(parameters=parameters, flops=flops, tokens=tokens, law=law)
+    typer.echo(json.dumps({"law": law.values, **found.to_json()}) if as_json else str(found))

@@ -1,0 +1,58 @@
+"""Certificates and comparisons."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.growth.helpers import labelled, mlp, points
+from tests.growth.test_grow import teacher_data
+from tests.zoo import ENTRIES
+
+from everydepth.errors import SettingError
+from everydepth.growth import certificate, compare, jumpboard
+from everydepth.growth.losses import mean_loss
+
+
+@pytest.mark.parametrize("name", ["Llama-tied-CausalLM-left", "CifarResNet-post-projection", "ViT"])
+def test_on_real_networks_the_theorems_are_vacuous_and_say_so(name: str) -> None:
+    model, batch = labelled(ENTRIES[name], torch.float32)
+    jump = jumpboard(model, batch, after=1)
+    found = certificate(model, jump.model, batch, batch)
+    assert found.vacuous
+    assert "all three are vacuous" in str(found)
+    assert found.held_out.gain == pytest.approx(jump.margin, rel=1e-2)
+    assert found.margin == pytest.approx(jump.margin, rel=1e-3)
+    assert found.to_json()["vacuous"] is True
+
+
+def test_margins_are_told_apart_by_the_jumpboard() -> None:
+    model, data, test = mlp(), teacher_data(200, 0), teacher_data(100, 1)
+    jump = jumpboard(model, data)
+    found = certificate(model, jump.model, data, test, jump=jump.model)
+    assert found.gamma_opt == 0
+    assert found.margin_test == pytest.approx(mean_loss(model, test) - mean_loss(jump.model, test))
+    with pytest.raises(SettingError, match=r"delta=2\.0"):
+        certificate(model, jump.model, data, test, delta=2.0)
+
+
+def test_every_arm_of_a_comparison_gets_the_same_compute() -> None:
+    model, train, valid = mlp(), teacher_data(128, 0), teacher_data(200, 1)
+    found = compare(model, train, valid, steps=120, evaluations=4, seeds=(0, 1), lr=3e-3)
+    assert {arm.name for arm in found.arms} == {row["arm"] for row in found.summary()}
+    spent = [
+        arm.flops[-1] for arm in found.arms if "only" not in arm.name and "one" not in arm.name
+    ]
+    assert max(spent) / min(spent) < 1.05
+    grown = next(arm for arm in found.arms if arm.name == "grown")
+    assert grown.flops[0] > 0
+    assert found.ratios("longer") == [1.0, 1.0]
+    assert len(found.table().rows) == 7
+    assert min(grown.loss) < mean_loss(model, valid)
+
+
+def test_a_comparison_needs_its_base_line() -> None:
+    data = points(mlp(), 32)
+    with pytest.raises(SettingError, match="use 'longer' and any of"):
+        compare(mlp(), data, data, arms=["grown"])
+    with pytest.raises(SettingError, match="steps=1, evaluations=10"):
+        compare(mlp(), data, data, steps=1)

@@ -1,0 +1,228 @@
+"""Growing: what is kept, what is carried over, and what survives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.growth.helpers import mlp, points
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+
+import everydepth as ed
+from everydepth.architectures.residual_mlp import ResidualMLP
+from everydepth.errors import BatchError, RunError, SettingError
+from everydepth.growth import carried, grow, paired
+from everydepth.growth.loop import fit_plainly
+from everydepth.growth.losses import mean_loss
+from everydepth.growth.optimizers import counterparts
+
+
+def teacher_data(rows: int, seed: int) -> dict[str, Tensor]:
+    return points(mlp(7, num_hidden_layers=4, hidden_size=24), rows, seed=seed, scale=6.0)
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    states = a.state_dict(), b.state_dict()
+    return states[0].keys() == states[1].keys() and all(
+        torch.equal(v, states[1][k]) for k, v in states[0].items()
+    )
+
+
+SETTINGS: dict[str, Any] = {
+    "steps": 20,
+    "rounds": 2,
+    "batch_size": 64,
+    "lr": 3e-3,
+    "progress": False,
+}
+
+
+def test_a_model_grows_where_the_data_asks_for_it() -> None:
+    model, train, valid = mlp(), teacher_data(512, 0), teacher_data(400, 1)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    found = grow(model, train, valid, **SETTINGS)
+    assert found.rounds[0].accepted
+    assert ed.as_stream(found.model).depth == 2 + sum(r.accepted for r in found.rounds)
+    assert mean_loss(found.model, teacher_data(400, 2)) < mean_loss(model, teacher_data(400, 2))
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    first = found.rounds[0]
+    assert first.held_out.gain == pytest.approx(first.valid["old"] - first.valid[first.safe])
+    assert first.gamma >= 0
+    assert "by held-out loss keep" in str(found)
+
+
+def test_a_model_that_draws_its_own_labels_is_the_deepest() -> None:
+    model = mlp()
+    found = grow(model, points(model, 256, seed=5), points(model, 128, seed=6), **SETTINGS)
+    assert not any(r.accepted for r in found.rounds)
+    assert same(found.model, model)
+
+
+def test_what_only_fits_the_training_rows_is_not_kept() -> None:
+    """Labels that are noise: the training loss falls, the held-out loss does not."""
+    model = mlp()
+    train, valid = points(model, 96), points(model, 400, seed=1)
+    train["labels"], valid["labels"] = (
+        torch.randint(0, 3, v["labels"].shape) for v in (train, valid)
+    )
+    found = grow(model, train, valid, steps=150, rounds=1, alpha=0.999, lr=1e-2, progress=False)
+    assert found.rounds[0].train["trained"] < found.rounds[0].train["old"]
+    assert found.rounds[0].paper == "trained"
+    assert found.rounds[0].safe == "old"
+    assert same(found.model, model)
+
+
+def test_only_the_new_block_is_trained_if_asked() -> None:
+    model, train, valid = mlp(), teacher_data(512, 0), teacher_data(400, 1)
+    found = grow(model, train, valid, **{**SETTINGS, "rounds": 1}, trains="new")
+    assert found.rounds[0].accepted
+    grown = found.model.state_dict()
+    old, new = ed.as_stream(model), ed.as_stream(found.model)
+    for name, there in counterparts(old, new, found.rounds[0].after).items():
+        assert torch.equal(model.state_dict()[name], grown[there])
+    assert all(p.requires_grad for p in found.model.parameters())
+
+
+@pytest.mark.parametrize("kind", [AdamW, SGD])
+def test_the_optimizer_keeps_every_bit_it_knew(kind: type[torch.optim.Optimizer]) -> None:
+    model = mlp()
+    more = {"momentum": 0.9} if kind is SGD else {}
+    blocks, rest = (
+        list(model.blocks.parameters()),
+        [*model.embed.parameters(), *model.head.parameters()],
+    )
+    groups = [{"params": rest, "lr": 0.01}, {"params": blocks, "lr": 0.02}]
+    optimizer = kind(groups, lr=0.1, **more)
+    fit_plainly(ed.as_stream(model), teacher_data(64, 0), optimizer, 5)
+    big = ed.insert(model, 1)
+    old, new = ed.as_stream(model), ed.as_stream(big)
+    copied = carried(optimizer, old, new, 1)
+    there = dict(big.named_parameters())
+    for name, twin in counterparts(old, new, 1).items():
+        before, now = (
+            optimizer.state[dict(model.named_parameters())[name]],
+            copied.state[there[twin]],
+        )
+        assert before.keys() == now.keys()
+        assert before
+        for key, value in before.items():
+            assert torch.equal(value, now[key])
+            assert value.data_ptr() != now[key].data_ptr()
+    assert [g["lr"] for g in copied.param_groups] == [0.01, 0.02]
+    assert len(copied.param_groups[1]["params"]) == len(blocks) + 4
+    fit_plainly(new, teacher_data(64, 0), copied, 1)
+
+
+def test_a_foreign_optimizer_is_refused() -> None:
+    model, other = mlp(), mlp(1)
+    streams = ed.as_stream(model), ed.as_stream(ed.insert(model, 1))
+    with pytest.raises(SettingError, match="not the model's"):
+        carried(AdamW(other.parameters()), *streams, 1)
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_growth_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    model, train, valid = mlp(), teacher_data(512, 0), teacher_data(400, 1)
+    settings = {**SETTINGS, "alpha": 0.5}
+    calls = 0
+
+    def fit(m: nn.Module, data: Any, optimizer: Any, steps: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise Stopped
+        fit_plainly(ed.as_stream(m), data, optimizer, steps, batch_size=64, seed=calls % 2)
+
+    whole = grow(model, train, valid, **settings, run=tmp_path / "whole", fit=fit)
+    assert calls == 2
+    with pytest.raises(Stopped):
+        grow(model, train, valid, **settings, run=tmp_path / "cut", fit=fit)
+    calls = 1
+    again = grow(model, train, valid, **settings, run=tmp_path / "cut", resume=True, fit=fit)
+    assert calls == 2
+    assert same(again.model, whole.model)
+    assert [r.after for r in again.rounds] == [r.after for r in whole.rounds]
+    loaded = ResidualMLP.from_pretrained(tmp_path / "cut" / "model")
+    assert same(loaded, whole.model)
+    results = ed.Run.open(tmp_path / "cut").results()["growth"]
+    assert len(results["rounds"]) == len(whole.rounds)
+    with pytest.raises(RunError, match="other settings: steps 20 -> 21"):
+        grow(model, train, valid, **{**settings, "steps": 21}, run=tmp_path / "cut", resume=True)
+    with pytest.raises(RunError, match="already holds a run"):
+        grow(model, train, valid, **settings, run=tmp_path / "cut")
+
+
+def test_growth_stops_at_a_depth_and_says_why() -> None:
+    model, train, valid = mlp(), teacher_data(512, 0), teacher_data(400, 1)
+    found = grow(model, train, valid, **{**SETTINGS, "rounds": None}, max_depth=3)
+    assert found.stopped == "depth 3 of at most 3 is reached"
+
+
+def test_bad_settings_say_what_is_allowed() -> None:
+    model, data = mlp(), points(mlp(), 16)
+    for wrong, said in (
+        ({"trains": "head"}, "use 'all' or 'new'"),
+        ({"steps": -1}, "steps=-1; use 0 or more"),
+        ({"tries": 0}, "tries=0; use 1 or more"),
+        ({"confidence": 0.2}, "confidence=0.2"),
+        ({"resume": True}, "resume=True without run="),
+    ):
+        with pytest.raises(SettingError, match=said):
+            grow(model, data, data, **wrong)
+    with pytest.raises(BatchError, match="an interval needs 2 or more"):
+        paired(model, model, points(model, 1))
+
+
+def test_a_paired_interval_covers_the_true_difference() -> None:
+    from everydepth.growth.held_out import paired_losses
+
+    torch.manual_seed(0)
+    covered = told = 0
+    for _ in range(100):
+        old = torch.rand(200, dtype=torch.float64)
+        new = old - 0.1 + 0.2 * (torch.rand(200, dtype=torch.float64) - 0.5)
+        counts = torch.randint(1, 4, (200,)).double()
+        found = paired_losses((old * counts, counts), (new * counts, counts))
+        covered += found.bootstrap[0] <= 0.1 <= found.bootstrap[1]
+        told += found.bernstein[0] <= found.bootstrap[0] and found.better
+    assert covered >= 88
+    assert told == 100
+
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+from tests.growth.helpers import mlp, points
+from everydepth.growth import grow
+teacher = mlp(7, num_hidden_layers=4, hidden_size=24)
+train, valid = (points(teacher, n, seed=s, scale=6.0) for n, s in ((256, 0), (300, 1)))
+found = grow(mlp(), train, valid, steps=10, rounds=1, lr=3e-3, progress=False, run=sys.argv[1])
+assert found.rounds[0].accepted
+torch.save(found.model.state_dict(), f"{sys.argv[1]}.{dist.get_rank()}")
+"""
+
+
+def test_two_processes_grow_the_same_model(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"),
+        *(str(tmp_path / "script.py"), str(tmp_path / "run")),
+    ]
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root / "src"), str(root)])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    first, second = (torch.load(f"{tmp_path / 'run'}.{rank}") for rank in (0, 1))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    assert ed.Run.open(tmp_path / "run").finished
