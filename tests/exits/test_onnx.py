@@ -68,7 +68,7 @@ def check_exits(name: str, kind: str, folder: Path) -> None:
         [sys.executable, "-c", EXPORT, name, kind, str(folder)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1100,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     model, batch = CLASSIFIERS[name].make()
@@ -91,12 +91,14 @@ def test_one_graph_leaves_early_and_gives_what_prediction_gives(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", sorted(CLASSIFIERS))
 def test_every_classifier_gives_a_graph_that_leaves_early(name: str, tmp_path: Path) -> None:
     check_exits(name, "confidence", tmp_path / "out")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", sorted(POLICIES))
 def test_every_policy_gives_a_graph_that_leaves_early(kind: str, tmp_path: Path) -> None:
     check_exits("ViT", kind, tmp_path / "out")
