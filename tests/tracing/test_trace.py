@@ -143,6 +143,15 @@ def test_max_samples_cuts_the_last_batch() -> None:
     np.testing.assert_allclose(t["loss"], traced(first, metrics=["loss"])["loss"], rtol=1e-6)
 
 
+def test_a_group_leaves_out_what_does_not_fit_and_says_why() -> None:
+    t = traced(samples.pictures(8), metrics=["similarity", "loss"])
+    assert {"cos", "cka", "norm_ratio", "token_cka", "loss"} <= set(t)
+    assert t.skipped["cos_between"] == "needs a second model; pass against="
+    everything = traced(samples.pictures(8), metrics="all")
+    assert {"gradient_norm", "branch_contributions", "token_cka"} <= set(everything)
+    assert everything.skipped["mse"] == "for regression, not classification"
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = samples.vit().train()
     model.vit.embeddings.cls_token.requires_grad_(False)

@@ -14,9 +14,9 @@ from everydepth.tracing.result import Kind, Result
 if TYPE_CHECKING:
     from everydepth.tracing.observation import FeatureRows, Observation
 
-Need = Literal["labels", "gradients", "branches", "against"]
+Need = Literal["labels", "gradients", "branches", "against", "tokens"]
 """What a metric needs beside the states: labels in the batches, gradients of the loss at every tap,
-the records of every residual connection, a second model."""
+the records of every residual connection, a second model, states made of tokens."""
 
 
 Level = Literal["prediction", "token", "readout"]
@@ -115,18 +115,27 @@ def groups() -> dict[str, list[str]]:
     return {group: names for group, names in found.items() if names}
 
 
-def chosen(metrics: str | Metric | Iterable[str | Metric | type[Metric]]) -> list[Metric]:
-    """Instances of the metrics asked for by name, group, class or instance, each name once."""
+def chosen(
+    metrics: str | Metric | Iterable[str | Metric | type[Metric]],
+) -> tuple[list[Metric], set[str]]:
+    """Instances of the metrics asked for by name, group, class or instance, each name once.
+
+    Second, the names that came from a group: of those, metrics that do not fit are left out
+    without an error.
+    """
     wanted: Sequence[str | Metric | type[Metric]] = (
         [metrics] if isinstance(metrics, (str, Metric)) else list(metrics)
     )
     found: dict[str, Metric] = {}
+    grouped, named = set[str](), set[str]()
     for item in wanted:
+        of_group = isinstance(item, str) and item not in _registry
         for metric in _instances(item):
             found.setdefault(metric.name, metric)
+            (grouped if of_group else named).add(metric.name)
     if not found:
         raise SettingError("metrics is empty; name at least one, or leave it out for the default")
-    return list(found.values())
+    return list(found.values()), grouped - named
 
 
 def _instances(item: str | Metric | type[Metric]) -> list[Metric]:

@@ -72,9 +72,13 @@ def trace(
     other = None if against is None else as_stream(against)
     feed = Feed(data, stream, batch_size=batch_size, max_samples=max_samples)
     first = feed.peek()
-    explicit = metrics is not None
-    wanted = chosen("all" if metrics is None else metrics)
-    wanted, skipped = _fitting(wanted, stream, first, other, explicit=explicit)
+    wanted, grouped = chosen("all" if metrics is None else metrics)
+    wanted, skipped = _fitting(wanted, stream, first, other)
+    if metrics is None:
+        for metric in [m for m in wanted if not _is_default(m, stream.task)]:
+            wanted.remove(metric)
+            skipped[metric.name] = "not in the default set; ask for it by name"
+    _refuse({name: why for name, why in skipped.items() if name not in grouped}, wanted)
     with (
         _placed(stream, device),
         nullcontext() if other is None else _placed(other, device),
@@ -177,8 +181,7 @@ class _Run:
     def _observed(self, batch: Mapping[str, Any]) -> Observation:
         stream, records, gradients = self.stream, None, None
         labels = labels_of(stream, batch) if self.labels else None
-        classes = labels is not None and not labels.is_floating_point()
-        if classes and bool((labels != IGNORE_INDEX).any()):
+        if labels is not None and bool(_is_class(labels).any()):
             stream.check_labels(labels)
         if self.gradients:
             states, records, gradients = observe_gradients(stream, batch)
@@ -217,6 +220,11 @@ class _Run:
             store.add(mine, None if store.level == "token" else o.targets, theirs)
 
 
+def _is_class(labels: Tensor) -> Tensor:
+    """Where a label is a class; nowhere if labels are numbers to be met."""
+    return (labels != IGNORE_INDEX) & (not labels.is_floating_point())
+
+
 def _level(o: Observation, level: Level) -> Tensor:
     if level == "token":
         return token_features(o.states)
@@ -228,18 +236,19 @@ def _fitting(
     stream: ResidualStream,
     batch: Mapping[str, Any],
     other: ResidualStream | None,
-    *,
-    explicit: bool,
 ) -> tuple[list[Metric], dict[str, str]]:
-    """The metrics that can run; an error for those asked for by name that cannot."""
+    """The metrics that can run, and why the others cannot."""
     has_labels = labels_of(stream, batch) is not None or "labels" in batch
     missing: dict[Need, str] = {}
     if not has_labels:
         missing["labels"] = f"labels, but the batch has keys {sorted(batch)}"
     if other is None:
         missing["against"] = "a second model; pass against="
-    if not any(block.branches for block in stream.blocks):
+    kinds = {branch.kind for block in stream.blocks for branch in block.branches}
+    if not kinds:
         missing["branches"] = f"branches, but {stream.name} declares none"
+    elif "attention" not in kinds:
+        missing["tokens"] = f"tokens, but {stream.name} has no attention between any"
     kept: list[Metric] = []
     skipped: dict[str, str] = {}
     for metric in metrics:
@@ -248,22 +257,24 @@ def _fitting(
             skipped[metric.name] = f"for {' or '.join(sorted(metric.tasks))}, not {stream.task}"
         elif lacking:
             skipped[metric.name] = f"needs {lacking[0]}"
-        elif not explicit and not _is_default(metric, stream.task):
-            skipped[metric.name] = "not in the default set; ask for it by name"
         else:
             kept.append(metric)
-    if explicit and skipped:
-        unlabelled = not has_labels and all("needs labels" in why for why in skipped.values())
-        error = LabelError if unlabelled else SettingError
-        kept_names = [m.name for m in kept]
-        raise error(
-            "; ".join(f"{name}: {why}" for name, why in skipped.items())
+    return kept, skipped
+
+
+def _refuse(wrong: Mapping[str, str], kept: Sequence[Metric]) -> None:
+    """An error if a metric that was asked for by name cannot run, or none can."""
+    if wrong:
+        unlabelled = all("needs labels" in why for why in wrong.values())
+        raise (LabelError if unlabelled else SettingError)(
+            "; ".join(f"{name}: {why}" for name, why in wrong.items())
             + (". Add 'labels' to the data, or drop them" if unlabelled else ". Drop them")
-            + (f": metrics={kept_names}" if kept_names else " (nothing would be left)")
+            + (f": metrics={[m.name for m in kept]}" if kept else " (nothing would be left)")
         )
     if not kept:
-        raise SettingError(f"no metric fits {stream.name} ({stream.task}); name one")
-    return kept, skipped
+        raise SettingError(
+            "none of these metrics fits the model and its data; leave `metrics` out to see which do"
+        )
 
 
 def _is_default(metric: Metric, task: Task) -> bool:

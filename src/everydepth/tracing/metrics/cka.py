@@ -102,5 +102,6 @@ class TokenCka(Cka):
     """CKA with every real token as a sample, for streams in which one token predicts."""
 
     name = "token_cka"
+    needs = frozenset({"tokens"})
     level = "token"
     default = False

@@ -9,6 +9,7 @@ from torch import Tensor
 from everydepth.errors import SettingError
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
 from everydepth.tracing.metrics.contributions import branch_names
+from everydepth.tracing.metrics.predictive import CLASSES, NUMBERS
 from everydepth.tracing.metrics.shared import DEPTH, Kept, array, depths
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.record import Trace
@@ -32,6 +33,7 @@ class GradientNorm(BatchMetric):
     name = "gradient_norm"
     group = "gradients"
     needs = GRADIENTS
+    tasks = CLASSES | NUMBERS
     default = False
 
     def __init__(self) -> None:
@@ -93,6 +95,7 @@ class GradientMean(BatchMetric):
     name = "gradient_mean"
     group = "gradients"
     needs = GRADIENTS
+    tasks = CLASSES | NUMBERS
     default = False
 
     def __init__(self) -> None:
@@ -168,6 +171,7 @@ class GradientCovariance(BatchMetric):
     name = "gradient_covariance"
     group = "gradients"
     needs = GRADIENTS
+    tasks = CLASSES | NUMBERS
     default = False
 
     def __init__(self, coordinates: int = COORDINATES) -> None:
