@@ -157,16 +157,11 @@ def test_depths_that_are_no_depths_are_refused(traced: Path, depth: list[Any]) -
 
 
 @pytest.mark.parametrize("name", ["config.json", "results.json", "metrics.jsonl"])
-@pytest.mark.parametrize("content", ["[]", "3", '{"format": 1, "kind": 3, "config": [1]}'])
-def test_a_run_with_a_file_of_another_kind_is_refused_or_read_without_it(
-    run: Run, name: str, content: str
-) -> None:
+@pytest.mark.parametrize("content", ["[]", "3", '"text"'])
+def test_a_run_with_a_file_of_another_kind_is_refused(run: Run, name: str, content: str) -> None:
     (run.path / name).write_text(content + "\n")
-    if name == "metrics.jsonl":
-        assert all(isinstance(line, dict) for line in read(run.path).history)
-    else:
-        with pytest.raises((DataError, RunError), match=r"restore it from a copy|not a file"):
-            read(run.path)
+    with pytest.raises(DataError, match=r"(?s)does not hold a whole run .* restore it"):
+        read(run.path)
 
 
 def test_half_a_trace_is_an_error(traced: Path) -> None:

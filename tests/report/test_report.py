@@ -196,13 +196,13 @@ def test_a_result_that_cannot_be_drawn_is_said_and_the_others_are_shown(out: Pat
 
 
 def test_a_panel_can_be_added_for_a_result_of_another_command(tmp_path: Path, out: Path) -> None:
-    @panel("ablation", section="blocks")
-    def ablation(runs: Mapping[str, Any]) -> Panel:
+    @panel("my_study", section="blocks")
+    def my_study(runs: Mapping[str, Any]) -> Panel:
         texts = {run: [f"drops {x}" for x in found] for run, found in runs.items()}
         return Panel(title="Without a block", readings=texts, gives_up=texts)
 
     made = Run.create(tmp_path / "run", {})
-    made.write_results({"ablation": [1, 2, 3], "seconds": 4})
+    made.write_results({"my_study": [1, 2, 3], "seconds": 4})
     report(made.path, out)
     assert "Without a block" in out.read_text()
     assert data_of(out.read_text())["texts"][0] == ["drops 1.", "drops 2.", "drops 3."]
@@ -235,16 +235,17 @@ def test_training_is_shown_with_a_line_a_run_and_thinned_to_what_a_screen_shows(
     for name in ("a", "b"):
         made = Run.create(tmp_path / name, {"command": f"everydepth train --name {name}"})
         for step in range(1000):
-            made.log(
-                {"step": step, "loss": 1 / (step + 1), "valid": {"losses": [3, 2]}, "ok": True}
-            )
+            valid = {"loss": [3, 2], "by_depth": {"1": 3, "2": 2}}
+            made.log({"step": step, "loss": 1 / (step + 1), "valid": valid, "ok": True})
         trace_of(LINES, depth=2).save(made.path / "trace")
     report([tmp_path / "a", tmp_path / "b"], out)
     content = out.read_text()
     charts = [c["figure"] for c in data_of(content)["charts"]]
     titles = [chart["layout"]["yaxis"]["title"]["text"] for chart in charts]
-    assert titles[-2:] == ["loss", "valid.losses (last depth)"]
-    lines = charts[-2]["data"]
+    assert titles[-3:] == ["loss", "valid.loss", "valid.by_depth"]
+    for chart in charts[-2:]:
+        assert [line["name"] for line in chart["data"]][:2] == ["a · depth 1", "a · depth 2"]
+    lines = charts[-3]["data"]
     assert [line["name"] for line in lines] == ["a", "b"]
     assert 200 <= len(lines[0]["x"]) <= 400
     assert "everydepth train --name b" in content

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -398,12 +398,12 @@ def exits(runs: Mapping[str, Mapping[str, Any]]) -> Panel:
 
 def training(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Panel]:
     """One panel for every number that the runs logged while they trained."""
-    curves: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    curves: dict[str, dict[tuple[str, str], tuple[list[float], list[float]]]] = {}
     for run, lines in histories.items():
         for place, line in enumerate(lines):
             step = line.get("step", place)
-            for name, value in _numbers_in(line):
-                steps, values = curves.setdefault(name, {}).setdefault(run, ([], []))
+            for name, series, value in _numbers_in(line):
+                steps, values = curves.setdefault(name, {}).setdefault((run, series), ([], []))
                 steps.append(_float(step) if isinstance(step, int | float) else place)
                 values.append(value)
     runs = list(histories)
@@ -414,24 +414,37 @@ def training(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Panel
     ]
 
 
-def _numbers_in(line: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """The numbers of one line by name; of a list with one value a depth, the last."""
-    found: list[tuple[str, float]] = []
+def _numbers_in(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str, float]]:
+    """The numbers of one line: a name, which depth it is for (if for one), the value."""
     for key, value in line.items():
-        if key in ("step", "epoch", "time", "seconds"):
-            continue
-        if isinstance(value, bool):
+        name = f"{prefix}{key}"
+        if key in _NO_CURVE or isinstance(value, bool):
             continue
         if isinstance(value, int | float):
-            found.append((f"{prefix}{key}", _float(value)))
-        elif isinstance(value, list) and value and isinstance(value[-1], int | float):
-            found.append((f"{prefix}{key} (last depth)", _float(value[-1])))
+            yield name, "", _float(value)
+        elif isinstance(value, list):
+            yield from _a_few(name, dict(enumerate(value, start=1)))  # as `fit` validates: 1..L
+        elif isinstance(value, Mapping) and value and all(str(k).isdecimal() for k in value):
+            yield from _a_few(name, {int(k): v for k, v in value.items()})
         elif isinstance(value, Mapping):
-            found += _numbers_in(value, f"{prefix}{key}.")
-    return found
+            yield from _numbers_in(value, f"{name}.")
 
 
-def _float(value: float) -> float:
+_NO_CURVE = ("step", "epoch", "time", "seconds")
+
+
+def _a_few(name: str, by_depth: Mapping[Any, Any]) -> Iterator[tuple[str, str, float]]:
+    """The first, the middle and the last of values by depth: more lines could not be told apart."""
+    depths = sorted(d for d, v in by_depth.items() if isinstance(d, int) and _is_number(v))
+    for depth in sorted({depths[i] for i in (0, len(depths) // 2, -1)} if depths else ()):
+        yield name, f"depth {depth}", _float(by_depth[depth])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _float(value: int | float) -> float:
     """JSON allows whole numbers that no float can hold."""
     try:
         return float(value)
@@ -440,11 +453,21 @@ def _float(value: float) -> float:
 
 
 def _curve(
-    name: str, found: Mapping[str, tuple[list[float], list[float]]], runs: Sequence[str]
+    name: str,
+    found: Mapping[tuple[str, str], tuple[list[float], list[float]]],
+    runs: Sequence[str],
 ) -> Chart:
+    series = list(dict.fromkeys(which for _, which in found))
     marks: list[Line] = []
-    for run, (steps, values) in found.items():
+    for (run, which), (steps, values) in found.items():
         every = -(-len(steps) // POINTS_KEPT)
-        x, y = np.asarray(steps)[::every], np.asarray(values)[::every]
-        marks.append(Line(x=x, y=y, name=run, colour=runs.index(run), markers=len(x) < 30))
+        line = Line(
+            x=np.asarray(steps)[::every],
+            y=np.asarray(values)[::every],
+            name=" · ".join(filter(None, (run, which))),
+            colour=runs.index(run),
+            dash=series.index(which),
+            markers=len(steps) < 30,
+        )
+        marks.append(line)
     return Chart(title="", x=Axis(label="step"), y=Axis(label=name), marks=tuple(marks))

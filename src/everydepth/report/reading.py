@@ -81,6 +81,9 @@ def read(path: str | Path, name: str | None = None) -> RunView:
 
 def _run(folder: Path, called: str) -> RunView:
     run = Run.open(folder)
+    history = run.metrics()
+    if not all(isinstance(line, dict) for line in history):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError("a line of metrics.jsonl is not an object")
     traced = RunView(name=called)
     if _inside(folder, "trace/trace.json"):
         traced = view_of(_trace(folder / "trace"), called)
@@ -92,7 +95,7 @@ def _run(folder: Path, called: str) -> RunView:
             **{name: found for name, found in beside.items() if found},
             **traced.results,
         },
-        history=[line for line in run.metrics() if isinstance(line, dict)],  # pyright: ignore[reportUnnecessaryIsInstance]
+        history=history,
         config=dict(run.config),
         environment=_json(folder, "environment.json"),
     )
