@@ -30,6 +30,10 @@ class NonFiniteError(EveryDepthError, ArithmeticError):
         super().__init__(message)
         self.depth = depth
 
+    def __reduce__(self) -> tuple[type[NonFiniteError], tuple[str, int]]:
+        # Errors travel between processes, and a plain exception would forget the depth.
+        return type(self), (str(self), self.depth)
+
 
 class SettingError(EveryDepthError, ValueError):
     """An argument with a value that is not allowed."""

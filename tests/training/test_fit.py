@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -562,6 +563,11 @@ def test_nan_in_the_labels_is_found_in_the_loss() -> None:
     bad = [{"inputs": torch.zeros(2, 4), "labels": torch.full((2, 2), math.nan)}]
     with pytest.raises(NonFiniteError, match="every state is finite, and the loss breaks first"):
         ed.fit(net(), bad, steps=1, **QUIET)
+
+
+def test_an_error_that_names_a_depth_travels_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(NonFiniteError("NaN", 3)))  # noqa: S301 - our own bytes
+    assert (str(error), error.depth) == ("NaN", 3)
 
 
 # -- odds and ends ---------------------------------------------------------------------------------

@@ -350,8 +350,8 @@ def _dry_run(given: Mapping[str, Any], net: Any, rows: Batches, console: Console
     from everydepth.cli.trace import parameters_by_depth
     from everydepth.training.cost import cost_of
 
-    shown = {**given, "objective": net.objective.to_json(), "run": given["run"]}
-    shown["run"] = given["run"] or _default_run(given)
+    shown = {k: v for k, v in given.items() if k not in ("config", "dry_run")}
+    shown |= {"objective": net.objective.to_json(), "run": given["run"] or _default_run(given)}
     console.print(yaml.safe_dump(shown, sort_keys=False).rstrip(), markup=False, highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("depth", justify="right")

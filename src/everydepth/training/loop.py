@@ -366,7 +366,7 @@ class Training:
         )
         if self.run is None:
             return result
-        run, state = self.run, model_state(self.net)
+        run, state = self.run, model_state(self.net, keep=self.accelerator.is_main_process)
 
         def write() -> None:
             if hasattr(self.model, "save_pretrained") and not (run.path / "model").exists():
@@ -447,9 +447,10 @@ class Training:
             if best:
                 on_main(self.accelerator, lambda: run.mark_best(self.step))
             return
-        state = model_state(self.net)
-        check_weights(self, state)
-        parts = {"model": state, "optimizer": optimizer_state(self.net, self.optimizer)}
+        main = self.accelerator.is_main_process
+        state = model_state(self.net, keep=main)
+        optimizer = optimizer_state(self.net, self.optimizer, keep=main)
+        parts = {"model": state, "optimizer": optimizer}
         here = random_state(self.loader.generators())
         scaler = self.accelerator.scaler
         content = {
@@ -471,6 +472,7 @@ class Training:
         }
 
         def write() -> None:
+            check_weights(self, state)
             content["metrics_size"] = run.metrics_size()
             run.save_checkpoint(self.step, parts, content, best=best, keep=self._keep)
 

@@ -16,13 +16,17 @@ from everydepth.errors import RunError
 from everydepth.training.module import EveryDepth
 
 
-def whole(value: Any) -> Any:
-    """A tree with its tensors gathered from all processes, on the CPU. All processes must call."""
+def whole(value: Any, *, keep: bool) -> Any:
+    """A tree with its tensors gathered from all processes, on the CPU. All processes must call.
+
+    keep: False gives no tensors, for the processes that only help to gather them.
+    """
     if isinstance(value, Tensor):
         full = value.full_tensor() if isinstance(value, DTensor) else value
-        return full.detach().cpu()
+        return full.detach().cpu() if keep else None
     if isinstance(value, Mapping):
-        return {key: whole(item) for key, item in cast(Mapping[Any, Any], value).items()}
+        items = cast(Mapping[Any, Any], value).items()
+        return {key: whole(item, keep=keep) for key, item in items}
     return value
 
 
@@ -36,8 +40,8 @@ def _placed(value: Any, like: Any) -> Any:
 # -- the model ----------------------------------------------------------------------------------
 
 
-def model_state(net: EveryDepth) -> dict[str, Tensor]:
-    return whole(net.state_dict())
+def model_state(net: EveryDepth, *, keep: bool) -> dict[str, Tensor]:
+    return whole(net.state_dict(), keep=keep)
 
 
 def load_model(net: EveryDepth, state: Mapping[str, Tensor], source: object) -> None:
@@ -70,12 +74,12 @@ def _difference(saved: dict[str, Any], own: dict[str, Any]) -> str:
 # -- the optimizer --------------------------------------------------------------------------------
 
 
-def optimizer_state(net: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+def optimizer_state(net: nn.Module, optimizer: Optimizer, *, keep: bool) -> dict[str, Any]:
     """The state by parameter name, so that it fits any number of processes."""
     names = _names(net, optimizer)
     state = optimizer.state_dict()
     return {
-        "state": {names[index]: whole(value) for index, value in state["state"].items()},
+        "state": {names[index]: whole(value, keep=keep) for index, value in state["state"].items()},
         "groups": [
             {**group, "params": [names[index] for index in group["params"]]}
             for group in state["param_groups"]
