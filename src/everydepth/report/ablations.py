@@ -136,17 +136,12 @@ def gradient_study(runs: Runs) -> Panel:
         )
         charts.append(_log(title, layer, "‖gradient of the loss‖", norms))
         bounds = found["learning"]["log10_bound"]
-        if bounds:
-            marks: list[Any] = []
-            for i, (tap, values) in enumerate(found["learning"]["norms"].items()):
-                marks.append(
-                    Line(x=layers, y=_floats(values), name=f"measured, {tap}", colour=i, dash=0)
-                )
-                for j, form in enumerate(bounds, start=1):
-                    y = 10 ** _floats(bounds[form][tap])
-                    words = f"{form.replace('_', ' ')}, {tap}"
-                    marks.append(Line(x=layers, y=y, name=words, colour=i, dash=j))
-            charts.append(_log(title, layer, "bound against measured", tuple(marks)))
+        for tap, values in found["learning"]["norms"].items() if bounds else ():
+            marks = [Line(x=layers, y=_floats(values), name="measured")]
+            for i, form in enumerate(bounds, start=1):
+                y = 10 ** _floats(bounds[form][tap])
+                marks.append(Line(x=layers, y=y, name=form.replace("_", " "), colour=i, dash=i))
+            charts.append(_log(title, layer, f"‖gradient‖ at {tap} and its bound", tuple(marks)))
         spread = tuple(
             Line(x=layers, y=_floats(v), name=f"{side}, {tap}", colour=i, dash=j)
             for j, side in enumerate(sides)
