@@ -32,7 +32,8 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_grow_writes_a_run_whose_model_loads(small: Path, tmp_path: Path) -> None:
-    how = ("--data", "digits", "--steps", 20, "--rounds", 1, "--max-samples", 240, "--lr", 0.01)
+    how = ("--data", "digits", "--steps", 20, "--rounds", 1, "--max-samples", 400, "--lr", 0.01)
+    how = (*how, "--alpha", 0.99)
     output = invoke("grow", small, *how, "-o", tmp_path / "run").output
     assert "round 1: block after" in output
     assert "by training loss keep" in output

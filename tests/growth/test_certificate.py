@@ -37,7 +37,7 @@ def test_margins_are_told_apart_by_the_jumpboard() -> None:
 
 def test_every_arm_of_a_comparison_gets_the_same_compute() -> None:
     model, train, valid = mlp(), teacher_data(128, 0), teacher_data(200, 1)
-    found = compare(model, train, valid, steps=120, evaluations=4, seeds=(0, 1), lr=3e-3)
+    found = compare(model, train, valid, steps=60, evaluations=2, seeds=(0,), lr=3e-3)
     assert {arm.name for arm in found.arms} == {row["arm"] for row in found.summary()}
     spent = [
         arm.flops[-1] for arm in found.arms if "only" not in arm.name and "one" not in arm.name
@@ -45,7 +45,7 @@ def test_every_arm_of_a_comparison_gets_the_same_compute() -> None:
     assert max(spent) / min(spent) < 1.05
     grown = next(arm for arm in found.arms if arm.name == "grown")
     assert grown.flops[0] > 0
-    assert found.ratios("longer") == [1.0, 1.0]
+    assert found.ratios("longer") == [1.0]
     assert len(found.table().rows) == 7
     assert min(grown.loss) < mean_loss(model, valid)
 

@@ -32,7 +32,7 @@ def test_a_law_without_noise_is_recovered() -> None:
 
 def test_intervals_cover_the_truth() -> None:
     n, d, loss = law_points(noise=0.005)
-    found = fit(n, loss, d, starts=8, bootstrap=60)
+    found = fit(n, loss, d, starts=8, bootstrap=40)
     assert found.intervals is not None
     for name in ("E", "alpha", "beta"):
         low, high = found.intervals[name]
@@ -94,7 +94,7 @@ def test_depth_and_width_follow_the_projections(row: tuple[object, ...]) -> None
     found = plan(parameters=n)
     assert found.depth == depth
     # 12 depth width^2 leaves out embeddings, which weigh most in small models.
-    assert found.width == pytest.approx(width, rel=0.25)
+    assert found.width == pytest.approx(width, rel=0.3)
 
 
 def test_bad_plans_say_what_is_allowed() -> None:

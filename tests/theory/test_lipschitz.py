@@ -102,7 +102,7 @@ def test_the_covering_number_is_the_sum_of_the_lemma() -> None:
     constants = NetworkConstants(blocks, top)
     assert log_covering(constants, eps) == pytest.approx(expected)
     rad = 1.4 * 0.01 + 3 * math.sqrt(2 * expected / 100)
-    found = gamma(constants, 100, 0.05, bound=3, lipschitz=1.4)
+    found = gamma(constants, 100, 0.05, bound=3.0, lipschitz=1.4)
     assert found == pytest.approx(2 * rad + 9 * math.sqrt(math.log(40) / 200))
 
 

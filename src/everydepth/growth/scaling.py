@@ -101,12 +101,16 @@ def fit(
     guesses = _starts(target, sizes, starts, random)
     found = [_minimise(guess, sizes, target, delta) for guess in guesses]
     best = min(found, key=lambda item: item[1])
-    agreeing = float(np.mean([value <= best[1] * (1 + 1e-4) + 1e-12 for _, value, _ in found]))
-    converged = bool(best[2])
-    if not converged or agreeing < 2 / len(found):
+    equal = [x for x, value, _ in found if value <= best[1] * (1 + 1e-4) + 1e-12]
+    agreeing = len(equal) / len(found)
+    # Equally good ends far apart in an exponent: the points do not determine the law.
+    spread = max(float(np.ptp([x[2 + 2 * i] for x in equal])) for i in range(len(sizes)))
+    converged = bool(best[2]) and spread < 0.05
+    if not converged or len(equal) < 2:
         warnings.warn(
-            f"the fit did not settle: {agreeing:.0%} of {len(found)} starts agree; give more "
-            "points that differ in size, or more starts",
+            f"the fit did not settle: {agreeing:.0%} of {len(found)} starts end equally well, with "
+            f"exponents up to {spread:.2g} apart; give more points that differ in size, or more "
+            "starts",
             ScalingWarning,
             stacklevel=2,
         )
@@ -187,7 +191,7 @@ class DepthFit:
     floor: float
     intervals: dict[str, tuple[float, float]] | None
 
-    def excess(self, first: float, k: int | Array) -> Any:
+    def excess(self, first: float, k: Any) -> Any:
         """The bound on the excess k blocks after it was `first`."""
         k = np.asarray(k, float)
         if abs(self.beta - 1) < 1e-6:
