@@ -40,7 +40,7 @@ PROMPTS = (
     "Tom and his dog went to the big park.",
     "The old man had a red boat. He",
 )
-NEW, ROUNDS, BATCH = 200, 4, 8
+NEW, ROUNDS, BATCH = 160, 3, 8
 WANTED = {
     "prefix passes over plain decoding": 1.02,
     "speed over assistant_early_exit": 1.5,
@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--tuned", required=True, type=Path)
     parser.add_argument("--train", action="store_true", help="make --tuned and stop")
     parser.add_argument("--stories", type=int, default=640)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=150)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -270,7 +270,9 @@ def main() -> None:
         return
 
     tokenizer.padding_side, tokenizer.pad_token_id = "left", 0
-    single = [dict(tokenizer(p, return_tensors="pt", return_token_type_ids=False)) for p in PROMPTS]
+    single = [
+        dict(tokenizer(p, return_tensors="pt", return_token_type_ids=False)) for p in PROMPTS[:2]
+    ]
     texts = [f"{p}{end}" for p in PROMPTS for end in ("", " and")][:BATCH]
     batch = dict(tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False))
     figures: dict[str, Any] = {"wanted": WANTED, "new tokens": NEW, "rounds": ROUNDS, "threads": 1}
