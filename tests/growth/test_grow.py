@@ -48,7 +48,8 @@ def test_a_model_grows_where_the_data_asks_for_it() -> None:
     before = {k: v.clone() for k, v in model.state_dict().items()}
     found = grow(model, train, valid, **SETTINGS)
     assert found.rounds[0].accepted
-    assert ed.as_stream(found.model).depth == 2 + sum(r.accepted for r in found.rounds)
+    accepted = sum(r.accepted for r in found.rounds)
+    assert ed.as_stream(found.model).depth == found.depth == 2 + accepted
     assert mean_loss(found.model, teacher_data(400, 2)) < mean_loss(model, teacher_data(400, 2))
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     first = found.rounds[0]

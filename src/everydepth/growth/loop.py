@@ -117,14 +117,11 @@ class Grown:
 
     model: nn.Module = field(repr=False)
     optimizer: Optimizer = field(repr=False)
+    depth: int
     rounds: tuple[Round, ...]
     stopped: str
     score: Score | None = field(repr=False)
     path: Path | None
-
-    @property
-    def depth(self) -> int:
-        return self.rounds[0].depth + sum(r.accepted for r in self.rounds) if self.rounds else 0
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.rounds), f"stopped: {self.stopped}"])
@@ -288,7 +285,15 @@ class _Growth:
                 rounds = [entry.to_json() for entry in self.found]
                 outcome = {"rounds": rounds, "stopped": stopped, "score": score}
                 self.run.write_results({"growth": outcome})
-        return Grown(self.model, self.optimizer, tuple(self.found), stopped, self.score, path)
+        return Grown(
+            model=self.model,
+            optimizer=self.optimizer,
+            depth=self.start_depth + len(self.inserted),
+            rounds=tuple(self.found),
+            stopped=stopped,
+            score=self.score,
+            path=path,
+        )
 
     # -- rounds -----------------------------------------------------------------------------------
 
