@@ -107,6 +107,8 @@ def test_json_gives_the_same_policy_back(kind: str) -> None:
 def test_a_single_threshold_survives_json(tmp_path) -> None:
     Confidence(threshold=0.75).save(tmp_path / "policy.json")
     assert Policy.load(tmp_path / "policy.json") == Confidence(threshold=0.75)
+    with pytest.raises(PolicyError, match=r"none.json cannot be read"):
+        Policy.load(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", '{"format": 7, "policy": "confidence"}', "no"])

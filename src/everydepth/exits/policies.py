@@ -167,7 +167,11 @@ class Policy(ABC):
 
     @staticmethod
     def load(path: str | Path) -> Policy:
-        return Policy.from_json(Path(path).read_text(encoding="utf-8"))
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise PolicyError(f"{path} cannot be read ({error}); give a file of save") from error
+        return Policy.from_json(text)
 
 
 @final

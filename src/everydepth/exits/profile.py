@@ -43,7 +43,7 @@ class Latency:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.median:.1f} ({self.low:.1f}-{self.high:.1f})"
+        return f"{self.median:.3g} ({self.low:.2g}-{self.high:.2g})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,18 +189,10 @@ class Profile:
         return [d.depth for d in self.depths if not beaten(d)]
 
     def table(self) -> Table:
-        table = Table(
-            "depth",
-            self.metric,
-            "parameters",
-            "checkpoint",
-            "FLOPs",
-            "latency (ms)",
-            f"batch of {self.batch_size} (ms)",
-            "peak memory",
-            title=f"{self.model}, {self.samples:,} samples",
-            title_justify="left",
-        )
+        table = Table(box=None, pad_edge=False, title_justify="left")
+        table.title = f"{self.model}, {self.samples:,} samples; bold: unbeaten"
+        for head in self._heads():
+            table.add_column(head, justify="right", no_wrap=True)
         front = set(self.pareto())
         for d in self.depths:
             table.add_row(*self._cells(d), style="bold" if d.depth in front else "")
@@ -208,29 +200,24 @@ class Profile:
 
     def markdown(self) -> str:
         """The table for a model card."""
-        heads = [
-            "depth",
-            self.metric,
-            "parameters",
-            "checkpoint",
-            "FLOPs",
-            "latency, ms",
-            f"batch of {self.batch_size}, ms",
-            "peak memory",
-        ]
+        heads = self._heads()
         rows = [heads, ["---:"] * len(heads), *(self._cells(d) for d in self.depths)]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+    def _heads(self) -> list[str]:
+        many = f"ms ({self.batch_size} rows)"
+        return ["depth", self.metric, "weights", "size", "FLOPs", "ms (1 row)", many, "memory"]
 
     def _cells(self, d: DepthProfile) -> list[str]:
         return [
             str(d.depth),
             f"{d.quality:.4f}" if self.more_is_better else f"{d.quality:.4g}",
-            f"{d.parameters:,}",
-            _size(d.checkpoint_bytes),
-            f"{d.flops:.3g}",
+            _short(d.parameters),
+            f"{_short(d.checkpoint_bytes)}B",
+            _short(d.flops),
             str(d.latency),
             str(d.batch_latency),
-            _size(d.peak_bytes),
+            f"{_short(d.peak_bytes)}B",
         ]
 
     def figure(self) -> Figure:
@@ -295,7 +282,7 @@ class Profile:
                 for d in content.pop("depths")
             )
             return cls(depths=depths, **content)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise DataError(
                 f"{path} is not a profile written by Profile.save ({error}); profile again"
             ) from error
@@ -389,9 +376,10 @@ def _ranges(depths: set[int]) -> str:
     return f"{low}-{high}" if whole and low < high else ", ".join(map(str, sorted(depths)))
 
 
-def _size(count: int) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000  # pyright: ignore[reportAssignmentType]
-    return f"{count:.3g} GB"
+def _short(count: Number) -> str:
+    """Three digits and a prefix: 1,234,567 is 1.23 M."""
+    for prefix in ("", "k", "M", "G"):
+        if count < 999.5:
+            return f"{count:.3g} {prefix}"
+        count /= 1000
+    return f"{count:.3g} T"
