@@ -272,8 +272,8 @@ def _pass(
 def _add(seen: _Seen, tried: Candidate, groups: Tensor, found: Sequence[Any]) -> None:
     own = seen.directions.setdefault(tried.after, [])
     for branch, (module, pair) in enumerate(zip(tried.maps, found, strict=True)):
-        seen.sums[tried.after].add(branch, groups, pair.g, pair.phi, has_bias(module))
-        weight = pair.g.flatten(0, 1).T @ pair.phi.flatten(0, 1)
+        sums = seen.sums[tried.after]
+        weight = sums.add(branch, groups, pair.g, pair.phi, has_bias(module))
         bias = pair.g.sum((0, 1))
         if len(own) <= branch:
             own.append(Direction(weight, bias))

@@ -50,8 +50,13 @@ class GroupSums:
         self._sums: dict[int, Tensor] = {}
         self._sketches: dict[int, tuple[Sketch, Sketch]] = {}
 
-    def add(self, branch: int, groups: Tensor, g: Tensor, phi: Tensor, bias: bool) -> None:
-        """Add the rows of one batch; `groups` says which group each belongs to."""
+    def add(
+        self, branch: int, groups: Tensor, g: Tensor, phi: Tensor, bias: bool
+    ) -> Float[Tensor, "out in"]:
+        """Add the rows of one batch; `groups` says which group each belongs to.
+
+        Returns their sum, in full.
+        """
         if branch not in self._sketches:
             seed = 2 * (self._seed * 1009 + branch)
             widths = g.shape[-1], phi.shape[-1]
@@ -60,12 +65,16 @@ class GroupSums:
             self._sketches[branch] = left, right
         left, right = self._sketches[branch]
         gs, fs = left(g), right(phi)
-        rows = torch.bmm(gs.transpose(1, 2), fs).flatten(1)
+        products = torch.bmm(gs.transpose(1, 2), fs)
+        exact = left.matrix is None and right.matrix is None
+        total = products.sum(0) if exact else g.flatten(0, 1).T @ phi.flatten(0, 1)
+        rows = products.flatten(1)
         if bias:
             rows = torch.cat([rows, gs.sum(1)], 1)
         if branch not in self._sums:
             self._sums[branch] = rows.new_zeros(GROUPS, rows.shape[1], dtype=torch.float64)
         self._sums[branch].index_add_(0, groups, rows.double())
+        return total
 
     def gram(self, groups: int, weight: float) -> Float[np.ndarray, "group group"]:
         """Inner products of group means, for the first `groups` groups of equal `weight`."""
