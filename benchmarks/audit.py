@@ -1,8 +1,8 @@
 """Finding wrong labels: `ed.audit` beside cleanlab, on the same held-out models.
 
-EVERYDEPTH_DATA=<folder with fashion-mnist/> python benchmarks/audit.py
+EVERYDEPTH_DATA=<folder with fashion-mnist/> python benchmarks/audit.py [lpa] [end_to_end]
 
-A small ViT is trained for each of three folds (objective LPA; and end to end, to see what the
+A small ViT is trained for each of three folds (by default with LPA; `end_to_end` shows what the
 depths are worth without it). Both tools judge each sample by the model that did not see it.
 Average precision of the flipped labels, at 5 % and 20 % noise, three seeds. Needs cleanlab.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ import everydepth as ed
 from everydepth.ablations import folds, interval
 from everydepth.data import Images, flip_labels
 
-ROWS, FOLDS, EPOCHS, SEEDS, NOISES = 1800, 3, 8, (0, 1, 2), (0.05, 0.20)
+ROWS, FOLDS, EPOCHS, NOISES = 1800, 3, 8, (0.05, 0.20)
+SEEDS = (3, 4, 5)  # 0 to 2 were looked at while the method was made
 CONFIG = ViTConfig(
     image_size=28,
     patch_size=7,
@@ -112,7 +114,9 @@ def compared(noise: float, seed: int, objective: ed.Objective) -> dict[str, floa
 def main() -> None:
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
-    for name, objective in (("lpa", ed.lpa()), ("end_to_end", ed.end_to_end())):
+    objectives = {"lpa": ed.lpa(), "end_to_end": ed.end_to_end()}
+    for name in sys.argv[1:] or ["lpa"]:
+        objective = objectives[name]
         for noise in NOISES:
             runs = [compared(noise, seed, objective) for seed in SEEDS]
             figures[f"{name}, {noise:.0%} noise"] = {

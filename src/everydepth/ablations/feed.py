@@ -76,8 +76,9 @@ class Feed:
             if len(keep) < rows:
                 batch = select_rows(batch, keep, rows)
             given += len(keep)
-            named = numbers if self._numbers is None else self._numbers
-            chosen = numbers[keep] if self._numbers is None else named[numbers[keep]]
+            chosen = numbers[keep]
+            if self._numbers is not None:
+                chosen = self._numbers[chosen]
             yield chosen, {key: _moved(value, self._device()) for key, value in batch.items()}
             if given == self._max:
                 return

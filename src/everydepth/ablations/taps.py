@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everydepth.ablations.scores import Targets
+from everydepth.ablations.scores import Targets, margins
 from everydepth.errors import LabelError, SettingError, UnsupportedModelError
 from everydepth.stream import BranchRecord, ResidualStream, record_branches, unwrapped
 from everydepth.stream.taps import hooked, state_key
@@ -105,8 +105,6 @@ def norms(rows: Tensor) -> Tensor:
 
 
 def _sample_margins(targets: Targets, z: Tensor) -> Tensor:
-    from everydepth.ablations.scores import margins
-
     count = torch.bincount(targets.sample, minlength=targets.samples).clamp(min=1)
     return z.new_zeros(targets.samples).index_add(0, targets.sample, margins(z)) / count
 
