@@ -35,7 +35,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClas
 
 import everydepth as ed
 
-BATCH = 50
+BATCH = 100
 CLASSES = 10
 Timed = Callable[[], object]
 
@@ -246,8 +246,8 @@ def peak() -> float:
 
 
 def measure_memory(images: int, large: int) -> dict[str, Any]:
-    names = [n for n in MEMORY if (n != "pytorch_cka" or has("cka"))]
-    names = [n for n in names if n != "torch_cka" or has("torch_cka")]
+    peers = {"pytorch_cka": "cka", "torch_cka": "torch_cka"}
+    names = [n for n in MEMORY if n != "language" and (n not in peers or has(peers[n]))]
     found: dict[str, float] = {}
     for name in names:
         found[name] = peak_mib(name, images)

@@ -20,7 +20,7 @@ TOPICS = {
 WORDS = [
     *TOPICS,
     *" ".join(TOPICS.values()).split(),
-    *"the topic is about we saw a and then".split(),
+    *["the", "topic", "is", "about", "we", "saw", "a", "and", "then"],
 ]
 
 

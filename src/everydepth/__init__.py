@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everydepth import growth as growth
     from everydepth.ablations import Ablation as Ablation
     from everydepth.ablations import Audit as Audit
     from everydepth.ablations import GradientStudy as GradientStudy
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from everydepth.exits import profile as profile
     from everydepth.exits.generation import Generation as Generation
     from everydepth.exits.generation import generate as generate
-    from everydepth import growth as growth
     from everydepth.growth import grow as grow
     from everydepth.growth import scaling as scaling
     from everydepth.growth import sweep as sweep

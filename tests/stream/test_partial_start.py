@@ -17,9 +17,7 @@ def test_it_goes_as_deep_as_it_was_started_for_with_the_same_states(name: str) -
     with torch.no_grad():
         whole, part = stream.start(batch), stream.start(batch, to=2)
         assert torch.equal(stream.advance(part, 2).h, stream.advance(whole, 2).h)
-    with pytest.raises(
-        DepthError, match=r"the last it was started for of .*start again"
-    ):
+    with pytest.raises(DepthError, match=r"the last it was started for of .*start again"):
         stream.advance(part)
 
 

@@ -123,7 +123,8 @@ class ResNetStream(ResidualStream):
         else:
             holder, name, config = grown.resnet.encoder.stages[stage], "layers", "depths"
         old: nn.Sequential = getattr(holder, name)
-        new = nn.Sequential(*old[:inside], block.train(old.training), *old[inside:])
+        blocks = list(old)
+        new = nn.Sequential(*blocks[:inside], block.train(old.training), *blocks[inside:])
         new.training = old.training
         setattr(holder, name, new)
         counts = list(getattr(grown.config, config))
@@ -132,7 +133,8 @@ class ResNetStream(ResidualStream):
         return grown
 
     def block_like(self, number: int) -> nn.Module | None:
-        layer, config = self._layers[number - 1][1], self._inner.config
+        layer: Any = self._layers[number - 1][1]
+        config = self._inner.config
         head = next(layer.parameters())
         if self._own:
             width = layer.conv2.out_channels

@@ -54,12 +54,12 @@ class VisionTransformerStream(ResidualStream):
 def _set_drop_paths(layers: list[Any], config: Any) -> None:
     """Rates that rise from 0 to the config's over the blocks, as BEiT itself sets them."""
     paths = [getattr(layer, "drop_path", None) for layer in layers]
-    kind = next((type(path) for path in paths if hasattr(path, "drop_prob")), None)
+    kind: Any = next((type(path) for path in paths if hasattr(path, "drop_prob")), None)
     if kind is not None:
         for index, layer in enumerate(layers):
             rate = config.drop_path_rate * index / max(len(layers) - 1, 1)
-            mode = layer.training
-            layer.drop_path = (kind(rate) if rate > 0 else nn.Identity()).train(mode)
+            path: nn.Module = kind(rate) if rate > 0 else nn.Identity()
+            layer.drop_path = path.train(layer.training)
 
 
 def _block(layer: Any) -> Block:
