@@ -12,16 +12,9 @@ from everydepth.ablations import label_prompts
 from everydepth.data import flip_labels
 from everydepth.training import UntilAccuracy
 
-TOPICS = {
-    "food": "bread soup apple dinner",
-    "sport": "ball race team goal",
-    "sea": "wave ship fish",
-}
-WORDS = [
-    *TOPICS,
-    *" ".join(TOPICS.values()).split(),
-    *["the", "topic", "is", "about", "we", "saw", "a", "and", "then"],
-]
+TOPICS = {"food": "bread soup apple dinner", "sport": "ball race team goal", "sea": "wave ship"}
+WORDS = [w for t in TOPICS for w in (t, *TOPICS[t].split())]
+WORDS += ["the", "topic", "is", "about", "we", "saw", "a", "and", "then"]
 
 
 def tokenizer(texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
