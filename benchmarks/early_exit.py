@@ -13,24 +13,19 @@ done.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
 
 import torch
+from record import record
 from rich.console import Console
 from rich.table import Table
 from transformers import ViTConfig, ViTForImageClassification
 
-from everydepth.environment import Environment
 from everydepth.exits.calibrate import observe
 from everydepth.exits.policies import Confidence, exit_depths, layer_speedup
 from everydepth.exits.predict import predict
 from everydepth.stream import as_stream
-
-RESULTS = Path(__file__).parent / "results" / "early_exit.json"
 
 
 def half_depth_policy(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> Confidence:
@@ -128,9 +123,8 @@ def main() -> None:
         "target": 0.9,
         "holds": measured / layers >= 0.9,
         "seconds": times,
-        "environment": asdict(Environment.current()),
     }
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    record("early_exit", result)
 
 
 if __name__ == "__main__":

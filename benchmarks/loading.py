@@ -18,14 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-RESULTS = Path(__file__).parent / "results" / "loading.json"
 BLOCKS = 24
 
 
@@ -98,7 +96,7 @@ def main() -> None:
         folder, depth = arguments.measure
         print(json.dumps(measure(Path(folder), int(depth))))
         return
-    from everydepth.environment import Environment
+    from record import record
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as name:
@@ -142,10 +140,8 @@ def main() -> None:
         "target": 1.15,
         "worst_ratio": worst,
         "holds": worst <= 1.15,
-        "environment": asdict(Environment.current()),
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    record("loading", result)
 
 
 if __name__ == "__main__":

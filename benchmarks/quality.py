@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import machine
 from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import avg_pool2d
@@ -25,7 +26,6 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 from everydepth.data import Images, load
-from everydepth.environment import Environment
 from everydepth.objectives import (
     Objective,
     aligned,
@@ -188,7 +188,7 @@ def main() -> None:
                 cells.append(train(model, objective, seed, data, args.steps))
                 rows = summary([c for c in cells if c["steps"] == args.steps])
                 content = {
-                    "environment": json.loads(Environment.current().to_json()),
+                    "machine": machine(),
                     "summary": rows,
                     "promises": promises(rows),
                     "cells": cells,
