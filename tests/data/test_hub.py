@@ -3,14 +3,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
 
 from everydepth.data import Images, Table, Texts, load, load_hub
 from everydepth.errors import DataError
-
-datasets = pytest.importorskip("datasets", reason="the extra everydepth[data] is not installed")
 
 
 @pytest.fixture

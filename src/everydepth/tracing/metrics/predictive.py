@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 import numpy as np
@@ -32,8 +33,9 @@ class _Mean(BatchMetric):
         self.total: Tensor | None = None
         self.count = 0
 
+    @abstractmethod
     def values(self, p: Predictions, targets: Tensor) -> Tensor:
-        raise NotImplementedError
+        """One value per depth and row."""
 
     def update(self, observation: Observation) -> None:
         p, targets = observation.predictions, observation.targets
