@@ -238,21 +238,25 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--growths", type=int, default=40)
     parser.add_argument("--models", type=int, default=12)
-    parser.add_argument("--cost-only", action="store_true", help="replace the costs alone")
+    parser.add_argument(
+        "--parts", default="cost,search,site,safe", help="the others stay as they are"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    figures: dict[str, Any] = {"cost": cost()}
-    if asked.cost_only:
-        old = json.loads((RESULTS / "growth.json").read_text())
-        record("growth", {**{k: v for k, v in old.items() if k != "machine"}, **figures})
-        return
-    several = models(asked.models)
-    figures["line_search"] = search(several)
-    figures["site"] = chosen_site(several)
-    record("growth", figures)
-    figures["safe"] = safe_choice(asked.growths)
-    record("growth", figures)
+    parts = asked.parts.split(",")
+    several = models(asked.models) if {"search", "site"} & set(parts) else []
+    measures: dict[str, Callable[[], Any]] = {
+        "cost": cost,
+        "search": lambda: search(several),
+        "site": lambda: chosen_site(several),
+        "safe": lambda: safe_choice(asked.growths),
+    }
+    file = RESULTS / "growth.json"
+    for part in parts:
+        figures = json.loads(file.read_text()) if file.exists() else {}
+        figures.pop("machine", None)
+        record("growth", {**figures, part: measures[part]()})
 
 
 if __name__ == "__main__":
