@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +22,12 @@ STORY = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    beside = Path(__file__).parents[3] / "shared" / "data"
-    found = Path(os.environ.get("EVERYDEPTH_DATA", beside))
-    if not found.is_dir():
-        pytest.fail(f"no data sets in {found}; set EVERYDEPTH_DATA to the folder that holds them")
-    return found
-
-
-def test_a_pretrained_resnet_is_right_at_the_end_and_collapses_on_the_way(folder: Path) -> None:
+def test_a_pretrained_resnet_is_right_at_the_end_and_collapses_on_the_way(
+    data_folder: Path,
+) -> None:
     model = CifarResNet(CifarResNetConfig.of_depth(32, shortcut="pad", num_labels=10))
-    model.load_state_dict(load_file(folder / "resnet-cifar10" / "resnet32.safetensors"))
-    test = load("cifar10", kind=Images, split="test", root=folder).subset(range(1000))
+    model.load_state_dict(load_file(data_folder / "resnet-cifar10" / "resnet32.safetensors"))
+    test = load("cifar10", kind=Images, split="test", root=data_folder).subset(range(1000))
     t = ed.trace(model, test.normalised(*IMAGENET), batch_size=100, progress=False)
     assert abs(t["accuracy"][-1] - 0.9263) < 0.02
     separation = t.result("neural_collapse").arrays["separation"]
@@ -46,9 +38,9 @@ def test_a_pretrained_resnet_is_right_at_the_end_and_collapses_on_the_way(folder
 
 
 @pytest.mark.parametrize("name", ["stories260K", "stories15M"])
-def test_a_pretrained_language_model_gets_better_with_depth(folder: Path, name: str) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder / name)
+def test_a_pretrained_language_model_gets_better_with_depth(data_folder: Path, name: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(data_folder / name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(data_folder / name)
     ids = torch.tensor([tokenizer.encode(STORY)])
     t = ed.trace(model, {"input_ids": ids}, progress=False)
     assert (np.diff(t["loss"]) < 0).all()
