@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,3 +32,13 @@ def seed() -> int:
     np.random.seed(SEED)  # noqa: NPY002 - libraries under test may draw from the legacy state
     torch.manual_seed(SEED)
     return SEED
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Where real data sets and weights are, for slow tests; a folder beside the clone if unset."""
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("EVERYDEPTH_DATA", beside))
+    if not folder.is_dir():
+        pytest.fail("no real data sets found; set EVERYDEPTH_DATA to the folder that holds them")
+    return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -18,23 +17,14 @@ pytestmark = pytest.mark.slow
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    beside = Path(__file__).parents[3] / "shared" / "data"
-    found = Path(os.environ.get("EVERYDEPTH_DATA", beside))
-    if not found.is_dir():
-        pytest.fail(f"no data sets in {found}; set EVERYDEPTH_DATA to the folder that holds them")
-    return found
-
-
 @pytest.mark.parametrize(("layers", "published"), [(32, 0.9263), (56, 0.9339)])
 def test_a_pretrained_cifar_resnet_scores_as_published(
-    folder: Path, layers: int, published: float
+    data_folder: Path, layers: int, published: float
 ) -> None:
     model = CifarResNet(CifarResNetConfig.of_depth(layers, shortcut="pad", num_labels=10))
-    model.load_state_dict(load_file(folder / "resnet-cifar10" / f"resnet{layers}.safetensors"))
+    model.load_state_dict(load_file(data_folder / "resnet-cifar10" / f"resnet{layers}.safetensors"))
     model.eval()
-    test = load("cifar10", kind=Images, split="test", root=folder).subset(range(2000))
+    test = load("cifar10", kind=Images, split="test", root=data_folder).subset(range(2000))
     test = test.normalised(*IMAGENET)
     right = 0
     with torch.no_grad():
@@ -47,10 +37,10 @@ def test_a_pretrained_cifar_resnet_scores_as_published(
 
 @pytest.mark.parametrize(("name", "embedding_loss"), [("stories260K", 23), ("stories15M", 44)])
 def test_each_block_of_a_pretrained_language_model_lowers_the_loss(
-    folder: Path, name: str, embedding_loss: float
+    data_folder: Path, name: str, embedding_loss: float
 ) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder / name)
+    model = AutoModelForCausalLM.from_pretrained(data_folder / name, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(data_folder / name)
     story = (
         "Once upon a time, there was a little girl named Lily. She loved to play outside in the "
         "park with her friends. One day, she saw a big dog near the tree. The dog was very happy "

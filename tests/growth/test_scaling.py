@@ -12,8 +12,6 @@ import everydepth as ed
 from everydepth.errors import DataError, SettingError
 from everydepth.growth.scaling import EPOCH, LEVINE, ScalingWarning, fit, fit_depth, plan
 
-CHINCHILLA = Path("/work/shared/data/chinchilla/svg_extracted_data.csv")
-
 
 def law_points(noise: float = 0.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
@@ -108,8 +106,9 @@ def test_bad_plans_say_what_is_allowed() -> None:
 
 
 @pytest.mark.slow
-def test_the_chinchilla_points_give_the_published_refit() -> None:
-    with open(CHINCHILLA, encoding="utf-8") as file:
+def test_the_chinchilla_points_give_the_published_refit(data_folder: Path) -> None:
+    points = data_folder / "chinchilla" / "svg_extracted_data.csv"
+    with open(points, encoding="utf-8") as file:
         rows = sorted(csv.DictReader(file), key=lambda r: float(r["loss"]))[:-5]
     n, c, loss = (
         np.array([float(r[k]) for r in rows]) for k in ("Model Size", "Training FLOP", "loss")
