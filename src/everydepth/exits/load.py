@@ -21,8 +21,8 @@ def load(directory: str | Path, *, depth: int | None = None, **options: Any) -> 
     """A plain model with `depth` blocks from a Hugging Face checkpoint directory, in eval mode.
 
     Only the tensors of these blocks, the embedding and the readout are read, so time and memory
-    grow with `depth`. The exception is a depth whose readout is computed from later blocks (a
-    ResNet before its last stage): there the whole checkpoint is read first.
+    grow with `depth`. The exception is a depth whose readout is computed from later blocks (one
+    before the last change of shape): there the whole checkpoint is read first.
     """
     folder = Path(directory)
     cls, config = _described(folder)
