@@ -13,8 +13,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 import everydepth as ed
 from everydepth.errors import SettingError
-from everydepth.stream import record_branches
-from everydepth.tracing.tapgradients import observe_gradients
+from everydepth.stream import observe_gradients, record_branches
 
 
 def batch_of(count: int) -> tuple[nn.Module, dict[str, Tensor]]:

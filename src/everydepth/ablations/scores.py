@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from everydepth.errors import SettingError
-from everydepth.stream import IGNORE_INDEX, ResidualStream
+from everydepth.stream import IGNORE_INDEX, ResidualStream, labels_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,8 @@ class Targets:
     def of(cls, stream: ResidualStream, batch: Mapping[str, Any], logits: Tensor) -> Targets:
         count = logits.shape[0]
         each = torch.arange(count, device=logits.device)
-        labels = batch.get("labels")
-        if labels is None and stream.task == "causal_lm":
-            labels = batch.get("input_ids")
-        if not isinstance(labels, Tensor) or stream.task == "detection":
+        labels = labels_of(stream, batch)
+        if labels is None or stream.task == "detection":
             every = each.repeat_interleave(logits[..., 0].numel() // count)
             return cls(rows=None, labels=None, sample=every, samples=count)
         if stream.task == "regression":
@@ -65,13 +63,6 @@ class Targets:
         if self.labels.ndim == 2:
             return (z - self.labels.to(z.dtype)).square().mean(-1)
         return F.cross_entropy(z, self.labels, reduction="none")
-
-    def sample_losses(self, z: Tensor) -> Tensor:
-        """The loss of every sample: the mean over its rows."""
-        counts = torch.bincount(self.sample, minlength=self.samples).clamp(min=1)
-        each = self.losses(z)
-        total = each.new_zeros(self.samples).index_add(0, self.sample, each)
-        return total / counts
 
     def sample_hits(self, z: Tensor) -> Tensor:
         """Whether *all* targets of a sample are the most likely ones.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from everydepth.ablations.scores import Targets, margins
-from everydepth.errors import LabelError, SettingError, UnsupportedModelError
-from everydepth.stream import BranchRecord, ResidualStream, record_branches, unwrapped
-from everydepth.stream.taps import hooked, state_key
+from everydepth.errors import UnsupportedModelError
+from everydepth.stream import BranchRecord, ResidualStream, observe_gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,35 +51,15 @@ def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool
             f"{stream.name} is followed block by block, without its branches, so there is no tap "
             "inside a block; teach everydepth its branches (docs/add-an-architecture.md)"
         )
-    if batch.get("labels") is None and stream.task != "causal_lm":
-        raise LabelError(f"gradients need a loss, but the batch has keys {sorted(batch)}")
-    if stream.task in ("detection", "embedding"):
-        raise SettingError(
-            f"{stream.name} does {stream.task}, for which there is no loss per sample; "
-            "use a classifier, a regression or a language model"
-        )
-    with torch.enable_grad(), _stream_alone(stream), record_branches(stream.blocks) as records:
-        states = stream.observe(batch)
-        logits = states.logits(stream.depth)
-        targets = Targets.of(stream, states.batch, logits)
-        z = targets.pick(logits)
-        losses = targets.sample_losses(z)
-        total = losses.sum()
-    xs = [record.x for block in records for record in block]
-    unique = list({id(x): x for x in xs}.values())
-    *found, at_logits = torch.autograd.grad(
-        total, [*unique, logits], allow_unused=True, materialize_grads=True
-    )
-    grads = {id(x): grad for x, grad in zip(unique, found, strict=True)}
-    samples = targets.samples
+    states, records, gradients = observe_gradients(stream, batch)
+    logits = states.logits(stream.depth)
+    targets = Targets.of(stream, states.batch, logits)
+    z = targets.pick(logits).detach()
+    losses, samples = gradients.losses, targets.samples
     mask = _real(states.batch, records)
-    z = z.detach()
     classes = stream.task != "regression"
     return Taps(
-        norms=[
-            torch.stack([norms(grads[id(r.x)].reshape(samples, -1)) for r in block])
-            for block in records
-        ],
+        norms=gradients.branch_norms,
         std=[torch.stack([_std(r, mask) for r in block]) for block in records]
         if statistics
         else [],
@@ -91,17 +69,13 @@ def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool
         ]
         if statistics
         else [],
-        error=norms(at_logits.reshape(samples, -1)),
-        losses=losses.detach(),
+        error=gradients.logit_norms,
+        losses=losses,
         margin=_sample_margins(targets, z) if classes else losses.new_full((samples,), torch.nan),
         hit=targets.sample_hits(z) if classes else torch.zeros(samples, dtype=torch.bool),
         length=_lengths(mask, records),
         last_std=_least_std(states.feature(stream.depth).detach(), mask),
     )
-
-
-def norms(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows if rows.dtype == torch.float64 else rows.float(), dim=1)
 
 
 def _sample_margins(targets: Targets, z: Tensor) -> Tensor:
@@ -140,27 +114,3 @@ def _least_std(feature: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None and std.shape == mask.shape:
         std = std.masked_fill(~mask, torch.inf)
     return std if std.ndim == 1 else std.flatten(1).amin(1)
-
-
-@contextmanager
-def _stream_alone(stream: ResidualStream) -> Generator[None, None, None]:
-    """Gradients end at `h_0` and reach no parameter; all is as before afterwards."""
-    parameters = [p for p in unwrapped(stream.model).parameters() if p.requires_grad]
-
-    def cut(
-        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        key = state_key(args, kwargs)
-        h = (args[0] if key is None else kwargs[key]).detach().requires_grad_()
-        h = h.view_as(h)  # not a leaf: a block may work in place
-        return ((h, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: h})
-
-    handle = stream.blocks[0].module.register_forward_pre_hook(cut, with_kwargs=True)
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-    try:
-        with hooked(handle):
-            yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)

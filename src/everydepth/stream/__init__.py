@@ -13,6 +13,7 @@ from everydepth.stream.contract import (
 from everydepth.stream.cursor import Call, Cursor
 from everydepth.stream.depth import at_depth
 from everydepth.stream.generic import GenericStream
+from everydepth.stream.gradients import TapGradients, labels_of, observe_gradients
 from everydepth.stream.insert import insert, sites
 from everydepth.stream.lengthen import adopted, lengthened
 from everydepth.stream.registry import Family, as_stream, families, model_class, register
@@ -35,6 +36,7 @@ __all__ = [
     "States",
     "StreamFactory",
     "StreamReport",
+    "TapGradients",
     "Task",
     "adopted",
     "as_stream",
@@ -46,8 +48,10 @@ __all__ = [
     "first_tensor",
     "insert",
     "keep_stages",
+    "labels_of",
     "lengthened",
     "model_class",
+    "observe_gradients",
     "record_branches",
     "register",
     "shortened",

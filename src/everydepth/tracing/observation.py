@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from everydepth.errors import UnsupportedModelError
-from everydepth.stream import IGNORE_INDEX, BranchRecord, ResidualStream, States
+from everydepth.stream import (
+    IGNORE_INDEX,
+    BranchRecord,
+    ResidualStream,
+    States,
+    TapGradients,
+    labels_of,
+)
 from everydepth.tracing.predictions import LOGIT_BYTES, Predictions, predictions
-from everydepth.tracing.tapgradients import TapGradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,14 +163,6 @@ class Observation:
     @cached_property
     def _per_sample_features(self) -> bool:
         return self.states.feature(self.depth).ndim == 2
-
-
-def labels_of(stream: ResidualStream, batch: Any) -> Tensor | None:
-    """The labels of a batch; a causal language model without labels predicts its own tokens."""
-    labels = batch.get("labels")
-    if labels is None and stream.task == "causal_lm":
-        labels = batch.get("input_ids")
-    return labels if isinstance(labels, Tensor) else None
 
 
 def real_tokens(states: States, length: int) -> Tensor:

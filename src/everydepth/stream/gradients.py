@@ -1,0 +1,155 @@
+"""Gradients of each sample's loss at every tap, from one backward pass a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from everydepth.errors import LabelError, SettingError
+from everydepth.stream.contract import IGNORE_INDEX, ResidualStream, unwrapped
+from everydepth.stream.states import States
+from everydepth.stream.taps import BranchRecord, hooked, record_branches, state_key
+
+
+@dataclass(frozen=True, eq=False)
+class TapGradients:
+    """`dLoss_i/dh_l` for l = 0..L, `dLoss_i/dx` at the entry of every branch, `dLoss_i/dz`.
+
+    The losses of the samples are summed, so the rows of a gradient are the samples' own gradients
+    (in eval mode no sample sees another). The tensors are those of the stream itself: a gradient
+    includes the skip path, not the branch alone.
+    """
+
+    losses: Tensor
+    states: Sequence[Tensor]
+    branches: Sequence[Sequence[Tensor]]
+    logits: Tensor
+
+    @cached_property
+    def state_norms(self) -> Tensor:
+        """(depths 0..L, samples)"""
+        return torch.stack([_norms(g) for g in self.states])
+
+    @cached_property
+    def branch_norms(self) -> list[Tensor]:
+        """Per block (branches, samples)."""
+        empty = self.losses.new_empty(0, len(self.losses))
+        return [torch.stack([_norms(g) for g in b]) if b else empty for b in self.branches]
+
+    @cached_property
+    def logit_norms(self) -> Tensor:
+        """(samples,): of a classifier `||softmax(z) - onehot(y)||`."""
+        return _norms(self.logits)
+
+    @cached_property
+    def vectors(self) -> list[Tensor]:
+        """Per depth 0..L (samples, dim): the gradient summed over tokens or positions.
+
+        It is the gradient with respect to one shift of the whole state; where a sample is one
+        vector it is the gradient itself.
+        """
+        return [_summed(g) for g in self.states]
+
+
+def observe_gradients(
+    stream: ResidualStream, batch: Mapping[str, Any]
+) -> tuple[States, list[list[BranchRecord]], TapGradients]:
+    """Observe a batch and take the gradient of its losses at every tap.
+
+    Parameters get no gradient, so the backward pass costs about half of a training step's.
+    """
+    with torch.enable_grad(), _only_the_stream(stream), record_branches(stream.blocks) as records:
+        states = stream.observe(batch)
+        logits = states.logits(stream.depth)
+        losses = sample_losses(states, logits)
+        total = losses.sum()
+    wanted = [*states.h, *(record.x for block in records for record in block), logits]
+    unique = list({id(t): t for t in wanted}.values())
+    grads = torch.autograd.grad(total, unique, allow_unused=True, materialize_grads=True)
+    by_id = {id(t): g for t, g in zip(unique, grads, strict=True)}
+    taps = TapGradients(
+        losses.detach(),
+        [by_id[id(h)] for h in states.h],
+        [[by_id[id(r.x)].view(r.shape) for r in block] for block in records],
+        by_id[id(logits)],
+    )
+    return states, records, taps
+
+
+def labels_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Tensor | None:
+    """The labels of a batch; a causal language model without labels predicts its own tokens."""
+    labels = batch.get("labels")
+    if labels is None and stream.task == "causal_lm":
+        labels = batch.get("input_ids")
+    return labels if isinstance(labels, Tensor) else None
+
+
+def sample_losses(states: States, z: Tensor) -> Tensor:
+    """One loss per sample: cross-entropy, squared error, or the mean over a sequence's targets."""
+    stream, batch = states.stream, states.batch
+    labels = labels_of(stream, batch)
+    if labels is None:
+        raise LabelError(
+            f"gradients need a loss, but the batch of {stream.name} has keys {sorted(batch)}; "
+            "pass 'labels', or leave out what needs gradients"
+        )
+    if stream.task in ("detection", "embedding"):
+        raise SettingError(
+            f"{stream.name} does {stream.task}, for which there is no loss per sample; "
+            "use a classifier, a regression or a language model"
+        )
+    z = z if z.dtype == torch.float64 else z.float()
+    if stream.task == "regression":
+        return (z - labels.reshape(z.shape).to(z.dtype)).square().mean(-1)
+    if z.ndim == 2:
+        return F.cross_entropy(z, labels, reduction="none", ignore_index=IGNORE_INDEX)
+    mask = batch.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == labels.shape:
+        labels = labels.masked_fill(~mask.bool(), IGNORE_INDEX)
+    if stream.task == "causal_lm":
+        z, labels = z[:, :-1], labels[:, 1:]
+    each = F.cross_entropy(z.mT, labels, reduction="none", ignore_index=IGNORE_INDEX)
+    return each.sum(-1) / (labels != IGNORE_INDEX).sum(-1).clamp(min=1)
+
+
+@contextmanager
+def _only_the_stream(stream: ResidualStream) -> Generator[None, None, None]:
+    """Gradients start at `h_0` and reach no parameter; everything is as before afterwards."""
+    parameters = [p for p in unwrapped(stream.model).parameters() if p.requires_grad]
+
+    def start(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        key = state_key(args, kwargs)
+        h = (args[0] if key is None else kwargs[key]).detach().requires_grad_()
+        h = h.view_as(h)  # not a leaf: a block may work in place
+        return ((h, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: h})
+
+    first = stream.blocks[0].module.register_forward_pre_hook(start, with_kwargs=True)
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        with hooked(first):
+            yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def _norms(gradient: Tensor) -> Tensor:
+    wide = gradient if gradient.dtype == torch.float64 else gradient.float()
+    return torch.linalg.vector_norm(wide.flatten(1), dim=1)
+
+
+def _summed(gradient: Tensor) -> Tensor:
+    wide = gradient if gradient.dtype == torch.float64 else gradient.float()
+    if wide.ndim == 4:  # (sample, channel, height, width)
+        return wide.sum((2, 3))
+    return wide if wide.ndim == 2 else wide.flatten(1, -2).sum(1)
