@@ -97,6 +97,13 @@ def scaled_skip(
     is scaled before it. A skip that changes shape is a projection, and what is scaled is its
     output, batch norm included; c = 0 removes that path. Where the skip is the identity, the branch
     gives `out - (1-c) x` and the block adds `x`, so rounding is that of the stream.
+
+    >>> images = test.pixel_values[:4]
+    >>> before = model(images).logits
+    >>> with ed.scaled_skip(model, layer=1, c=0.0):
+    ...     without = model(images).logits
+    >>> torch.equal(without, before), torch.equal(model(images).logits, before)
+    (False, True)
     """
     stream = as_stream(model, **options)
     return ScaledSkip(stream, checked_layers(stream, layer), checked_scale(c), checked_which(which))

@@ -23,6 +23,11 @@ def load(directory: str | Path, *, depth: int | None = None, **options: Any) -> 
     Only the tensors of these blocks, the embedding and the readout are read, so time and memory
     grow with `depth`. The exception is a depth whose readout is computed from later blocks (one
     before the last change of shape): there the whole checkpoint is read first.
+
+    >>> model.save_pretrained("full")
+    >>> small = ed.load("full", depth=1)
+    >>> type(small).__name__, small.config.num_hidden_layers
+    ('ViTForImageClassification', 1)
     """
     folder = Path(directory)
     cls, config = _described(folder)

@@ -38,6 +38,10 @@ class Certificate:
     most `risk`. The risk is the chance of another prediction than the full model's ("full"), or
     the accuracy lost ("labels"). observed: the risk on the calibration samples; p_value: of the
     threshold that was chosen; speedup: the layer-count speed-up on them (SPEC 2.10).
+
+    >>> policy = ed.calibrate(model, valid, risk=0.2, progress=False)
+    >>> policy.certificate.certified, policy.certificate.observed <= 0.2
+    (True, True)
     """
 
     certified: bool
@@ -57,6 +61,11 @@ class Policy(ABC):
 
     threshold: one number for every depth, or one for each of the depths 1..L-1; infinity (`NEVER`)
     where nobody leaves. model: the model it was calibrated on; no other is then accepted.
+
+    >>> policy = ed.calibrate(model, valid, risk=0.2, progress=False)
+    >>> policy.save("policy.json")
+    >>> ed.Policy.load("policy.json") == policy
+    True
     """
 
     kind: ClassVar[str]
@@ -177,7 +186,12 @@ class Policy(ABC):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Confidence(Policy):
-    """The largest softmax probability."""
+    """The largest softmax probability.
+
+    >>> policy = ed.Confidence(threshold=0.9)
+    >>> ed.predict(model, test.batch(range(8)), policy=policy).depths.shape
+    torch.Size([8])
+    """
 
     kind: ClassVar[str] = "confidence"
 
@@ -190,7 +204,12 @@ class Confidence(Policy):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Entropy(Policy):
-    """One minus the entropy of the softmax over its maximum, log of the number of classes."""
+    """One minus the entropy of the softmax over its maximum, log of the number of classes.
+
+    >>> policy = ed.Entropy(threshold=0.8)
+    >>> ed.predict(model, test.batch(range(8)), policy=policy).depths.shape
+    torch.Size([8])
+    """
 
     kind: ClassVar[str] = "entropy"
 
@@ -204,7 +223,12 @@ class Entropy(Policy):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Margin(Policy):
-    """The largest softmax probability minus the second largest."""
+    """The largest softmax probability minus the second largest.
+
+    >>> policy = ed.Margin(threshold=0.8)
+    >>> ed.predict(model, test.batch(range(8)), policy=policy).depths.shape
+    torch.Size([8])
+    """
 
     kind: ClassVar[str] = "margin"
 
@@ -218,7 +242,12 @@ class Margin(Policy):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Patience(Policy):
-    """How many depths before this one, without a gap, predicted the same class."""
+    """How many depths before this one, without a gap, predicted the same class.
+
+    >>> policy = ed.Patience(threshold=1)  # two depths in a row agree
+    >>> int(ed.predict(model, test.batch(range(8)), policy=policy).depths.min()) >= 2
+    True
+    """
 
     kind: ClassVar[str] = "patience"
     remembers: ClassVar[bool] = True
@@ -246,7 +275,12 @@ class Patience(Policy):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Agreement(Policy):
-    """The overlap of the softmax with that of the depth before; zero if their classes differ."""
+    """The overlap of the softmax with that of the depth before; zero if their classes differ.
+
+    >>> policy = ed.Agreement(threshold=0.9)
+    >>> ed.predict(model, test.batch(range(8)), policy=policy).depths.shape
+    torch.Size([8])
+    """
 
     kind: ClassVar[str] = "agreement"
     remembers: ClassVar[bool] = True

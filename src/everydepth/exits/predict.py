@@ -16,7 +16,12 @@ from everydepth.stream import Batch, ResidualStream, as_stream, evaluating, unwr
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row a sample, in the order of the batch: class, depth at which it left, logits there."""
+    """One row a sample, in the order of the batch: class, depth at which it left, logits there.
+
+    >>> found = ed.predict(model, test.batch(range(8)), policy=ed.Confidence(threshold=0.9))
+    >>> found.labels.shape, found.depths.shape, found.logits.shape
+    (torch.Size([8]), torch.Size([8]), torch.Size([8, 10]))
+    """
 
     labels: Int[Tensor, " rows"]
     depths: Int[Tensor, " rows"]
@@ -31,6 +36,11 @@ def predict(
 
     The same predictions and depths as one row at a time. The model is run in eval mode and left
     in its own.
+
+    >>> policy = ed.calibrate(model, valid, risk=0.2, progress=False)
+    >>> found = ed.predict(model, test.batch(range(8)), policy=policy)
+    >>> found.depths.shape  # the depth at which each row left
+    torch.Size([8])
     """
     stream = as_stream(model, **options)
     thresholds = policy.for_stream(stream)

@@ -1,4 +1,11 @@
-"""Grow: would more depth help, where, and was it worth it?"""
+"""Grow: would more depth help, where, and was it worth it?
+
+>>> found = ed.growth.score(model, train, progress=False)
+>>> len(found.sites)  # before the first block, and behind each
+4
+>>> print(found.verdict)
+deep...
+"""
 
 from everydepth.growth import scaling
 from everydepth.growth.certify import Certificate, certificate

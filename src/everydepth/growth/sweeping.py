@@ -114,6 +114,12 @@ def sweep(
     engine: "local", one cell after the other, or "ray", on the cluster at `address` (by default a
         cluster on this machine). `out` is written by this process alone.
     dry_run: only list the cells and what is done of them.
+
+    >>> def run(depth, seed):
+    ...     return {"loss": 1 / depth}
+    >>> found = ed.sweep({"depth": [2, 4], "seed": [0, 1]}, run, out="sweep", progress=False)
+    >>> len(found.rows()), found.missing
+    (4, ())
     """
     cells = cells_of(grid)
     if engine not in ("local", "ray"):

@@ -11,7 +11,11 @@ Weights = Literal["linear", "uniform"]
 
 
 def end_to_end() -> Objective:
-    """The last depth only: ordinary training."""
+    """The last depth only: ordinary training.
+
+    >>> ed.end_to_end().weights(0, None, 4).tolist()
+    [0.0, 0.0, 0.0, 0.0, 1.0]
+    """
     return Objective(name="end_to_end")
 
 
@@ -19,17 +23,33 @@ def lpa(early: float = 0.1, final: float = 1.0, top: int | None = None) -> Objec
     """Layer-wise progressive approximation (SPEC 1.3): `early` below the last depth, `final` there.
 
     top: supervise only this many depths, counted from the last (the paper: 5 of 24 to generate).
+
+    >>> ed.lpa().weights(0, None, 4).tolist()
+    [0.0, 0.1, 0.1, 0.1, 1.0]
+    >>> ed.lpa(top=2).weights(0, None, 4).tolist()
+    [0.0, 0.0, 0.0, 0.1, 1.0]
     """
     return Objective(name="lpa", shape="lpa", early=early, final=final, top=top)
 
 
 def aligned(weights: Weights = "linear", alternate: bool = True) -> Objective:
-    """Aligned training (SPEC 2.7): `2l/(L(L+1))` or `1/L`; odd steps only the last depth."""
+    """Aligned training (SPEC 2.7): `2l/(L(L+1))` or `1/L`; odd steps only the last depth.
+
+    >>> ed.aligned().weights(0, None, 4).tolist()  # even steps
+    [0.0, 0.1, 0.2, 0.3, 0.4]
+    >>> ed.aligned().weights(1, None, 4).tolist()  # odd steps
+    [0.0, 0.0, 0.0, 0.0, 1.0]
+    """
     return Objective(name="aligned", shape=weights, alternate=alternate)
 
 
 def cosine_regularised(beta: float, weights: Weights = "linear") -> Objective:
-    """The last depth's loss and `beta * sum_l w_l (1 - cos(h_l, h_L))` (SPEC 2.8)."""
+    """The last depth's loss and `beta * sum_l w_l (1 - cos(h_l, h_L))` (SPEC 2.8).
+
+    >>> net = ed.EveryDepth(model, ed.cosine_regularised(beta=0.5))
+    >>> net(**train.batch(range(8))).regulariser > 0
+    tensor(True)
+    """
     return Objective(name="cosine_regularised", cosine=beta, cosine_shape=weights)
 
 
@@ -39,6 +59,10 @@ def multi_classifier(
     """One head a depth (SPEC 2.9), the baseline that the shared head is measured against.
 
     kl: the weight of the divergence to the last depth's prediction, softened by `temperature`.
+
+    >>> net = ed.EveryDepth(model, ed.multi_classifier())
+    >>> sum(p.numel() for p in net.parameters()) - model.num_parameters()  # two heads more
+    660
     """
     return Objective(
         name="multi_classifier", shape=weights, heads=True, kl=kl, temperature=temperature
@@ -60,6 +84,10 @@ def layerskip(
     dropout: the chance to skip the last block; smaller for those before.
     dropout_rises: let that chance grow over training (from scratch; not to fine-tune).
     curriculum: which depths have their turn: every `every`-th, rotating, or more and more.
+
+    >>> net = ed.EveryDepth(model, ed.layerskip(scale=0.2, dropout=0.1))
+    >>> net(**train.batch(range(8))).loss.isfinite()
+    tensor(True)
     """
     return Objective(
         name="layerskip",
@@ -75,5 +103,9 @@ def layerskip(
 
 
 def weighted(weights: Sequence[float]) -> Objective:
-    """Weights of your own, one for each depth 0..L; depth 0 is the embedding."""
+    """Weights of your own, one for each depth 0..L; depth 0 is the embedding.
+
+    >>> ed.weighted([0, 1, 0, 1]).weights(0, None, 3).tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
     return Objective(name="weighted", shape="given", given=tuple(weights))

@@ -49,6 +49,12 @@ class Objective:
         added, with `p = softmax(z / T)` and `p_L` taken as given (SPEC 2.9).
     layer_dropout, layer_dropout_rises: a sample skips block l with the chance
         `layer_dropout * (2^((l-1)/(L-1)) - 1)`, which may also rise like `2^progress - 1`.
+
+    >>> objective = ed.lpa(early=0.2).annealed(by=0.8)
+    >>> objective.weights(0, 100, 4).tolist()  # of depths 0..4, at the first of 100 steps
+    [0.0, 0.2, 0.2, 0.2, 1.0]
+    >>> objective.weights(90, 100, 4).tolist()  # when annealed, only the last depth is left
+    [0.0, 0.0, 0.0, 0.0, 1.0]
     """
 
     name: str

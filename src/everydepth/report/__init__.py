@@ -2,6 +2,10 @@
 
 `report(["runs/e2e", "runs/lpa"], "page.html")` writes a page that opens without a network. What it
 shows are panels, one function a result: `everydepth.report.panels` says how to add one.
+
+>>> trace = ed.trace(model, test, ["accuracy"], progress=False)
+>>> ed.report({"my model": trace}, "page.html").name
+'page.html'
 """
 
 import sys

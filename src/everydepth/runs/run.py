@@ -45,7 +45,13 @@ Everything is written whole or not at all, so the directory may be copied or con
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory. `Run.create` starts one, `Run.open` reads one."""
+    """A run directory. `Run.create` starts one, `Run.open` reads one.
+
+    >>> run = ed.Run.create("runs/mine", {"lr": 0.1})
+    >>> run.log({"step": 1, "loss": 2.5})
+    >>> ed.Run.open("runs/mine").metrics()
+    [{'step': 1, 'loss': 2.5}]
+    """
 
     path: Path
     kind: str

@@ -25,6 +25,10 @@ class Branch:
         use one dropout or drop-path module for two branches.
     dropout: rate at which the block itself, by a function and not a module, drops entries of `out`
         before the sum in training mode.
+
+    >>> attention, mlp = ed.as_stream(model).blocks[0].branches
+    >>> type(mlp.entry).__name__, mlp.skip  # a norm reads the stream; the skip is the identity
+    ('LayerNorm', None)
     """
 
     kind: BranchKind
@@ -44,6 +48,10 @@ class Block:
 
     parallel: all branches read the same `x` and are added to one skip.
     plain: a call gives the state itself; False: it may give a tuple that begins with it.
+
+    >>> block = ed.as_stream(model).blocks[0]
+    >>> type(block.module).__name__, [branch.kind for branch in block.branches]
+    ('ViTLayer', ['attention', 'mlp'])
     """
 
     module: nn.Module

@@ -62,6 +62,10 @@ def check_stream(model: nn.Module | ResidualStream, batch: Batch, **options: Any
     """Check every clause of the contract on one batch (two rows or more, for row selection).
 
     The model is checked in eval mode and left as it was, in its own mode.
+
+    >>> report = ed.check_stream(model, test.batch(range(4)))
+    >>> report.ok
+    True
     """
     stream = as_stream(model, **options)
     batch = stream.check_batch(batch)

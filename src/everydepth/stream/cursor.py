@@ -41,6 +41,12 @@ class Cursor:
     Cursors are values: stepping gives a new one and leaves the old one usable, so a prefix can be
     shared. The exception is a key/value cache, which blocks extend in place: step a cursor that
     has a cache once.
+
+    >>> stream = ed.as_stream(model)
+    >>> cursor = stream.advance(stream.start(test.batch(range(4))), to=2)
+    >>> rest = cursor.select(torch.tensor([0, 3]))  # two rows leave, two go on
+    >>> stream.logits(stream.advance(rest)).shape
+    torch.Size([2, 10])
     """
 
     depth: int

@@ -18,8 +18,13 @@ def at_depth(model: Model, depth: int, *, share: bool = False, **options: object
     Its output is the readout of the full model at that depth. `share=True` uses the full model's
     own parameters, so training one trains the other; by default they are copied.
 
-    >>> small = at_depth(model, 4)          # doctest: +SKIP
-    >>> small.save_pretrained("small/")     # doctest: +SKIP
+    >>> small = ed.at_depth(model, 2)
+    >>> type(small) is type(model), small.config.num_hidden_layers
+    (True, 2)
+    >>> batch = test.batch(range(4))
+    >>> full = ed.as_stream(model).observe(batch)
+    >>> torch.allclose(small(**batch).logits, full.logits(2), atol=1e-5)
+    True
     """
     stream = as_stream(model, **options)  # pyright: ignore[reportArgumentType]
     small = stream.truncated(stream.check_depth(depth, lowest=1), share=share)

@@ -38,7 +38,10 @@ def insert(
         last projection of each branch).
     share: use the model's own tensors outside the new block instead of copies.
 
-    >>> big = insert(model, after=4)        # doctest: +SKIP
+    >>> big = ed.insert(model, after=2).eval()
+    >>> images = test.pixel_values[:4]
+    >>> big.config.num_hidden_layers, torch.equal(big(images).logits, model(images).logits)
+    (4, True)
     """
     stream = as_stream(model, **options)
     if init not in ("fresh", "copy"):

@@ -37,12 +37,24 @@ def register(model_class: type[nn.Module], factory: StreamFactory) -> None:
     """Teach `as_stream` a model class (and its subclasses) from outside.
 
     `factory(model, **options)` returns a `ResidualStream`. A later registration wins.
+
+    >>> class Mine(ViTForImageClassification): ...  # or any model of your own
+    >>> def stream(model, **options):
+    ...     readout = ("vit.layernorm", "classifier")
+    ...     return ed.as_stream(model, blocks="vit.layers", readout=readout, token="first")
+    >>> ed.register(Mine, stream)
+    >>> ed.as_stream(Mine(model.config)).depth
+    3
     """
     _by_class[model_class] = factory
 
 
 def families() -> dict[str, list[str]]:
-    """The supported families and their classes."""
+    """The supported families and their classes.
+
+    >>> ed.families()["vit"][0]
+    'ViTForImageClassification'
+    """
     known = {f.name: [name.rpartition(".")[2] for name in f.classes] for f in _table()}
     outside = [cls.__name__ for cls in _by_class]
     return {**known, **({"registered by you": outside} if outside else {})}
@@ -88,6 +100,10 @@ def as_stream(
     readout: paths of modules applied in order, the last being the head; or a function.
     token: "all", "first", "last", "mean", a position, or `f(h, batch)`: what predicts.
     options: passed to the architecture, e.g. `tower="text"` for a model with two streams.
+
+    >>> stream = ed.as_stream(llama)
+    >>> stream.depth, stream.task
+    (3, 'causal_lm')
     """
     if isinstance(model, ResidualStream):
         return model

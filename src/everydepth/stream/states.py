@@ -20,6 +20,13 @@ class States:
     """`h_0 .. h_L` of one batch, the model's own output, and the readout at any depth.
 
     output: None if the model's own head was passed over.
+
+    >>> batch = test.batch(range(4))
+    >>> states = ed.as_stream(model).observe(batch)
+    >>> len(states), states[0].shape  # h_0 .. h_3; four patches and a class token, width 32
+    (4, torch.Size([4, 5, 32]))
+    >>> torch.equal(states.logits(3), model(**batch).logits)
+    True
     """
 
     stream: ResidualStream

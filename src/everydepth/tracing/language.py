@@ -42,6 +42,10 @@ def token_grid(
     Column `t` is what follows token `t`: `text[l, t]` is the top prediction of depth l and
     `probability[l, t]` its probability; `top_text` and `top_probability` hold the first `top`. A
     column has a `saturated_at`: the depth from which the top prediction is the final one.
+
+    >>> grid = ed.token_grid(llama, tokenizer, "Once", new_tokens=3)
+    >>> grid.arrays["probability"].shape[0]  # one row a depth, 0..3
+    4
     """
     stream = _causal(model)
     if new_tokens < 0 or top < 1:
@@ -96,6 +100,10 @@ def text_at_depth(
     Only the first l blocks run to write at depth l. nucleus: tokens are drawn from the smallest set
     with this probability. encoder: a function from texts to vectors, or the folder of a Hugging
     Face encoder; without one, coherence is left out.
+
+    >>> found = ed.text_at_depth(llama, tokenizer, ["Once upon a time"], new_tokens=8)
+    >>> found.arrays["text"].shape  # depths 1..3, one prompt
+    (3, 1)
     """
     stream = _causal(model)
     if not prompts:

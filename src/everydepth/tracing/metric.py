@@ -87,7 +87,27 @@ _GROUPS = (
 
 
 def register_metric(metric: M) -> M:
-    """Make a metric known by its `name`; a decorator. A name that is taken is an error."""
+    """Make a metric known by its `name`; a decorator. A name that is taken is an error.
+
+    >>> from everydepth.tracing import BatchMetric, Result
+    >>> @ed.register_metric
+    ... class Largest(BatchMetric):
+    ...     name = "largest"
+    ...
+    ...     def __init__(self):
+    ...         self.seen = []
+    ...
+    ...     def update(self, observation):
+    ...         self.seen.append(torch.stack([h.abs().max() for h in observation.states.h]))
+    ...
+    ...     def compute(self):
+    ...         value = torch.stack(self.seen).amax(0).numpy()
+    ...         depth = torch.arange(len(value)).numpy()
+    ...         arrays = {"depth": depth, "value": value}
+    ...         return Result(name="largest", kind="curve", series=("value",), arrays=arrays)
+    >>> ed.trace(model, test, ["largest"], progress=False)["largest"].shape
+    (4,)
+    """
     taken = _registry.get(metric.name)
     if taken is not None and taken is not metric:
         raise SettingError(

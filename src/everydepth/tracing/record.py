@@ -35,6 +35,12 @@ class Trace:
     partial: the run was interrupted; results cover `samples` rows only.
     skipped: metrics left out of the default set, and why.
     meta: seconds, batch size, how memory was used, versions.
+
+    >>> trace = ed.trace(model, test, ["accuracy", "cos"], progress=False)
+    >>> trace["accuracy"].shape, trace["cos"].shape  # depths 0..3; pairs of depths
+    ((4,), (4, 4))
+    >>> ed.Trace.load(trace.save("trace")).depth
+    3
     """
 
     model: str

@@ -55,6 +55,10 @@ def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveRepor
 
     Only steps that supervise a depth for the first time, or run a block for the first time, are
     run. `batch` must hold labels.
+
+    >>> net = ed.EveryDepth(model, ed.layerskip())
+    >>> print(ed.check_objective(net, train.batch(range(8))))
+    layerskip trains every block ...
     """
     # unwrapped: also a net inside DDP or torch.compile can be checked.
     net = copy.deepcopy(unwrapped(net))  # pyright: ignore[reportAssignmentType]

@@ -86,6 +86,11 @@ def fit(
     workers: processes that load rows of a Dataset.
     trackers: "tensorboard", "wandb", "mlflow", or trackers of accelerate.
     about: more to write into the run's config, as JSON values.
+
+    >>> net = ed.EveryDepth(model, ed.lpa())
+    >>> done = ed.fit(net, train, valid, epochs=1, run="runs/one", progress=False)
+    >>> done.stopped, (done.path / "model" / "config.json").is_file()
+    ('finished', True)
     """
     patience = early_stopping
     settings = Settings(

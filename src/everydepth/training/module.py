@@ -66,6 +66,12 @@ class EveryDepth(nn.Module):
     raise_on_nan: stop with an error that names the first depth at which NaN appears; it waits for
         the device once a step.
     options: passed to `as_stream`.
+
+    >>> net = ed.EveryDepth(model, objective=ed.lpa())
+    >>> out = net(**test.batch(range(8)))
+    >>> out.loss.backward()
+    >>> sorted(out.losses)  # one loss a depth
+    [1, 2, 3]
     """
 
     def __init__(

@@ -21,6 +21,11 @@ class FitResult:
     callbacks: by class name, what each callback reports.
     history: the metrics, in the order in which they were logged.
     path: the run directory, if there is one; the model is in its folder `model`.
+
+    >>> net = ed.EveryDepth(model, ed.lpa())
+    >>> done = ed.fit(net, train, valid, steps=3, progress=False)
+    >>> done.steps, done.stopped, len(done.valid["accuracy"])  # one accuracy a depth
+    (3, 'finished', 3)
     """
 
     steps: int

@@ -70,6 +70,15 @@ def generate(
     options: passed to `as_stream`.
 
     The model runs in eval mode and comes back as it was.
+
+    >>> prompt = tokenizer.encode("Once upon a time")
+    >>> plain = ed.generate(llama, prompt, max_new_tokens=12)
+    >>> drafted = ed.generate(llama, prompt, max_new_tokens=12, draft_depth=1)
+    >>> drafted.tokens == plain.tokens  # the same text, drafted by the first block
+    True
+    >>> cut = ed.generate(llama, prompt, max_new_tokens=12, depth=2)
+    >>> len(cut.stats.passes)  # two blocks ran
+    2
     """
     stream = as_stream(model, **options)
     check_model(stream)

@@ -60,6 +60,10 @@ class Generation:
     sequences: prompts, left-padded, then the new tokens, right-padded.
     prompt_length: where the new tokens begin.
     lengths: new tokens of each row, the stop token included.
+
+    >>> found = ed.generate(llama, tokenizer.encode("Once upon"), max_new_tokens=5, eos_token_id=())
+    >>> found.lengths, found.stats.tokens
+    ((5,), 5)
     """
 
     sequences: Int[Tensor, "rows length"]
