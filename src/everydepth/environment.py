@@ -5,12 +5,14 @@ Only reads; no thread count or other global setting is changed.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
@@ -110,6 +112,20 @@ class Environment:
         for extra in self.extras:
             table.add_row(f"extra {extra.name}", _extra_line(extra))
         return table
+
+
+def machine() -> dict[str, Any]:
+    """What a measured figure depends on, without anything private to this machine."""
+    now = Environment.current()
+    return {
+        "date": dt.date.today().isoformat(),
+        "platform": now.platform,
+        "cpus": now.cpus_usable,
+        "memory_gib": round(now.memory_total_bytes / 2**30, 1),
+        "devices": [device.description for device in now.devices],
+        "python": now.python,
+        "versions": now.versions,
+    }
 
 
 def installed_version(distribution: str) -> str | None:

@@ -21,6 +21,7 @@ from everydepth.cli.grow import grow
 from everydepth.cli.plan import plan
 from everydepth.cli.profile import profile
 from everydepth.cli.report import report
+from everydepth.cli.reproduce import reproduce
 from everydepth.cli.sweep import sweep
 from everydepth.cli.trace import trace
 from everydepth.cli.train import train
@@ -37,6 +38,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     grow,
     sweep,
     plan,
+    reproduce,
     report,
     env,
 )

@@ -1,0 +1,21 @@
+"""Evidence: every published result as a recipe that runs, printed figures beside measured ones."""
+
+from everydepth.evidence.discover import find_recipe, find_recipes
+from everydepth.evidence.recipe import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth.evidence.running import Reproduction, data_folder, dry_run, reproduce
+
+__all__ = [
+    "Cell",
+    "Preset",
+    "Recipe",
+    "Reproduction",
+    "Result",
+    "Row",
+    "data_folder",
+    "dry_run",
+    "find_recipe",
+    "find_recipes",
+    "over_seeds",
+    "published",
+    "reproduce",
+]
