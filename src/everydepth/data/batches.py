@@ -76,6 +76,11 @@ def batches(
     """The rows in batches, for example `{"pixel_values": ..., "labels": ...}` for images.
 
     `transform` works on each batch, so bytes need not become floats for the whole set at once.
+
+    >>> from everydepth.data import batches
+    >>> first = next(iter(batches(train, 32, shuffle=True)))
+    >>> first["pixel_values"].shape, first["labels"].shape
+    (torch.Size([32, 1, 8, 8]), torch.Size([32]))
     """
     return Batches(
         data=data,
@@ -88,7 +93,13 @@ def batches(
 
 
 def trim_padding(batch: Batch, generator: torch.Generator | None = None) -> Batch:
-    """A transform that cuts the columns in which every row of the batch is padding."""
+    """A transform that cuts the columns in which every row of the batch is padding.
+
+    >>> from everydepth.data import tokenized, trim_padding
+    >>> rows = tokenized(["one", "twenty"], tokenizer, 16)
+    >>> trim_padding(rows.batch([0]))["input_ids"].shape
+    torch.Size([1, 4])
+    """
     used = batch["attention_mask"].any(dim=0).nonzero().flatten()
     width = batch["attention_mask"].shape[1]
     start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, width)
@@ -111,6 +122,10 @@ def tokenized(
     `labels` are the classes of the texts, or the tokens themselves for language modelling (padding
     is ignored by the loss); by default the classes if the texts have some, else none. A tokenizer
     without a padding token pads with its end token; the attention mask tells the two apart.
+
+    >>> from everydepth.data import tokenized
+    >>> tokenized(["one", "twenty"], tokenizer, 16).input_ids.shape
+    torch.Size([2, 7])
     """
     texts = data if isinstance(data, Texts) else Texts(tuple(data))
     if max_length < 1 or len(texts) == 0:
@@ -151,6 +166,10 @@ def token_blocks(
 
     Labels equal the ids: causal models shift them by one themselves. A last, shorter block is
     left out.
+
+    >>> from everydepth.data import token_blocks
+    >>> token_blocks(list(range(10)), 4).input_ids.tolist()
+    [[0, 1, 2, 3], [4, 5, 6, 7]]
     """
     stream = torch.as_tensor(ids).long()
     step = length if stride is None else stride

@@ -143,7 +143,12 @@ CATALOG: Mapping[str, Reader] = MappingProxyType(
 
 
 def data_names() -> tuple[str, ...]:
-    """Every name `load` knows without a network."""
+    """Every name `load` knows without a network.
+
+    >>> from everydepth.data import data_names
+    >>> "digits" in data_names(), "fashion-mnist" in data_names()
+    (True, True)
+    """
     return ("digits", *(f"surface:{name}" for name in SURFACES), *CATALOG)
 
 
@@ -180,6 +185,10 @@ def load(
     `root`, by default the environment variable EVERYDEPTH_DATA. `kind=Images` (or another type)
     makes sure of the type. Options go to the reader: `seed` for digits and surfaces, `task` for
     tweeteval and the hub, `text`, `pair`, `label`, ... for a table (see `load_table`).
+
+    >>> from everydepth.data import load
+    >>> len(load("digits", split="test"))
+    359
     """
     data = _load(name, split, root, options)
     if kind is not None and not isinstance(data, kind):

@@ -15,7 +15,12 @@ from everydepth.data.sets import Images
 def load_digits(
     split: str = "train", *, seed: int = 0, fractions: Sequence[float] = (0.7, 0.1, 0.2)
 ) -> Images:
-    """The 8x8 digits in 0..1, split into train, valid and test by class; "all" is unsplit."""
+    """The 8x8 digits in 0..1, split into train, valid and test by class; "all" is unsplit.
+
+    >>> digits = load_digits("test")
+    >>> digits.pixel_values.shape, len(digits.classes)
+    (torch.Size([359, 1, 8, 8]), 10)
+    """
     # Imported here: scikit-learn takes a second to import, and only the digits need it.
     from sklearn.datasets import load_digits as from_sklearn
 

@@ -34,6 +34,12 @@ def flip_labels(
 
     `classes` is the number of classes, by default the largest label plus one. The number of
     flipped rows is the fraction times the rows, rounded.
+
+    >>> found = flip_labels(train.labels, 0.1)
+    >>> len(found.flipped) == round(0.1 * len(train))
+    True
+    >>> bool((found.labels != found.original)[found.flipped].all())
+    True
     """
     original = torch.as_tensor(labels)
     if original.is_floating_point() or original.ndim != 1:

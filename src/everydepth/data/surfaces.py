@@ -103,6 +103,11 @@ def surface_data(
 
     The points of a seed are the same in every precision, for every surface, and the training
     points do not depend on `n_test`.
+
+    >>> from everydepth.data import surface_data
+    >>> points, held_out = surface_data("standing_wave_grid", n_train=100, n_test=50)
+    >>> points.inputs.shape, points.labels.shape
+    (torch.Size([100, 2]), torch.Size([100, 1]))
     """
     if name not in SURFACES:
         raise DataError(f"surface {name!r}, but the surfaces are {', '.join(SURFACES)}; use one")

@@ -22,7 +22,14 @@ TABLE_SUFFIXES = (*_DELIMITERS, ".jsonl", ".json")
 
 
 def load_text(path: str | Path, *, encoding: str = "utf-8") -> Corpus:
-    """A plain text file, packed or not, as one corpus."""
+    """A plain text file, packed or not, as one corpus.
+
+    >>> from pathlib import Path
+    >>> from everydepth.data import load_text
+    >>> _ = Path("story.txt").write_text("Once upon a time")
+    >>> load_text("story.txt").text
+    'Once upon a time'
+    """
     text = read_text(Path(path), encoding)
     if not text:
         raise DataError(f"{path} is empty; fetch it again")
@@ -42,6 +49,12 @@ def load_columns(
     The first row names the columns. With `header=False` they are called "0", "1", ...; with
     `columns=` they have these names, and a first row made of them is recognised as a header. The
     format follows from the file's name; in a `.txt` a tab or else a semicolon separates cells.
+
+    >>> from pathlib import Path
+    >>> from everydepth.data import load_columns
+    >>> _ = Path("points.csv").write_text("size,loss\\n1,3.0\\n2,2.5\\n")
+    >>> load_columns("points.csv").numbers("loss").tolist()
+    [3.0, 2.5]
     """
     path = Path(path)
     text = read_text(path, encoding)
@@ -82,6 +95,12 @@ def load_table(
 
     Labels are class names or positions in `classes`. Without `classes` they are the sorted
     labels of this file: to read several files alike, pass the classes of the first to the others.
+
+    >>> from pathlib import Path
+    >>> from everydepth.data import load_table
+    >>> _ = Path("reviews.csv").write_text("text,label\\ngood,1\\nbad,0\\n")
+    >>> load_table("reviews.csv", text="text", label="label").labels.tolist()
+    [1, 0]
     """
     table = load_columns(
         path, columns=columns, header=header, delimiter=delimiter, encoding=encoding
