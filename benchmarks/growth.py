@@ -25,11 +25,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTForImageCl
 import everydepth as ed
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 from everydepth.data import load_digits
+from everydepth.data.feeding import Feed
 from everydepth.growth import grow, jumpboard, score
 from everydepth.growth.candidates import candidate, noted_calls
-from everydepth.growth.feed import Feed
+from everydepth.growth.fitting import fit_plainly
 from everydepth.growth.jump import _Line, line_search
-from everydepth.growth.loop import fit_plainly
 from everydepth.growth.losses import mean_loss, row_losses
 from everydepth.stream import as_stream
 

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed
 from everydepth.data import token_blocks
-from everydepth.growth.loop import fit_plainly
+from everydepth.growth.fitting import fit_plainly
 
 TEXT = ed.__doc__ + (ed.grow.__doc__ or "") + (ed.insert.__doc__ or "") + (ed.sweep.__doc__ or "")
 

@@ -8,7 +8,7 @@ from rich.console import Console
 import everydepth as ed
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 from everydepth.data import load_digits
-from everydepth.growth.loop import fit_plainly
+from everydepth.growth.fitting import fit_plainly
 from everydepth.growth.losses import mean_loss
 
 

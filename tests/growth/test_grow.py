@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import everydepth as ed
 from everydepth.architectures.residual_mlp import ResidualMLP
 from everydepth.errors import BatchError, RunError, SettingError
 from everydepth.growth import carried, grow, paired
-from everydepth.growth.loop import fit_plainly
+from everydepth.growth.fitting import fit_plainly
 from everydepth.growth.losses import mean_loss
 from everydepth.growth.optimizers import counterparts
 
@@ -136,7 +138,7 @@ def test_a_growth_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) ->
     settings = {**SETTINGS, "alpha": 0.5}
     calls = 0
 
-    def fit(m: nn.Module, data: Any, optimizer: Any, steps: int) -> None:
+    def fit(m: nn.Module, data: Any, optimizer: Any, steps: int, folder: Path | None) -> None:
         nonlocal calls
         calls += 1
         if calls == 4:
@@ -160,6 +162,48 @@ def test_a_growth_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) ->
         grow(model, train, valid, **{**settings, "steps": 21}, run=tmp_path / "cut", resume=True)
     with pytest.raises(RunError, match="already holds a run"):
         grow(model, train, valid, **settings, run=tmp_path / "cut")
+
+
+def long_growth(run: Path) -> nn.Module:
+    settings = {**SETTINGS, "steps": 400, "rounds": 1}
+    return grow(
+        mlp(), teacher_data(512, 0), teacher_data(400, 1), **settings, run=run, resume=True
+    ).model
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.growth.test_grow import long_growth
+long_growth(Path(sys.argv[1]))
+"""
+
+
+def test_after_kill_9_inside_a_round_the_training_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(KILLED)
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root / "src"), str(root)])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "cut")]
+    killed = subprocess.Popen(command, env=env, cwd=root)
+    saved = tmp_path / "cut" / "rounds" / "001" / "checkpoints" / "latest"
+    while not saved.exists():
+        assert killed.poll() is None
+        time.sleep(0.002)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert 0 < int(saved.read_text()) < 400
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    whole, cut = long_growth(tmp_path / "whole"), long_growth(tmp_path / "cut")
+    torch.set_num_threads(threads)
+    assert ed.as_stream(whole).depth == 3
+    assert same(whole, cut)
+    rounds = [ed.Run.open(tmp_path / r).results()["growth"]["rounds"] for r in ("whole", "cut")]
+    for entry in (*rounds[0], *rounds[1]):
+        del entry["seconds"]
+    assert rounds[0] == rounds[1]
+    assert not saved.parents[2].exists()
 
 
 def test_growth_stops_at_a_depth_and_says_why() -> None:

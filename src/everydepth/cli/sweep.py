@@ -81,7 +81,7 @@ def resnet_cell(
     from everydepth.data import Images, load
     from everydepth.errors import DataError
     from everydepth.growth import score
-    from everydepth.growth.loop import fit_plainly
+    from everydepth.growth.fitting import fit_plainly
     from everydepth.growth.losses import mean_loss
     from everydepth.stream import as_stream
 

@@ -12,8 +12,9 @@ from everydepth.growth.certify import Certificate, certificate
 from everydepth.growth.comparing import Comparison, compare
 from everydepth.growth.held_out import Paired, paired
 from everydepth.growth.jump import Jumpboard, jumpboard
-from everydepth.growth.loop import Grown, Round, grow
+from everydepth.growth.loop import grow
 from everydepth.growth.optimizers import carried
+from everydepth.growth.rounds import Grown, Round
 from everydepth.growth.scoring import Score, SiteScore, score
 from everydepth.growth.sweeping import Sweep, sweep
 

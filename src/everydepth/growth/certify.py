@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from everydepth.data.feeding import Feed
 from everydepth.errors import SettingError
-from everydepth.growth.feed import Feed
 from everydepth.growth.held_out import Paired, paired_losses
 from everydepth.growth.losses import Criterion, losses_of
 from everydepth.stream import as_stream

@@ -15,10 +15,10 @@ from torch import nn
 from torch.optim import AdamW
 from torch.utils.flop_counter import FlopCounterMode
 
+from everydepth.data.feeding import Feed
 from everydepth.errors import SettingError
-from everydepth.growth.feed import Feed
+from everydepth.growth.fitting import fit_plainly
 from everydepth.growth.jump import jumpboard
-from everydepth.growth.loop import fit_plainly
 from everydepth.growth.losses import Criterion, mean_loss, row_losses
 from everydepth.growth.optimizers import frozen_but
 from everydepth.growth.scoring import score

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from everydepth.data.feeding import Feed
 from everydepth.errors import SettingError
 from everydepth.growth.candidates import (
     Candidate,
@@ -20,7 +21,6 @@ from everydepth.growth.candidates import (
     pairs,
     set_maps,
 )
-from everydepth.growth.feed import Feed
 from everydepth.growth.losses import Criterion, mean_loss, row_losses
 from everydepth.growth.scoring import Score, score
 from everydepth.stream import Cursor, ResidualStream, as_stream, evaluating, first_tensor, unwrapped
@@ -91,13 +91,21 @@ def jumpboard(
     shortened until it does, and refined by parabolas in log eta. At most `evaluations` losses.
     """
     stream = as_stream(model, **options)
+    if isinstance(data, Iterator):
+        data = list(cast(Iterator[Any], data))  # gone through several times
     feed = Feed(data, stream, batch_size=batch_size)
     if evaluations < 2:
         raise SettingError(f"evaluations={evaluations}; use 2 or more, {MOST} is plenty")
     if scored is None:
         sites = None if after is None else [after]
         scored = score(
-            stream, feed.source, at=sites, seed=seed, criterion=criterion, progress=progress
+            stream,
+            data,
+            at=sites,
+            seed=seed,
+            criterion=criterion,
+            batch_size=batch_size,
+            progress=progress,
         )
     site = scored.best.after if after is None else scored[after].after
     tried, directions = scored.candidates[site], scored.directions[site]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
+from everydepth.data.feeding import Feed
 from everydepth.errors import LabelError, NonFiniteError, SettingError
-from everydepth.growth.feed import Feed, rows_of
 from everydepth.stream import IGNORE_INDEX, ResidualStream, as_stream, evaluating, unwrapped
 
 Criterion = Callable[[Tensor, Any, Mapping[str, Any]], Tensor]
@@ -24,7 +24,7 @@ def row_losses(
     criterion: Criterion | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Per row the sum of the losses of its labels, and how many labels it has."""
-    labels, rows = batch.get("labels"), rows_of(stream, batch)
+    labels, rows = batch.get("labels"), stream.rows(batch)
     if labels is None:
         raise LabelError(f"the batch has keys {sorted(batch)} and no 'labels'; growth needs a loss")
     wide = prediction.float() if prediction.dtype in (torch.float16, torch.bfloat16) else prediction

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterable
 from typing import Any
@@ -111,3 +112,18 @@ def load_named_state(optimizer: Optimizer, model: nn.Module, saved: dict[str, An
                 key: value.clone() if isinstance(value, Tensor) else value
                 for key, value in saved[name].items()
             }
+
+
+def twin(optimizer: Optimizer, model: nn.Module, copied: nn.Module) -> Optimizer:
+    """The same optimizer for a copy of the model."""
+    twins: dict[int, Tensor] = {
+        id(a): b for a, b in zip(model.parameters(), copied.parameters(), strict=True)
+    }
+    state = copy.deepcopy(optimizer.state_dict())
+    groups = [
+        {**group, "params": [twins[id(p)] for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    made = type(optimizer)(groups, **settings_of(optimizer))
+    made.load_state_dict(state)
+    return made

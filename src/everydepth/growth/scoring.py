@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -11,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
+from everydepth.data.feeding import Feed
 from everydepth.errors import BatchError, SettingError, UnsupportedModelError
 from everydepth.growth.candidates import (
     Candidate,
@@ -24,7 +27,6 @@ from everydepth.growth.candidates import (
     pairs,
     settle,
 )
-from everydepth.growth.feed import Feed
 from everydepth.growth.losses import Criterion, check_finite, row_losses
 from everydepth.growth.statistics import GROUPS, GroupSums, adjusted_p, evidence
 from everydepth.stream import ResidualStream, as_stream, evaluating, insert, sites, unwrapped
@@ -204,9 +206,8 @@ def score(
             after: candidate(as_stream(inner, **options), after, seed=seed, init=init)
             for after in chosen
         }
-        seen = _pass(
-            stream, Feed(data, stream, batch_size=batch_size), candidates, criterion, progress
-        )
+        feed = Feed(data, stream, batch_size=batch_size)
+        seen = _pass(stream, feed, candidates, criterion, progress)
         if seen.rows < FEWEST:
             raise BatchError(
                 f"{seen.rows} rows are too few to tell a signal from noise and to estimate a "
@@ -214,9 +215,8 @@ def score(
             )
         other = None
         if test is not None:
-            other = _pass(
-                stream, Feed(test, stream, batch_size=batch_size), {}, criterion, progress, chosen
-            )
+            feed = Feed(test, stream, batch_size=batch_size)
+            other = _pass(stream, feed, {}, criterion, progress, chosen)
     return _judged(stream, seen, other, candidates, alpha, seed)
 
 
@@ -242,15 +242,15 @@ def _pass(
 ) -> _Seen:
     seen = _Seen(sums={after: GroupSums(after) for after in candidates})
     depths = list(candidates) or list(chosen)
+    quiet = not (progress and sys.stderr.isatty())
     with differentiable(unwrapped(stream.model)):
-        for batch in feed.shown("scoring", progress):
+        for batch in track(feed, "scoring", feed.batches, disable=quiet, transient=True):
             with noted_calls(stream) as calls, torch.enable_grad():
                 states = stream.observe(batch)
                 losses, counts = row_losses(stream, states.logits(stream.depth), batch, criterion)
                 check_finite(losses, "the loss", stream.depth)
                 gradients = torch.autograd.grad(losses.sum(), [states.h[d] for d in depths])
-            groups = (torch.arange(len(losses), device=losses.device) + seen.rows) % GROUPS
-            first = seen.rows == 0
+            first = seen.rows
             seen.rows += len(losses)
             seen.loss += losses.sum().item()
             seen.labels += counts.sum().item()
@@ -262,18 +262,18 @@ def _pass(
                 tried = candidates[depth]
                 # Masks and positions as its neighbour gets them, which is of the same kind.
                 h, call = states.h[depth].detach(), calls[max(depth - 1, 0)]
-                if first:
+                if first == 0:
                     settle(tried, call, h)
-                _add(seen, tried, groups, pairs(tried, call, h, g))
+                _add(seen, tried, first, pairs(tried, call, h, g))
             del states, gradients
     return seen
 
 
-def _add(seen: _Seen, tried: Candidate, groups: Tensor, found: Sequence[Any]) -> None:
+def _add(seen: _Seen, tried: Candidate, first: int, found: Sequence[Any]) -> None:
     own = seen.directions.setdefault(tried.after, [])
     for branch, (module, pair) in enumerate(zip(tried.maps, found, strict=True)):
         sums = seen.sums[tried.after]
-        weight = sums.add(branch, groups, pair.g, pair.phi, has_bias(module))
+        weight = sums.add(branch, first, pair.g, pair.phi, has_bias(module))
         bias = pair.g.sum((0, 1))
         if len(own) <= branch:
             own.append(Direction(weight, bias))

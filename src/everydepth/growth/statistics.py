@@ -47,13 +47,13 @@ class GroupSums:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._sums: dict[int, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
         self._sketches: dict[int, tuple[Sketch, Sketch]] = {}
 
     def add(
-        self, branch: int, groups: Tensor, g: Tensor, phi: Tensor, bias: bool
+        self, branch: int, first: int, g: Tensor, phi: Tensor, bias: bool
     ) -> Float[Tensor, "out in"]:
-        """Add the rows of one batch; `groups` says which group each belongs to.
+        """Add the rows of one batch, of which the first is row `first` of all.
 
         Returns their sum, in full.
         """
@@ -68,13 +68,21 @@ class GroupSums:
         products = torch.bmm(gs.transpose(1, 2), fs)
         exact = left.matrix is None and right.matrix is None
         total = products.sum(0) if exact else g.flatten(0, 1).T @ phi.flatten(0, 1)
-        rows = products.flatten(1)
+        self._sum(f"{branch} weight", first, products.flatten(1))
         if bias:
-            rows = torch.cat([rows, gs.sum(1)], 1)
-        if branch not in self._sums:
-            self._sums[branch] = rows.new_zeros(GROUPS, rows.shape[1], dtype=torch.float64)
-        self._sums[branch].index_add_(0, groups, rows.double())
+            self._sum(f"{branch} bias", first, gs.sum(1))
         return total
+
+    def _sum(self, name: str, first: int, rows: Float[Tensor, "row entry"]) -> None:
+        if name not in self._sums:
+            self._sums[name] = rows.new_zeros(GROUPS, rows.shape[1], dtype=torch.float64)
+        start = 0
+        while start < len(rows):
+            # Runs of neighbouring rows and groups: no copy, no scatter.
+            group = (first + start) % GROUPS
+            count = min(GROUPS - group, len(rows) - start)
+            self._sums[name][group : group + count] += rows[start : start + count]
+            start += count
 
     def gram(self, groups: int, weight: float) -> Float[np.ndarray, "group group"]:
         """Inner products of group means, for the first `groups` groups of equal `weight`."""

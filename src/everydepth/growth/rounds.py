@@ -1,0 +1,123 @@
+"""What a growth is told and what it finds: settings, rounds, the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+
+from everydepth.errors import SettingError
+from everydepth.growth.held_out import Paired
+from everydepth.growth.scoring import Score
+
+Choice = Literal["old", "jumpboard", "trained"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What decides the outcome of a growth; resuming with others is an error."""
+
+    steps: int
+    rounds: int | None
+    max_depth: int | None
+    lr: float
+    weight_decay: float
+    batch_size: int
+    trains: str
+    precondition: bool
+    alpha: float
+    confidence: float
+    score_rows: int
+    tries: int
+    patience: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "score_rows", "tries", "patience"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name}={getattr(self, name)}; use 1 or more")
+        if self.steps < 0:
+            raise SettingError(f"steps={self.steps}; use 0 or more")
+        if self.trains not in ("all", "new"):
+            raise SettingError(f"trains={self.trains!r}; use 'all' or 'new' (the new block only)")
+        if not 0.5 < self.confidence < 1:
+            raise SettingError(f"confidence={self.confidence}; use a share from 0.5 to below 1")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One attempt at growing by one block.
+
+    train, valid: mean losses of the old model, the jumpboard and the trained model.
+    paper: what the training loss alone would keep (SPEC 4.5). safe: what was kept.
+    held_out: the paired comparison of the old model with the better of the two on `valid`.
+    tried: the steps of the line search and the training loss of each, on the rows scored.
+    margin, gamma, margin_valid: `D`, `gamma_opt` and `D_T` of SPEC 4.4, 4.5.
+    """
+
+    number: int
+    depth: int
+    after: int
+    z: float
+    p: float
+    eta: float
+    tried: tuple[tuple[float, float], ...]
+    train: dict[str, float]
+    valid: dict[str, float]
+    paper: Choice
+    safe: Choice
+    held_out: Paired
+    margin: float
+    gamma: float
+    margin_valid: float
+    seconds: float
+
+    @property
+    def accepted(self) -> bool:
+        return self.safe != "old"
+
+    def __str__(self) -> str:
+        return (
+            f"round {self.number}: block after {self.after} of {self.depth} (z {self.z:.1f}); by "
+            f"training loss keep {self.paper}, by held-out loss keep {self.safe}; {self.held_out}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        held = {"held_out": self.held_out.to_json()}
+        return {**asdict(self), **held, "accepted": self.accepted}
+
+
+@dataclass(frozen=True)
+class Grown:
+    """The outcome. `model` is a plain model; `stopped` says why growing ended; `score` is the last.
+
+    certificate: of the grown model against the first one, on `test`; None without it.
+    """
+
+    model: nn.Module = field(repr=False)
+    optimizer: Optimizer = field(repr=False)
+    depth: int
+    rounds: tuple[Round, ...]
+    stopped: str
+    score: Score | None = field(repr=False)
+    certificate: Certificate | None = field(repr=False)
+    path: Path | None
+
+    def __str__(self) -> str:
+        lines = [*map(str, self.rounds), f"stopped: {self.stopped}"]
+        return "\n".join(lines + ([] if self.certificate is None else [str(self.certificate)]))
+
+
+def round_of(entry: Mapping[str, Any]) -> Round:
+    """A round from its JSON."""
+    held = {**entry["held_out"]}
+    held.pop("better")
+    for name in ("bootstrap", "bernstein"):
+        held[name] = tuple(held[name])
+    plain = {k: v for k, v in entry.items() if k not in ("held_out", "accepted", "tried")}
+    tried = tuple((float(eta), float(loss)) for eta, loss in entry["tried"])
+    return Round(**plain, tried=tried, held_out=Paired(**held))
