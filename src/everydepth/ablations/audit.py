@@ -12,9 +12,9 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from everydepth.ablations.feed import Data, Feed
 from everydepth.ablations.result import Floats
 from everydepth.ablations.signals import Trajectories, columns, trajectories
+from everydepth.data.feeding import Feed, Source
 from everydepth.errors import DataError, SettingError
 from everydepth.stream import ResidualStream, as_stream
 
@@ -115,7 +115,7 @@ def folds(labels: Tensor | Sequence[int], count: int = 5, seed: int = 0) -> Int[
 
 def audit(
     model: nn.Module | ResidualStream | Sequence[nn.Module],
-    data: Data,
+    data: Source,
     *,
     folds: Tensor | Sequence[int] | None = None,
     held_out: bool = False,
@@ -169,7 +169,7 @@ def audit(
 
 def _collected(
     model: nn.Module | ResidualStream | Sequence[nn.Module],
-    data: Data,
+    data: Source,
     folds: Tensor | Sequence[int] | None,
     held_out: bool,
     batch_size: int | None,
@@ -187,7 +187,7 @@ def _collected(
     parts: list[Trajectories] = []
     if isinstance(model, nn.Module | ResidualStream):
         stream = _classifier(as_stream(model, **options))
-        return trajectories(stream, Feed(data, stream, batch_size=batch_size), progress)
+        return trajectories(stream, Feed(data, stream, batch_size=batch_size, again=True), progress)
     where = torch.as_tensor(folds).long()
     if sorted(where.unique().tolist()) != list(range(len(model))):
         raise SettingError(
@@ -197,7 +197,7 @@ def _collected(
     for k, one in enumerate(model):
         stream = _classifier(as_stream(one, **options))
         rows = (where == k).nonzero().flatten()
-        feed = Feed(data, stream, batch_size=batch_size, only=rows)
+        feed = Feed(data, stream, batch_size=batch_size, only=rows, again=True)
         parts.append(trajectories(stream, feed, progress))
     numbers = torch.cat([part.numbers for part in parts])
     if len(numbers) != len(where):

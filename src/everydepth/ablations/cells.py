@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from everydepth.ablations.feed import Data
 from everydepth.ablations.memorize import memorization
 from everydepth.ablations.progress import shown
 from everydepth.ablations.result import Ablation, Floats
 from everydepth.ablations.skips import Which, checked_layers, scaled_skip
 from everydepth.data import NoisyLabels
+from everydepth.data.feeding import Source
 from everydepth.errors import SettingError
 from everydepth.runs import Run
 from everydepth.stream import as_stream
@@ -50,7 +50,7 @@ class _Job:
     score: Callable[[nn.Module], Ablation]
     which: Which
     run: Path | None
-    noisy: Data | None
+    noisy: Source | None
     flipped: Any
     options: Mapping[str, Any]
 
@@ -111,7 +111,7 @@ def trained_sweep(
     which: Which,
     seeds: Sequence[int],
     run: str | Path | None,
-    noisy: Data | None,
+    noisy: Source | None,
     flipped: NoisyLabels | Tensor | Sequence[int] | None,
     engine: Literal["local", "ray"],
     progress: bool,

@@ -11,11 +11,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from everydepth.ablations.feed import Data, Feed
-from everydepth.ablations.progress import shown
 from everydepth.ablations.result import Floats
 from everydepth.ablations.scores import Targets, check_predicts_classes
 from everydepth.data import NoisyLabels
+from everydepth.data.feeding import Feed, Source
 from everydepth.errors import DataError, LabelError, SettingError
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
 
@@ -65,8 +64,8 @@ class Memorization:
 
 def memorization(
     model: nn.Module | ResidualStream,
-    noisy: Data,
-    clean: Data | None = None,
+    noisy: Source,
+    clean: Source | None = None,
     *,
     flipped: NoisyLabels | Tensor | Sequence[int] | None = None,
     batch_size: int | None = None,
@@ -87,7 +86,11 @@ def memorization(
     rows = flipped_rows(flipped)
     truth = flipped.original if isinstance(flipped, NoisyLabels) else None
     hits, true_hits = _hits(
-        stream, Feed(noisy, stream, batch_size=batch_size), "training data", progress, truth
+        stream,
+        Feed(noisy, stream, batch_size=batch_size, again=True),
+        "training data",
+        progress,
+        truth,
     )
     seen = torch.zeros(hits.shape[1], dtype=torch.bool)
     if int(rows.max()) >= len(seen):
@@ -98,7 +101,7 @@ def memorization(
     seen[rows] = True
     clean_hits = None
     if clean is not None:
-        feed = Feed(clean, stream, batch_size=batch_size)
+        feed = Feed(clean, stream, batch_size=batch_size, again=True)
         clean_hits, _ = _hits(stream, feed, "test data", progress, None)
     last = hits[-1]
     kept, learnt = int(last[seen].sum()), float(last.double().mean())
@@ -144,7 +147,7 @@ def _hits(
     found: list[Tensor] = []
     true: list[Tensor] = []
     with evaluating(unwrapped(stream.model)):
-        for numbers, batch in shown(feed, what, len(feed), progress):
+        for numbers, batch in feed.numbered(what, progress):
             if not isinstance(batch.get("labels"), Tensor):
                 raise LabelError(
                     f"a batch of the {what} has keys {sorted(batch)}; it needs 'labels'"

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from everydepth.ablations.feed import Feed
-from everydepth.ablations.progress import shown
 from everydepth.ablations.result import Floats
+from everydepth.data.feeding import Feed
 from everydepth.errors import BatchError, LabelError
 from everydepth.stream import ResidualStream, evaluating, unwrapped
 
@@ -81,7 +80,7 @@ def trajectories(stream: ResidualStream, feed: Feed, progress: bool) -> Trajecto
     labels: list[Tensor] = []
     numbers: list[Tensor] = []
     with evaluating(unwrapped(stream.model)):
-        for rows, batch in shown(feed, "auditing", len(feed), progress):
+        for rows, batch in feed.numbered("auditing", progress):
             given = batch.get("labels")
             if not isinstance(given, Tensor) or given.ndim != 1:
                 raise LabelError(

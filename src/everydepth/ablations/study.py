@@ -10,12 +10,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from everydepth.ablations.bound import FORMS, Form, is_ordered, upper_bound, weight_widths
-from everydepth.ablations.feed import Data, Feed
 from everydepth.ablations.memorize import flipped_rows
-from everydepth.ablations.progress import shown
 from everydepth.ablations.result import Ablation, Floats, as_lists
 from everydepth.ablations.taps import tapped
 from everydepth.data import NoisyLabels
+from everydepth.data.feeding import Feed, Source
 from everydepth.errors import BatchError, SettingError, UnsupportedModelError
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
 
@@ -128,8 +127,8 @@ def _side_json(side: Side) -> dict[str, Any]:
 
 def gradient_study(
     model: nn.Module | ResidualStream,
-    clean: Data,
-    noisy: Data,
+    clean: Source,
+    noisy: Source,
     *,
     flipped: NoisyLabels | Tensor | Sequence[int] | None = None,
     batch_size: int | None = None,
@@ -146,9 +145,14 @@ def gradient_study(
     stream = as_stream(model, **options)
     rows = flipped_rows(flipped)
     feeds = {
-        "learning": Feed(clean, stream, batch_size=batch_size, max_samples=max_samples),
+        "learning": Feed(clean, stream, batch_size=batch_size, max_samples=max_samples, again=True),
         "memorization": Feed(
-            noisy, stream, batch_size=batch_size, max_samples=max_samples, only=rows
+            noisy,
+            stream,
+            batch_size=batch_size,
+            max_samples=max_samples,
+            only=rows,
+            again=True,
         ),
     }
     sides: dict[str, Side] = {}
@@ -175,7 +179,7 @@ def _side(
     parts: dict[str, list[Floats]] = {"error": [], "loss": [], "margin": []}
     bounds: dict[Form, list[tuple[Floats, Floats]]] = {form: [] for form in FORMS}
     widths, note = None, None
-    for _, batch in shown(feed, what, len(feed), progress):
+    for batch in feed.shown(what, progress):
         if widths is None and note is None:
             try:
                 widths = weight_widths(stream, batch, heads)

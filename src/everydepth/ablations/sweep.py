@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.ablations.cells import Train, trained_sweep
-from everydepth.ablations.feed import Data, Feed
-from everydepth.ablations.progress import shown
 from everydepth.ablations.result import Ablation, Floats
 from everydepth.ablations.scores import Targets, margins
 from everydepth.ablations.skips import (
@@ -24,7 +22,8 @@ from everydepth.ablations.skips import (
     checked_which,
 )
 from everydepth.data import NoisyLabels
-from everydepth.errors import BatchError, SettingError
+from everydepth.data.feeding import Feed, Source
+from everydepth.errors import SettingError
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
 
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -32,7 +31,7 @@ SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 def ablate(
     model: nn.Module | ResidualStream | Callable[[int], nn.Module],
-    data: Data,
+    data: Source,
     *,
     layers: int | Sequence[int] | None = None,
     c: float | Sequence[float] = SCALES,
@@ -42,7 +41,7 @@ def ablate(
     train: Train | None = None,
     seeds: Sequence[int] = (0,),
     run: str | Path | None = None,
-    noisy: Data | None = None,
+    noisy: Source | None = None,
     flipped: NoisyLabels | Tensor | Sequence[int] | None = None,
     engine: Literal["local", "ray"] = "local",
     progress: bool = True,
@@ -118,14 +117,12 @@ def ablate(
         for layer in chosen
         for scale in scales
     }
-    feed = Feed(data, stream, batch_size=batch_size, max_samples=max_samples)
+    feed = Feed(data, stream, batch_size=batch_size, max_samples=max_samples, again=True)
     sums: dict[Any, _Sums] = {key: _Sums() for key in (None, *skips)}
     samples = 0
     with torch.no_grad(), evaluating(unwrapped(stream.model)):
-        for _, batch in shown(feed, "ablating", len(feed), progress):
+        for batch in feed.shown("ablating", progress):
             samples += _sweep(stream, batch, skips, sums)
-    if samples == 0:
-        raise BatchError("the data has no batches; pass at least one sample")
     metrics = sums[None].metrics(stream.task)
     found = {key: one.metrics(stream.task) for key, one in sums.items()}
 

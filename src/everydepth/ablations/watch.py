@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everydepth.ablations.feed import Data
 from everydepth.ablations.memorize import flipped_rows, memorization
 from everydepth.ablations.skips import checked_layers
 from everydepth.ablations.study import gradient_study
 from everydepth.data import NoisyLabels
+from everydepth.data.feeding import Source
 from everydepth.errors import SettingError
 from everydepth.runs.callback import Callback
 
@@ -26,8 +26,8 @@ class GradientWatch(Callback):
 
     def __init__(
         self,
-        clean: Data,
-        noisy: Data,
+        clean: Source,
+        noisy: Source,
         *,
         flipped: NoisyLabels | Tensor | Sequence[int],
         layers: Sequence[int] | None = None,

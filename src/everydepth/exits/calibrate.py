@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from everydepth.data.feeding import Feed
 from everydepth.errors import LabelError, SettingError
-from everydepth.exits.feed import feed
 from everydepth.exits.identity import Identity, identity
 from everydepth.exits.policies import (
     NEVER,
@@ -124,7 +124,7 @@ def observe(
     predicted: list[Tensor] = []
     labels: list[Tensor] = []
     with evaluating(unwrapped(stream.model)):
-        for batch in feed(stream, data, batch_size=batch_size, progress=progress, title="observe"):
+        for batch in Feed(data, stream, batch_size=batch_size).shown("observe", progress):
             real = slice(None)
             if isinstance(batch.get("labels"), Tensor):
                 stream.check_labels(batch["labels"])

@@ -11,8 +11,8 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
+from everydepth.data.feeding import Feed
 from everydepth.errors import SettingError
-from everydepth.exits.feed import feed
 from everydepth.exits.measure import seconds
 from everydepth.exits.policies import Policy, layer_speedup
 from everydepth.exits.predict import Prediction, predict
@@ -78,7 +78,7 @@ def evaluate(
     hits: list[Tensor] = []
     time = torch.zeros(2, dtype=torch.float64)
     with evaluating(unwrapped(stream.model)):
-        for batch in feed(stream, data, batch_size=batch_size, progress=progress, title="evaluate"):
+        for batch in Feed(data, stream, batch_size=batch_size).shown("evaluate", progress):
             if not depths:
                 _both(stream, batch, policy)  # the first calls are slower than all others
             runs = [_both(stream, batch, policy) for _ in range(repeats)]

@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from everydepth.data.feeding import Feed
 from everydepth.errors import ExportError, SettingError, UnsupportedModelError
 from everydepth.exits.card import model_card
-from everydepth.exits.feed import device_of, feed
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
 from everydepth.exits.quiet import quiet_transformers
@@ -88,7 +88,7 @@ def export(
     path = Path(directory).absolute()
     _check_target(path, overwrite)
     # An exported copy shares the model's tensors, unless they will change or lie elsewhere.
-    share = recalibrate is None and device_of(stream).type == "cpu"
+    share = recalibrate is None and stream.device.type == "cpu"
     small = stream.truncated(depth, share=share).cpu().eval()
     cut = as_stream(small, **stream.options)
     if recalibrate is not None:
@@ -136,7 +136,7 @@ def recalibrated(stream: ResidualStream, data: Any) -> None:
             norm.reset_running_stats()
             norm.momentum = None  # the mean over all batches, instead of a moving one
             norm.train()
-        for batch in feed(stream, data):
+        for batch in Feed(data, stream):
             stream.call(stream.arguments(batch, None))
     finally:
         for norm, momentum in zip(norms, before, strict=True):

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from everydepth.exits.feed import device_of
 from everydepth.stream import ResidualStream
 
 Result = TypeVar("Result")
@@ -60,7 +59,7 @@ def peak_bytes(run: Callable[[], Any], stream: ResidualStream) -> int:
 
     On a GPU, what its allocator counted; elsewhere, the tensors torch made and had not freed.
     """
-    device = device_of(stream)
+    device = stream.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         run()
@@ -116,5 +115,5 @@ class _LiveBytes(TorchDispatchMode):
 
 
 def _wait(stream: ResidualStream) -> None:
-    if device_of(stream).type == "cuda":
-        torch.cuda.synchronize(device_of(stream))
+    if stream.device.type == "cuda":
+        torch.cuda.synchronize(stream.device)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from everydepth.data.feeding import first_rows
 from everydepth.errors import BatchError, ExportError, UnsupportedModelError
-from everydepth.exits.feed import first_rows, row_count
 from everydepth.exits.measure import checkpoint_bytes
 from everydepth.exits.policies import NEVER, Memory, Policy
 from everydepth.exits.reading import exit_logits
@@ -34,7 +34,7 @@ def write(
 ) -> list[str]:
     """Write the graph, compare it on several shapes, and give the names of its inputs."""
     runtime = _runtime()
-    rows = max(2, row_count(stream, example))
+    rows = max(2, stream.rows(example))
     batch = first_rows(stream, example, rows)
     names = list(batch)
     module = _Fixed(stream, names) if exits is None else _Exits(stream, names, exits, batch)
@@ -167,7 +167,7 @@ def _shapes(stream: ResidualStream, batch: dict[str, Any]) -> Generator[dict[str
     """The example, one row of it, and one row more with one token less."""
     yield batch
     yield first_rows(stream, batch, 1)
-    more = first_rows(stream, batch, row_count(stream, batch) + 1)
+    more = first_rows(stream, batch, stream.rows(batch) + 1)
     tokens = {k for k, v in more.items() if v.ndim == 2 and not v.is_floating_point()}
     yield {k: v[:, 1:].contiguous() if k in tokens else v for k, v in more.items()}
 

@@ -14,8 +14,8 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
+from everydepth.data.feeding import Feed, first_rows
 from everydepth.errors import BudgetError, DataError, SettingError
-from everydepth.exits.feed import feed, first_rows
 from everydepth.exits.measure import (
     checkpoint_bytes,
     flops,
@@ -309,7 +309,7 @@ def profile(
     first: Mapping[str, Any] | None = None
     with evaluating(unwrapped(stream.model)):
         totals = None
-        for batch in feed(stream, data, batch_size=batch_size, progress=progress, title="quality"):
+        for batch in Feed(data, stream, batch_size=batch_size).shown("quality", progress):
             first = batch if first is None else first
             if totals is None:
                 totals = quality_of(stream, batch)

@@ -162,6 +162,13 @@ class ResidualStream(ABC):
 
     @final
     @property
+    def device(self) -> torch.device:
+        """Where the first parameter is."""
+        parameter = next(unwrapped(self.model).parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+    @final
+    @property
     def classes(self) -> int:
         """How many numbers the readout gives per prediction."""
         weight = getattr(self.head, "weight", None)
@@ -326,6 +333,11 @@ class ResidualStream(ABC):
                 "pass at least one row"
             )
         return batch
+
+    @final
+    def rows(self, batch: Mapping[str, Any]) -> int:
+        """The number of rows of a batch."""
+        return batch[next(k for k in self.inputs if batch.get(k) is not None)].shape[0]
 
     @final
     def check_labels(self, labels: Int[Tensor, "..."]) -> None:

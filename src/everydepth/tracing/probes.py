@@ -99,8 +99,8 @@ def linear_probe(
 def _features(
     model: nn.Module | ResidualStream, data: Any, options: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
+    from everydepth.data.feeding import Feed
     from everydepth.stream import as_stream
-    from everydepth.tracing.feed import Feed
 
     stream = as_stream(model)
     feed = Feed(data, stream, batch_size=options["batch_size"], max_samples=options["max_samples"])

@@ -15,6 +15,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from everydepth.data.feeding import Feed, gives_batches
 from everydepth.errors import LabelError, SettingError
 from everydepth.stream import (
     IGNORE_INDEX,
@@ -22,15 +23,15 @@ from everydepth.stream import (
     Task,
     as_stream,
     evaluating,
+    labels_of,
+    observe_gradients,
     record_branches,
     unwrapped,
 )
-from everydepth.tracing.feed import Feed
 from everydepth.tracing.metric import BatchMetric, FeatureMetric, Level, Metric, Need, chosen
-from everydepth.tracing.observation import Observation, labels_of, token_features
+from everydepth.tracing.observation import Observation, token_features
 from everydepth.tracing.record import Trace
 from everydepth.tracing.store import FeatureStore
-from everydepth.tracing.tapgradients import observe_gradients
 
 Metrics = str | Metric | Iterable[str | Metric | type[Metric]]
 
@@ -70,6 +71,11 @@ def trace(
         raise SettingError(f"memory_budget={memory_budget} bytes; use 0 or more")
     stream = as_stream(model)
     other = None if against is None else as_stream(against)
+    if batch_size is not None and gives_batches(data):
+        raise SettingError(
+            f"batch_size={batch_size}, but {type(data).__name__} already gives batches; set the "
+            "size there, or pass a data set or one large batch"
+        )
     feed = Feed(data, stream, batch_size=batch_size, max_samples=max_samples)
     first = feed.peek()
     wanted, grouped = chosen("all" if metrics is None else metrics)
