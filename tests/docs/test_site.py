@@ -1,4 +1,4 @@
-"""The site builds strictly: no warning, no dead link or anchor, and nothing loaded from elsewhere."""
+"""The site builds strictly: no warning, no dead link or anchor, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 

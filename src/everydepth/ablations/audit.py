@@ -31,6 +31,12 @@ class Audit:
         `noise` the estimated share of wrong labels; else only its order has a meaning.
     labels, guess: the given label, and what the depths together would say.
     signals: by name, what the score was made of (see docs/memorization.md).
+
+    >>> found = ed.audit(model, noisy, progress=False)
+    >>> found.order[:60].shape  # the 60 rows to look at first
+    (60,)
+    >>> sorted(found.table(top=1)[0])
+    ['guess', 'label', 'margin', 'prediction_depth', 'row', 'saturation', 'score']
     """
 
     score: Floats
@@ -141,6 +147,11 @@ def audit(
     label, so signals of *random other labels* show what wrong labels look like. The given labels
     are a mixture of such and right ones; the share of noise and the probability of each label are
     what fits best. It assumes that wrong labels are uniform among the others.
+
+    >>> found = ed.audit(model, noisy, progress=False)
+    >>> wrong = set(found.order[:60].tolist()) & set(noise.flipped.tolist())
+    >>> len(wrong) > 15  # of 60 rows looked at; chance would find 3
+    True
     """
     found = _collected(model, data, folds, held_out, batch_size, progress, options)
     signals = found.signals(found.labels)

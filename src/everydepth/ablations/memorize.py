@@ -30,6 +30,10 @@ class Memorization:
         `memorization` says little about the network's capacity for it.
     test_accuracy: on clean data; None without.
     by_depth: memorization at depths 0..L through the shared readout; test_by_depth likewise.
+
+    >>> found = ed.memorization(model, noisy, test, flipped=noise, progress=False)
+    >>> found.by_depth.shape  # the share of wrong labels learnt by heart, at depths 0..3
+    (4,)
     """
 
     memorization: float
@@ -80,6 +84,9 @@ def memorization(
 
     A causal language model predicts a sample's label if greedy decoding writes every token that has
     a label (`everydepth.ablations.label_prompts` makes such data): one pass, no decoding.
+
+    >>> print(ed.memorization(model, noisy, test, flipped=noise, progress=False))
+    memorization ...
     """
     stream = as_stream(model, **options)
     check_predicts_classes(stream, "memorization")

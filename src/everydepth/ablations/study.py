@@ -60,6 +60,10 @@ class GradientStudy:
     weights: standard deviation of every weight matrix, by its name inside a block; NaN where a
         layer has none of that name.
     note: why there is no bound, where there is none.
+
+    >>> study = ed.gradient_study(model, test, noisy, flipped=noise, progress=False)
+    >>> study.smaller.shape  # per layer: memorisation norm over learning norm
+    (3,)
     """
 
     model: str
@@ -141,6 +145,10 @@ def gradient_study(
 
     clean: test data. noisy, flipped: as in `memorization`; only the flipped rows are looked at.
     heads: attention heads, for the bound, where the model's config does not say.
+
+    >>> study = ed.gradient_study(model, test, noisy, flipped=noise, progress=False)
+    >>> study.learning.norm.shape, study.memorization.norm.shape  # one number a layer
+    ((3,), (3,))
     """
     stream = as_stream(model, **options)
     rows = flipped_rows(flipped)
@@ -266,7 +274,13 @@ class UnifiedView:
 
 
 def unified_view(study: GradientStudy, ablation: Ablation) -> UnifiedView:
-    """SPEC 3.7. The ablation must hold c = 0."""
+    """SPEC 3.7. The ablation must hold c = 0.
+
+    >>> study = ed.gradient_study(model, test, noisy, flipped=noise, progress=False)
+    >>> ablation = ed.ablate(model, test, c=(0.0, 1.0), progress=False)
+    >>> sorted(ed.unified_view(study, ablation).spearman)
+    ['gradient_norm/accuracy', 'gradient_norm/margin', 'margin/accuracy']
+    """
     if ablation.layers != study.layers:
         raise SettingError(
             f"the ablation has layers {ablation.layers} and the study {study.layers}; "

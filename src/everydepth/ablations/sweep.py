@@ -65,6 +65,12 @@ def ablate(
     noisy, flipped: with `train=`, the training data with its wrong labels and which they are, to
         report memorization, training accuracy, and whether 100 % was reached.
     engine: with `train=`, "local" or "ray" (one task a cell; the directory must be shared).
+
+    >>> ablation = ed.ablate(model, test, c=(0.0, 0.5, 1.0), progress=False)
+    >>> print(ablation.table("accuracy"))
+    layer...
+    >>> bool((ablation.at("accuracy", 1.0) == ablation.untouched["accuracy"]).all())
+    True
     """
     scales = [checked_scale(x) for x in ([c] if isinstance(c, int | float) else c)]
     if not scales or len(set(scales)) < len(scales):

@@ -22,6 +22,12 @@ class GradientWatch(Callback):
 
     layers: by default an early, a middle and the last one. every: epochs between two looks.
     What it saw is in `result.callbacks["GradientWatch"]["epochs"]`, one entry a look.
+
+    >>> watch = ed.GradientWatch(test, noisy, flipped=noise)
+    >>> net = ed.EveryDepth(model, ed.end_to_end())
+    >>> done = ed.fit(net, noisy, epochs=1, callbacks=[watch], progress=False)
+    >>> len(done.callbacks["GradientWatch"]["epochs"])
+    1
     """
 
     def __init__(

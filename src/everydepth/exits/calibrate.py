@@ -86,6 +86,10 @@ def calibrate(
     depths: where samples may leave; everywhere, if not given.
     per_depth: give each depth its own threshold, found on half of the samples (drawn with `seed`)
     and tested on the other half. Worth it with a few thousand samples.
+
+    >>> policy = ed.calibrate(model, valid, risk=0.2, delta=0.05, progress=False)
+    >>> print(policy.certificate.note)
+    risk <= 0.2 with probability 0.95, from 180 samples (full)...
     """
     _check_share("risk", risk)
     _check_share("delta", delta)

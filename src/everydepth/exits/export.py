@@ -73,6 +73,10 @@ def export(
     overwrite: replace an earlier export; a directory that holds anything else is never touched.
 
     The directory appears whole or not at all, and the model is left as it was.
+
+    >>> folder = ed.export(model, "small", depth=2)
+    >>> ViTForImageClassification.from_pretrained(folder).config.num_hidden_layers
+    2
     """
     stream = as_stream(model, **options)
     depth = stream.depth if depth is None else stream.check_depth(depth, lowest=1)

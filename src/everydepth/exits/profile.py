@@ -70,6 +70,12 @@ class Profile:
 
     metric: what `quality` is: "accuracy" or "agreement" (with the full model), where more is
     better, or "perplexity", "mse" or "error", where less is.
+
+    >>> found = ed.profile(model, test, repeats=2, progress=False)
+    >>> found.metric, found[1].parameters < found[3].parameters
+    ('accuracy', True)
+    >>> found.choose(bytes=found[2].checkpoint_bytes) <= 2  # the best depth within so many bytes
+    True
     """
 
     model: str
@@ -302,6 +308,11 @@ def profile(
 
     repeats: timed calls a depth, after a warm one; depths take turns, so that a busy moment of the
     machine does not fall on one of them.
+
+    >>> found = ed.profile(model, test, repeats=2, progress=False)
+    >>> depth = found.choose(max_drop=0.5)  # the shallowest that loses at most half
+    >>> ed.at_depth(model, depth).config.num_hidden_layers == depth
+    True
     """
     if batch_size < 1 or repeats < 1:
         raise SettingError(f"batch_size={batch_size}, repeats={repeats}; use 1 or more for both")

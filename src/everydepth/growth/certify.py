@@ -79,6 +79,10 @@ def certificate(
     jump: the jumpboard, to tell its margin `D` from what training added (`gamma`); without it all
         of the gain counts as `D`.
     lipschitz: of the loss in the prediction; the default is that of cross-entropy.
+
+    >>> big = ed.insert(model, after=3)
+    >>> ed.growth.certificate(model, big, train, test, progress=False).vacuous  # and says so
+    True
     """
     if not 0 < delta < 1:
         raise SettingError(f"delta={delta}; use a probability between 0 and 1, such as 0.05")

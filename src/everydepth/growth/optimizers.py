@@ -37,6 +37,12 @@ def carried(
 
     Old parameters stay in their groups and keep their state (momentum, second moments, step
     counts); those of the new block join the group of the first block, without state.
+
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    >>> big = ed.insert(model, after=3)
+    >>> new = ed.growth.carried(optimizer, model, big, after=3)
+    >>> len(new.param_groups[0]["params"]) > len(optimizer.param_groups[0]["params"])
+    True
     """
     names = {id(p): name for name, p in unwrapped(old.model).named_parameters()}
     there = dict(unwrapped(new.model).named_parameters())

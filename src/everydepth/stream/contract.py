@@ -46,6 +46,12 @@ class ResidualStream(ABC):
     model: what is called; hooks go to its blocks, also when it is wrapped (DDP, FSDP).
     inputs: batch keys of which the model needs at least one.
     options: what `as_stream` was told beside the model, to see another model the same way.
+
+    >>> stream = ed.as_stream(model)
+    >>> stream.depth, stream.task, stream.classes
+    (3, 'classification', 10)
+    >>> stream.observe(test.batch(range(4))).logits(1).shape  # what the first block predicts
+    torch.Size([4, 10])
     """
 
     model: nn.Module

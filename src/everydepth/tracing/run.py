@@ -64,6 +64,14 @@ def trace(
     against: a second model that sees the same batches, for metrics between two models.
 
     Interrupted with Ctrl-C it returns what it has, with `trace.partial` set.
+
+    >>> trace = ed.trace(model, test, progress=False)  # all metrics that fit
+    >>> bool(trace["accuracy"][3] > trace["accuracy"][0])
+    True
+    >>> int(trace["saturation"].sum()) == len(test)  # at which depth decisions settle
+    True
+    >>> print(trace)
+    ViTForImageClassification...
     """
     if max_samples is not None and max_samples < 1:
         raise SettingError(f"max_samples={max_samples}; use 1 or more, or None for all")
