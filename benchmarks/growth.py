@@ -1,41 +1,73 @@
 """Growing: what scoring costs, how good the line search, the chosen site and the choice are.
 
-    python benchmarks/growth.py [--growths 40] [--models 12]
+    python benchmarks/growth.py [--growths 40] [--models 12] [--parts cost,site_fashion]
 
-Digits (scikit-learn), ResNets and ViTs trained for different lengths of time. Costs are ratios of
-CPU seconds, interleaved, best of several, one thread. Written to benchmarks/results/growth.json.
+ResNets and ViTs trained for different lengths of time on digits (scikit-learn) and, for the parts
+whose name ends in `_fashion`, on 2,400 images of Fashion-MNIST at 14 x 14 pixels. Costs are ratios
+of CPU seconds, interleaved, best of several, one thread. Calibration uses seeds that nothing was
+tuned on. Written to benchmarks/results/growth.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from record import RESULTS, record
 from rich.console import Console
-from scipy.stats import spearmanr
+from scipy.stats import binomtest, spearmanr
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTForImageClassification
 
 import everydepth as ed
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
-from everydepth.data import load_digits
+from everydepth.data import Images, load, load_digits
 from everydepth.data.feeding import Feed
 from everydepth.growth import grow, jumpboard, score
 from everydepth.growth.candidates import candidate, noted_calls
 from everydepth.growth.fitting import fit_plainly
 from everydepth.growth.jump import _Line, line_search
 from everydepth.growth.losses import mean_loss, row_losses
+from everydepth.growth.scoring import DEEPEN
 from everydepth.stream import as_stream
 
-TRAIN, VALID, TEST = load_digits("train").split((0.4, 0.3, 0.3), seed=0)
-THIRD = load_digits("test")
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.growth.helpers import mlp, points
+
 console = Console()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Rows to train on, to choose by, to measure gains on, and a split used for nothing else."""
+
+    train: Any
+    valid: Any
+    test: Any
+    third: Any
+    side: int
+
+
+def digits() -> Parts:
+    train, valid, test = load_digits("train").split((0.4, 0.3, 0.3), seed=0)
+    return Parts(train=train, valid=valid, test=test, third=load_digits("test"), side=8)
+
+
+def fashion() -> Parts:
+    def small(split: str, rows: int) -> Images:
+        images = cast(Images, load("fashion-mnist", split=split).subset(range(rows))).as_float()
+        return replace(images, pixel_values=nn.functional.avg_pool2d(images.pixel_values, 2))
+
+    train, valid, test = small("train", 2400).split((0.4, 0.3, 0.3), seed=0)
+    return Parts(train=train, valid=valid, test=test, third=small("test", 1000), side=14)
 
 
 def resnet(blocks: int = 1, width: int = 8) -> nn.Module:
@@ -43,30 +75,27 @@ def resnet(blocks: int = 1, width: int = 8) -> nn.Module:
     return CifarResNet(CifarResNetConfig(**sizes, num_channels=1, num_labels=10))
 
 
-def vit(depth: int = 3, width: int = 32) -> nn.Module:
+def vit(depth: int = 3, width: int = 32, side: int = 8) -> nn.Module:
     config = ViTConfig(
-        image_size=8, patch_size=2, num_channels=1, num_labels=10, hidden_size=width,
+        image_size=side, patch_size=2, num_channels=1, num_labels=10, hidden_size=width,
         num_hidden_layers=depth, num_attention_heads=4, intermediate_size=2 * width,
     )  # fmt: skip
     return ViTForImageClassification(config)
 
 
-def trained(build: Callable[[], nn.Module], steps: int, seed: int, lr: float) -> nn.Module:
+def trained(parts: Parts, kind: str, steps: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    model = build()
+    model, lr = (resnet(), 3e-3) if kind == "resnet" else (vit(side=parts.side), 1e-3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    fit_plainly(as_stream(model), TRAIN, optimizer, steps, batch_size=64, seed=seed)
+    fit_plainly(as_stream(model), parts.train, optimizer, steps, batch_size=64, seed=seed)
     return model.eval()
 
 
-def models(count: int) -> list[tuple[str, nn.Module]]:
+def models(parts: Parts, count: int) -> Iterator[tuple[str, nn.Module]]:
     """Of both kinds, from hardly trained to saturated."""
-    found: list[tuple[str, nn.Module]] = []
     for i in range(count):
-        steps = (40, 100, 250, 600)[(i // 2) % 4]
-        build, lr = ((resnet, 3e-3), (vit, 1e-3))[i % 2]
-        found.append((build.__name__, trained(build, steps, i, lr)))
-    return found
+        kind = ("resnet", "vit")[i % 2]
+        yield kind, trained(parts, kind, (40, 100, 250, 600)[(i // 2) % 4], i)
 
 
 def cost(rounds: int = 7) -> dict[str, dict[str, float]]:
@@ -132,16 +161,17 @@ def cost(rounds: int = 7) -> dict[str, dict[str, float]]:
     return found
 
 
-def search(trained_models: list[tuple[str, nn.Module]]) -> dict[str, Any]:
+def search(count: int) -> dict[str, Any]:
     """The loss found by at most 12 evaluations over the best of 200 steps."""
     worst: list[float] = []
     counts: list[int] = []
-    for _, model in trained_models[:6]:
-        found = score(model, TRAIN, batch_size=256, progress=False)
+    parts = digits()
+    for _, model in models(parts, count):
+        found = score(model, parts.train, batch_size=256, progress=False)
         site = found.best.after
         line = _Line(
             found.candidates[site],
-            Feed(TRAIN, as_stream(model), batch_size=256),
+            Feed(parts.train, as_stream(model), batch_size=256),
             None,
             found.directions[site],
         )
@@ -155,23 +185,23 @@ def search(trained_models: list[tuple[str, nn.Module]]) -> dict[str, Any]:
     return {"missed_share_of_gain": worst, "evaluations": counts}
 
 
-def chosen_site(trained_models: list[tuple[str, nn.Module]], steps: int = 30) -> dict[str, Any]:
+def chosen_site(parts: Parts, count: int, steps: int = 30) -> dict[str, Any]:
     """Held-out gain of every site after a jumpboard and a short training, against the choice."""
     rows: list[dict[str, Any]] = []
-    for i, (kind, model) in enumerate(trained_models):
-        order = TRAIN.split((0.5, 0.5), seed=1)
+    for i, (kind, model) in enumerate(models(parts, count)):
+        order = parts.train.split((0.5, 0.5), seed=1)
         found = score(model, order[0], batch_size=128, progress=False)
         how = {"scored": found, "precondition": True, "batch_size": 128}
         jumps = {s.after: jumpboard(model, *order, after=s.after, **how) for s in found.sites}
-        before = mean_loss(model, TEST)
+        before = mean_loss(model, parts.test)
         gains: dict[int, float] = {}
         jump_gains: dict[int, float] = {}
         for after, jump in jumps.items():
             grown = jump.model if jump.found else ed.insert(model, after)
-            jump_gains[after] = before - mean_loss(grown, TEST)
+            jump_gains[after] = before - mean_loss(grown, parts.test)
             optimizer = torch.optim.AdamW(grown.parameters(), lr=1e-3)
-            fit_plainly(as_stream(grown), TRAIN, optimizer, steps, batch_size=64, seed=i)
-            gains[after] = before - mean_loss(grown, TEST)
+            fit_plainly(as_stream(grown), parts.train, optimizer, steps, batch_size=64, seed=i)
+            gains[after] = before - mean_loss(grown, parts.test)
         top = sorted(found.sites, key=lambda s: -s.z)[:3]
         pick = max(top, key=lambda s: jumps[s.after].margin_valid or 0.0).after
         sites = [s.after for s in found.sites]
@@ -193,6 +223,9 @@ def chosen_site(trained_models: list[tuple[str, nn.Module]], steps: int = 30) ->
         }
         rows.append(row)
         console.print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()})
+    for kind in ("resnet", "vit"):
+        mine = [r for r in rows if r["kind"] == kind]
+        console.print(kind, sum(r["gain"] for r in mine) / sum(r["best"] for r in mine))
     shares = {
         "trained": sum(r["gain"] for r in rows) / sum(r["best"] for r in rows),
         "jumpboard": sum(r["jump_gain"] for r in rows) / sum(r["jump_best"] for r in rows),
@@ -203,14 +236,21 @@ def chosen_site(trained_models: list[tuple[str, nn.Module]], steps: int = 30) ->
     return {"share_of_best_gain": shares, **means, "models": rows}
 
 
-def safe_choice(count: int, steps: int = 30) -> dict[str, Any]:
+def safe_choice(parts: Parts, count: int, steps: int = 30) -> dict[str, Any]:
     """One growth each: is the result worse on a third split? And by the paper's rule?"""
     rows: list[dict[str, Any]] = []
-    for i, (kind, model) in enumerate(models(count)):
+    for i, (kind, model) in enumerate(models(parts, count)):
         grown = grow(
-            model, TRAIN, VALID, steps=steps, rounds=1, batch_size=64, seed=i, progress=False
+            model,
+            parts.train,
+            parts.valid,
+            steps=steps,
+            rounds=1,
+            batch_size=64,
+            seed=i,
+            progress=False,
         )
-        before, after = mean_loss(model, THIRD), mean_loss(grown.model, THIRD)
+        before, after = mean_loss(model, parts.third), mean_loss(grown.model, parts.third)
         round_ = grown.rounds[0] if grown.rounds else None
         rows.append(
             {
@@ -234,29 +274,69 @@ def safe_choice(count: int, steps: int = 30) -> dict[str, Any]:
     }
 
 
+def calibration(trials: int, powers: int, first: int = 10_000) -> dict[str, Any]:
+    """How often "deepen" is said where no block can help, and where one can."""
+    alarms = hits = 0
+    for trial in range(first, first + trials):
+        model = mlp(trial)
+        found = score(model, points(model, 128, seed=trial), batch_size=128, progress=False)
+        alarms += any(site.verdict == DEEPEN for site in found.sites)
+    console.print(f"false 'deepen': {alarms} of {trials}")
+    for trial in range(first, first + powers):
+        model = mlp(trial)
+        teacher = candidate(as_stream(model), 1, seed=trial + 1)
+        with torch.no_grad():
+            torch.nn.init.normal_(teacher.maps[0].weight, std=0.5)
+        data = points(teacher.model, 512, seed=trial, scale=2.0)
+        found = score(model, data, batch_size=256, progress=False)
+        hits += found.verdict.startswith(DEEPEN)
+    console.print(f"power: {hits} of {powers}")
+    return {
+        "first_seed": first,
+        "trials": trials,
+        "false_deepen": alarms,
+        "false_deepen_share": alarms / trials,
+        "false_deepen_95": _wilson(alarms, trials),
+        "power_trials": powers,
+        "found": hits,
+        "power": hits / powers,
+        "power_95": _wilson(hits, powers),
+    }
+
+
+def _wilson(k: int, n: int) -> list[float]:
+    """95 % interval of a share."""
+    found = binomtest(k, n).proportion_ci(method="wilson")
+    return [float(found.low), float(found.high)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--growths", type=int, default=40)
     parser.add_argument("--models", type=int, default=12)
+    parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument(
-        "--parts", default="cost,search,site,safe", help="the others stay as they are"
-    )
+        "--parts", default="cost,search,site,safe,calibration,site_fashion,safe_fashion",
+        help="the others stay as they are",
+    )  # fmt: skip
     asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    parts = asked.parts.split(",")
-    several = models(asked.models) if {"search", "site"} & set(parts) else []
     measures: dict[str, Callable[[], Any]] = {
         "cost": cost,
-        "search": lambda: search(several),
-        "site": lambda: chosen_site(several),
-        "safe": lambda: safe_choice(asked.growths),
+        "search": lambda: search(6),
+        "site": lambda: chosen_site(digits(), asked.models),
+        "safe": lambda: safe_choice(digits(), asked.growths),
+        "calibration": lambda: calibration(asked.trials, asked.trials // 2),
+        "site_fashion": lambda: chosen_site(fashion(), asked.models),
+        "safe_fashion": lambda: safe_choice(fashion(), asked.growths),
     }
     file = RESULTS / "growth.json"
-    for part in parts:
+    for part in asked.parts.split(","):
+        found = measures[part]()
         figures = json.loads(file.read_text()) if file.exists() else {}
         figures.pop("machine", None)
-        record("growth", {**figures, part: measures[part]()})
+        record("growth", {**figures, part: found})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from tests.growth.helpers import labelled, mlp, points
@@ -11,6 +14,7 @@ from tests.zoo import ENTRIES
 from everydepth.errors import SettingError
 from everydepth.growth import certificate, compare, jumpboard
 from everydepth.growth.losses import mean_loss
+from everydepth.runs import Run
 
 
 @pytest.mark.parametrize("name", ["Llama-tied-CausalLM-left", "CifarResNet-post-projection", "ViT"])
@@ -35,9 +39,10 @@ def test_margins_are_told_apart_by_the_jumpboard() -> None:
         certificate(model, jump.model, data, test, delta=2.0)
 
 
-def test_every_arm_of_a_comparison_gets_the_same_compute() -> None:
+def test_every_arm_of_a_comparison_gets_the_same_compute(tmp_path: Path) -> None:
     model, train, valid = mlp(), teacher_data(128, 0), teacher_data(200, 1)
-    found = compare(model, train, valid, steps=60, evaluations=2, seeds=(0,), lr=3e-3)
+    how = {"steps": 60, "evaluations": 2, "seeds": (0,), "lr": 3e-3, "run": tmp_path / "run"}
+    found = compare(model, train, valid, **how)
     assert {arm.name for arm in found.arms} == {row["arm"] for row in found.summary()}
     spent = [
         arm.flops[-1] for arm in found.arms if "only" not in arm.name and "one" not in arm.name
@@ -48,6 +53,11 @@ def test_every_arm_of_a_comparison_gets_the_same_compute() -> None:
     assert found.ratios("longer") == [1.0]
     assert len(found.table().rows) == 7
     assert min(grown.loss) < mean_loss(model, valid)
+    saved = Run.open(tmp_path / "run").results()["growth_comparison"]
+    assert saved == json.loads(json.dumps(found.to_json()))
+    assert compare(model, [], [], **how) == found  # nothing is done twice
+    longer = next(row for row in found.summary() if row["arm"] == "longer")
+    assert longer["difference"] == longer["difference_low"] == 0
 
 
 def test_a_comparison_needs_its_base_line() -> None:

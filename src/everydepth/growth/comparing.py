@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,18 @@ from everydepth.data.feeding import Feed
 from everydepth.errors import SettingError
 from everydepth.growth.fitting import fit_plainly
 from everydepth.growth.jump import jumpboard
+from everydepth.growth.loop import halves
 from everydepth.growth.losses import Criterion, mean_loss, row_losses
 from everydepth.growth.optimizers import frozen_but
 from everydepth.growth.scoring import score
+from everydepth.growth.sweeping import sweep
+from everydepth.runs import Run
 from everydepth.stream import ResidualStream, as_stream, insert, unwrapped
 from everydepth.stream.insert import initialise
 
 ARMS = ("grown", "grown, new block only", "longer", "one old block", "random", "stacked", "scratch")
+TRIES = 3
+"""Sites whose jumpboards are compared, as `grow` does."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +65,26 @@ class Comparison:
 
     def summary(self) -> list[dict[str, Any]]:
         """Per arm: mean of the last and best held-out loss with a 95 % bootstrap interval of the
-        mean over seeds, and the ratios of FLOPs to equal loss."""
+        mean over seeds; the same of the difference to training longer, seed by seed; and the
+        ratios of FLOPs to equal loss."""
+        longer = {arm.seed: arm.loss[-1] for arm in self.arms if arm.name == "longer"}
         found: list[dict[str, Any]] = []
         for name in dict.fromkeys(arm.name for arm in self.arms):
             mine = [arm for arm in self.arms if arm.name == name]
             last = np.array([arm.loss[-1] for arm in mine])
-            drawn = np.random.default_rng(0).choice(last, size=(2000, len(last))).mean(1)
-            low, high = np.quantile(drawn, [0.025, 0.975])
+            low, high = _interval(last)
+            gaps = np.array([arm.loss[-1] - longer[arm.seed] for arm in mine])
+            below, above = _interval(gaps)
             found.append(
                 {
                     "arm": name,
                     "seeds": len(mine),
                     "loss": float(last.mean()),
-                    "low": float(low),
-                    "high": float(high),
+                    "low": low,
+                    "high": high,
+                    "difference": float(gaps.mean()),
+                    "difference_low": below,
+                    "difference_high": above,
                     "best": float(np.mean([min(arm.loss) for arm in mine])),
                     "flops": float(np.mean([arm.flops[-1] for arm in mine])),
                     "flops_to_equal_loss": self.ratios(name),
@@ -82,18 +94,43 @@ class Comparison:
 
     def table(self) -> Table:
         table = Table(title="Held-out loss at equal compute", box=None)
-        for column in ("way", "last loss", "95 % interval", "best", "FLOPs to equal loss"):
+        for column in (
+            "way",
+            "last loss",
+            "95 % interval",
+            "against longer",
+            "FLOPs to equal loss",
+        ):
             table.add_column(column, justify="left" if column == "way" else "right")
         for row in self.summary():
             ratios = ", ".join(
                 "never" if math.isinf(r) else f"{r:.2f}x" for r in row["flops_to_equal_loss"]
             )
             interval = f"{row['low']:.4g} to {row['high']:.4g}"
-            table.add_row(row["arm"], f"{row['loss']:.4g}", interval, f"{row['best']:.4g}", ratios)
+            gap = (
+                f"{row['difference']:+.3g} "
+                f"({row['difference_low']:+.3g} to {row['difference_high']:+.3g})"
+            )
+            table.add_row(row["arm"], f"{row['loss']:.4g}", interval, gap, ratios)
         return table
 
     def to_json(self) -> dict[str, Any]:
-        return {"arms": [asdict(arm) for arm in self.arms], "summary": self.summary()}
+        summary = [
+            {**row, "flops_to_equal_loss": [_finite(r) for r in row["flops_to_equal_loss"]]}
+            for row in self.summary()
+        ]
+        return {"arms": [asdict(arm) for arm in self.arms], "summary": summary}
+
+
+def _finite(ratio: float) -> float | None:
+    """JSON has no infinity: None is never."""
+    return ratio if math.isfinite(ratio) else None
+
+
+def _interval(values: Any) -> tuple[float, float]:
+    drawn = np.random.default_rng(0).choice(values, size=(2000, len(values))).mean(1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def compare(
@@ -108,18 +145,24 @@ def compare(
     after: int | None = None,
     lr: float = 1e-3,
     batch_size: int = 32,
+    score_rows: int = 512,
     criterion: Criterion | None = None,
+    run: str | Path | None = None,
+    progress: bool = True,
     **options: Any,
 ) -> Comparison:
     """Grow by one block and compare with the other uses of the same compute.
 
     grown: score, jumpboard, then train all; "new block only": the rest frozen. longer: the old
-    model trained on. one old block: an existing block trained, the rest frozen. random: a new block
-    that is not silent. stacked: a copy of a neighbour, as it is. scratch: the deeper model from a
-    new start. Every arm gets the FLOPs that `steps` steps of the grown model cost, and training
-    starts with a new AdamW in each, so that none has an advantage.
+    model trained on. one old block: the existing block at the site trained, the rest frozen.
+    random: a new block that is not silent. stacked: a copy of a neighbour, as it is. scratch: the
+    deeper model from a new start. Every arm gets the FLOPs that `steps` steps of the grown model
+    cost, and training starts with a new AdamW in each, so that none has an advantage. Controls get
+    the chosen site for nothing.
 
     valid: rows that were used for nothing else; the held-out loss is read `evaluations` times.
+    score_rows: as in `grow`. run: a directory in which every finished arm is kept, so that the same
+    call again, also after kill -9, does the rest; `report` shows it.
     """
     strange = [name for name in arms if name not in ARMS]
     if strange or "longer" not in arms:
@@ -127,12 +170,24 @@ def compare(
     if evaluations < 1 or steps < evaluations:
         raise SettingError(f"steps={steps}, evaluations={evaluations}; use at least one step each")
     old = as_stream(model, **options)
-    plan = _Plan(old, train, valid, steps, evaluations, after, lr, batch_size, criterion)
-    found: list[Arm] = []
-    for seed in seeds:
-        found += [plan.arm(name, seed) for name in arms]
+    plan = _Plan(
+        old, train, valid, steps, evaluations, after, lr, batch_size, score_rows, criterion
+    )
+    cells = [{"arm": name, "seed": seed} for seed in seeds for name in arms]
+
+    def one(arm: str, seed: int) -> dict[str, Any]:
+        return asdict(plan.arm(arm, seed))
+
+    swept = sweep(cells, one, out=run, progress=progress)
+    found = tuple(
+        Arm(row["name"], row["seed"], tuple(row["flops"]), tuple(row["loss"]))
+        for row in swept.rows()
+    )
     target = {arm.seed: min(arm.loss) for arm in found if arm.name == "longer"}
-    return Comparison(tuple(found), target)
+    compared = Comparison(found, target)
+    if run is not None:
+        Run.open(run).write_results({"growth_comparison": compared.to_json()})
+    return compared
 
 
 @dataclass
@@ -145,7 +200,9 @@ class _Plan:
     after: int | None
     lr: float
     batch_size: int
+    score_rows: int
     criterion: Criterion | None
+    jumps: dict[int, tuple[nn.Module, int, float]] = field(default_factory=dict)
 
     def arm(self, name: str, seed: int) -> Arm:
         builders: dict[str, Callable[[int], tuple[nn.Module, list[Any] | None, float]]] = {
@@ -164,7 +221,7 @@ class _Plan:
         frozen = frozen_but(model, only)
         optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=self.lr)
         cost = self._step_flops(stream)
-        budget = self._budget(seed)
+        budget = self._budget()
         flops, losses = [spent], [self._held(model)]
         steps = max(int((budget - spent) / cost), 0)
         every = max(-(-steps // self.evaluations), 1)
@@ -187,12 +244,13 @@ class _Plan:
             parameter.requires_grad_()
         return Arm(name, seed, tuple(flops), tuple(losses))
 
-    def _budget(self, seed: int) -> float:
-        grown = insert(self.old.model, self._site(), share=True, **self.old.options)
+    def _budget(self) -> float:
+        site = self.old.depth if self.after is None else self.after
+        grown = insert(self.old.model, site, share=True, **self.old.options)
         return self.steps * self._step_flops(as_stream(grown, **self.old.options))
 
-    def _site(self) -> int:
-        return self.old.depth if self.after is None else self.after
+    def _site(self, seed: int) -> int:
+        return self._jump(seed)[1]
 
     def _held(self, model: nn.Module) -> float:
         return mean_loss(model, self.valid, criterion=self.criterion, **self.old.options)
@@ -212,64 +270,71 @@ class _Plan:
         return float(counter.get_total_flops())
 
     def _jump(self, seed: int) -> tuple[nn.Module, int, float]:
-        """The jumpboard, its site, and the FLOPs of scoring and of the line search.
+        """The jumpboard, its site, and the FLOPs of scoring and of the line searches.
 
         Counted from above: a pass costs a training step; each candidate block a forward pass of
         one block and as much again for its gradient; each evaluation a whole forward pass.
         """
-        sites = None if self.after is None else [self.after]
-        shared: dict[str, Any] = {"batch_size": self.batch_size, "criterion": self.criterion}
-        scored = score(self.old, self.train, at=sites, seed=seed, progress=False, **shared)
-        jump = jumpboard(
-            self.old.model,
-            self.train,
-            scored=scored,
-            precondition=True,
-            **shared,
-            **self.old.options,
+        if seed not in self.jumps:
+            self.jumps[seed] = self._jumped(seed)
+        return self.jumps[seed]
+
+    def _jumped(self, seed: int) -> tuple[nn.Module, int, float]:
+        half, other = halves(
+            self.old, self.train, self.score_rows, batch_size=self.batch_size, seed=seed
         )
+        sites = None if self.after is None else [self.after]
+        shared: dict[str, Any] = {"seed": seed, "criterion": self.criterion, "progress": False}
+        scored = score(self.old, half, at=sites, **shared)
+        tried = sorted(scored.sites, key=lambda site: -site.z)[:TRIES]
+        how = {"scored": scored, "precondition": True, **shared, **self.old.options}
+        jumps = [jumpboard(self.old.model, half, other, after=site.after, **how) for site in tried]
+        jump = max(jumps, key=lambda j: j.margin_valid or 0.0)
         grown = jump.model if jump.found else insert(self.old.model, jump.after, **self.old.options)
-        step = self._step_flops(self.old)
-        passes = -(-scored.rows // self.batch_size)
-        blocks = 2 * len(scored.sites) / self.old.depth + 1 + len(jump.tried) + 1
-        return grown, jump.after, passes * step * (1 + blocks / 3)
+        passes = len(half) * (1 + 2 * len(scored.sites) / self.old.depth / 3)
+        # Of each jumpboard: the features' covariance, the steps, a batch norm's statistics, and
+        # the margin on the other half.
+        passes += sum(len(half) * (2 + len(j.tried)) + 2 * len(other) for j in jumps) / 3
+        return grown, jump.after, passes * self._step_flops(self.old)
 
     def _grown(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
         model, _, spent = self._jump(seed)
-        return model, None, spent
+        return copy.deepcopy(model), None, spent
 
     def _grown_frozen(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
-        model, after, spent = self._jump(seed)
+        jumped, after, spent = self._jump(seed)
+        model = copy.deepcopy(jumped)
         block = as_stream(model, **self.old.options).blocks[after]
         return model, list(block.module.parameters()), spent
 
     def _one_block(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
         model = copy.deepcopy(unwrapped(self.old.model))
-        block = as_stream(model, **self.old.options).blocks[max(self._site(), 1) - 1]
+        block = as_stream(model, **self.old.options).blocks[max(self._site(seed), 1) - 1]
         return model, list(block.module.parameters()), 0.0
 
     def _random(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
-        model = insert(self.old.model, self._site(), **self.old.options)
-        block = as_stream(model, **self.old.options).blocks[self._site()]
+        model = insert(self.old.model, self._site(seed), **self.old.options)
+        block = as_stream(model, **self.old.options).blocks[self._site(seed)]
         initialise(unwrapped(self.old.model), block.module)
         return model, None, 0.0
 
     def _stacked(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
-        model = insert(self.old.model, self._site(), **self.old.options)
-        block = as_stream(model, **self.old.options).blocks[self._site()]
+        model = insert(self.old.model, self._site(seed), **self.old.options)
+        block = as_stream(model, **self.old.options).blocks[self._site(seed)]
         shapes = {k: v.shape for k, v in block.module.state_dict().items()}
-        for near in (self._site(), self._site() + 1):
+        for near in (self._site(seed), self._site(seed) + 1):
             if 1 <= near <= self.old.depth:
                 state = self.old.blocks[near - 1].module.state_dict()
                 if {k: v.shape for k, v in state.items()} == shapes:
                     block.module.load_state_dict(state)
                     return model, None, 0.0
         raise SettingError(
-            f"no neighbour of depth {self._site()} has the new block's shape; leave out 'stacked'"
+            f"no neighbour of depth {self._site(seed)} has the new block's shape; leave out "
+            "'stacked'"
         )
 
     def _scratch(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
-        grown: Any = insert(self.old.model, self._site(), share=True, **self.old.options)
+        grown: Any = insert(self.old.model, self._site(seed), share=True, **self.old.options)
         if not hasattr(grown, "config"):
             raise SettingError(
                 f"{self.old.name} has no config to be built from; leave out 'scratch'"

@@ -243,7 +243,7 @@ class _Growth:
         number = len(self.found)
         seed = s.seed * 100_003 + number
         stream = as_stream(self.model, **self.options)
-        half, other = self._halves(stream)
+        half, other = halves(stream, self.train, s.score_rows, batch_size=s.batch_size, seed=s.seed)
         self.score = score(
             stream, half, alpha=s.alpha, seed=seed, criterion=self.criterion, progress=self.progress
         )
@@ -265,23 +265,6 @@ class _Growth:
         self._choose(stream, jump, trained, optimizer, number, begin)
         self._save()
         return None
-
-    def _halves(self, stream: ResidualStream) -> tuple[list[Any], list[Any]]:
-        """Training rows for the direction and the step, and others to rank sites by."""
-        found: list[Any] = []
-        rows = 0
-        order = self.train
-        if isinstance(order, Rows):
-            shuffled = batches(
-                order, self.settings.batch_size, shuffle=True, seed=self.settings.seed
-            )
-            order = cast(Any, shuffled)
-        for batch in Feed(order, stream):
-            found.append(batch)
-            rows += stream.rows(batch)
-            if rows >= self.settings.score_rows:
-                break
-        return (found[::2], found[1::2]) if len(found) > 1 else (found, found)
 
     def _jump(self, after: int, half: Any, other: Any, seed: int) -> Jumpboard:
         s = self.settings
@@ -398,3 +381,20 @@ def _opened(folder: Path, after: int) -> Run:
             Run.create(folder, {"after": after}, kind="grow round")
     wait_for_all()
     return Run.open(folder)
+
+
+def halves(
+    stream: ResidualStream, train: Any, rows: int, *, batch_size: int, seed: int
+) -> tuple[list[Any], list[Any]]:
+    """Batches of training rows for the direction and the step, and others to rank sites by."""
+    found: list[Any] = []
+    seen = 0
+    order = train
+    if isinstance(order, Rows):
+        order = cast(Any, batches(order, batch_size, shuffle=True, seed=seed))
+    for batch in Feed(order, stream, batch_size=batch_size):
+        found.append(batch)
+        seen += stream.rows(batch)
+        if seen >= rows:
+            break
+    return (found[::2], found[1::2]) if len(found) > 1 else (found, found)
