@@ -33,6 +33,8 @@ def held(
     cases: Sequence[Any],
     test: Callable[..., bool],
     note: str = "",
+    *,
+    unit: str = "seeds",
 ) -> Row:
     """A row for a statement in words: in how many cases (seeds, pairs of seeds) it held.
 
@@ -42,4 +44,4 @@ def held(
         return Row(quantity, published, None, note="no such cell in this preset")
     true = [bool(test(*case) if isinstance(case, tuple) else test(case)) for case in cases]
     word = "held" if all(true) else "did not hold" if not any(true) else "held in part"
-    return Row(quantity, published, f"{word}: {sum(true)} of {len(true)} seeds", note=note)
+    return Row(quantity, published, f"{word}: {sum(true)} of {len(true)} {unit}", note=note)
