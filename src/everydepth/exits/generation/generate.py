@@ -118,6 +118,7 @@ def generate(
                 drafter = Drafter(head, length, draft_depth, max_draft)
                 decode_with_drafts(tape, out, first, drafter, sampling, generator)
                 details |= drafter.counts
+                details["from_draft"] = tuple(map(tuple, out.drafted))
     seconds = time.perf_counter() - start
     # Outside of inference mode, so that the result is an ordinary tensor.
     new = out.padded(pad, prompt.ids)

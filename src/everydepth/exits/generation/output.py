@@ -19,6 +19,8 @@ class Output:
     ) -> None:
         self._limit, self._stops, self._on_tokens = limit, frozenset(stops), on_tokens
         self.tokens: list[list[int]] = [[] for _ in range(rows)]
+        self.drafted: list[list[bool]] = [[] for _ in range(rows)]
+        """Whether each token was an accepted draft."""
         self.active = list(range(rows))
         """The rows that are not done, by their first numbers."""
 
@@ -27,13 +29,18 @@ class Output:
         """How many tokens the row that needs most can still take."""
         return self._limit - min(len(self.tokens[row]) for row in self.active)
 
-    def emit(self, new: list[list[int]]) -> list[int] | None:
-        """Add tokens to the active rows; which of those go on, or None if all do."""
+    def emit(self, new: list[list[int]], accepted: list[int] | None = None) -> list[int] | None:
+        """Add tokens to the active rows; which of those go on, or None if all do.
+
+        accepted: how many of each row's tokens were drafts, the first ones.
+        """
         going: list[int] = []
         for i, (row, tokens) in enumerate(zip(self.active, new, strict=True)):
             said = self.tokens[row]
             taken = self._cut(tokens[: self._limit - len(said)])
             said.extend(taken)
+            drafts = 0 if accepted is None else accepted[i]
+            self.drafted[row].extend(place < drafts for place in range(len(taken)))
             if self._on_tokens is not None:
                 self._on_tokens(row, taken)
             if len(said) < self._limit and taken[-1] not in self._stops:

@@ -18,6 +18,7 @@ class GenerationStats:
     draft_lengths: tokens drafted in each round; empty without drafting.
     drafted, accepted: draft tokens that were judged before the first wrong one of their round, it
         included, and those that were right.
+    from_draft: whether each token was an accepted draft, row by row; empty without drafting.
     exit_depths: the depth at which each token was read out, row by row.
     agreement: share of tokens the full depth would have chosen after the same text; only with a
         policy, and only if greedy.
@@ -30,6 +31,7 @@ class GenerationStats:
     drafted: int = 0
     accepted: int = 0
     compactions: int = 0
+    from_draft: tuple[tuple[bool, ...], ...] = ()
     exit_depths: tuple[tuple[int, ...], ...] = ()
     agreement: float | None = None
 

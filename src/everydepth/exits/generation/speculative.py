@@ -72,9 +72,9 @@ def decode_with_drafts(
     token; else the full depth's own choice takes the place of the first wrong one. Either way a
     round of n drafts costs n tokens, and no block sees a token twice.
     """
-    new = [[token] for token in tokens.tolist()]
+    new, accepted = [[token] for token in tokens.tolist()], None
     while True:
-        going = out.emit(new)
+        going = out.emit(new, accepted)
         if not out.active:
             return
         if going is not None:

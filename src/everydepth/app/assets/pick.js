@@ -1,0 +1,4 @@
+element.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-row]");
+  if (button) trigger("click", { row: Number(button.dataset.row) });
+});

@@ -1,0 +1,193 @@
+"""What the playground shows when nobody brings a model: made once, offline, and kept.
+
+`make demo` leaves two classifiers of digits in its folder. Whatever is missing beside them is
+made here: a language model of small tales, and a surface learned end-to-end and with LPA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from everydepth.app.tales import save_tokenizer, tales
+from everydepth.data import load_digits, surface_data, token_blocks
+from everydepth.objectives import Objective, end_to_end, lpa
+from everydepth.runs import Run
+from everydepth.tracing import trace
+from everydepth.training import EveryDepth, fit
+
+DEMO = Path("runs/demo")
+"""Where `make demo` puts its runs."""
+
+WAYS: Mapping[str, Callable[[], Objective]] = {"end-to-end": end_to_end, "lpa": lpa}
+SURFACE = "damped_concentric_ripples"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much training each part gets; the defaults take seconds each."""
+
+    digits_epochs: int = 8
+    tales: int = 3000
+    tales_steps: int = 500
+    surface_points: int = 4000
+    surface_epochs: int = 40
+    progress: bool = True
+
+
+QUICK = Effort()
+
+
+def prepare(folder: Path = DEMO, effort: Effort = QUICK, *, say: Callable[[str], None] = print) -> None:
+    """Make what is missing in the folder. Interrupted, it goes on where it was."""
+    for what, is_there, make in (
+        ("two classifiers of digits", _has_digits, _digits),
+        ("a language model of small tales", _has_tales, _tales),
+        ("a surface, end-to-end and with LPA", _has_surface, _surface),
+    ):
+        if not is_there(folder):
+            say(f"making {what} for the playground (once; kept in {folder})")
+            make(folder, effort)
+
+
+def surface_folder(folder: Path, name: str, way: str) -> Path:
+    return folder / "surfaces" / name / way
+
+
+def learn_surface(
+    folder: Path, name: str, effort: Effort = QUICK, *, progress: Callable[[float], None] = lambda _: None
+) -> None:
+    """Train one surface end-to-end and with LPA from the same start, where it is not there yet."""
+    from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
+
+    train, test = surface_data(name, n_train=effort.surface_points, n_test=1000)
+    for place, (way, objective) in enumerate(WAYS.items()):
+        progress(place / len(WAYS))
+        run = surface_folder(folder, name, way)
+        if _whole(run):
+            continue
+        torch.manual_seed(0)
+        model = ResidualMLP(ResidualMLPConfig(architectures=["ResidualMLP"]))
+        fit(
+            EveryDepth(model, objective()),
+            train,
+            epochs=effort.surface_epochs,
+            batch_size=100,
+            lr=5e-3,
+            schedule="one_cycle",
+            run=run,
+            resume=True,
+            progress=effort.progress,
+            about={"data": f"surface:{name}"},
+        )
+        _traced(model, test, run)
+    progress(1.0)
+
+
+# -- the three parts -------------------------------------------------------------------------------
+
+
+def _has_digits(folder: Path) -> bool:
+    return _whole(folder / "lpa") or all(_whole(folder / "digits" / way) for way in WAYS)
+
+
+def _digits(folder: Path, effort: Effort) -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    for way, objective in WAYS.items():
+        run = folder / "digits" / way
+        torch.manual_seed(0)
+        model = ViTForImageClassification(
+            ViTConfig(
+                image_size=8,
+                patch_size=2,
+                num_channels=1,
+                num_labels=10,
+                hidden_size=64,
+                num_hidden_layers=6,
+                num_attention_heads=4,
+                intermediate_size=128,
+            )
+        )
+        fit(
+            EveryDepth(model, objective()),
+            load_digits("train"),
+            epochs=effort.digits_epochs,
+            batch_size=64,
+            lr=2e-3,
+            schedule="one_cycle",
+            run=run,
+            resume=True,
+            progress=effort.progress,
+            about={"data": "digits"},
+        )
+        _traced(model, load_digits("test"), run)
+
+
+def _has_tales(folder: Path) -> bool:
+    return _whole(folder / "tales") and (folder / "tales" / "model" / "tokenizer.json").is_file()
+
+
+def _tales(folder: Path, effort: Effort) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    run = folder / "tales"
+    texts = tales(effort.tales)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = save_tokenizer(texts, folder)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=tokenizer.get_vocab_size(),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=5,
+            num_attention_heads=4,
+            max_position_embeddings=256,
+            bos_token_id=0,
+            eos_token_id=0,
+            pad_token_id=0,
+        )
+    )
+
+    def rows(some: list[str]) -> Any:
+        lines = tokenizer.encode_batch(some)
+        return token_blocks([token for line in lines for token in (*line.ids, 0)], 64)
+
+    fit(
+        EveryDepth(model, lpa()),
+        rows(texts),
+        steps=effort.tales_steps,
+        batch_size=16,
+        lr=6e-3,
+        clip=1.0,
+        schedule="one_cycle",
+        run=run,
+        resume=True,
+        progress=effort.progress,
+    )
+    _traced(model, rows(tales(100, seed=1)), run)
+    # Last: with it the run is whole.
+    (folder / "tokenizer.json").replace(run / "model" / "tokenizer.json")
+
+
+def _has_surface(folder: Path) -> bool:
+    return all(_whole(surface_folder(folder, SURFACE, way)) for way in WAYS)
+
+
+def _surface(folder: Path, effort: Effort) -> None:
+    learn_surface(folder, SURFACE, effort)
+
+
+def _whole(run: Path) -> bool:
+    """Trained to the end and traced."""
+    parts = ("results.json", "model/model.safetensors", "trace/trace.npz")
+    return Run.exists(run) and all((run / part).is_file() for part in parts)
+
+
+def _traced(model: Any, data: Any, run: Path) -> None:
+    trace(model.eval(), data, progress=False).save(run / "trace")

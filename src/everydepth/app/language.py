@@ -1,0 +1,207 @@
+"""The Language tab: what each depth would say next, and texts written by depths side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from everydepth.app.shelf import Item
+from everydepth.errors import SettingError
+from everydepth.exits.generation import generate
+from everydepth.report.markup import text
+from everydepth.tracing import token_grid
+from everydepth.tracing.result import Result
+
+TOP = 5
+LONGEST_PROMPT = 2000  # characters
+LONGEST_GRID = 96  # columns
+ENOUGH = 1.0  # seconds after which a measurement is not repeated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """One continuation: its tokens as text, which were drafted, and how fast it came."""
+
+    title: str
+    pieces: tuple[str, ...]
+    drafted: tuple[bool, ...]
+    tokens_per_second: float
+    note: str = ""
+
+
+def grid(item: Item, prompt: str, new_tokens: int) -> Result:
+    """Each depth's top five at every position of the prompt and its continuation."""
+    ids = _checked(item, prompt)
+    room = _room(item, len(ids))
+    return token_grid(
+        item.stream, item.tokenizer, prompt, new_tokens=min(new_tokens, room), top=TOP
+    )
+
+
+def grid_table(found: Result, depth: int | None = None) -> str:
+    """The grid as a table, last depth on top; colour is probability, a frame is where it settles.
+
+    depth: the row where the dial stands.
+    """
+    tokens, chances = found.arrays["tokens"], found.arrays["probability"]
+    best, best_chance = found.arrays["top_text"], found.arrays["top_probability"]
+    settled, last = found.arrays["saturated_at"], len(chances) - 1
+    start = int(found.meta["prompt_tokens"])
+    first = max(0, len(tokens) - LONGEST_GRID)
+    head = "".join(
+        f'<th class="{"" if i < start else "ed-new"}">{_token(tokens[i])}</th>'
+        for i in range(first, len(tokens))
+    )
+    rows: list[str] = []
+    for level in range(last, -1, -1):
+        cells = "".join(
+            _cell(best[level, i], best_chance[level, i], settled=settled[i] == level)
+            for i in range(first, len(tokens))
+        )
+        at = ' class="ed-at"' if level == depth else ""
+        rows.append(f'<tr{at} data-depth="{level}"><th>{level}</th>{cells}</tr>')
+    return (
+        '<div class="ed-scroll"><table class="ed-grid"><thead><tr><th>depth</th>'
+        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        '<div class="ed-tip" hidden></div>'
+    )
+
+
+def grid_words(found: Result) -> str:
+    """The grid in a sentence."""
+    settled, last = found.arrays["saturated_at"], len(found.arrays["depth"]) - 1
+    half = int((settled <= last // 2).sum())
+    return (
+        f'<p class="ed-words">{len(settled)} positions: the next token is settled at depth '
+        f"{np.median(settled):.0f} of {last} in the middle case, and by half the depth for {half} "
+        "of them. A cell is the token this depth finds likeliest to come next; darker is surer; a "
+        "frame marks the depth from which it stays. Point at a cell for its top five.</p>"
+    )
+
+
+def write(
+    item: Item,
+    prompt: str,
+    depth: int,
+    count: int,
+    progress: Callable[[float, str], None] = lambda share, what: None,
+) -> list[Writing]:
+    """The continuation at a depth, at full depth, and at full depth with drafts of that depth.
+
+    The three take turns after a warm start, and the best time of each counts.
+    """
+    ids, last = _checked(item, prompt), item.stream.depth
+    count = min(count, _room(item, len(ids)))
+    ways: dict[str, dict[str, Any]] = {f"Depth {depth} of {last}": {"depth": depth}}
+    if depth < last:
+        ways["Full depth"] = {}
+        ways[f"Full depth, drafted at {depth}"] = {"draft_depth": depth}
+    for options in ways.values():
+        generate(item.stream, [ids], max_new_tokens=min(4, count), **options)
+    found: dict[str, Any] = {}
+    for turn in range(2):
+        for place, (title, options) in enumerate(ways.items()):
+            progress((turn * len(ways) + place) / (2 * len(ways)), title)
+            said = generate(item.stream, [ids], max_new_tokens=count, **options)
+            before = found.get(title)
+            if before is None or said.stats.seconds < before.stats.seconds:
+                found[title] = said
+        if sum(said.stats.seconds for said in found.values()) > ENOUGH:
+            break
+    full = found.get("Full depth")
+    return [_writing(item, ids, title, said, full) for title, said in found.items()]
+
+
+def writings(found: Sequence[Writing]) -> str:
+    """Texts side by side, accepted drafts highlighted."""
+    cards = "".join(
+        f'<div class="ed-card"><h3>{text(one.title)}</h3>'
+        f'<p class="ed-speed"><strong>{one.tokens_per_second:,.0f}</strong> tokens a second'
+        f'<small>{text(one.note)}</small></p><p class="ed-text">{_marked(one)}</p></div>'
+        for one in found
+    )
+    return f'<div class="ed-cards">{cards}</div>'
+
+
+def _writing(item: Item, ids: list[int], title: str, said: Any, full: Any) -> Writing:
+    stats, tokens = said.stats, said.tokens[0]
+    drafted = stats.from_draft[0] if stats.from_draft else (False,) * len(tokens)
+    note = ""
+    if stats.from_draft and full is not None:
+        same = "the same text" if tokens == full.tokens[0] else "another text"
+        times = stats.tokens_per_second / full.stats.tokens_per_second
+        note = f"{same}, {times:.2f} times the speed; {sum(drafted)} of {len(tokens)} drafted"
+    elif full is not None and said is not full:
+        agree = sum(a == b for a, b in zip(tokens, full.tokens[0], strict=False))
+        note = f"{agree} of {len(full.tokens[0])} tokens as at full depth"
+    return Writing(
+        title=title,
+        pieces=_pieces(item.tokenizer, ids, tokens),
+        drafted=drafted,
+        tokens_per_second=stats.tokens_per_second,
+        note=note,
+    )
+
+
+def _pieces(tokenizer: Any, prompt: list[int], tokens: list[int]) -> tuple[str, ...]:
+    """What each token adds to the text; half a character waits for the token with its rest."""
+    found: list[str] = []
+    before = tokenizer.decode(prompt, skip_special_tokens=True)
+    for place in range(len(tokens)):
+        whole = tokenizer.decode(prompt + tokens[: place + 1], skip_special_tokens=True)
+        half = whole.endswith("\N{REPLACEMENT CHARACTER}") and place + 1 < len(tokens)
+        found.append("" if half else whole[len(before) :])
+        before = before if half else whole
+    return tuple(found)
+
+
+def _marked(one: Writing) -> str:
+    return "".join(
+        f"<mark>{text(piece)}</mark>" if drafted else text(piece)
+        for piece, drafted in zip(one.pieces, one.drafted, strict=True)
+        if piece
+    )
+
+
+def _checked(item: Item, prompt: str) -> list[int]:
+    if len(prompt) > LONGEST_PROMPT:
+        raise SettingError(
+            f"the prompt has {len(prompt):,} characters, but {LONGEST_PROMPT:,} is the limit here; "
+            "shorten it"
+        )
+    ids = item.tokenizer.encode(prompt)
+    if not ids:
+        raise SettingError("the prompt is empty; type at least one word")
+    limit = item.stream.positions
+    if limit is not None and len(ids) >= limit:
+        raise SettingError(
+            f"the prompt has {len(ids)} tokens, but {item.stream.name} can place {limit}; shorten it"
+        )
+    return ids
+
+
+def _room(item: Item, used: int) -> int:
+    limit = item.stream.positions
+    return 10**6 if limit is None else limit - used
+
+
+def _cell(words: np.ndarray, chances: np.ndarray, *, settled: bool) -> str:
+    chance = float(chances[0])
+    tip = "\n".join(f"{_shown(w)}\t{c:.1%}" for w, c in zip(words, chances, strict=True))
+    ink = ";color:#fff" if chance > 0.55 else ""
+    mark = ' class="ed-settled"' if settled else ""
+    style = f"background:rgba(0,114,178,{chance:.2f}){ink}"
+    return f'<td{mark} style="{style}" data-tip="{text(tip)}">{_token(words[0])}</td>'
+
+
+def _token(token: str) -> str:
+    return text(_shown(token))
+
+
+def _shown(token: str) -> str:
+    """A token as text; blanks and line ends, which cannot be seen, as signs."""
+    shown = str(token).replace("\n", "⏎").replace("\t", "⇥")
+    return shown if shown.strip() else "␣" * len(shown) or "∅"

@@ -1,0 +1,148 @@
+"""Pictures on their way in and out: bytes of a stranger -> pixels of a model -> a page."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from everydepth.errors import DataError
+
+LARGEST_UPLOAD = 8 * 2**20  # bytes
+MOST_PIXELS = 25_000_000
+# No format that is a program (EPS, PDF) and none of the many that nobody uploads.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+BRIGHT = 0.5  # a border brighter than this is paper, and the ink is dark
+
+
+def decoded(content: bytes) -> Image.Image:
+    """An image of one of the `FORMATS`, within limits; anything else is refused."""
+    if len(content) > LARGEST_UPLOAD:
+        raise DataError(
+            f"the file has {len(content) / 2**20:.1f} MiB, but an upload may have "
+            f"{LARGEST_UPLOAD // 2**20}; make it smaller"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # we set a stricter limit than the one it warns of
+            picture = Image.open(io.BytesIO(content), formats=FORMATS)
+            width, height = picture.size
+            if width * height > MOST_PIXELS:
+                raise DataError(
+                    f"the picture has {width} x {height} pixels, but {MOST_PIXELS:,} is the limit; "
+                    "make it smaller"
+                )
+            picture.load()
+            return ImageOps.exif_transpose(picture)
+    except DataError:
+        raise
+    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError, EOFError) as error:
+        raise DataError(
+            f"this is not a picture that can be read; use one of {', '.join(FORMATS)}"
+        ) from error
+
+
+def from_data_url(url: str) -> Image.Image:
+    """The picture that a canvas sends."""
+    head, _, body = url.partition(",")
+    if not head.startswith("data:image/") or len(body) > LARGEST_UPLOAD * 4 / 3 + 4:
+        raise DataError(f"expected a picture from the canvas, got {url[:40]!r}; draw again")
+    try:
+        return decoded(base64.b64decode(body, validate=True))
+    except binascii.Error as error:
+        raise DataError(f"the picture from the canvas is broken ({error}); draw again") from error
+
+
+def to_data_url(pixels: Float[Tensor, "channels height width"]) -> str:
+    """Pixels in 0..1 as a PNG inside a page."""
+    values = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+    grey = values.shape[0] == 1
+    picture = Image.fromarray(values[0] if grey else values.transpose(1, 2, 0))
+    out = io.BytesIO()
+    picture.save(out, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lens:
+    """How a model sees pictures: size, channels, and the mean and deviation it expects."""
+
+    size: tuple[int, int]
+    channels: int
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+
+    @staticmethod
+    def of(config: Any, preprocessing: Mapping[str, Any]) -> Lens:
+        """From a model's config and the preprocessor_config.json beside it."""
+        size = getattr(config, "image_size", None) or 224
+        pair = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        mean, std = preprocessing.get("image_mean"), preprocessing.get("image_std")
+        used = bool(mean and std) and preprocessing.get("do_normalize", True)
+        return Lens(
+            size=pair,
+            channels=int(getattr(config, "num_channels", 3)),
+            mean=mean if used else None,
+            std=std if used else None,
+        )
+
+    def look(self, picture: Image.Image) -> Float[Tensor, "channels height width"]:
+        """A picture as pixels in 0..1 of the model's size.
+
+        A model of grey pictures of ink on a dark ground, such as digits, gets them so: bright
+        paper is inverted, and what is drawn fills the frame.
+        """
+        if self.channels == 1:
+            grey = np.asarray(_flat(picture).convert("L"), dtype=np.float32) / 255
+            pixels = torch.from_numpy(_framed(grey))[None]
+        else:
+            whole = ImageOps.fit(_flat(picture), (self.size[1], self.size[0]))
+            values = np.asarray(whole, dtype=np.float32) / 255
+            pixels = torch.from_numpy(values).permute(2, 0, 1)
+        return self.resized(pixels[None])[0].clamp(0, 1)
+
+    def resized(self, pixels: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c2 h2 w2"]:
+        """Pixels of any size, as many and as large as the model takes."""
+        if pixels.shape[1] == 1 and self.channels == 3:
+            pixels = pixels.expand(-1, 3, -1, -1)
+        if tuple(pixels.shape[-2:]) != self.size:
+            pixels = interpolate(pixels, self.size, mode="bilinear", antialias=True)
+        return pixels
+
+    def normalised(self, pixels: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        if self.mean is None or self.std is None:
+            return pixels
+        centre, scale = (pixels.new_tensor(v).view(1, -1, 1, 1) for v in (self.mean, self.std))
+        return (pixels - centre) / scale
+
+
+def _flat(picture: Image.Image) -> Image.Image:
+    """Without transparency: what is see-through is black."""
+    whole = picture.convert("RGBA")
+    ground = Image.new("RGBA", whole.size, "black")
+    return Image.alpha_composite(ground, whole).convert("RGB")
+
+
+def _framed(grey: np.ndarray) -> np.ndarray:
+    """Bright ink on black, cut to the ink and padded to a square; unchanged if there is none."""
+    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
+    if float(np.median(border)) > BRIGHT:
+        grey = 1 - grey
+    rows, columns = (np.flatnonzero((grey > 0.2).any(axis)) for axis in (1, 0))
+    if not rows.size:
+        return grey
+    ink = grey[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    side = max(ink.shape)
+    spare = [(side - length) for length in ink.shape]
+    return np.pad(ink, [(s // 2, s - s // 2) for s in spare])

@@ -1,0 +1,49 @@
+"""`serve`: from folders to an open page."""
+
+from __future__ import annotations
+
+import threading
+import webbrowser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from everydepth.app.content import DEMO, prepare
+from everydepth.app.server import HOST, bind, check_gradio, server
+from everydepth.app.shelf import Item, item_at, shelf_of
+
+
+def serve(
+    sources: Sequence[str | Path | Item] = (),
+    *,
+    folder: str | Path = DEMO,
+    data: str | None = None,
+    host: str = HOST,
+    port: int | None = None,
+    browser: bool = True,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Open the playground and stay until it is stopped (Ctrl-C).
+
+    sources: run directories and model folders; without any, the content of `folder`, which is
+    made if it is missing. data: the name of a data set that classifiers are tried on.
+    """
+    check_gradio()
+    given = [s if isinstance(s, Item) else item_at(Path(s)) for s in sources]
+    tab = given[0].tab if given and given[0].has_model else None
+    found = bind(host, port)  # before any work: a port that is taken is said at once
+    with found:
+        if not given:
+            prepare(Path(folder), say=say)
+        shelf = shelf_of(Path(folder), *given)
+
+        from everydepth.app.build import build
+
+        first = "compare" if given and tab in (None, "other") else tab
+        blocks = build(shelf, folder=Path(folder), data=data, first=first)
+        for name, why in shelf.problems.items():
+            say(f"left out {name}: {why}")
+        place = f"http://{'localhost' if host == '127.0.0.1' else host}:{found.getsockname()[1]}"
+        say(f"the playground is at {place} (Ctrl-C stops it)")
+        if browser:
+            threading.Timer(1.0, webbrowser.open, [place]).start()
+        server(blocks, shelf, found).run(sockets=[found])

@@ -1,0 +1,155 @@
+"""The server: this machine only, this page only, and no request to anywhere else."""
+
+from __future__ import annotations
+
+import os
+import socket
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from everydepth.app.compare import page
+from everydepth.app.shelf import Shelf
+from everydepth.errors import EveryDepthError, SettingError
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
+HOST = "127.0.0.1"
+PORT = 7860
+PORTS_TRIED = 20
+UPLOAD = "8mb"
+
+# Gradio's page builds functions from strings, so that scripts cannot be restricted further; but
+# nothing can be fetched from, sent to, or framed by anybody else.
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
+    "connect-src 'self' data: blob:; worker-src 'self' blob:; frame-src 'self'; "
+    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
+)
+# Whatever route of Gradio fetches a URL for the browser, or serves a file from the disk by path.
+_CLOSED = ("proxy=", "file=http", "file/http")
+
+
+def check_gradio() -> None:
+    """An error that says which extra is missing."""
+    from importlib.util import find_spec
+
+    if find_spec("gradio") is None:
+        raise SettingError(
+            "the playground needs gradio, which is not installed; install the extra: "
+            "pip install 'everydepth[app]'"
+        )
+
+
+def bind(host: str, port: int | None) -> socket.socket:
+    """A socket on a port; without a wish, on the first free one from 7860 up."""
+    tried = range(PORT, PORT + PORTS_TRIED) if port is None else (port,)
+    for number in tried:
+        found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, number))
+        except OSError as error:
+            found.close()
+            last = error
+        else:
+            return found
+    wish = f"port {port}" if port is not None else f"none of the ports {PORT} to {tried[-1]}"
+    raise SettingError(
+        f"{wish} of {host} can be had ({last.strerror}); stop what is there, or choose another: "
+        f"everydepth app --port {(port or PORT) + PORTS_TRIED}"
+    )
+
+
+def server(blocks: Any, shelf: Shelf, found: socket.socket) -> uvicorn.Server:
+    """What answers on a bound socket: `server(...).run(sockets=[found])`."""
+    import uvicorn
+
+    host, port = found.getsockname()[:2]
+    config = uvicorn.Config(
+        application(blocks, shelf, host, port), log_level="warning", timeout_graceful_shutdown=1
+    )
+    return uvicorn.Server(config)
+
+
+def application(blocks: Any, shelf: Shelf, host: str, port: int) -> FastAPI:
+    """The pages of Gradio, the report that Compare frames, and the headers that shut both in."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    import gradio as gr
+    from fastapi import FastAPI
+    from fastapi.responses import HTMLResponse
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    from everydepth.app.build import APPEARANCE
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/compare")
+    def compare(a: str, b: str) -> HTMLResponse:
+        try:
+            return HTMLResponse(page(shelf, a, b))
+        except EveryDepthError as error:
+            return HTMLResponse(f"<p style='font-family:system-ui'>{escape(str(error))}</p>")
+
+    @app.get("/manifest.json")
+    def manifest() -> dict[str, str]:
+        return {"name": "everydepth"}
+
+    app.add_middleware(_ShutIn)
+    # Another site whose name is made to lead here (DNS rebinding) does not get an answer.
+    names = ["localhost", "127.0.0.1", "[::1]", host]
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["*"] if _open(host) else names)
+    return gr.mount_gradio_app(
+        app,
+        blocks,
+        path="",
+        server_name=host,
+        server_port=port,
+        max_file_size=UPLOAD,
+        allowed_paths=[],
+        footer_links=[],
+        run_history=False,
+        show_error=True,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        **APPEARANCE(),
+    )
+
+
+class _ShutIn:
+    """Adds the headers to every answer, and refuses to fetch addresses for a browser."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        if any(part in path for part in _CLOSED):
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"not here"})
+            return
+
+        async def shut_in(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                # The framed report brings a stricter policy of its own.
+                added = _HEADERS if path != "/compare" else _HEADERS[1:]
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        await self.app(scope, receive, shut_in)
+
+
+_HEADERS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+def _open(host: str) -> bool:
+    """Whether the user chose to be reached by other machines, under any name."""
+    return host not in ("127.0.0.1", "localhost", "::1")

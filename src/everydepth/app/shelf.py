@@ -1,0 +1,159 @@
+"""What the playground can show: runs and models by name, found in folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from everydepth.app.opening import check_inside, model_folder, open_model, open_tokenizer, read_json
+from everydepth.data import data_names
+from everydepth.errors import DataError, EveryDepthError
+from everydepth.runs import Run
+from everydepth.stream import ResidualStream, as_stream
+
+Tab = Literal["vision", "language", "surface", "other"]
+DEEPEST_FOLDER = 3  # levels below the folder that is searched
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One run or model. Its model is opened when it is first asked for.
+
+    given, given_tokenizer, preprocessing: where they do not come from the folder.
+    """
+
+    name: str
+    path: Path
+    given: Any = None
+    given_tokenizer: Any = None
+    preprocessing: Mapping[str, Any] | None = None
+
+    @cached_property
+    def stream(self) -> ResidualStream:
+        return as_stream(open_model(self.path) if self.given is None else self.given)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return open_tokenizer(self.path) if self.given_tokenizer is None else self.given_tokenizer
+
+    @cached_property
+    def tab(self) -> Tab:
+        """Where its model belongs."""
+        task, takes = self.stream.task, self.stream.inputs[0]
+        if task == "classification":
+            return "vision" if takes == "pixel_values" else "other"
+        if task == "causal_lm":
+            return "language"
+        two_numbers = getattr(self.stream.model, "config", None)
+        if task == "regression" and getattr(two_numbers, "num_inputs", None) == 2:
+            return "surface"
+        return "other"
+
+    @property
+    def has_model(self) -> bool:
+        return self.given is not None or (model_folder(self.path) / "model.safetensors").exists()
+
+    @property
+    def is_run(self) -> bool:
+        return self.given is None and Run.exists(self.path) and _is_run(self.path)
+
+    @cached_property
+    def data(self) -> str | None:
+        """The data set it was trained on, if the run says so by a name we know.
+
+        Never a path: the config of a stranger must not choose what is read.
+        """
+        if not self.is_run:
+            return None
+        config = read_json(self.path / "config.json").get("config")
+        found = config.get("data") if isinstance(config, dict) else None
+        return found if found in data_names() else None
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Items by name, in the order they were found; problems: why some are left out."""
+
+    items: dict[str, Item] = field(default_factory=dict[str, Item])
+    problems: dict[str, str] = field(default_factory=dict[str, str])
+
+    def put(self, item: Item) -> Item:
+        """Add an item; a name that is taken gets a number."""
+        name, count = item.name, 1
+        while name in self.items:
+            count += 1
+            name = f"{item.name} ({count})"
+        self.items[name] = replace(item, name=name)
+        return self.items[name]
+
+    def of(self, tab: Tab) -> list[str]:
+        """The names of those whose model belongs to a tab."""
+        return [name for name, item in self.items.items() if self._tab(name, item) == tab]
+
+    def runs(self) -> list[str]:
+        """The names of those that have something to compare."""
+        return [name for name, item in self.items.items() if item.is_run]
+
+    def _tab(self, name: str, item: Item) -> Tab | None:
+        try:
+            return item.tab if item.has_model else None
+        except EveryDepthError as error:
+            self.problems[name] = str(error)
+            return None
+
+    def __getitem__(self, name: str) -> Item:
+        if name not in self.items:
+            known = ", ".join(self.items) or "nothing"
+            raise DataError(f"{name!r} is not on the shelf; it holds {known}")
+        return self.items[name]
+
+
+def shelf_of(folder: Path | None, *more: Item) -> Shelf:
+    """Given items first, then every run below a folder."""
+    shelf = Shelf()
+    for item in more:
+        shelf.put(item)
+    if folder is not None and folder.is_dir():
+        for path in _runs_below(folder, DEEPEST_FOLDER):
+            shelf.put(Item(str(path.relative_to(folder)), path))
+    return shelf
+
+
+def item_at(path: Path) -> Item:
+    """The run or model in a folder, checked."""
+    if not path.is_dir():
+        raise DataError(
+            f"{str(path)!r} is not a folder; give a run directory, a folder written by "
+            "save_pretrained, or nothing to see the demo"
+        )
+    item = Item(path.resolve().name, path)
+    check_inside(path, path)
+    if not item.is_run and not item.has_model:
+        inside = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
+        raise DataError(
+            f"the folder {str(path)!r} holds {inside}, which is neither a run of everydepth nor a "
+            "model (config.json and model.safetensors); give a folder that `everydepth train` or "
+            "save_pretrained wrote"
+        )
+    return item
+
+
+def _is_run(path: Path) -> bool:
+    """A run's config.json has a format; a model's has not."""
+    found = read_json(path / "config.json")
+    return isinstance(found, dict) and "format" in found and "config" in found
+
+
+def _runs_below(folder: Path, levels: int) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir()):
+        # A link may lead anywhere: only what lies here belongs to the folder.
+        if entry.is_symlink() or not entry.is_dir() or entry.name.startswith("."):
+            continue
+        if Run.exists(entry):
+            if Item(entry.name, entry).is_run:
+                yield entry
+        elif levels > 1:
+            yield from _runs_below(entry, levels - 1)

@@ -1,0 +1,336 @@
+"""The Vision tab: one picture rising through the network, and what each depth costs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from everydepth.app.opening import check_inside, model_folder, read_json
+from everydepth.app.pictures import Lens, to_data_url
+from everydepth.app.shelf import Item
+from everydepth.data import Images, load, load_digits
+from everydepth.errors import DataError, EveryDepthError
+from everydepth.exits import Policy, Profile, calibrate, predict, profile
+from everydepth.exits.calibrate import NotCertifiedWarning
+from everydepth.report.markup import text
+from everydepth.stream import ResidualStream, evaluating
+
+TOP = 3  # classes shown a depth
+OFFERED = 24  # pictures to pick from
+MOST_TESTED = 2000  # pictures of a large data set that are looked at
+Pixels = Float[Tensor, "channels height width"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rise:
+    """What each depth 0..L says of one picture.
+
+    chances: (depth, class). settled: the depth from which the top class is the final one.
+    leaves: where the policy lets it leave; None without a policy.
+    """
+
+    chances: np.ndarray
+    names: tuple[str, ...]
+    settled: int
+    leaves: int | None = None
+    label: int | None = None
+
+    @property
+    def depth(self) -> int:
+        return len(self.chances) - 1
+
+    def said(self, depth: int) -> str:
+        return self.names[int(self.chances[depth].argmax())]
+
+
+@dataclass(frozen=True, eq=False)
+class Desk:
+    """A classifier of pictures with the data it is tried on; data may be missing."""
+
+    item: Item
+    data: str | None = None
+
+    @property
+    def stream(self) -> ResidualStream:
+        return self.item.stream
+
+    @cached_property
+    def lens(self) -> Lens:
+        return Lens.of(self.stream.model.config, _preprocessing(self.item))
+
+    @cached_property
+    def test(self) -> Images | None:
+        return self._split("test")
+
+    @cached_property
+    def valid(self) -> Images | None:
+        """Pictures to calibrate on: neither trained nor tested on, where there are such."""
+        try:
+            return self._split("valid")
+        except DataError:
+            # No third split: half of the test pictures calibrate.
+            found = self._split("test")
+            return None if found is None else found.split((0.5, 0.5))[0]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        known = None if self.test is None else self.test.classes
+        if known is not None and len(known) == self.stream.classes:
+            return tuple(known)
+        labels: Mapping[Any, Any] = getattr(self.stream.model.config, "id2label", None) or {}
+        found = [str(labels.get(i, f"class {i}")) for i in range(self.stream.classes)]
+        return tuple(name.replace("LABEL_", "class ") for name in found)
+
+    @cached_property
+    def offered(self) -> list[int]:
+        """Rows of the test data: one of each class, then those that settle latest."""
+        if self.test is None:
+            return []
+        with torch.no_grad(), evaluating(self.stream.model):
+            states = self.stream.observe({"pixel_values": self._batch(self.test)})
+            said = torch.stack([states.logits(d).argmax(-1) for d in range(states.depth + 1)])
+        settled = settled_at(said.numpy())
+        labels = self.test.labels.numpy()
+        firsts = [int(np.flatnonzero(labels == c)[0]) for c in np.unique(labels)[: OFFERED // 2]]
+        late = [int(i) for i in np.argsort(-settled, kind="stable") if i not in firsts]
+        return firsts + late[: OFFERED - len(firsts)]
+
+    def pixels(self, row: int) -> Pixels:
+        """A picture of the test data, in 0..1."""
+        assert self.test is not None
+        return self.lens.resized(_floats(self.test.pixel_values[row : row + 1]))[0]
+
+    def label(self, row: int) -> int | None:
+        return None if self.test is None else int(self.test.labels[row])
+
+    def policy(self, risk: float) -> tuple[Policy | None, str]:
+        """A policy that disagrees with the full model at most so often, and what it promises."""
+        if self.valid is None:
+            return None, "No data to calibrate on: give its name with --data."
+        batch = {"pixel_values": self._batch(self.valid), "labels": self.valid.labels}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", NotCertifiedWarning)
+            found = calibrate(self.stream, batch, risk=risk, batch_size=256, progress=False)
+        note = found.certificate.note if found.certificate else ""
+        return found, note if not caught else str(caught[0].message)
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The run's own, if it has one that fits; else measured now."""
+        try:
+            return _saved_profile(self.item, self.stream)
+        except EveryDepthError:
+            pixels = self._batch(self.test) if self.test is not None else self._blank()
+            batch: dict[str, Any] = {"pixel_values": pixels}
+            if self.test is not None:
+                batch["labels"] = self.test.labels
+            return profile(self.stream, batch, repeats=3, progress=False)
+
+    @torch.no_grad()
+    def rise(self, pixels: Pixels, policy: Policy | None, label: int | None = None) -> Rise:
+        """Run one picture through every depth, and once more with the policy."""
+        batch = {"pixel_values": self.lens.normalised(pixels[None])}
+        with evaluating(self.stream.model):
+            states = self.stream.observe(batch, check_finite=True)
+            logits = [states.logits(depth)[0].float() for depth in range(states.depth + 1)]
+        chances = torch.stack(logits).softmax(-1).numpy()
+        leaves = None
+        if policy is not None:
+            leaves = int(predict(self.stream, batch, policy=policy).depths[0])
+        settled = int(settled_at(chances.argmax(-1)[:, None])[0])
+        return Rise(chances=chances, names=self.names, settled=settled, leaves=leaves, label=label)
+
+    def _split(self, split: str) -> Images | None:
+        name = self.data or self.item.data
+        if name is None:
+            return load_digits(split) if self._takes_digits() else None
+        found = load(name, split=split, kind=Images)
+        return found.subset(range(min(len(found), MOST_TESTED)))
+
+    def _takes_digits(self) -> bool:
+        return self.lens.size == (8, 8) and self.lens.channels == 1 and self.stream.classes == 10
+
+    def _batch(self, images: Images) -> Tensor:
+        return self.lens.normalised(self.lens.resized(_floats(images.pixel_values)))
+
+    def _blank(self) -> Tensor:
+        return torch.zeros(1, self.lens.channels, *self.lens.size)
+
+
+def settled_at(said: np.ndarray) -> np.ndarray:
+    """(depth, row) of classes -> per row the smallest depth from which the class is the last one.
+
+    >>> settled_at(np.array([[3, 1], [5, 1], [5, 1]])).tolist()
+    [1, 0]
+    """
+    final = np.logical_and.accumulate((said == said[-1])[::-1], 0)
+    return (~final).sum(0)
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def tower(rise: Rise, depth: int) -> str:
+    """Every depth's top classes, the embedding at the bottom; `depth` is where the dial stands."""
+    final = int(rise.chances[-1].argmax())
+    rows = "".join(_floor(rise, level, depth, final) for level in range(rise.depth, -1, -1))
+    return f'<div class="ed-tower" role="table">{rows}</div>'
+
+
+def _floor(rise: Rise, level: int, depth: int, final: int) -> str:
+    chances = rise.chances[level]
+    best = np.argsort(-chances, kind="stable")[:TOP]
+    bars = "".join(
+        f'<span class="ed-bar {"ed-same" if c == final else ""}" style="--p:{chances[c]:.3f}">'
+        f"<b>{text(rise.names[c])}</b> <i>{chances[c]:.0%}</i></span>"
+        for c in best.tolist()
+    )
+    marks: list[str] = []
+    if level == rise.leaves:
+        marks.append('<em class="ed-exit">exits here</em>')
+    if level == rise.settled:
+        marks.append('<em class="ed-settled">settled</em>')
+    classes = ["ed-floor"]
+    classes += ["ed-at"] if level == depth else []
+    classes += ["ed-skipped"] if rise.leaves is not None and level > rise.leaves else []
+    return (
+        f'<div class="{" ".join(classes)}" role="row" data-depth="{level}">'
+        f'<span class="ed-depth">{level}</span><span class="ed-bars">{bars}</span>'
+        f'<span class="ed-marks">{"".join(marks)}</span></div>'
+    )
+
+
+def sentence(rise: Rise, depth: int) -> str:
+    """What was found, in words."""
+    truth = "" if rise.label is None else f", and it is {_right(rise)}"
+    parts = [
+        f"The network says <b>{text(rise.said(rise.depth))}</b>{truth}.",
+        f"It settles at depth {rise.settled} of {rise.depth}"
+        + (
+            "."
+            if rise.leaves is None
+            else f"; the policy lets it leave at {rise.leaves}, saying <b>"
+            f"{text(rise.said(rise.leaves))}</b>."
+        ),
+        f"Cut to depth {depth} it would say <b>{text(rise.said(depth))}</b>.",
+    ]
+    return f'<p class="ed-words">{" ".join(parts)}</p>'
+
+
+def _right(rise: Rise) -> str:
+    assert rise.label is not None
+    name = rise.names[rise.label] if rise.label < len(rise.names) else str(rise.label)
+    return "right" if rise.said(rise.depth) == name else f"in truth <b>{text(name)}</b>"
+
+
+def tiles(found: Profile, depth: int, *, judged: bool) -> str:
+    """Accuracy, latency, parameters and bytes of a depth, beside those of all blocks.
+
+    judged: whether the quality was measured on labelled data.
+    """
+    here, full = found[max(depth, 1)], found[len(found.depths)]
+    cells = [
+        (
+            found.metric,
+            f"{here.quality:.1%}" if found.more_is_better else f"{here.quality:.4g}",
+            f"{full.quality:.1%} at full depth" if found.more_is_better else "",
+        )
+        if judged
+        else ("accuracy", "not known", "give labelled data with --data"),
+        (
+            "latency, one picture",
+            f"{here.latency.median:.2f} ms",
+            _share(here.latency.median, full.latency.median),
+        ),
+        ("parameters", f"{here.parameters:,}", _share(here.parameters, full.parameters)),
+        (
+            "bytes of the checkpoint",
+            _bytes(here.checkpoint_bytes),
+            _share(here.checkpoint_bytes, full.checkpoint_bytes),
+        ),
+    ]
+    shown = "".join(
+        f'<div class="ed-tile"><span>{text(name)}</span><strong>{text(value)}</strong>'
+        f"<small>{text(beside)}</small></div>"
+        for name, value, beside in cells
+    )
+    return f'<div class="ed-tiles">{shown}</div>'
+
+
+def promise(note: str) -> str:
+    """What the policy promises, and its sign."""
+    return f'<p class="ed-soft">Exit policy: {text(note)}</p>' if note else ""
+
+
+def gallery(desk: Desk, chosen: int | None) -> str:
+    """Pictures to pick from, as buttons."""
+    buttons = "".join(
+        f'<button data-row="{row}" class="{"ed-chosen" if row == chosen else ""}" '
+        f'title="{text(_named(desk, row))}"><img src="{to_data_url(desk.pixels(row))}" '
+        f'alt="{text(_named(desk, row))}"></button>'
+        for row in desk.offered
+    )
+    return f'<div class="ed-gallery">{buttons}</div>'
+
+
+def preview(pixels: Pixels) -> str:
+    """What the model sees."""
+    return (
+        f'<figure class="ed-seen"><img src="{to_data_url(pixels)}" alt="what the network sees">'
+        f"<figcaption>what the network sees, {pixels.shape[-1]} x {pixels.shape[-2]} pixels"
+        "</figcaption></figure>"
+    )
+
+
+def _named(desk: Desk, row: int) -> str:
+    label = desk.label(row)
+    return desk.names[label] if label is not None and label < len(desk.names) else str(label)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%} of full depth" if whole else ""
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def _floats(pixels: Tensor) -> Tensor:
+    return pixels.float() if pixels.is_floating_point() else pixels.float() / 255
+
+
+def _preprocessing(item: Item) -> Mapping[str, Any]:
+    file = model_folder(item.path) / "preprocessor_config.json"
+    if item.preprocessing is not None or not file.is_file():
+        return item.preprocessing or {}
+    check_inside(file.parent, item.path)
+    found = read_json(file)
+    return found if isinstance(found, dict) else {}
+
+
+def _saved_profile(item: Item, stream: ResidualStream) -> Profile:
+    """The profile.json of a run, if it is one of this model and holds nothing but numbers."""
+    check_inside(item.path, item.path)
+    found = Profile.load(item.path / "profile.json")
+    numbers: Sequence[Any] = [
+        value
+        for d in found.depths
+        for value in (d.quality, d.parameters, d.checkpoint_bytes, d.latency.median)
+    ]
+    if found.model != stream.name or len(found.depths) != stream.depth:
+        raise DataError(f"{item.path / 'profile.json'} is of another model; profile again")
+    if not all(isinstance(value, int | float) for value in numbers):
+        raise DataError(f"{item.path / 'profile.json'} holds more than numbers; profile again")
+    return found
