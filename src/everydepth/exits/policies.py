@@ -244,7 +244,7 @@ class Margin(Policy):
 class Patience(Policy):
     """How many depths before this one, without a gap, predicted the same class.
 
-    >>> policy = ed.Patience(threshold=1)  # two depths in a row agree
+    >>> policy = ed.Patience(threshold=1.0)  # two depths in a row agree
     >>> int(ed.predict(model, test.batch(range(8)), policy=policy).depths.min()) >= 2
     True
     """

@@ -81,7 +81,7 @@ def certificate(
     lipschitz: of the loss in the prediction; the default is that of cross-entropy.
 
     >>> big = ed.insert(model, after=3)
-    >>> ed.growth.certificate(model, big, train, test, progress=False).vacuous  # and says so
+    >>> ed.growth.certificate(model, big, train, test).vacuous  # and says so
     True
     """
     if not 0 < delta < 1:

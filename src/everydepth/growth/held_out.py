@@ -63,7 +63,7 @@ def paired(
     """Compare two models row by row on data used for nothing else.
 
     >>> big = ed.insert(model, after=3)
-    >>> found = ed.growth.paired(model, big, test, progress=False)
+    >>> found = ed.growth.paired(model, big, test)
     >>> found.better, found.worse  # the same function: neither
     (False, False)
     """

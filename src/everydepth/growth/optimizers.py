@@ -40,7 +40,7 @@ def carried(
 
     >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     >>> big = ed.insert(model, after=3)
-    >>> new = ed.growth.carried(optimizer, model, big, after=3)
+    >>> new = ed.growth.carried(optimizer, ed.as_stream(model), ed.as_stream(big), after=3)
     >>> len(new.param_groups[0]["params"]) > len(optimizer.param_groups[0]["params"])
     True
     """

@@ -105,7 +105,7 @@ def layerskip(
 def weighted(weights: Sequence[float]) -> Objective:
     """Weights of your own, one for each depth 0..L; depth 0 is the embedding.
 
-    >>> ed.weighted([0, 1, 0, 1]).weights(0, None, 3).tolist()
+    >>> ed.weighted([0.0, 1.0, 0.0, 1.0]).weights(0, None, 3).tolist()
     [0.0, 1.0, 0.0, 1.0]
     """
     return Objective(name="weighted", shape="given", given=tuple(weights))

@@ -71,7 +71,7 @@ def trace(
     >>> int(trace["saturation"].sum()) == len(test)  # at which depth decisions settle
     True
     >>> print(trace)
-    ViTForImageClassification...
+    Trace of ViTForImageClassification: 3 blocks, 359 samples, ...
     """
     if max_samples is not None and max_samples < 1:
         raise SettingError(f"max_samples={max_samples}; use 1 or more, or None for all")
