@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from everydepth.cli.ablate import ablate
+from everydepth.cli.app import app
 from everydepth.cli.audit import audit
 from everydepth.cli.env import env
 from everydepth.cli.export import export
@@ -40,6 +41,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     plan,
     reproduce,
     report,
+    app,
     env,
 )
 
