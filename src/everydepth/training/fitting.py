@@ -16,10 +16,10 @@ from everydepth.errors import SettingError
 from everydepth.stream.taps import replaced_forward
 from everydepth.training.callbacks import Callback
 from everydepth.training.loader import TrainData, loader_of
-from everydepth.training.loop import Training, flat
+from everydepth.training.loop import Training
 from everydepth.training.module import EveryDepth
 from everydepth.training.processes import accelerator_for
-from everydepth.training.result import FitResult
+from everydepth.training.result import FitResult, flat
 from everydepth.training.schedules import Schedule
 from everydepth.training.scoring import Evaluator
 from everydepth.training.settings import (

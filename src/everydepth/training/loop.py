@@ -6,10 +6,9 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,21 +18,22 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers.utils import logging
 
 from everydepth.errors import DataError, RunError, SettingError
 from everydepth.runs import Checkpoint, Run
 from everydepth.stream import unwrapped
+from everydepth.training.best import Best
 from everydepth.training.callbacks import Callback
 from everydepth.training.failures import check_weights, not_finite
-from everydepth.training.loader import Batch, Loader, rows_at, rows_of
+from everydepth.training.loader import Batch, Loader
 from everydepth.training.module import EveryDepth
+from everydepth.training.pieces import pieces_of, shares_of
 from everydepth.training.processes import of_every_process, on_main
 from everydepth.training.progress import Display
-from everydepth.training.result import FINISHED, FitResult
+from everydepth.training.result import FINISHED, FitResult, flat, write_result
 from everydepth.training.schedules import Schedule, schedule_of
-from everydepth.training.scoring import Evaluator, Scores, amount
-from everydepth.training.settings import EarlyStopping, Settings, optimizer_of
+from everydepth.training.scoring import Evaluator, Scores
+from everydepth.training.settings import Settings, optimizer_of
 from everydepth.training.signals import Signals
 from everydepth.training.snapshot import (
     load_model,
@@ -44,7 +44,6 @@ from everydepth.training.snapshot import (
     seed_everything,
     set_random_state,
 )
-from everydepth.training.targets import Targets
 
 
 class Training:
@@ -82,10 +81,7 @@ class Training:
         self._save_every, self._keep, self._log_every = save_every, keep, log_every
         self._position = 0  # batches of this epoch that are done
         self._epoch_random: Any = None  # random state at the start of this epoch
-        self._best_step: int | None = None
-        self._best_value: float | None = None
-        self._new_best = False  # and not saved yet
-        self._validations_without_gain = 0
+        self.best = Best()
         self._validated_at: int | None = None
         self._history: list[dict[str, Any]] = []
         self._seconds = 0.0
@@ -243,8 +239,8 @@ class Training:
             factor = self.schedule.factor(self.step, self.total_steps)
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
-        pieces = _pieces(batch, self.settings.grad_accumulation)
-        shares = self._shares(pieces)
+        pieces = pieces_of(batch, self.settings.grad_accumulation)
+        shares = shares_of(pieces, self.net, self.accelerator)
         loss, losses = 0.0, dict[int, float]()
         for number, (piece, share) in enumerate(zip(pieces, shares, strict=True), start=1):
             last = number == len(pieces)
@@ -300,7 +296,7 @@ class Training:
 
     def _save_if_due(self, ended: bool) -> None:
         every = self._save_every
-        if self._new_best or (ended if every is None else self.step % every == 0):
+        if self.best.new or (ended if every is None else self.step % every == 0):
             self._save()
 
     def _log_step(self) -> None:
@@ -321,32 +317,11 @@ class Training:
         self._validated_at = self.step
         self.log({"valid": self.valid})
         self.display.validated(self.valid)
-        rule = self.settings.early_stopping or EarlyStopping()
-        if rule.metric not in self.valid:
-            raise SettingError(
-                f"early stopping watches {rule.metric!r}, but validation gives "
-                f"{', '.join(self.valid)}; use one of these"
-            )
-        depth = self.net.stream.check_depth(rule.depth or self.net.stream.depth, lowest=1)
-        value = self.valid[rule.metric][depth - 1]
-        lower = rule.metric in ("loss", "mse", "perplexity")
-        gain = math.inf
-        if self._best_value is not None:
-            gain = (self._best_value - value) if lower else (value - self._best_value)
-        if gain > rule.min_delta:
-            self._best_step, self._best_value = self.step, value
-            self._validations_without_gain, self._new_best = 0, True
-        else:
-            self._validations_without_gain += 1
-        if (
-            self.settings.early_stopping is not None
-            and self._validations_without_gain >= rule.patience
-        ):
-            self.stop(
-                f"early stopping: {rule.metric} at depth {depth} did not improve in "
-                f"{rule.patience} validations; best {self._best_value:.6g} at step "
-                f"{self._best_step}"
-            )
+        reason = self.best.judge(
+            self.step, self.valid, self.settings.early_stopping, self.net.stream
+        )
+        if reason is not None:
+            self.stop(reason)
         self._call("on_validation")
 
     def _finish(self) -> FitResult:
@@ -358,8 +333,8 @@ class Training:
             stopped=self.stopped or FINISHED,
             seconds=round(self._seconds, 3),
             valid=self.valid,
-            best_step=self._best_step,
-            best_value=self._best_value,
+            best_step=self.best.step,
+            best_value=self.best.value,
             callbacks={name: report for name, report in reports.items() if report},
             history=self._history,
             path=None if self.run is None else self.run.path,
@@ -367,51 +342,10 @@ class Training:
         if self.run is None:
             return result
         run, state = self.run, model_state(self.net, keep=self.accelerator.is_main_process)
-
-        def write() -> None:
-            if hasattr(self.model, "save_pretrained") and not (run.path / "model").exists():
-                inner = {k: v for k, v in state.items() if not self._is_head(k)}
-                with _no_progress_bars():
-                    run.write_folder(
-                        "model", lambda folder: self.net.save_pretrained(folder, state_dict=inner)
-                    )
-            plain = {k: v for k, v in asdict(result).items() if k not in ("history", "path")}
-            run.write_results(plain)
-
-        on_main(self.accelerator, write)
+        on_main(self.accelerator, lambda: write_result(run, result, self.net, state))
         return replace(result, history=run.metrics())
 
-    def _is_head(self, key: str) -> bool:
-        return bool(self.net.heads) and key.startswith("heads.")
-
-    # -- pieces and processes ---------------------------------------------------------------------
-
-    def _shares(self, pieces: list[Batch]) -> list[float]:
-        """How much the mean loss of each piece counts in the mean over the whole batch.
-
-        DDP and FSDP average the gradients of processes, hence the factor.
-        """
-        processes = self.accelerator.num_processes
-        if len(pieces) == 1 and processes == 1:
-            return [1.0]
-        amounts = torch.tensor([self._amount(piece) for piece in pieces], dtype=torch.float32)
-        total = amounts.sum().to(self.accelerator.device)
-        if processes > 1:
-            total = cast(Tensor, self.accelerator.reduce(total))
-        return (amounts * processes / max(total.item(), 1e-12)).tolist()
-
-    def _amount(self, piece: Batch) -> float:
-        if self.net.criterion is not None or "labels" not in piece:
-            return float(rows_of(piece))
-        targets = Targets.of(
-            self.net.stream,
-            piece,
-            piece["labels"],
-            loss_weights=piece.get("loss_weights"),
-            items=1,
-            class_weights=self.net.class_weights,
-        )
-        return float(amount(targets))
+    # -- processes ---------------------------------------------------------------------
 
     def _over_processes(self, loss: float, signals: Signals) -> float:
         """The loss over all processes; a signal that one of them got reaches all."""
@@ -439,7 +373,7 @@ class Training:
     # -- keeping and restoring --------------------------------------------------------------------
 
     def _save(self) -> None:
-        run, best, self._new_best = self.run, self._new_best, False
+        run, best, self.best.new = self.run, self.best.new, False
         if run is None:
             return
         # What is there for this step leads to the same place: saving is a function of the step.
@@ -458,9 +392,9 @@ class Training:
             "epoch": self.epoch,
             "position": self._position,
             "stopped": self.stopped,
-            "best_step": self._best_step,
-            "best_value": self._best_value,
-            "validations_without_gain": self._validations_without_gain,
+            "best_step": self.best.step,
+            "best_value": self.best.value,
+            "validations_without_gain": self.best.without_gain,
             "validated_at": self._validated_at,
             "valid": self.valid,
             "seconds": self._seconds,
@@ -482,16 +416,15 @@ class Training:
         load_model(self.net, saved.load("model"), saved.path)
         load_optimizer(self.net, self.optimizer, saved.load("optimizer"), saved.path)
         state = saved.state
-        for name in (
-            "step",
-            "epoch",
-            "stopped",
-            "valid",
-        ):
+        for name in ("step", "epoch", "stopped", "valid"):
             setattr(self, name, state[name])
-        for name in ("position", "best_step", "best_value", "validations_without_gain"):
+        for name in ("position", "validated_at", "seconds"):
             setattr(self, f"_{name}", state[name])
-        self._validated_at, self._seconds = state["validated_at"], state["seconds"]
+        self.best = Best(
+            step=state["best_step"],
+            value=state["best_value"],
+            without_gain=state["validations_without_gain"],
+        )
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.accelerator.scaler is not None and state["scaler"] is not None:
@@ -533,44 +466,9 @@ class Training:
         raise SystemExit(128 + number)
 
 
-@contextmanager
-def _no_progress_bars() -> Generator[None, None, None]:
-    """Silence what transformers shows while it saves."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _pieces(batch: Batch, count: int) -> list[Batch]:
-    size = rows_of(batch)
-    if count == 1 or size < count:
-        return [batch]
-    bounds = [size * i // count for i in range(count + 1)]
-    return [rows_at(batch, slice(a, b)) for a, b in pairwise(bounds)]
-
-
 def _nothing(loader: Loader, epoch: int) -> str:
     again = "a generator can be gone through once only; " if epoch else ""
     return (
         f"the training data ({loader.describe()}) yields no batch in epoch {epoch + 1}; {again}"
         "give a Dataset with rows, a DataLoader, or a list of batches"
     )
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values with names such as `valid/accuracy/3`, as trackers want them."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            found |= flat(cast(Mapping[str, Any], value), f"{name}/")
-        elif isinstance(value, (list, tuple)):
-            items = cast(Sequence[Any], value)
-            found |= {f"{name}/{i}": item for i, item in enumerate(items, start=1)}
-        elif value is not None:
-            found[name] = value
-    return found

@@ -1,0 +1,53 @@
+"""A batch in pieces, and how much each piece counts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import cast
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from everydepth.training.loader import Batch, rows_at, rows_of
+from everydepth.training.module import EveryDepth
+from everydepth.training.scoring import amount
+from everydepth.training.targets import Targets
+
+
+def pieces_of(batch: Batch, count: int) -> list[Batch]:
+    """The batch in `count` pieces of nearly equal size; whole if it has fewer rows."""
+    size = rows_of(batch)
+    if count == 1 or size < count:
+        return [batch]
+    bounds = [size * i // count for i in range(count + 1)]
+    return [rows_at(batch, slice(a, b)) for a, b in pairwise(bounds)]
+
+
+def shares_of(pieces: list[Batch], net: EveryDepth, accelerator: Accelerator) -> list[float]:
+    """How much the mean loss of each piece counts in the mean over the whole batch.
+
+    DDP and FSDP average the gradients of processes, hence the factor.
+    """
+    processes = accelerator.num_processes
+    if len(pieces) == 1 and processes == 1:
+        return [1.0]
+    amounts = torch.tensor([_amount(piece, net) for piece in pieces], dtype=torch.float32)
+    total = amounts.sum().to(accelerator.device)
+    if processes > 1:
+        total = cast(Tensor, accelerator.reduce(total))
+    return (amounts * processes / max(total.item(), 1e-12)).tolist()
+
+
+def _amount(piece: Batch, net: EveryDepth) -> float:
+    if net.criterion is not None or "labels" not in piece:
+        return float(rows_of(piece))
+    targets = Targets.of(
+        net.stream,
+        piece,
+        piece["labels"],
+        loss_weights=piece.get("loss_weights"),
+        items=1,
+        class_weights=net.class_weights,
+    )
+    return float(amount(targets))
