@@ -150,9 +150,17 @@ def figure(results: Sequence[Result]) -> Figure:
         for layer, line in enumerate(result["text"]):
             for step, word in enumerate(line):
                 shown = "".join(c if c.isprintable() and ord(c) < 0x2000 else "·" for c in word)
-                bold = "bold" if layer >= result["saturated_at"][step] else "normal"
-                axis.text(step, layer, shown[:9].replace("$", r"\$"), ha="center", va="center",
-                          fontsize=7, fontweight=bold)  # fmt: skip
+                final = layer >= result["saturated_at"][step]
+                axis.text(
+                    step,
+                    layer,
+                    shown[:9].replace("$", r"\$"),
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    fontweight="bold" if final else "normal",
+                    color="white" if abs(chance[layer, step] - 0.5) > 0.35 else "black",
+                )
         axis.set(title=f"{result.cell['model']} (bold: saturated)", ylabel="depth", xlabel="step")
         page.colorbar(drawn, ax=axis, label="probability")
     return page

@@ -25,7 +25,15 @@ class HubImages(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(
-        self, name: str, split: str, *, size: int, augment: bool = False, noise: float = 0.0
+        self,
+        name: str,
+        split: str,
+        *,
+        size: int,
+        augment: bool = False,
+        noise: float = 0.0,
+        mean: tuple[float, ...] = MEAN,
+        std: tuple[float, ...] = STD,
     ) -> None:
         try:
             import datasets
@@ -35,6 +43,7 @@ class HubImages(Dataset[dict[str, Tensor]]):
             ) from error
         self.rows: Any = datasets.load_dataset(name, split=split)
         self.size, self.augment, self.noise = size, augment, noise
+        self.mean, self.std = (torch.tensor(v).view(3, 1, 1) for v in (mean, std))
         kinds = dict(self.rows.features)
         self.image = next(n for n, f in kinds.items() if isinstance(f, datasets.Image))
         self.label = next(n for n, f in kinds.items() if isinstance(f, datasets.ClassLabel))
@@ -49,8 +58,7 @@ class HubImages(Dataset[dict[str, Tensor]]):
         if self.augment:
             picture = _augmented(picture, self.size)
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float().div_(255)
-        mean, std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
-        pixels = (pixels - mean) / std
+        pixels = (pixels - self.mean) / self.std
         if self.noise:
             # A function of the row alone, so that all models see the same shifted images.
             pixels += self.noise * torch.randn(
