@@ -144,7 +144,7 @@ def _vision(blocks: gr.Blocks, shelf: Shelf, data: str | None) -> None:
 
     def begin(name: str, share: float) -> list[Any]:
         desk = desks[name]
-        row = desk.offered[-1] if desk.offered else None
+        row = desk.offered[2 * len(desk.offered) // 3] if desk.offered else None
         blank = torch.zeros(desk.lens.channels, *desk.lens.size)
         now: dict[str, Any] = {
             "model": name,
@@ -259,7 +259,7 @@ def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None, effort: Effo
 
     with gr.Row():
         surface = gr.Dropdown(
-            choices, value=choices[0][1] if own else SURFACE, label="surface", elem_id="ed-surface"
+            choices, value=choices[0][1] if own else SURFACE, label="surface", min_width=260, elem_id="ed-surface"
         )
         depth = _dial(6, 1, "ed-surface-depth")
     words = gr.HTML(elem_id="ed-surface-words")
@@ -301,8 +301,8 @@ def _compare(shelf: Shelf) -> None:
         return
     first, second = compare.start(shelf)
     with gr.Row():
-        left = gr.Dropdown(runs, value=first, label="run", elem_id="ed-left")
-        right = gr.Dropdown(runs, value=second, label="against", elem_id="ed-right")
+        left = gr.Dropdown(runs, value=first, label="run", min_width=260, elem_id="ed-left")
+        right = gr.Dropdown(runs, value=second, label="against", min_width=260, elem_id="ed-right")
     frame = gr.HTML(_frame(first, second), elem_id="ed-compare")
     gr.on([left.change, right.change], _frame, [left, right], frame, **_QUEUE)
 
@@ -360,7 +360,7 @@ def _preferred(names: list[str]) -> str:
 
 
 def _dial(last: int, value: int, elem_id: str, *, lowest: int = 0) -> gr.Slider:
-    return gr.Slider(lowest, last, value=value, step=1, label="depth", elem_id=elem_id)
+    return gr.Slider(lowest, last, value=value, step=1, label="depth", min_width=260, elem_id=elem_id)
 
 
 def _nothing(what: str) -> None:

@@ -58,7 +58,7 @@ def grid_table(found: Result, depth: int | None = None) -> str:
     rows: list[str] = []
     for level in range(last, -1, -1):
         cells = "".join(
-            _cell(best[level, i], best_chance[level, i], settled=settled[i] == level)
+            _cell(best[level, i], best_chance[level, i], settled=bool(settled[i] == level))
             for i in range(first, len(tokens))
         )
         at = ' class="ed-at"' if level == depth else ""

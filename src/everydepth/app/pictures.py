@@ -47,7 +47,11 @@ def decoded(content: bytes) -> Image.Image:
             return ImageOps.exif_transpose(picture)
     except DataError:
         raise
-    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError, EOFError) as error:
+    except Image.DecompressionBombError as error:
+        raise DataError(
+            f"the picture claims far more pixels than the limit of {MOST_PIXELS:,}; make it smaller"
+        ) from error
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise DataError(
             f"this is not a picture that can be read; use one of {', '.join(FORMATS)}"
         ) from error

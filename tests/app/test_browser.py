@@ -1,0 +1,207 @@
+"""The playground in a real browser: every tab, every slider, no error, no request elsewhere.
+
+With EVERYDEPTH_SCREENSHOTS set to a run of `make demo` (runs/demo), the pictures of the
+documentation are made anew from it: docs/assets/app-*.png.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from tests.app.samples import HOSTILE, demo_folder
+from tests.report.test_browser import FLAGS, browser_path
+
+from everydepth.app.build import build
+from everydepth.app.content import SURFACE, Effort
+from everydepth.app.pictures import to_data_url
+from everydepth.app.server import HOST, bind, server
+from everydepth.app.shelf import shelf_of
+from everydepth.data import load_digits
+
+SHOWN = os.environ.get("EVERYDEPTH_SCREENSHOTS")
+ASSETS = Path(__file__).parents[2] / "docs" / "assets"
+SIZES = ((1280, 900), (390, 844))
+READY = {
+    "Vision": "#ed-tiles .ed-tile",
+    "Language": "#ed-written .ed-card",
+    "Surfaces": "#ed-error .main-svg",
+    "Compare": "#ed-compare iframe",
+}
+WAIT = 60_000  # milliseconds; a busy machine draws three surfaces slowly
+QUICK = Effort(surface_points=200, surface_epochs=1, progress=False)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = Path(SHOWN) if SHOWN else demo_folder(tmp_path_factory.mktemp("demo"))
+    shelf = shelf_of(folder)
+    blocks = build(shelf, folder=folder, effort=QUICK)
+    found = bind(HOST, None)
+    running = server(blocks, shelf, found)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [found]}, daemon=True)
+    thread.start()
+    yield f"http://{HOST}:{found.getsockname()[1]}"
+    running.should_exit = True
+    thread.join(10)
+    found.close()
+
+
+@dataclass
+class Opened:
+    page: Page
+    address: str
+    complaints: list[str] = field(default_factory=list[str])
+
+    def tab(self, name: str) -> None:
+        self.page.get_by_role("tab", name=name, exact=True).click()
+        self.page.wait_for_selector(READY[name], timeout=WAIT)
+
+    def turn(self, dial: str, depth: int) -> None:
+        number = self.page.locator(f"#{dial} input[type=number]")
+        number.fill(str(depth))
+        number.press("Enter")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    # Surfaces need WebGL, which a machine without a graphics card computes in software.
+    flags = [*(f for f in FLAGS if f != "--disable-gpu"), "--use-angle=swiftshader"]
+    with sync_playwright() as play:
+        path = browser_path()
+        launched = play.chromium.launch(
+            executable_path=path, args=[*flags, "--enable-unsafe-swiftshader"]
+        )
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module", params=SIZES, ids=lambda size: f"{size[0]}px")
+def opened(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[Opened]:
+    width, height = request.param
+    shown = Opened(browser.new_page(viewport={"width": width, "height": height}), address)
+    note = shown.complaints.append
+    page = shown.page
+    page.on("console", lambda m: note(f"console: {m.text}") if m.type == "error" else None)
+    page.on("pageerror", lambda error: note(str(error)))
+    own = (address, "data:", "blob:")
+    page.on("request", lambda r: None if r.url.startswith(own) else note(f"request: {r.url}"))
+    page.on("response", lambda r: note(f"{r.status} {r.url}") if r.status >= 400 else None)
+    page.goto(address)
+    page.wait_for_selector(READY["Vision"], timeout=WAIT)
+    yield shown
+    page.close()
+
+
+def test_every_tab_loads_without_an_error_or_a_request_elsewhere(opened: Opened) -> None:
+    for name in READY:
+        opened.tab(name)
+        if name == "Compare":
+            frame = opened.page.frame_locator("#ed-compare iframe")
+            frame.locator(".chart .main-svg").first.wait_for(timeout=WAIT)
+        width = opened.page.evaluate("document.documentElement.scrollWidth")
+        assert width <= opened.page.viewport_size["width"], name  # pyright: ignore[reportOptionalSubscript]
+        if SHOWN:
+            opened.page.wait_for_timeout(3000)
+            size = opened.page.viewport_size["width"]  # pyright: ignore[reportOptionalSubscript]
+            file = f"app-{name.lower()}-{size}.png"
+            opened.page.screenshot(path=str(ASSETS / file), full_page=True)
+    assert opened.complaints == []
+
+
+def test_the_depth_of_the_picture_follows_its_slider(opened: Opened) -> None:
+    opened.tab("Vision")
+    page = opened.page
+    for depth in (1, 2):
+        opened.turn("ed-vision-depth", depth)
+        expect(page.locator(".ed-floor.ed-at")).to_have_attribute("data-depth", str(depth))
+        expect(page.locator("#ed-said")).to_contain_text(f"Cut to depth {depth}")
+        expect(page.locator("#ed-tiles")).to_contain_text("of full depth")
+    assert opened.complaints == []
+
+
+def test_a_picture_is_picked_drawn_and_uploaded(opened: Opened, tmp_path: Path) -> None:
+    opened.tab("Vision")
+    page = opened.page
+    seen = page.locator("#ed-seen img")
+    before = seen.get_attribute("src")
+    page.locator("#ed-pick button").first.click()
+    expect(page.locator("#ed-pick button").first).to_have_class("ed-chosen")
+    expect(seen).not_to_have_attribute("src", before or "")
+    expect(page.locator("#ed-said")).to_contain_text("in truth")
+
+    before = seen.get_attribute("src")
+    page.get_by_role("tab", name="Draw").click()
+    box = page.locator("#ed-draw canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 140, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 140, box["y"] + 200, steps=4)
+    page.mouse.up()
+    expect(seen).not_to_have_attribute("src", before or "")
+
+    before = seen.get_attribute("src")
+    page.get_by_role("tab", name="Upload").click()
+    picture = to_data_url(load_digits("test").pixel_values[3])
+    file = tmp_path / "digit.png"
+    file.write_bytes(base64.b64decode(picture.partition(",")[2]))
+    page.locator("#ed-upload input[type=file]").first.set_input_files(file)
+    expect(seen).not_to_have_attribute("src", before or "")
+    page.get_by_role("tab", name="Pick").click()
+    assert opened.complaints == []
+
+
+def test_the_texts_follow_the_slider_and_cells_tell_their_top_five(opened: Opened) -> None:
+    opened.tab("Language")
+    page = opened.page
+    for depth in (2, 1):
+        opened.turn("ed-language-depth", depth)
+        expect(page.locator("#ed-written")).to_contain_text(f"drafted at {depth}", timeout=WAIT)
+        expect(page.locator(".ed-grid tr.ed-at")).to_have_attribute("data-depth", str(depth))
+    page.locator(".ed-grid td").first.hover()
+    expect(page.locator(".ed-tip div")).to_have_count(5)
+    assert opened.complaints == []
+
+
+def test_a_prompt_is_shown_and_does_not_run(opened: Opened) -> None:
+    opened.tab("Language")
+    page = opened.page
+    page.locator("#ed-prompt textarea").fill(HOSTILE)
+    page.locator("#ed-prompt .submit-button").click()
+    expect(page.locator(".ed-grid thead")).to_contain_text("harm", timeout=WAIT)
+    page.locator(".ed-grid td").first.hover()
+    assert page.evaluate("window.harmed") is None
+    assert page.locator("img[src='x']").count() == 0
+    opened.complaints.clear()
+
+
+def test_the_surfaces_follow_their_slider(opened: Opened) -> None:
+    opened.tab("Surfaces")
+    page = opened.page
+    expect(page.locator(".ed-plot")).to_have_count(3)
+    for depth in (2, 3):
+        opened.turn("ed-surface-depth", depth)
+        expect(page.locator("#ed-surface-words")).to_contain_text(f"at depth {depth}", timeout=WAIT)
+        title = page.locator(".ed-plot .gtitle").nth(2)
+        expect(title).to_contain_text(f"LPA, depth {depth}", timeout=WAIT)
+    assert opened.complaints == []
+
+
+def test_two_other_runs_are_compared(opened: Opened) -> None:
+    opened.tab("Compare")
+    page = opened.page
+    page.locator("#ed-left input").click()
+    page.get_by_role("option", name=f"surfaces/{SURFACE}/end-to-end").click()
+    heading = page.frame_locator("#ed-compare iframe").locator("h1")
+    expect(heading).to_contain_text(f"surfaces/{SURFACE}/end-to-end against", timeout=WAIT)
+    dial = page.frame_locator("#ed-compare iframe").locator("#depth")
+    dial.fill("1")
+    now = page.frame_locator("#ed-compare iframe").locator("#depth-now")
+    expect(now).to_contain_text("Depth 1 of")
+    assert opened.complaints == []
