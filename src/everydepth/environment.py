@@ -9,9 +9,12 @@ import datetime as dt
 import json
 import os
 import platform
+import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
@@ -126,6 +129,17 @@ def machine() -> dict[str, Any]:
         "python": now.python,
         "versions": now.versions,
     }
+
+
+def command_line() -> str:
+    """The command this process was started with, as one would type it again."""
+    program = Path(sys.argv[0] if sys.argv else "")
+    if program.name == "__main__.py":  # python -m everydepth
+        program = program.parent
+    first = [] if program.stem in ("", "-c") else [program.name]
+    if program.suffix == ".py":
+        first.insert(0, "python")
+    return shlex.join([*first, *sys.argv[1:]])
 
 
 def installed_version(distribution: str) -> str | None:

@@ -251,8 +251,11 @@ def test_training_is_shown_with_a_line_a_run_and_thinned_to_what_a_screen_shows(
     assert "everydepth train --name b" in content
 
 
-def test_where_it_came_from_is_on_the_page(tmp_path: Path, out: Path) -> None:
-    made = Run.create(tmp_path / "run", {"command": "everydepth train -m vit", "lr": 0.25})
+def test_where_it_came_from_is_on_the_page(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bin/everydepth", "train", "-m", "vit"])
+    made = Run.create(tmp_path / "run", {"lr": 0.25})
     trace_of(LINES, depth=2, command="everydepth trace x").save(made.path / "trace")
     report(made.path, out, command="everydepth report run")
     shown = "".join(Parsed(out.read_text()).texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,23 @@ def test_a_run_opens_with_what_it_was_created_with(run: Run) -> None:
     assert again.config == {"lr": 0.1, "betas": [0.9, 0.99]}
     environment = json.loads((run.path / "environment.json").read_text())
     assert environment["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["/opt/bin/everydepth", "train", "-m", "a b"], "everydepth train -m 'a b'"),
+        (["/opt/lib/everydepth/__main__.py", "trace", "x"], "everydepth trace x"),
+        (["examples/plain.py", "--lr", "1"], "python plain.py --lr 1"),
+        (["-c"], ""),
+    ],
+)
+def test_a_run_remembers_the_command_that_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], command: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", argv)
+    run = Run.create(tmp_path / "run", {})
+    assert json.loads((run.path / "environment.json").read_text())["command"] == command
     assert "metrics.jsonl" in (run.path / "README.md").read_text()
 
 

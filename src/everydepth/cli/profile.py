@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from everydepth.environment import command_line
 
 
 def profile(
@@ -66,7 +66,7 @@ def profile(
     place = Path(model) if own else out or _free(f"profile-{Path(model).resolve().name}")
     if not own:
         config = {
-            "command": shlex.join(["everydepth", *sys.argv[1:]]),
+            "command": command_line(),
             "model": model,
             "data": data,
             "split": split,

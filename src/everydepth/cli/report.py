@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from everydepth.environment import command_line
 from everydepth.errors import SettingError
 
 
@@ -31,7 +30,7 @@ def report(
     """
     from everydepth.report import report as write
 
-    command = shlex.join(["everydepth", *sys.argv[1:]])
+    command = command_line()
     page = write(_named(runs), out, title=title, command=command)
     typer.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB)")
 

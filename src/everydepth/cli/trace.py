@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from everydepth.environment import command_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,7 +78,7 @@ def trace(
         max_samples=max_samples,
     )
     config = {
-        "command": shlex.join(["everydepth", *sys.argv[1:]]),
+        "command": command_line(),
         "model": model,
         "data": data,
         "split": split,

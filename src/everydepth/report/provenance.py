@@ -30,7 +30,7 @@ def made_by(view: RunView, heading: str) -> str:
 
 
 def _commands(view: RunView) -> list[str]:
-    sources = (view.config, view.trace.meta if view.trace else {})
+    sources = (view.environment, view.config, view.trace.meta if view.trace else {})
     return list(dict.fromkeys(str(s["command"]) for s in sources if s.get("command")))
 
 

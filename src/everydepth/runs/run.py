@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from safetensors import SafetensorError
 
-from everydepth.environment import Environment
+from everydepth.environment import Environment, command_line
 from everydepth.errors import RunError
 from everydepth.runs.checkpoint import FORMAT, Checkpoint, check_format
 from everydepth.runs.files import (
@@ -32,7 +32,7 @@ _README = """\
 | file | what |
 |---|---|
 | `config.json` | what was asked for (format {format}) |
-| `environment.json` | versions, devices and memory of the machine that started it |
+| `environment.json` | the command that started it; versions, devices and memory of its machine |
 | `metrics.jsonl` | one JSON object a line, in the order of the steps |
 | `checkpoints/<step>/` | safetensors and JSON, no pickles; `checkpoints/latest` names the newest |
 | `results.json` | the outcome; absent while the run goes on |
@@ -79,7 +79,8 @@ class Run:
         run = cls(folder, kind, json.loads(text))
         with run._disk("the run could not be started"):
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-            write_text(folder / "environment.json", Environment.current().to_json() + "\n")
+            machine = json.loads(Environment.current().to_json())
+            write_json(folder / "environment.json", {"command": command_line(), **machine})
             readme = _README.format(kind=kind, format=FORMAT, name=folder.name)
             write_text(folder / "README.md", readme)
             # Last, because its presence makes the directory a run.
