@@ -29,9 +29,9 @@ from everydepth.ablations import (
     unified_view,
     weight_widths,
 )
+from everydepth.ablations.prompts import TEMPLATE
 from everydepth.data import Images, Rows, Texts, Tokens, flip_labels, load, tokenized
 from everydepth.evidence.recipe import Cell
-from everydepth.evidence.running import data_folder
 from everydepth.objectives import end_to_end
 from everydepth.runs import Run
 from everydepth.stream import as_stream
@@ -132,7 +132,8 @@ def _studied(model: nn.Module, task: Task, noisy: Any, noise: Any, removed: Any)
         "study": study.to_json(),
         "after": after.to_json(),
         "view": unified_view(study, removed if whole else after).to_json(),
-        "query_std": list(weight_widths(as_stream(model), batch).query),
+        # Where the bound is defined, so is one query map a layer.
+        "query_std": None if study.note else list(weight_widths(as_stream(model), batch).query),
     }
 
 
@@ -211,12 +212,12 @@ def images(settings: Cell, seed: int) -> Task:
         image_size=size,
         patch_size=settings["patch"],
         num_channels=1,
-        num_labels=10,
         hidden_size=settings["width"],
         num_hidden_layers=settings["depth"],
         num_attention_heads=4,
         intermediate_size=2 * settings["width"],
     )
+    config.num_labels = 10
     return Task(
         labels=train.labels,
         train=lambda labels: replace(train, labels=labels),
@@ -231,30 +232,17 @@ def words(settings: Cell, seed: int) -> Task:
     """A small GPT-2 that tells the emotion of a text; its tokens are words."""
     every, train, test, more = _texts(settings, seed)
     size, length = settings["vocabulary"], settings["words"]
-    counts = Counter(word for text in every.texts for word in _words(text))
-    known = {w: i + 2 for i, (w, _) in enumerate(counts.most_common(size - 2))}
+    tokenizer = Words(every, size)
 
     def tokens(texts: Texts) -> Tokens:
         ids = torch.full((len(texts), length), PAD)
-        for row, text in enumerate(texts.texts):
-            found = [known.get(word, UNKNOWN) for word in _words(text)][:length] or [UNKNOWN]
-            ids[row, length - len(found) :] = torch.tensor(found)
+        for row, found in enumerate(tokenizer(list(texts.texts))["input_ids"]):
+            kept = found[:length] or [UNKNOWN]
+            ids[row, length - len(kept) :] = torch.tensor(kept)
         return Tokens(ids, (ids != PAD).long(), labels=texts.labels)
 
-    config = hf.GPT2Config(
-        vocab_size=size,
-        n_positions=length,
-        n_embd=settings["width"],
-        n_layer=settings["depth"],
-        n_head=4,
-        num_labels=len(every.classes),
-        pad_token_id=PAD,
-        bos_token_id=None,
-        eos_token_id=None,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
+    config = _gpt2(settings, length)
+    config.num_labels = len(every.classes)
     rows = tokens(train)
     return Task(
         labels=cast(Tensor, train.labels),
@@ -267,37 +255,40 @@ def words(settings: Cell, seed: int) -> Task:
 
 
 def prompts(settings: Cell, seed: int) -> Task:
-    """SPEC 3.8: a pretrained language model continues "... The topic is about" with the label."""
-    _, train, test, _ = _texts(settings, seed)
-    where = data_folder(settings["model"]) if settings["model"] != "random" else None
-    tokenizer: Any = hf.AutoTokenizer.from_pretrained(where) if where else _characters
+    """SPEC 3.8: a small GPT-2 continues "<text> The topic is about" with the label's word."""
+    every, train, test, more = _texts(settings, seed)
+    tokenizer = Words(every, settings["vocabulary"])
+    length = settings["words"] + 5  # the template and the label
 
-    def written(texts: Texts, labels: Tensor) -> Tokens:
+    def written(texts: Texts, labels: Tensor | None) -> Tokens:
         # Loss on the label alone: what the paper calls memorised is the label.
-        return label_prompts(texts.texts, labels, texts.classes, tokenizer, settings["tokens"])
+        given = cast(Tensor, texts.labels if labels is None else labels)
+        return label_prompts(texts.texts, given, every.classes, tokenizer, length)
 
-    def model() -> nn.Module:
-        if where:
-            return hf.AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
-        config = hf.LlamaConfig(
-            vocab_size=128,
-            hidden_size=settings["width"],
-            intermediate_size=2 * settings["width"],
-            num_hidden_layers=settings["depth"],
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            pad_token_id=0,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-        return hf.LlamaForCausalLM(config)
-
+    config = _gpt2(settings, length)
     return Task(
         labels=cast(Tensor, train.labels),
         train=lambda labels: written(train, labels),
-        test=written(test, cast(Tensor, test.labels)),
-        classes=len(train.classes),
-        model=model,
+        test=written(test, None),
+        classes=len(every.classes),
+        model=lambda: hf.GPT2LMHeadModel(config),
+        before=None if more is None else written(more, None),
+    )
+
+
+def _gpt2(settings: Cell, length: int) -> Any:
+    return hf.GPT2Config(
+        vocab_size=settings["vocabulary"],
+        n_positions=length,
+        n_embd=settings["width"],
+        n_layer=settings["depth"],
+        n_head=4,
+        pad_token_id=PAD,
+        bos_token_id=None,
+        eos_token_id=None,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     )
 
 
@@ -306,12 +297,12 @@ def hub(settings: Cell, seed: int) -> Task:
     name = settings["data"]
     options = {k: settings[k] for k in ("text", "label") if k in settings}
     train, test = (
-        cast(Any, load(name, split=settings.get(f"{part}_split", part), **options))
+        load(name, split=settings.get(f"{part}_split", part), **options)
         for part in ("train", "test")
     )
     classes = len(train.classes)
     if isinstance(train, Images):
-        images = cast(Images, train)
+        images = train
         return Task(
             labels=images.labels,
             train=lambda labels: Resized(replace(images, labels=labels)),
@@ -371,8 +362,24 @@ class Resized(Dataset[dict[str, Tensor]]):
         return {"pixel_values": bigger[0], "labels": self.rows.labels[index]}
 
 
+class Words:
+    """A tokenizer: the words of the labels and of the template, then the most frequent others."""
+
+    pad_token_id = PAD
+
+    def __init__(self, texts: Texts, size: int) -> None:
+        first = [*_words(TEMPLATE), *(word for name in texts.classes for word in _words(name))]
+        counts = Counter(word for text in texts.texts for word in _words(text))
+        ordered = dict.fromkeys([*first, *(word for word, _ in counts.most_common())])
+        self.known = {word: i for i, word in enumerate(ordered, start=2) if i < size}
+
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, Any]:
+        ids = [[self.known.get(word, UNKNOWN) for word in _words(text)] for text in texts]
+        return {"input_ids": ids}
+
+
 def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text)
+    return re.findall(r"\w+", text.lower())
 
 
 def _texts(settings: Cell, seed: int) -> tuple[Texts, Texts, Texts, Texts | None]:
@@ -402,8 +409,3 @@ def _synthetic() -> Texts:
         texts.append(f"i feel {said[i // 3 % 3]} and {said[i // 9 % 3]} {'abcdefgh'[i // 3 % 8]}")
         labels.append(list(marks).index(label))
     return Texts(tuple(texts), labels=torch.tensor(labels), classes=tuple(marks))
-
-
-def _characters(texts: list[str], **_: Any) -> dict[str, Any]:
-    """A tokenizer for the smoke run: one character, one token."""
-    return {"input_ids": [[min(ord(c), 127) for c in text] for text in texts]}

@@ -1,0 +1,139 @@
+"""Paper 004: the label as a text to continue, "The topic is about <label>"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from everydepth.evidence import Cell, Preset, Recipe, Result, Row, published
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PUBLISHED = published(__file__)
+
+SMALL = {
+    "name": "Emotions-GPT2-tiny",
+    "task": "prompts",
+    "data": "emotion",
+    "vocabulary": 1000,
+    "words": 20,
+    "width": 64,
+    "depth": 4,
+    "rows": 200,
+    "before": 1000,
+    "before_epochs": 4,
+    "test": 500,
+    "noise": 0.1,
+    "epochs": 30,
+    "batch": 25,
+    "lr": 1e-3,
+    "study": False,
+}
+SMOKE = {
+    **SMALL,
+    "name": "synthetic-GPT2-tiny",
+    "data": "synthetic",
+    "vocabulary": 64,
+    "words": 8,
+    "width": 16,
+    "depth": 2,
+    "rows": 40,
+    "before": 40,
+    "before_epochs": 1,
+    "test": 24,
+    "epochs": 2,
+}
+FINE = {
+    "task": "hub",
+    "generative": True,
+    "data": "cardiffnlp/tweet_topic_single",
+    "text": "text",
+    "label": "label",
+    "train_split": "train_coling2022",
+    "test_split": "test_coling2022",
+    "of_class": 3,
+    "noise": 0.01,
+    "epochs": 70,
+    "batch": 16,
+    "lr": 2e-5,
+    "tokens": 512,
+    "study": False,
+    "scales": [0.25, 0.5, 0.75],
+}
+PAPER = (
+    {"name": "TweetTopic-Smol-LM", "model": "HuggingFaceTB/SmolLM2-135M"},
+    {"name": "TweetTopic-GPT2-Small", "model": "openai-community/gpt2"},
+)
+
+
+def built(name: str) -> nn.Module:
+    """The networks of the paper preset, from their configs alone."""
+    import transformers as hf
+
+    if name == "TweetTopic-GPT2-Small":
+        return hf.GPT2LMHeadModel(hf.GPT2Config())
+    config = hf.LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    )
+    return hf.LlamaForCausalLM(config)
+
+
+def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
+    from everydepth.evidence import label_noise
+
+    return label_noise.cell(settings, seed, folder)
+
+
+def rows(results: Sequence[Result]) -> Sequence[Row]:
+    from everydepth.evidence import residual_claims as claims
+
+    found: list[Row] = []
+    for name in dict.fromkeys(r.cell["name"] for r in results):
+        own = [r for r in results if r.cell["name"] == name]
+        found += claims.removal_rows(own)
+        if "scales" in own[0].cell:
+            found += claims.scale_rows(own)
+    return found
+
+
+def figure(results: Sequence[Result]) -> Any:
+    from everydepth.evidence import residual_claims
+
+    first = results[0].cell["name"]
+    return residual_claims.figure([r for r in results if r.cell["name"] == first])
+
+
+RECIPE = Recipe(
+    name="004_generative",
+    title="Memorised labels of a language model that writes them, without skips",
+    source="paper 004, Figures 4, 12 and 13",
+    presets={
+        "smoke": Preset(cells=(SMOKE,), cost="4 s"),
+        "small": Preset(cells=(SMALL,), seeds=3, cost="5 min, 1 core", needs=("emotion",)),
+        "paper": Preset(
+            cells=tuple({**FINE, **one} for one in PAPER),
+            cost="2 networks x 16 to 34 fine-tunings of up to 70 epochs; about 15 GPU days",
+            needs=(str(FINE["data"]),),
+            models={str(one["name"]): (lambda n=str(one["name"]): built(n)) for one in PAPER},
+            memory_gib=24,
+            launch="accelerate launch -m everydepth reproduce 004_generative --preset paper",
+        ),
+    },
+    cell=cell,
+    rows=rows,
+    figure=figure,
+    about=(
+        "Small: a GPT-2 of 4 blocks whose tokens are words; the loss is on the label's word alone; "
+        "first trained on 1,000 clean texts, then on 200 others of which 10 % name a wrong label, "
+        "at most 30 epochs. A label counts as memorised if greedy decoding writes it. Scaling "
+        "(Figure 13) is measured on the classifier of 004_removal_language."
+    ),
+)
