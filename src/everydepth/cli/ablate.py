@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
+
+from everydepth.cli.options import (
+    BatchSize,
+    Data,
+    DataRoot,
+    MaxLength,
+    MaxSamples,
+    Model,
+    NewRun,
+    Split,
+)
 
 T = TypeVar("T")
 
 
 def ablate(
-    model: Annotated[
-        str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
-    ],
-    data: Annotated[
-        str, typer.Option(help="Data by name (digits, cifar10, ...), a file or a folder.")
-    ],
+    model: Model,
+    data: Data,
     layers: Annotated[
         str | None, typer.Option(help="For example 1,2,5; by default all, one at a time.")
     ] = None,
@@ -27,17 +33,12 @@ def ablate(
     which: Annotated[
         str, typer.Option(help="both, attention, cross_attention, mlp or conv.")
     ] = "both",
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="A new run directory; by default nothing is written."),
-    ] = None,
-    split: Annotated[str, typer.Option(help="Which part of the data.")] = "test",
-    data_root: Annotated[
-        str | None, typer.Option(help="The folder that holds named data sets.")
-    ] = None,
-    max_samples: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+    out: NewRun = None,
+    split: Split = "test",
+    data_root: DataRoot = None,
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 32,
+    max_length: MaxLength = 128,
 ) -> None:
     """Scale or remove the skip connections of each layer of a trained model, and see what is lost.
 

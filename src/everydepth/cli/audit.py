@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from everydepth.cli.options import (
+    BatchSize,
+    Data,
+    DataRoot,
+    MaxLength,
+    MaxSamples,
+    Model,
+    NewRun,
+    Split,
+)
+
 
 def audit(
-    model: Annotated[
-        str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
-    ],
-    data: Annotated[
-        str, typer.Option(help="Data by name (digits, cifar10, ...), a file or a folder.")
-    ],
+    model: Model,
+    data: Data,
     held_out: Annotated[
         bool,
         typer.Option(
@@ -22,17 +28,12 @@ def audit(
         ),
     ] = False,
     top: Annotated[int, typer.Option(min=1, help="How many rows to show.")] = 20,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="A new run directory; by default nothing is written."),
-    ] = None,
-    split: Annotated[str, typer.Option(help="Which part of the data.")] = "train",
-    data_root: Annotated[
-        str | None, typer.Option(help="The folder that holds named data sets.")
-    ] = None,
-    max_samples: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+    out: NewRun = None,
+    split: Split = "train",
+    data_root: DataRoot = None,
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 32,
+    max_length: MaxLength = 128,
 ) -> None:
     """Rank samples by how likely their label is wrong, judged by every depth of a model.
 

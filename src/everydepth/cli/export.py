@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from everydepth.cli.options import DataRoot, MaxSamples, Model, Split
+
 # What a model folder may hold beside the model: it goes along unchanged.
 _BESIDE = (
     "added_tokens.json",
@@ -33,9 +35,7 @@ class Format(StrEnum):
 
 
 def export(
-    model: Annotated[
-        str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
-    ],
+    model: Model,
     directory: Annotated[Path, typer.Argument(help="The directory to write.")],
     depth: Annotated[int | None, typer.Option(help="Blocks to keep; by default all.")] = None,
     format: Annotated[  # noqa: A002 - the name of the option
@@ -49,11 +49,9 @@ def export(
         str | None,
         typer.Option(help="Data for an example batch, which ONNX needs, or for --recalibrate."),
     ] = None,
-    split: Annotated[str, typer.Option(help="Which part of the data.")] = "train",
-    data_root: Annotated[
-        str | None, typer.Option(help="The folder that holds named data sets.")
-    ] = None,
-    max_samples: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
+    split: Split = "train",
+    data_root: DataRoot = None,
+    max_samples: MaxSamples = None,
     recalibrate: Annotated[
         bool, typer.Option(help="Estimate batch norm statistics anew on the data.")
     ] = False,

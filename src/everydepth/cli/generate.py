@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from everydepth.cli.options import Device, Model
+
 if TYPE_CHECKING:
     from everydepth.exits.generation import GenerationStats
 
 
 def generate(
-    model: Annotated[
-        str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
-    ],
+    model: Model,
     prompt: Annotated[
         list[str], typer.Option("--prompt", "-p", help="What to continue; may be given again.")
     ],
@@ -37,7 +37,7 @@ def generate(
         float | None, typer.Option(help="With --sample: the likeliest with this probability.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="With --sample: the same draws again.")] = None,
-    device: Annotated[str | None, typer.Option(help="For example cuda:0; by default cpu.")] = None,
+    device: Device = None,
 ) -> None:
     """Continue a text with a language model at any depth, or faster by drafting at a shallow one.
 

@@ -7,16 +7,13 @@ from typing import Annotated
 
 import typer
 
+from everydepth.cli.options import BatchSize, Data, DataRoot, MaxLength, Model
 from everydepth.errors import SettingError
 
 
 def grow(
-    model: Annotated[
-        str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
-    ],
-    data: Annotated[
-        str, typer.Option(help="Data by name (digits, cifar10, ...), a file or a folder.")
-    ],
+    model: Model,
+    data: Data,
     run: Annotated[Path | None, typer.Option("--run", "-o", help="The run directory.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run.")] = False,
     score_only: Annotated[
@@ -35,12 +32,10 @@ def grow(
         str | None,
         typer.Option(help="The part to choose by; by default 30 % of the first, set aside."),
     ] = None,
-    data_root: Annotated[
-        str | None, typer.Option(help="The folder that holds named data sets.")
-    ] = None,
+    data_root: DataRoot = None,
     max_samples: Annotated[int | None, typer.Option(min=10, help="Use so many rows.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+    batch_size: BatchSize = 32,
+    max_length: MaxLength = 128,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Say whether a model should be deepened, and where; then do it, as long as it helps.

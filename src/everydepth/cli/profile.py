@@ -7,16 +7,13 @@ from typing import Annotated
 
 import typer
 
+from everydepth.cli.options import BatchSize, Data, DataRoot, MaxLength, MaxSamples, Model, Split
 from everydepth.environment import command_line
 
 
 def profile(
-    model: Annotated[
-        str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
-    ],
-    data: Annotated[
-        str, typer.Option(help="Data by name (digits, cifar10, ...), a file or a folder.")
-    ],
+    model: Model,
+    data: Data,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -25,13 +22,11 @@ def profile(
             help="A new run directory; by default the model's own run, or runs/profile-<model>.",
         ),
     ] = None,
-    split: Annotated[str, typer.Option(help="Which part of the data.")] = "test",
-    data_root: Annotated[
-        str | None, typer.Option(help="The folder that holds named data sets.")
-    ] = None,
-    max_samples: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+    split: Split = "test",
+    data_root: DataRoot = None,
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 32,
+    max_length: MaxLength = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Timed calls a depth.")] = 10,
     latency_ms: Annotated[float | None, typer.Option(help="Budget: one row, milliseconds.")] = None,
     max_bytes: Annotated[int | None, typer.Option(help="Budget: bytes of the checkpoint.")] = None,

@@ -10,6 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from everydepth.cli.options import (
+    BatchSize,
+    Data,
+    DataRoot,
+    Device,
+    MaxLength,
+    MaxSamples,
+    Model,
+    Split,
+)
 from everydepth.environment import command_line
 
 if TYPE_CHECKING:
@@ -22,12 +32,8 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def trace(
-    model: Annotated[
-        str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
-    ],
-    data: Annotated[
-        str, typer.Option(help="Data by name (digits, cifar10, ...), a file or a folder.")
-    ],
+    model: Model,
+    data: Data,
     metrics: Annotated[
         str | None,
         typer.Option(help="Metrics or groups, separated by commas; by default all that fit."),
@@ -40,18 +46,16 @@ def trace(
             help="A new run directory; by default the model's own run, or runs/trace-<model>.",
         ),
     ] = None,
-    split: Annotated[str, typer.Option(help="Which part of the data.")] = "test",
-    data_root: Annotated[
-        str | None, typer.Option(help="The folder that holds named data sets.")
-    ] = None,
-    max_samples: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+    split: Split = "test",
+    data_root: DataRoot = None,
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 32,
+    max_length: MaxLength = 128,
     prompt: Annotated[
         str | None,
         typer.Option(help="For a language model: what each depth would say after this text."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="For example cuda:0; by default cpu.")] = None,
+    device: Device = None,
 ) -> None:
     """Measure every depth of a model on data, in one pass.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from everydepth.cli.options import DataRoot, MaxLength
 from everydepth.cli.presets import PRESETS, Facts, byte_tokenizer
 from everydepth.errors import DataError, SettingError
 
@@ -76,11 +77,9 @@ def train(
     run: Annotated[Path | None, typer.Option("--run", "-o", help="The run directory.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run.")] = False,
     blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of a preset.")] = None,
-    data_root: Annotated[
-        str | None, typer.Option(help="The folder that holds named data sets.")
-    ] = None,
+    data_root: DataRoot = None,
     max_samples: Annotated[int | None, typer.Option(min=1, help="Use so many rows.")] = None,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+    max_length: MaxLength = 128,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     log_every: Annotated[int, typer.Option(min=1, help="Steps.")] = 10,
     tracker: Annotated[
