@@ -94,8 +94,9 @@ RECIPE = Recipe(
     source="paper 000, Table 4",
     about=(
         "Small: 12 blocks of width 48 on CIFAR-10 in 16 patches, 250 steps of 64 images, set "
-        "beside the paper's ViT-12 on ImageNet-1k; chance is 10 % here and 0.1 % there. Its learning "
-        "rate and augmentation are lost; AdamW, 0.001 and crop, flip and rotation are ours."
+        "beside the paper's ViT-12 on ImageNet-1k; chance is 10 % here and 0.1 % there. Its "
+        "learning rate and augmentation are lost; AdamW, 0.001 and crop, flip and rotation are "
+        "ours."
     ),
     presets={
         "smoke": Preset(

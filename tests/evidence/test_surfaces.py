@@ -88,17 +88,16 @@ def test_gradients_and_losses_are_those_of_autograd() -> None:
         model.zero_grad()
         (weights[index] * each).sum().backward()
         for name, parameter in model.named_parameters():
-            grad = nets.parameters[name].grad
-            assert grad is not None
             assert parameter.grad is not None
-            assert torch.allclose(grad[index], parameter.grad, rtol=1e-10, atol=1e-12), name
+            grad = nets.network(index, grad=True)[name]
+            assert torch.allclose(grad, parameter.grad, rtol=1e-10, atol=1e-12), name
         assert all(torch.equal(nets.network(index)[n], p) for n, p in model.state_dict().items())
 
 
 def test_parameters_after_many_steps_agree_to_1e_10() -> None:
     model = starts(SURFACES, 0, **SIZES)[0].double()
     nets = ManyMLPs([model])
-    together = torch.optim.Adam(nets.parameters.values(), lr=1e-2, fused=True)
+    together = torch.optim.Adam([nets.flat], lr=1e-2, fused=True)
     plain = torch.optim.Adam(model.parameters(), lr=1e-2, foreach=False)
     inputs = torch.rand(20, 2, dtype=torch.float64)
     targets = torch.rand(1, 20, 1, dtype=torch.float64)
@@ -123,5 +122,7 @@ def test_objectives_start_from_the_same_network_and_surfaces_from_their_own() ->
 
 
 def test_networks_that_cannot_be_stacked_are_refused() -> None:
-    with pytest.raises(SettingError, match="cannot be trained together; use ResidualMLPConfig"):
+    with pytest.raises(SettingError, match="for classes or with another width inside cannot"):
         ManyMLPs([ResidualMLP(ResidualMLPConfig(norm=True))])
+    with pytest.raises(SettingError, match="with another width inside"):
+        ManyMLPs([ResidualMLP(ResidualMLPConfig(intermediate_size=60))])

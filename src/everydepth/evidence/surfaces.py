@@ -25,25 +25,76 @@ Errors = dict[str, Float[Tensor, "networks depths"]]
 
 
 class ManyMLPs:
-    """Residual perceptrons of one shape; `parameters[name][i]` is the parameter of network i."""
+    """Residual perceptrons of one shape, stacked. `network(i)` is the state dictionary of one.
+
+    The stream carries one more unit that is always 1, so that a bias is a row of its matrix and
+    costs no pass over the activations of its own; its last column is fixed. Units that fill the
+    width up to a multiple of 16 are 0 and stay 0. `parameters`: embed (network, inputs + 1, width),
+    blocks (2 L, network, width, width), head (network, width, outputs), all parts of `flat`.
+    """
 
     def __init__(self, models: Sequence[ResidualMLP]) -> None:
         config = models[0].config
-        if config.norm or not config.skips or not config.regression:
+        plain = config.skips and config.regression and not config.norm
+        if not plain or config.intermediate_size != config.hidden_size:
             raise SettingError(
-                "networks with a norm, without skips or for classes cannot be trained together; "
-                "use ResidualMLPConfig(norm=False, skips=True, regression=True)"
+                "networks with a norm, without skips, for classes or with another width inside "
+                "cannot be trained together; use ResidualMLPConfig(norm=False, skips=True, "
+                "regression=True)"
             )
         self.depth: int = config.num_hidden_layers
+        self.size: int = config.hidden_size
+        self.width = 16 * math.ceil((self.size + 1) / 16)
         states = [model.state_dict() for model in models]
-        self.parameters = {name: torch.stack([s[name] for s in states]) for name in states[0]}
-        for parameter in self.parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
-        self._buffers: dict[tuple[Any, ...], Tensor] = {}
+        maps = [f"blocks.{n}.fc{k}" for n in range(self.depth) for k in (1, 2)]
+        self._one = torch.zeros(self.width)  # a 1 for the unit that is always 1
+        self._one[-1] = 1.0
+        embed = self._stacked(states, "embed", inputs=config.num_inputs)
+        blocks = torch.stack([self._stacked(states, name) for name in maps])
+        embed[:, -1] += self._one.to(embed)
+        blocks[0::2, :, -1] += self._one.to(embed)
+        head = self._stacked(states, "head", outputs=config.num_outputs)
+        parts = {"embed": embed, "blocks": blocks, "head": head}
+        # One tensor for the optimizer, whose calls would otherwise cost as much as its arithmetic.
+        self.flat = torch.cat([part.flatten() for part in parts.values()])
+        self.flat.grad = torch.zeros_like(self.flat)
+        shapes = {name: part.shape for name, part in parts.items()}
+        self.parameters = _views(self.flat, shapes)
+        self.grads = _views(self.flat.grad, shapes)
+        self._maps = list(self.parameters["blocks"])
+        self._grads = list(self.grads["blocks"])
+        self._spaces: dict[tuple[Any, ...], list[Tensor]] = {}
 
-    def network(self, index: int) -> dict[str, Tensor]:
-        """The state dictionary of one network."""
-        return {name: parameter[index] for name, parameter in self.parameters.items()}
+    def _stacked(
+        self,
+        states: Sequence[Mapping[str, Tensor]],
+        name: str,
+        inputs: int | None = None,
+        outputs: int | None = None,
+    ) -> Tensor:
+        """Of one linear map: (network, in, out), with the bias in the last row."""
+        rows = self.width if inputs is None else inputs + 1
+        columns = self.width if outputs is None else outputs
+        weights = torch.stack([state[f"{name}.weight"] for state in states]).mT
+        found = weights.new_zeros(len(states), rows, columns)
+        found[:, : weights.shape[1], : weights.shape[2]] = weights
+        found[:, -1, : weights.shape[2]] = torch.stack([s[f"{name}.bias"] for s in states])
+        return found
+
+    def network(self, index: int, *, grad: bool = False) -> dict[str, Tensor]:
+        """The state dictionary of one network, or its gradient."""
+        parts = self.grads if grad else self.parameters
+        found = self._linear_of("embed", parts["embed"][index])
+        for place in range(2 * self.depth):
+            name = f"blocks.{place // 2}.fc{1 + place % 2}"
+            found |= self._linear_of(name, parts["blocks"][place, index])
+        return found | self._linear_of("head", parts["head"][index])
+
+    def _linear_of(self, name: str, matrix: Tensor) -> dict[str, Tensor]:
+        rows = self.size if len(matrix) == self.width else len(matrix) - 1
+        columns = self.size if matrix.shape[1] == self.width else matrix.shape[1]
+        weight, bias = matrix[:rows, :columns].T, matrix[-1, :columns]
+        return {f"{name}.weight": weight, f"{name}.bias": bias}
 
     def losses_and_gradients(
         self,
@@ -52,37 +103,31 @@ class ManyMLPs:
         weights: Float[Tensor, "networks depths"],
     ) -> Float[Tensor, "networks depths"]:
         """Mean squared error of each depth; `.grad` gets the gradient of its weighted sum."""
-        x = inputs.expand(len(targets), *inputs.shape)
+        x = self._inputs(inputs, len(targets))
         states, inner = self._forward(x)
-        head = self.parameters["head.weight"]
-        errors = [self._readout(h, depth).sub_(targets) for depth, h in enumerate(states)]
-        losses = torch.stack([e.square().mean((1, 2)) for e in errors], dim=1)
-        # From here on: the gradient of the loss with respect to what was read out at each depth.
-        scale = 2.0 / targets[0].numel() * weights
-        pulls = [e.mul_(scale[:, d, None, None]) for d, e in enumerate(errors)]
-        used = [depth for depth, any_weight in enumerate(weights.any(0).tolist()) if any_weight]
-        grads = {name: _grad(parameter) for name, parameter in self.parameters.items()}
-        grads["head.weight"].zero_()
-        for depth in used:
-            grads["head.weight"].baddbmm_(pulls[depth].mT, states[depth])
-        torch.sum(sum(pulls[1:], pulls[0]), 1, out=grads["head.bias"])
-        dh = self._space("dh", states[-1].shape).zero_()
-        for depth in reversed(range(self.depth + 1)):
-            if depth in used:
-                dh.baddbmm_(pulls[depth], head)
-            if depth == 0:
-                break
-            name = f"blocks.{depth - 1}"
-            torch.bmm(dh.mT, inner[depth - 1], out=grads[f"{name}.fc2.weight"])
-            torch.sum(dh, 1, out=grads[f"{name}.fc2.bias"])
-            da = self._space("da", inner[depth - 1].shape)
-            torch.bmm(dh, self.parameters[f"{name}.fc2.weight"], out=da)
-            torch.ops.aten.threshold_backward.grad_input(da, inner[depth - 1], 0, grad_input=da)
-            torch.bmm(da.mT, states[depth - 1], out=grads[f"{name}.fc1.weight"])
-            torch.sum(da, 1, out=grads[f"{name}.fc1.bias"])
-            dh.baddbmm_(da, self.parameters[f"{name}.fc1.weight"])
-        torch.bmm(dh.mT, x, out=grads["embed.weight"])
-        torch.sum(dh, 1, out=grads["embed.bias"])
+        maps, grads = self._maps, self._grads
+        errors = self._readouts(states).sub_(targets)
+        losses = errors.square().mean((2, 3)).T
+        # The gradient of the loss with respect to what is read out: (depth, network, row, output).
+        pulls = errors.mul_((2.0 / targets[0].numel() * weights).T[:, :, None, None])
+        by_depth = torch.bmm(pulls.flatten(0, 1).mT, self._side_by_side(states))
+        self.grads["head"].copy_(by_depth.view(len(states), len(x), -1, self.width).sum(0).mT)
+        head = self.parameters["head"].mT
+        used = weights.any(0).tolist()
+        dh, da, more = self._space("backward", 3, states[0].shape)
+        torch.bmm(pulls[-1], head, out=dh)
+        for block in reversed(range(self.depth)):
+            first, second = 2 * block, 2 * block + 1
+            torch.bmm(inner[block].mT, dh, out=grads[second])
+            torch.bmm(dh, maps[second].mT, out=da)
+            torch.ops.aten.threshold_backward.grad_input(da, inner[block], 0, grad_input=da)
+            torch.bmm(states[block].mT, da, out=grads[first])
+            dh.add_(torch.bmm(da, maps[first].mT, out=more))
+            if used[block]:
+                dh.baddbmm_(pulls[block], head)
+        torch.bmm(x.mT, dh, out=self.grads["embed"])
+        for name in ("embed", "blocks"):
+            self.grads[name][..., -1] = 0.0  # the unit that is always 1
         return losses
 
     def errors(
@@ -92,46 +137,58 @@ class ManyMLPs:
         rows: int = 100,
     ) -> Errors:
         """Mean squared, mean absolute and largest error of every depth 0..L (SPEC 1.1)."""
-        shape = len(targets), self.depth + 1
+        shape = self.depth + 1, len(targets)
         squared, absolute, largest = (inputs.new_zeros(shape, dtype=torch.float64) for _ in "abc")
         for x, y in zip(inputs.split(rows), targets.split(rows, dim=1), strict=True):
-            states, _ = self._forward(x.expand(len(targets), *x.shape))
-            for depth, h in enumerate(states):
-                error = (self._readout(h, depth) - y).double()
-                squared[:, depth] += error.square().sum((1, 2))
-                absolute[:, depth] += error.abs().sum((1, 2))
-                largest[:, depth] = largest[:, depth].maximum(error.abs().amax((1, 2)))
+            states, _ = self._forward(self._inputs(x, len(targets)))
+            error = self._readouts(states).sub_(y).abs_().double()
+            squared += error.square().sum((2, 3))
+            absolute += error.sum((2, 3))
+            largest = largest.maximum(error.amax((2, 3)))
         count = targets[0].numel()
-        return {"mse": squared / count, "mae": absolute / count, "sup": largest}
+        return {"mse": squared.T / count, "mae": absolute.T / count, "sup": largest.T}
+
+    def _inputs(self, inputs: Tensor, networks: int) -> Tensor:
+        ones = inputs.new_ones(len(inputs), 1)
+        return torch.cat([inputs, ones], 1).expand(networks, -1, -1)
 
     def _forward(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """The states h_0 .. h_L, and what is inside each block after its ReLU."""
-        states, inner = [self._linear("embed", x)], list[Tensor]()
-        for depth in range(self.depth):
-            inner.append(self._linear(f"blocks.{depth}.fc1", states[-1]).relu_())
-            states.append(self._linear(f"blocks.{depth}.fc2", inner[-1]).add_(states[-1]))
+        shape = len(x), x.shape[1], self.width
+        states = self._space("states", self.depth + 1, shape)
+        inner = self._space("inner", self.depth, shape)
+        torch.bmm(x, self.parameters["embed"], out=states[0])
+        for block in range(self.depth):
+            torch.bmm(states[block], self._maps[2 * block], out=inner[block]).relu_()
+            torch.bmm(inner[block], self._maps[2 * block + 1], out=states[block + 1])
+            states[block + 1].add_(states[block])
         return states, inner
 
-    def _readout(self, h: Tensor, depth: int) -> Tensor:
-        return self._linear("head", h, depth)
+    def _readouts(self, states: list[Tensor]) -> Tensor:
+        """z_0 .. z_L: (depth, network, row, output)."""
+        head = self.parameters["head"].repeat(len(states), 1, 1)
+        read = torch.bmm(self._side_by_side(states), head)
+        return read.view(len(states), len(states[0]), *read.shape[1:])
 
-    def _linear(self, name: str, x: Tensor, copy: int = 0) -> Tensor:
-        weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
-        out = self._space(f"{name} {copy}", (*x.shape[:2], bias.shape[1]))
-        # Two calls: baddbmm would first copy the bias to every row.
-        return torch.bmm(x, weight.mT, out=out).add_(bias[:, None])
+    def _side_by_side(self, states: list[Tensor]) -> Tensor:
+        """All depths in one dimension with the networks, without a copy: they share a buffer."""
+        networks, rows, width = states[0].shape
+        return states[0].as_strided(
+            (len(states) * networks, rows, width), (rows * width, width, 1), 0
+        )
 
-    def _space(self, name: str, shape: Sequence[int]) -> Tensor:
+    def _space(self, name: str, count: int, shape: Sequence[int]) -> list[Tensor]:
         """Memory that the next step uses again: to ask for it anew costs more than to fill it."""
         key = name, *shape
-        if key not in self._buffers:
-            self._buffers[key] = self.parameters["head.bias"].new_empty(tuple(shape))
-        return self._buffers[key]
+        if key not in self._spaces:
+            self._spaces[key] = list(self.flat.new_empty((count, *shape)))
+        return self._spaces[key]
 
 
-def _grad(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+def _views(flat: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    parts = zip(shapes.items(), flat.split(sizes), strict=True)
+    return {name: part.view(tuple(shape)) for (name, shape), part in parts}
 
 
 def starts(surfaces: Sequence[str], seed: int, **sizes: Any) -> list[ResidualMLP]:
@@ -186,7 +243,7 @@ def train_surfaces(
     test = torch.stack([part.labels for _, part in data]).repeat_interleave(each, 0)
     begun = [model.to(dtype) for model in starts(surfaces, seed, **sizes)]
     nets = ManyMLPs([model for model in begun for _ in range(each)])
-    optimizer = Adam(nets.parameters.values(), lr=lr, fused=True)
+    optimizer = Adam([nets.flat], lr=lr, fused=True)
     total = epochs * (points // batch_size)
     history: list[tuple[int, Tensor]] = [(0, nets.errors(test_inputs, test)["mse"][:, -1])]
     step = 0
