@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from everydepth.cli.options import BatchSize, DataRoot
 from everydepth.errors import SettingError
+
+if TYPE_CHECKING:
+    from everydepth.data import Batches
+    from everydepth.stream import ResidualStream
+
+FIGURES = (
+    ("test_loss", "layers", "width"),
+    ("test_loss", "width", "layers"),
+    ("signal", "layers", "width"),
+)
 
 
 def sweep(
@@ -16,12 +28,16 @@ def sweep(
     depths: Annotated[str, typer.Option(help="Layers 6n+2, separated by commas.")] = "8,14,20",
     widths: Annotated[str, typer.Option(help="Channels of the first stage.")] = "8,16",
     seeds: Annotated[str, typer.Option(help="Random seeds.")] = "0,1,2",
-    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    epochs: Annotated[int, typer.Option(min=1, help="At most.")] = 10,
+    stop_below: Annotated[
+        float, typer.Option(help="Stop when an epoch lowers the training loss by less.")
+    ] = 0.0,
+    at_least: Annotated[int, typer.Option(min=1, help="Epochs before that.")] = 1,
+    augment: Annotated[bool, typer.Option(help="Random crops and mirror images.")] = True,
+    pool: Annotated[int, typer.Option(min=1, help="Shrink images: mean of so many pixels.")] = 1,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.1,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
-    data_root: Annotated[
-        str | None, typer.Option(help="The folder that holds named data sets.")
-    ] = None,
+    batch_size: BatchSize = 32,
+    data_root: DataRoot = None,
     max_samples: Annotated[int | None, typer.Option(min=10, help="Training rows.")] = None,
     engine: Annotated[str, typer.Option(help="local, or ray.")] = "local",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster.")] = None,
@@ -29,8 +45,8 @@ def sweep(
 ) -> None:
     """Train CIFAR-style ResNets of several depths and widths; draw loss against both.
 
-    SGD with momentum .9 and weight decay 1e-4. Stop it at any time, also with kill -9, and give the
-    same command again: it does the cells that are missing.
+    SGD with momentum .9 and weight decay 1e-4, random crops and mirror images. Stop it at any time,
+    also with kill -9, and give the same command again: it does the cells that are missing.
     """
     from everydepth.growth import sweep as sweep_cells
 
@@ -39,6 +55,10 @@ def sweep(
         "width": _numbers(widths, "widths"),
         "seed": _numbers(seeds, "seeds"),
         "epochs": [epochs],
+        "stop_below": [stop_below],
+        "at_least": [at_least],
+        "augment": [augment],
+        "pool": [pool],
         "lr": [lr],
         "data": [data],
         "batch_size": [batch_size],
@@ -51,11 +71,7 @@ def sweep(
     typer.echo(str(found))
     if dry_run:
         return
-    for y, x, by in (
-        ("test_loss", "layers", "width"),
-        ("test_loss", "width", "layers"),
-        ("signal", "layers", "width"),
-    ):
+    for y, x, by in FIGURES:
         found.plot(y, x, by).savefig(out / f"{y}-{x}.png", dpi=150)
     found.plot("signal", "layers", "width", relative=True).savefig(
         out / "signal-relative.png", dpi=150
@@ -64,6 +80,7 @@ def sweep(
 
 
 def resnet_cell(
+    *,
     layers: int,
     width: int,
     seed: int,
@@ -72,54 +89,128 @@ def resnet_cell(
     data: str,
     batch_size: int,
     max_samples: int | None,
-    data_root: str | None,
+    data_root: str | None = None,
+    stop_below: float = 0.0,
+    at_least: int = 1,
+    augment: bool = True,
+    pool: int = 1,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
-    """One ResNet of depth 6n+2 (SPEC 4.10): losses, and the signal before the classifier."""
+    """One ResNet of depth 6n+2 (SPEC 4.10): losses, and the signal before the classifier.
+
+    folder: saved into after every epoch, and continued if it holds a run.
+    """
     import torch
 
     from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
-    from everydepth.data import Images, load
-    from everydepth.errors import DataError
+    from everydepth.data import batches, crop_and_flip
     from everydepth.growth import score
-    from everydepth.growth.fitting import fit_plainly
     from everydepth.growth.losses import mean_loss
     from everydepth.stream import as_stream
 
-    parts = [load(data, split=part, root=data_root) for part in ("train", "test")]
-    if not all(isinstance(part, Images) for part in parts):
-        raise DataError(f"{data!r} does not hold images; a sweep of ResNets needs some")
-    train, test = (_floats(part, batch_size, max_samples) for part in parts)
+    train, test = (_images(data, part, data_root, max_samples, pool) for part in ("train", "test"))
+    mean, std = train.pixel_values.mean((0, 2, 3)), train.pixel_values.std((0, 2, 3))
+    train, test = (part.normalised(mean.tolist(), std.tolist()) for part in (train, test))
     torch.manual_seed(seed)
-    first = train[0]["pixel_values"]
-    labels = max(int(b["labels"].max()) for b in (*train, *test)) + 1
     config = CifarResNetConfig.of_depth(
-        layers, width=width, num_channels=first.shape[1], num_labels=labels
+        layers,
+        width=width,
+        num_channels=train.pixel_values.shape[1],
+        num_labels=len(train.classes),
     )
     model = CifarResNet(config)
     stream = as_stream(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
-    fit_plainly(stream, train, optimizer, epochs * len(train), seed=seed)
+    transform = crop_and_flip(4 // pool) if augment else None
+    order = batches(train, batch_size, shuffle=True, seed=seed, transform=transform)
+    history = _trained(
+        stream, order, epochs, lr, seed, stop_below=stop_below, at_least=at_least, folder=folder
+    )
     model.eval()
-    signal = score(model, train, at=[stream.depth], progress=False)[stream.depth].signal
+    middle = stream.depth // 2
+    found = score(model, train, test, at=[middle, stream.depth], batch_size=256, progress=False)
+    last = found[stream.depth]
+    covariances = {
+        "before the classifier": last.covariance,
+        "middle block": found[middle].covariance,
+    }
     return {
-        "train_loss": mean_loss(model, train),
-        "test_loss": mean_loss(model, test),
-        "signal": signal,
+        "train_loss": found.loss,
+        "test_loss": mean_loss(model, test, batch_size=256),
+        "signal": last.signal,
+        "alignment": None if last.alignment is None else last.alignment.cosine,
+        "epochs_done": len(history),
+        "history": history,
         "parameters": sum(p.numel() for p in model.parameters()),
+        "covariance": {
+            name: {
+                "within_1": c.within_1,
+                "within_10": c.within_10,
+                "top_share": c.top / c.trace if c.trace else 0.0,
+                "matrix": [[round(v, 4) for v in row[:16]] for row in c.matrix[:16]],
+            }
+            for name, c in covariances.items()
+        },
     }
 
 
-def _floats(images: Any, batch_size: int, most: int | None) -> list[dict[str, Any]]:
-    """Batches of images between 0 and 1, shuffled once."""
-    from everydepth.data import batches
+def _trained(
+    stream: ResidualStream,
+    train: Batches,
+    epochs: int,
+    lr: float,
+    seed: int,
+    *,
+    stop_below: float,
+    at_least: int,
+    folder: Path | None,
+) -> list[float]:
+    """SGD as in paper 001, App. N; returns the training loss of every epoch."""
+    import torch
 
-    rows = images if most is None else images.subset(range(min(most, len(images))))
-    found: list[dict[str, Any]] = []
-    for batch in batches(rows, batch_size, shuffle=True):
-        pixels = batch["pixel_values"]
-        scale = 1 if pixels.is_floating_point() else 255
-        found.append({**batch, "pixel_values": pixels.float() / scale})
-    return found
+    from everydepth.growth.fitting import fit_plainly
+    from everydepth.growth.optimizers import load_named_state, named_state
+    from everydepth.runs import Run
+
+    model = stream.model
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
+    losses: list[float] = []
+    run = None
+    if folder is not None:
+        run = Run.open(folder) if Run.exists(folder) else Run.create(folder, {}, kind="sweep cell")
+        if run.latest() is not None:
+            saved = run.checkpoint()
+            losses = list(saved.state["losses"])
+            model.load_state_dict(saved.load("model"))
+            load_named_state(optimizer, model, saved.load("optimizer"))
+    for epoch in range(len(losses), epochs):
+        if len(losses) >= max(at_least, 2) and losses[-2] - losses[-1] < stop_below:
+            break
+        train.set_epoch(epoch)
+        losses.append(fit_plainly(stream, train, optimizer, len(train), seed=seed * 10007 + epoch))
+        if run is not None:
+            parts = {"model": model.state_dict(), "optimizer": named_state(optimizer, model)}
+            run.save_checkpoint(epoch + 1, parts, {"losses": losses}, keep=1)
+    return losses
+
+
+@lru_cache(maxsize=4)
+def _images(data: str, split: str, root: str | None, most: int | None, pool: int) -> Any:
+    """Images between 0 and 1, the first `most` of them, shrunk; kept for the next cell."""
+    from dataclasses import replace
+
+    from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+    from everydepth.data import Images, load
+    from everydepth.errors import DataError
+
+    found = load(data, split=split, root=root)
+    if not isinstance(found, Images):
+        raise DataError(f"{data!r} does not hold images; a sweep of ResNets needs some")
+    rows = found if most is None else found.subset(range(min(most, len(found))))
+    images = rows.as_float()
+    if pool == 1:
+        return images
+    return replace(images, pixel_values=F.avg_pool2d(images.pixel_values, pool))
 
 
 def _numbers(text: str, name: str) -> list[int]:

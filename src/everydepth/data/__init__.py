@@ -1,5 +1,6 @@
 """Data: surfaces, digits, label noise, local files, the Hugging Face hub, batches."""
 
+from everydepth.data.augment import crop_and_flip
 from everydepth.data.batches import Batches, batches, token_blocks, tokenized, trim_padding
 from everydepth.data.catalog import data_names, load
 from everydepth.data.digits import load_digits
@@ -25,6 +26,7 @@ __all__ = [
     "Texts",
     "Tokens",
     "batches",
+    "crop_and_flip",
     "data_names",
     "flip_labels",
     "load",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +102,8 @@ def pairs(candidate: Candidate, call: Call, h: Tensor, g: Tensor) -> list[Pairs]
     """What the candidate's own forward gives, one `Pairs` a branch.
 
     With zero maps the input of every branch is `h`, and the gradient at its output is that at the
-    block's output: nothing but the last scale (layer scale, batch norm) is differentiated.
+    block's output: nothing but the last scale (layer scale, batch norm) is differentiated. The maps
+    themselves need not run to give zero.
     """
     found: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
@@ -112,17 +113,22 @@ def pairs(candidate: Candidate, call: Call, h: Tensor, g: Tensor) -> list[Pairs]
             return (args[0].detach(), *args[1:]), kwargs
         return args, {**kwargs, key: kwargs[key].detach()}
 
-    def see(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        leaf = output.detach().requires_grad_()
-        found[module] = (args[0].detach(), leaf)
-        return leaf
+    def silent(module: nn.Module) -> Callable[[Tensor], Tensor]:
+        def forward(x: Tensor) -> Tensor:
+            leaf = x.new_zeros(_output_shape(module, x)).requires_grad_()
+            found[module] = (x.detach(), leaf)
+            return leaf
+
+        return forward
 
     block = candidate.block
     with ExitStack() as stack, torch.enable_grad():
         entries = {id(b.entry): b.entry for b in block.branches}.values()
         handles = [m.register_forward_pre_hook(cut, with_kwargs=True) for m in entries]
-        handles += [m.register_forward_hook(see) for m in candidate.maps]
         stack.enter_context(hooked(*handles))
+        for module in candidate.maps:
+            module.forward = silent(module)
+            stack.callback(module.__dict__.pop, "forward")
         for parameter in block.module.parameters():
             parameter.requires_grad_(False)
         stack.callback(lambda: [p.requires_grad_() for p in block.module.parameters()])
@@ -136,29 +142,49 @@ def pairs(candidate: Candidate, call: Call, h: Tensor, g: Tensor) -> list[Pairs]
     ]
 
 
+def _output_shape(module: nn.Module, x: Tensor) -> tuple[int, ...]:
+    if isinstance(module, nn.Conv2d):
+        return (len(x), module.out_channels, *_places(_checked(module), *x.shape[2:]))
+    weight: Any = module.weight
+    return (*x.shape[:-1], weight.shape[0 if isinstance(module, nn.Linear) else 1])
+
+
 def _inputs(module: nn.Module, x: Tensor, rows: int) -> Tensor:
     """`(row, position, input of the map)`."""
-    if not isinstance(module, nn.Conv2d):
-        return x.reshape(rows, -1, x.shape[-1])
+    return (
+        _patches(module, x) if isinstance(module, nn.Conv2d) else x.reshape(rows, -1, x.shape[-1])
+    )
+
+
+def _checked(module: nn.Conv2d) -> nn.Conv2d:
     if module.groups != 1 or isinstance(module.padding, str):
         raise UnsupportedModelError(
             f"the last convolution of a branch has groups={module.groups} and padding="
             f"{module.padding!r}; growth needs groups=1 and padding in numbers"
         )
-    return _patches(module, x, module.padding)
+    return module
 
 
-def _patches(conv: nn.Conv2d, x: Tensor, padding: tuple[int, ...]) -> Tensor:
+def _places(conv: nn.Conv2d, *size: int) -> tuple[int, ...]:
+    """Height and width of the output."""
+    facts = (conv.padding, conv.dilation, conv.kernel_size, conv.stride)
+    return tuple(
+        (n + 2 * int(p) - d * (k - 1) - 1) // s + 1
+        for n, p, d, k, s in zip(size, *facts, strict=True)
+    )
+
+
+def _patches(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """`(row, position, patch)`, a patch in the order (y, x, channel).
 
     With channels last, a row of a patch is one run of memory: copied several times faster than
     `unfold` does, whose patches have the order of the weight.
     """
     (kh, kw), (dh, dw), (sh, sw) = conv.kernel_size, conv.dilation, conv.stride
-    last = F.pad(x.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0]))
-    last = last.contiguous()
-    rows, height, width, channels = last.shape
-    sizes = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
+    ph, pw = (int(p) for p in conv.padding)
+    sizes = _places(conv, *x.shape[2:])
+    last = F.pad(x.permute(0, 2, 3, 1), (0, 0, pw, pw, ph, ph)).contiguous()
+    rows, _, _, channels = last.shape
     a, b, c, d = last.stride()
     views = last.as_strided(
         (rows, *sizes, kh, kw, channels), (a, b * sh, c * sw, b * dh, c * dw, d)

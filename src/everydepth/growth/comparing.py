@@ -287,8 +287,11 @@ class _Plan:
         shared: dict[str, Any] = {"seed": seed, "criterion": self.criterion, "progress": False}
         scored = score(self.old, half, at=sites, **shared)
         tried = sorted(scored.sites, key=lambda site: -site.z)[:TRIES]
-        how = {"scored": scored, "precondition": True, **shared, **self.old.options}
-        jumps = [jumpboard(self.old.model, half, other, after=site.after, **how) for site in tried]
+        how: dict[str, Any] = {"scored": scored, "precondition": True, **shared}
+        jumps = [
+            jumpboard(self.old.model, half, other, after=site.after, **how, **self.old.options)
+            for site in tried
+        ]
         jump = max(jumps, key=lambda j: j.margin_valid or 0.0)
         grown = jump.model if jump.found else insert(self.old.model, jump.after, **self.old.options)
         passes = len(half) * (1 + 2 * len(scored.sites) / self.old.depth / 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -42,8 +43,10 @@ def fit_plainly(
     run: Run | None = None,
     save_every: int = SAVE_EVERY,
     progress: bool = False,
-) -> None:
+) -> float:
     """Steps of plain training; with several processes each takes its part of every batch.
+
+    Returns the mean of this process's losses, one a step.
 
     run: saved into every `save_every` steps, and continued if it has a checkpoint. Order and
     dropout depend on the seed and the step alone, so that a training that was cut off ends with
@@ -57,6 +60,7 @@ def fit_plainly(
     quiet = not (progress and sys.stderr.isatty())
     todo = track(range(done, steps), "training", disable=quiet, transient=True)
     fed = _endless(stream, data, batch_size, seed, done)
+    seen: list[float] = []
     with torch.random.fork_rng(devices=[]):
         for step, batch in zip(todo, fed):  # noqa: B905 - endless
             torch.manual_seed((seed * 1_000_003 + step) * world + rank)
@@ -70,9 +74,10 @@ def fit_plainly(
             if world > 1:
                 dist.all_reduce(total)
             loss = losses.sum() / total
+            seen.append(loss.item() * world)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            if not bool(torch.isfinite(loss)):
+            if not math.isfinite(seen[-1]):
                 raise NonFiniteError(
                     f"the loss is {loss.item()} at step {step} of training the grown model; use a "
                     "lower lr",
@@ -91,6 +96,7 @@ def fit_plainly(
                     }
                     run.save_checkpoint(step + 1, parts, {}, keep=1)
     model.train(before)
+    return sum(seen) / max(len(seen), 1)
 
 
 def _restored(run: Run, model: nn.Module, optimizer: Optimizer) -> int:

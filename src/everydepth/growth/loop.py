@@ -185,7 +185,7 @@ class _Growth:
     def finished(self, stopped: str, first: nn.Module, test: Any) -> Grown:
         proof = None
         if test is not None:
-            settings = {"criterion": self.criterion, **self.options}
+            settings: dict[str, Any] = {"criterion": self.criterion, **self.options}
             proof = certificate(unwrapped(first), self.model, self.train, test, **settings)
         if self.run is not None and is_main() and not self.run.finished:
             model: Any = self.model

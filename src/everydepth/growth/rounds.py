@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from everydepth.errors import SettingError
+from everydepth.growth.certify import Certificate
 from everydepth.growth.held_out import Paired
 from everydepth.growth.scoring import Score
 

@@ -259,8 +259,9 @@ def _pass(
             seen.loss += losses.sum().item()
             seen.labels += counts.sum().item()
             for depth, g in zip(depths, gradients, strict=True):
-                check_finite(g, "the gradient", depth)
-                seen.pooled.setdefault(depth, []).append(_pooled(g))
+                pooled = _pooled(g)
+                check_finite(pooled, "the gradient", depth)  # a sum shows every NaN and infinity
+                seen.pooled.setdefault(depth, []).append(pooled)
                 if depth not in candidates:
                     continue
                 tried = candidates[depth]

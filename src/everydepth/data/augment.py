@@ -1,0 +1,38 @@
+"""Random crops and mirror images, as transforms of `batches`."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from everydepth.data.batches import Transform
+from everydepth.data.sets import Batch
+from everydepth.errors import SettingError
+
+
+def crop_and_flip(padding: int = 4, *, flip: bool = True) -> Transform:
+    """A transform that shifts every image by up to `padding` pixels, and mirrors half of them.
+
+    >>> from everydepth.data import batches, crop_and_flip
+    >>> some = next(iter(batches(train, 32, shuffle=True, transform=crop_and_flip(1))))
+    >>> some["pixel_values"].shape
+    torch.Size([32, 1, 8, 8])
+    """
+    if padding < 0:
+        raise SettingError(f"padding={padding}; use 0 or more pixels")
+
+    def change(batch: Batch, generator: torch.Generator) -> Batch:
+        pixels = batch["pixel_values"]
+        rows, _, height, width = pixels.shape
+        padded = F.pad(pixels, (padding,) * 4)
+        shifts = torch.randint(0, 2 * padding + 1, (2, rows), generator=generator)
+        mirrored = torch.rand(rows, generator=generator) < (0.5 if flip else 0.0)
+        across = torch.arange(width).expand(rows, width)
+        across = torch.where(mirrored[:, None], across.flip(1), across) + shifts[0][:, None]
+        down = torch.arange(height) + shifts[1][:, None]
+        index = torch.arange(rows)[:, None, None]
+        # Rows, heights and widths are chosen; channels, a slice between them, come last.
+        chosen = padded[index, :, down[:, :, None], across[:, None, :]]
+        return {**batch, "pixel_values": chosen.permute(0, 3, 1, 2).contiguous()}
+
+    return change
