@@ -24,7 +24,7 @@ SMALL = {
     "rows": 200,
     "before": 1000,
     "before_epochs": 4,
-    "test": 500,
+    "test": 300,
     "noise": 0.1,
     "epochs": 30,
     "batch": 25,
@@ -117,7 +117,7 @@ RECIPE = Recipe(
     source="paper 004, Figures 4, 12 and 13",
     presets={
         "smoke": Preset(cells=(SMOKE,), cost="4 s"),
-        "small": Preset(cells=(SMALL,), seeds=3, cost="5 min, 1 core", needs=("emotion",)),
+        "small": Preset(cells=(SMALL,), seeds=3, cost="2 min, 1 core", needs=("emotion",)),
         "paper": Preset(
             cells=tuple({**FINE, **one} for one in PAPER),
             cost="2 networks x 16 to 34 fine-tunings of up to 70 epochs; about 15 GPU days",

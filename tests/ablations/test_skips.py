@@ -353,8 +353,10 @@ def test_decoding_with_a_cache_sees_the_scaled_skip(name: str) -> None:
 def test_a_layer_that_does_not_exist_is_named() -> None:
     model, _ = ENTRIES["ViT"].make()
     for layer in (0, 5, True):
-        with pytest.raises(DepthError, match=f"layer {layer}, but .* has layers 1 to 4"):
+        with pytest.raises(DepthError, match=f"layer {layer}, but the layers of .* are 1 to 4"):
             scaled_skip(model, layer=layer, c=0.0)
+    with pytest.raises(DepthError, match=r"depth 0 is the embedding, .* the first layer is 1"):
+        scaled_skip(model, layer=0, c=0.0)
     with pytest.raises(SettingError, match="no layer; give one or several of 1 to 4"):
         scaled_skip(model, layer=[], c=0.0)
 

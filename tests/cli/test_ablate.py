@@ -70,7 +70,7 @@ def test_audit_shows_the_rows_to_review(model: str, tmp_path: Path) -> None:
 
 def test_bad_options_are_named(model: str) -> None:
     for options, error, words in (
-        (("--layers", "3"), DepthError, "layer 3, but .* has layers 1 to 2"),
+        (("--layers", "3"), DepthError, "layer 3, but the layers of .* are 1 to 2"),
         (("--layers", "one"), SettingError, "'one' is not a number"),
         (("--which", "conv"), SettingError, "which='conv', but layer 1"),
         (("--which", "skip"), SettingError, "use one of both, attention"),

@@ -117,8 +117,9 @@ def checked_layers(stream: ResidualStream, layer: int | Sequence[int]) -> list[i
     for one in layers:
         if isinstance(one, bool) or not isinstance(one, int) or not 1 <= one <= stream.depth:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DepthError(
-                f"layer {one!r}, but {stream.name} has layers 1 to {stream.depth} "
-                "(layer l makes the state of depth l); use one of these"
+                f"layer {one!r}, but the layers of {stream.name} are 1 to {stream.depth}: layer l "
+                "is the block that makes the state of depth l, and depth 0 is the embedding, which "
+                f"has no skip; the first layer is 1, the last {stream.depth}"
             )
     return list(dict.fromkeys(layers))
 

@@ -148,6 +148,11 @@ def gradient_study(runs: Runs) -> Panel:
             for i, (tap, v) in enumerate(found[side]["std"].items())
         )
         charts.append(Chart(title=title, x=layer, y=Axis(label="std of the stream"), marks=spread))
+        weights = tuple(
+            Line(x=layers, y=_floats(v), name=name, colour=i, dash=i)
+            for i, (name, v) in enumerate(found["weights"].items())
+        )
+        charts.append(Chart(title=title, x=layer, y=Axis(label="std of weights"), marks=weights))
     return Panel(
         title="Learning against memorisation",
         about="Gradient norms at the skips: clean test samples against flipped training samples.",
@@ -191,6 +196,59 @@ def unified_view(runs: Runs) -> Panel:
         about="The paper's unified view: layers with large gradients should be missed most.",
         charts=charts,
         notes=notes,
+    )
+
+
+@panel("GradientWatch", section="training")
+def gradient_watch(runs: Runs) -> Panel:
+    """What a callback of a training saw: gradient norms, margin and memorisation by epoch."""
+    charts: list[Chart] = []
+    epoch = Axis(label="epoch", whole=True)
+    blind = tuple(f"{run}: no epoch was looked at" for run, f in runs.items() if not f["epochs"])
+    for run, found in runs.items():
+        looks = found["epochs"]
+        if not looks:
+            continue
+        x = np.array([look["epoch"] for look in looks])
+        title = run if len(runs) > 1 else ""
+        sides = ("learning", "memorization")
+        norms = tuple(
+            Line(
+                x=x,
+                y=_floats([look[f"{side}_norm"][layer] for look in looks]),
+                name=f"{side}, layer {layer}",
+                colour=i,
+                dash=j,
+            )
+            for j, side in enumerate(sides)
+            for i, layer in enumerate(looks[0][f"{sides[0]}_norm"])
+        )
+        charts.append(_log(title, epoch, "‖gradient of the loss‖", norms))
+        for what, unit in (("margin", "logits"), ("error", "")):
+            marks = tuple(
+                Line(
+                    x=x,
+                    y=_floats([look[f"{side}_{what}"] for look in looks]),
+                    name=side,
+                    colour=j,
+                    dash=j,
+                )
+                for j, side in enumerate(sides)
+            )
+            label = "margin" if what == "margin" else "prediction error"
+            charts.append(Chart(title=title, x=epoch, y=Axis(label=label, unit=unit), marks=marks))
+        shares = tuple(
+            Line(x=x, y=100 * _floats([look[name] for look in looks]), name=words, colour=i, dash=i)
+            for i, (name, words) in enumerate(
+                (("memorization", "memorised labels"), ("train_accuracy", "training accuracy"))
+            )
+        )
+        charts.append(Chart(title=title, x=epoch, y=Axis(label="share", unit="%"), marks=shares))
+    return Panel(
+        title="Learning and memorisation over the epochs",
+        about="Clean test samples against flipped training samples, while the network was trained.",
+        charts=tuple(charts),
+        notes=blind,
     )
 
 

@@ -88,10 +88,14 @@ def _run(folder: Path, called: str) -> RunView:
     if _inside(folder, "trace/trace.json"):
         traced = view_of(_trace(folder / "trace"), called)
     beside = {name: _json(folder, f"{name}.json") for name in BESIDE}
+    results = run.results() if run.finished else {}
+    seen = results.get("callbacks")
+    watched = seen if isinstance(seen, dict) else {}
     return replace(
         traced,
         results={
-            **(run.results() if run.finished else {}),
+            **results,
+            **{name: watched[name] for name in registered() if name in watched},
             **{name: found for name, found in beside.items() if found},
             **traced.results,
         },
