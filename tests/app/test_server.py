@@ -13,7 +13,7 @@ from tests.app.samples import HOSTILE, classifier, save_run
 from typer.testing import CliRunner
 
 from everydepth.app import serve as serving
-from everydepth.app.server import HOST, PORT, application, bind
+from everydepth.app.server import HOST, PORT, application, bind, in_a_loop
 from everydepth.app.shelf import shelf_of
 from everydepth.cli.main import build_app
 from everydepth.data import load_digits
@@ -27,10 +27,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
     folder = tmp_path_factory.mktemp("runs")
     save_run(folder / "one", classifier(), data=load_digits("test").subset(range(20)))
     (folder / "secret.txt").write_text("secret")
-    with gr.Blocks(analytics_enabled=False) as blocks:
-        gr.Markdown("hello")
-    app = application(blocks, shelf_of(folder), HOST, PORT)
-    return TestClient(app, base_url=f"http://{HOST}:{PORT}")
+
+    def make() -> Any:
+        with gr.Blocks(analytics_enabled=False) as blocks:
+            gr.Markdown("hello")
+        return application(blocks, shelf_of(folder), HOST, PORT)
+
+    return TestClient(in_a_loop(make), base_url=f"http://{HOST}:{PORT}")
 
 
 def test_by_default_only_this_machine_can_connect() -> None:

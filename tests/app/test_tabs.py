@@ -147,7 +147,7 @@ def test_tokens_are_escaped(shelf: Shelf) -> None:
     assert "<script" not in shown
     assert "<img" not in shown
     one = language.Writing(
-        title=HOSTILE, pieces=(HOSTILE,), drafted=(True,), tokens_per_second=1, note=HOSTILE
+        title=HOSTILE, pieces=(HOSTILE,), drafted=(True,), tokens_per_second=1.0, note=HOSTILE
     )
     assert "<script" not in language.writings([one])
 

@@ -71,6 +71,8 @@ def build(
                 _surfaces(blocks, shelf, folder, effort)
             with gr.Tab("Compare", id="compare"):
                 _compare(shelf)
+        # Gradio counts which tabs fit before our style sheet made them narrower.
+        blocks.load(None, js="() => setTimeout(() => window.dispatchEvent(new Event('resize')))")
     return blocks
 
 

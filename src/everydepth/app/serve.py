@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from everydepth.app.content import DEMO, prepare
-from everydepth.app.server import HOST, bind, check_gradio, server
+from everydepth.app.server import HOST, bind, check_gradio, in_a_loop, server
 from everydepth.app.shelf import Item, item_at, shelf_of
 
 
@@ -39,7 +39,7 @@ def serve(
         from everydepth.app.build import build
 
         first = "compare" if given and tab in (None, "other") else tab
-        blocks = build(shelf, folder=Path(folder), data=data, first=first)
+        blocks = in_a_loop(lambda: build(shelf, folder=Path(folder), data=data, first=first))
         for name, why in shelf.problems.items():
             say(f"left out {name}: {why}")
         place = f"http://{'localhost' if host == '127.0.0.1' else host}:{found.getsockname()[1]}"

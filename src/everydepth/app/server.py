@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+from collections.abc import Callable
+from contextlib import closing
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from everydepth.app.compare import page
 from everydepth.app.shelf import Shelf
@@ -14,6 +17,8 @@ from everydepth.errors import EveryDepthError, SettingError
 if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
+
+T = TypeVar("T")
 
 HOST = "127.0.0.1"
 PORT = 7860
@@ -43,6 +48,20 @@ def check_gradio() -> None:
         )
 
 
+def in_a_loop(make: Callable[[], T]) -> T:
+    """Call something of Gradio: where no event loop runs, it opens some and never closes them."""
+
+    async def made() -> T:
+        return make()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        with closing(asyncio.new_event_loop()) as loop:
+            return loop.run_until_complete(made())
+    return make()
+
+
 def bind(host: str, port: int | None) -> socket.socket:
     """A socket on a port; without a wish, on the first free one from 7860 up."""
     tried = range(PORT, PORT + PORTS_TRIED) if port is None else (port,)
@@ -68,9 +87,8 @@ def server(blocks: Any, shelf: Shelf, found: socket.socket) -> uvicorn.Server:
     import uvicorn
 
     host, port = found.getsockname()[:2]
-    config = uvicorn.Config(
-        application(blocks, shelf, host, port), log_level="warning", timeout_graceful_shutdown=1
-    )
+    app = in_a_loop(lambda: application(blocks, shelf, host, port))
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
     return uvicorn.Server(config)
 
 

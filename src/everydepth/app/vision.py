@@ -26,6 +26,7 @@ from everydepth.stream import ResidualStream, evaluating
 TOP = 3  # classes shown a depth
 OFFERED = 24  # pictures to pick from
 MOST_TESTED = 2000  # pictures of a large data set that are looked at
+Number = float | int
 Pixels = Float[Tensor, "channels height width"]
 
 
@@ -308,11 +309,11 @@ def _named(desk: Desk, row: int) -> str:
     return desk.names[label] if label is not None and label < len(desk.names) else str(label)
 
 
-def _share(part: float, whole: float) -> str:
+def _share(part: Number, whole: Number) -> str:
     return f"{part / whole:.0%} of full depth" if whole else ""
 
 
-def _bytes(count: float) -> str:
+def _bytes(count: Number) -> str:
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
