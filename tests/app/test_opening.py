@@ -150,7 +150,7 @@ def test_a_broken_tokenizer_is_said(said: Path) -> None:
 def test_a_config_cannot_choose_which_folder_is_read_as_data(
     tmp_path: Path, data: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_run(tmp_path / "run", classifier(labels=("a", "b")), **{"data_": 0})
+    save_run(tmp_path / "run", classifier(labels=("a", "b")))
     change_config(tmp_path / "run", data)
     item = item_at(tmp_path / "run")
     monkeypatch.setattr("everydepth.app.vision.load", lambda *_, **__: pytest.fail("read"))

@@ -102,7 +102,15 @@ def run(*words: str) -> Any:
 
 def test_help_teaches() -> None:
     text = run("--help").output
-    for word in ("Vision", "Language", "Surfaces", "Compare", "RUN or MODEL", "--port", "no network"):
+    for word in (
+        "Vision",
+        "Language",
+        "Surfaces",
+        "Compare",
+        "RUN or MODEL",
+        "--port",
+        "no network",
+    ):
         assert word in text
 
 

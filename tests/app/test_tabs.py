@@ -58,7 +58,9 @@ def test_a_rise_leaves_where_the_policy_says(desk: vision.Desk) -> None:
     for threshold in (0.0, 0.5, 1.0):
         policy = Confidence(threshold=threshold)
         rise = desk.rise(x[0], policy)
-        assert rise.leaves == int(ed.predict(classifier(), {"pixel_values": x}, policy=policy).depths)
+        assert rise.leaves == int(
+            ed.predict(classifier(), {"pixel_values": x}, policy=policy).depths
+        )
 
 
 def test_the_calibrated_policy_says_what_it_promises(desk: vision.Desk) -> None:
@@ -185,7 +187,9 @@ def test_a_token_is_marked_as_drafted_if_and_only_if_a_draft_was_accepted(sample
     assert 0 < marked <= stats.accepted
     assert not any(row[0] for row in stats.from_draft)
     if not sample:
-        for row, marks, prompt in zip(said.tokens, stats.from_draft, ([1, 2], [3, 4, 5]), strict=True):
+        for row, marks, prompt in zip(
+            said.tokens, stats.from_draft, ([1, 2], [3, 4, 5]), strict=True
+        ):
             with torch.no_grad():
                 states = ed.as_stream(model).observe(torch.tensor([[*prompt, *row]]))
             drafts = states.logits(1)[0].argmax(-1)[len(prompt) - 1 : -1].tolist()

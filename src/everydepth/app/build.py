@@ -176,7 +176,13 @@ def _vision(blocks: gr.Blocks, shelf: Shelf, data: str | None) -> None:
         return show(_looked(now, desks[now["model"]].lens, picture), level, share)
 
     asked = [state, depth, risk]
-    gr.on([model.change, blocks.load], _told(begin), [model, risk], [depth, pictures, *shown], **_QUEUE)
+    gr.on(
+        [model.change, blocks.load],
+        _told(begin),
+        [model, risk],
+        [depth, pictures, *shown],
+        **_QUEUE,
+    )
     pictures.click(_told(pick), asked, [pictures, *shown], **_QUEUE)
     canvas.submit(_told(draw), asked, shown, **_QUEUE)
     upload.change(_told(read), [*asked, upload], shown, **_QUEUE)
@@ -261,7 +267,11 @@ def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None, effort: Effo
 
     with gr.Row():
         surface = gr.Dropdown(
-            choices, value=choices[0][1] if own else SURFACE, label="surface", min_width=260, elem_id="ed-surface"
+            choices,
+            value=choices[0][1] if own else SURFACE,
+            label="surface",
+            min_width=260,
+            elem_id="ed-surface",
         )
         depth = _dial(6, 1, "ed-surface-depth")
     words = gr.HTML(elem_id="ed-surface-words")
@@ -362,13 +372,15 @@ def _preferred(names: list[str]) -> str:
 
 
 def _dial(last: int, value: int, elem_id: str, *, lowest: int = 0) -> gr.Slider:
-    return gr.Slider(lowest, last, value=value, step=1, label="depth", min_width=260, elem_id=elem_id)
+    return gr.Slider(
+        lowest, last, value=value, step=1, label="depth", min_width=260, elem_id=elem_id
+    )
 
 
 def _nothing(what: str) -> None:
     gr.HTML(
         f'<p class="ed-words">Nothing to show here yet. Give {what} on the command line, or start '
-        "<code>everydepth app</code> without an argument: it makes small examples of everything.</p>"
+        "<code>everydepth app</code> without an argument: it makes small examples.</p>"
     )
 
 

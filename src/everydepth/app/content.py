@@ -42,7 +42,9 @@ class Effort:
 QUICK = Effort()
 
 
-def prepare(folder: Path = DEMO, effort: Effort = QUICK, *, say: Callable[[str], None] = print) -> None:
+def prepare(
+    folder: Path = DEMO, effort: Effort = QUICK, *, say: Callable[[str], None] = print
+) -> None:
     """Make what is missing in the folder. Interrupted, it goes on where it was."""
     for what, is_there, make in (
         ("two classifiers of digits", _has_digits, _digits),
@@ -59,7 +61,11 @@ def surface_folder(folder: Path, name: str, way: str) -> Path:
 
 
 def learn_surface(
-    folder: Path, name: str, effort: Effort = QUICK, *, progress: Callable[[float], None] = lambda _: None
+    folder: Path,
+    name: str,
+    effort: Effort = QUICK,
+    *,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Train one surface end-to-end and with LPA from the same start, where it is not there yet."""
     from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig

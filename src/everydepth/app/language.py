@@ -178,7 +178,8 @@ def _checked(item: Item, prompt: str) -> list[int]:
     limit = item.stream.positions
     if limit is not None and len(ids) >= limit:
         raise SettingError(
-            f"the prompt has {len(ids)} tokens, but {item.stream.name} can place {limit}; shorten it"
+            f"the prompt has {len(ids)} tokens, but {item.stream.name} can place {limit}; "
+            "shorten it"
         )
     return ids
 

@@ -73,7 +73,7 @@ def open_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     read_json(file)  # an error of our own, if it is not even JSON
     try:
         return PreTrainedTokenizerFast(tokenizer_file=str(file))
-    except Exception as error:  # noqa: BLE001 - the parser below raises bare exceptions
+    except Exception as error:  # the parser raises nothing more special
         raise DataError(
             f"{file} is not a tokenizer ({error}); save the tokenizer again with save_pretrained"
         ) from error

@@ -116,7 +116,10 @@ def figure(z: Float[np.ndarray, "y x"], study: Study, title: str) -> Figure:
             "yaxis": hidden,
             "zaxis": {**hidden, "range": [low, high]},
             "aspectratio": {"x": 1, "y": 1, "z": 0.6},
-            "camera": {"eye": {"x": 1.1, "y": 1.1, "z": 0.8}, "center": {"x": 0, "y": 0, "z": -0.12}},
+            "camera": {
+                "eye": {"x": 1.1, "y": 1.1, "z": 0.8},
+                "center": {"x": 0, "y": 0, "z": -0.12},
+            },
         },
     }
     return Figure({"data": [surface], "layout": layout})
@@ -161,7 +164,12 @@ def error_figure(study: Study, depth: int) -> Figure | None:
         "hovermode": "x unified",
         "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1},
         "xaxis": {**grid, "title": {"text": "depth (blocks)"}, "dtick": 1},
-        "yaxis": {**grid, "title": {"text": "mean squared error"}, "type": "log", "exponentformat": "power"},
+        "yaxis": {
+            **grid,
+            "title": {"text": "mean squared error"},
+            "type": "log",
+            "exponentformat": "power",
+        },
         "shapes": [
             {
                 "type": "line",

@@ -274,7 +274,8 @@ def _promised(found: Certificate) -> str:
     if not found.certified:
         return (
             f"Exit policy: {found.samples} pictures are too few to promise that at most "
-            f"{found.risk:.0%} of answers change, so every picture goes to the end. Allow more risk."
+            f"{found.risk:.0%} of answers change, so every picture goes to the end. "
+            "Allow more risk."
         )
     return (
         f"Exit policy: with probability {1 - found.delta:.0%}, at most {found.risk:.0%} of answers "

@@ -51,9 +51,7 @@ def app(
     from everydepth.app import serve
 
     found = [_item(source) for source in sources or ()]
-    serve(
-        found, folder=folder, data=data, host=host, port=port, browser=browser, say=typer.echo
-    )
+    serve(found, folder=folder, data=data, host=host, port=port, browser=browser, say=typer.echo)
 
 
 def _item(source: str) -> str | Item:
