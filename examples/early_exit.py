@@ -19,16 +19,9 @@ from everydepth.data import batches, load_digits
 def trained() -> ViTForImageClassification:
     """Six blocks, each read out by the shared head and trained to predict (`ed.fit` does more)."""
     torch.manual_seed(0)
-    config = ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        intermediate_size=64,
-        image_size=8,
-        patch_size=2,
-        num_channels=1,
-        num_labels=10,
-    )
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    images = {"image_size": 8, "patch_size": 2, "num_channels": 1, "num_labels": 10}
+    config = ViTConfig(num_hidden_layers=6, **sizes, **images)
     model = ViTForImageClassification(config)
     stream = ed.as_stream(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)

@@ -16,15 +16,8 @@ from everydepth.integrations.hf_trainer import DepthProgress
 
 def network() -> ed.EveryDepth:
     torch.manual_seed(0)
-    config = ViTConfig(
-        image_size=8,
-        patch_size=4,
-        num_channels=1,
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        id2label={i: str(i) for i in range(10)},
-    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=10, **sizes)
     return ed.EveryDepth(ViTForImageClassification(config), objective=ed.lpa())
 
 
