@@ -78,7 +78,7 @@ def test_gradients_and_losses_are_those_of_autograd() -> None:
     targets = torch.randn(3, 11, 2, dtype=torch.float64)
     weights = torch.rand(3, 4, dtype=torch.float64)
     weights[0] = torch.tensor([0.0, 0.0, 0.0, 1.0])
-    nets = ManyMLPs(models)
+    nets = ManyMLPs(models, torch.float64)
     for _ in range(2):  # the second time in memory that was used before
         losses = nets.losses_and_gradients(inputs, targets, weights)
     for index, model in enumerate(models):
@@ -96,7 +96,7 @@ def test_gradients_and_losses_are_those_of_autograd() -> None:
 
 def test_parameters_after_many_steps_agree_to_1e_10() -> None:
     model = starts(SURFACES, 0, **SIZES)[0].double()
-    nets = ManyMLPs([model])
+    nets = ManyMLPs([model], torch.float64)
     together = torch.optim.Adam([nets.flat], lr=1e-2, fused=True)
     plain = torch.optim.Adam(model.parameters(), lr=1e-2, foreach=False)
     inputs = torch.rand(20, 2, dtype=torch.float64)

@@ -33,7 +33,7 @@ class ManyMLPs:
     blocks (2 L, network, width, width), head (network, width, outputs), all parts of `flat`.
     """
 
-    def __init__(self, models: Sequence[ResidualMLP]) -> None:
+    def __init__(self, models: Sequence[ResidualMLP], dtype: torch.dtype = torch.float32) -> None:
         config = models[0].config
         plain = config.skips and config.regression and not config.norm
         if not plain or config.intermediate_size != config.hidden_size:
@@ -56,7 +56,7 @@ class ManyMLPs:
         head = self._stacked(states, "head", outputs=config.num_outputs)
         parts = {"embed": embed, "blocks": blocks, "head": head}
         # One tensor for the optimizer, whose calls would otherwise cost as much as its arithmetic.
-        self.flat = torch.cat([part.flatten() for part in parts.values()])
+        self.flat = torch.cat([part.flatten() for part in parts.values()]).to(dtype)
         self.flat.grad = torch.zeros_like(self.flat)
         shapes = {name: part.shape for name, part in parts.items()}
         self.parameters = _views(self.flat, shapes)
@@ -241,8 +241,8 @@ def train_surfaces(
     each = len(objectives)
     train = torch.stack([part.labels for part, _ in data]).repeat_interleave(each, 0)
     test = torch.stack([part.labels for _, part in data]).repeat_interleave(each, 0)
-    begun = [model.to(dtype) for model in starts(surfaces, seed, **sizes)]
-    nets = ManyMLPs([model for model in begun for _ in range(each)])
+    begun = starts(surfaces, seed, **sizes)
+    nets = ManyMLPs([model for model in begun for _ in range(each)], dtype)
     optimizer = Adam([nets.flat], lr=lr, fused=True)
     total = epochs * (points // batch_size)
     history: list[tuple[int, Tensor]] = [(0, nets.errors(test_inputs, test)["mse"][:, -1])]
