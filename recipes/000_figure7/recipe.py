@@ -179,9 +179,9 @@ SMALL = {
     "model": "stories260K",
     "top": 2,
     "length": 128,
-    "rows": 1200,
+    "rows": 960,
     "test_rows": 100,
-    "steps": 150,
+    "steps": 120,
     "batch": 8,
     "lr": 1e-3,
     "clip": 1.0,
@@ -200,7 +200,7 @@ RECIPE = Recipe(
     title="Language models fine-tuned, perplexity against depth",
     source="paper 000, Figure 7",
     about=(
-        "Small: stories260K (5 blocks, width 64, 512 tokens) fine-tuned for 150 steps of 8 x 128 "
+        "Small: stories260K (5 blocks, width 64, 512 tokens) fine-tuned for 120 steps of 8 x 128 "
         "tokens on WikiText-2, GSM8K and 5,000 Alpaca instructions; LPA supervises the top 2 of 5 "
         "depths, as the paper's top 5 of 24. Dolly-15k is in the paper preset only. Perplexity is "
         "per token, so it compares depths and objectives, not models. The learning rates are ours."
@@ -226,7 +226,7 @@ RECIPE = Recipe(
                 for c in both({**SMALL, "data": data})
             ],
             seeds=3,
-            cost="3 min, 1 core",
+            cost="2 min, 1 core",
             needs=("stories260K", "wikitext-2", "alpaca-5000", "gsm8k"),
             memory_gib=2.0,
         ),

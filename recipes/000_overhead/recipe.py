@@ -98,7 +98,7 @@ RECIPE = Recipe(
             cells=({"depth": 3, "width": 64, "batch": 4, "rounds": 2},), cost="2 s", seeds=1
         ),
         "small": Preset(
-            cells=({**PAPER, "batch": 16, "rounds": 8},),
+            cells=({**PAPER, "batch": 16, "rounds": 6},),
             seeds=3,
             cost="1 min, 1 core",
             memory_gib=2.0,
