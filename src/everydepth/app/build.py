@@ -17,7 +17,7 @@ import gradio as gr
 import torch
 
 from everydepth.app import compare, language, surfaces, vision
-from everydepth.app.content import QUICK, SURFACE, Effort, learn_surface
+from everydepth.app.content import QUICK, SURFACE, Effort, is_learned, learn_surface
 from everydepth.app.pictures import Lens, decoded, from_data_url
 from everydepth.app.shelf import Item, Shelf
 from everydepth.app.tales import PROMPT
@@ -265,11 +265,14 @@ def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None, effort: Effo
         assert folder is not None
         return surfaces.study_of(folder, name)
 
+    start = choices[0][1] if own else SURFACE
+    if not own and not is_learned(folder, SURFACE):
+        start = None  # learning takes a while, and nobody asked for it yet
     with gr.Row():
         surface = gr.Dropdown(
             choices,
-            value=choices[0][1] if own else SURFACE,
-            label="surface",
+            value=start,
+            label="surface (learned when it is chosen, in seconds)",
             min_width=260,
             elem_id="ed-surface",
         )
@@ -279,7 +282,9 @@ def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None, effort: Effo
         plots = [gr.Plot(show_label=False, elem_classes="ed-plot", min_width=300) for _ in range(3)]
     error = gr.Plot(show_label=False, elem_id="ed-error")
 
-    def begin(name: str, progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008
+    def begin(name: str | None, progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008
+        if name is None:
+            return [gr.skip()] * (len(shown) + 1)
         if not name.startswith("own ") and name in SURFACES and folder is not None:
             progress(0, desc="learning it, end-to-end and with LPA")
             learn_surface(folder, name, effort, progress=progress)
@@ -287,7 +292,9 @@ def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None, effort: Effo
         dial = gr.Slider(maximum=study(name).depth, value=level)
         return [dial, *turn(name, level)]
 
-    def turn(name: str, level: int) -> list[Any]:
+    def turn(name: str | None, level: int) -> list[Any]:
+        if name is None:
+            return [gr.skip()] * len(shown)
         found, level = study(name), int(level)
         drawn: list[Any] = [gr.Plot(f, visible=True) for f in surfaces.figures(found, level)]
         drawn += [gr.Plot(None, visible=False)] * (len(plots) - len(drawn))

@@ -60,6 +60,10 @@ def surface_folder(folder: Path, name: str, way: str) -> Path:
     return folder / "surfaces" / name / way
 
 
+def is_learned(folder: Path | None, name: str) -> bool:
+    return folder is not None and all(_whole(surface_folder(folder, name, way)) for way in WAYS)
+
+
 def learn_surface(
     folder: Path,
     name: str,
@@ -182,7 +186,7 @@ def _tales(folder: Path, effort: Effort) -> None:
 
 
 def _has_surface(folder: Path) -> bool:
-    return all(_whole(surface_folder(folder, SURFACE, way)) for way in WAYS)
+    return is_learned(folder, SURFACE)
 
 
 def _surface(folder: Path, effort: Effort) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,13 +82,7 @@ def grid_words(found: Result) -> str:
     )
 
 
-def write(
-    item: Item,
-    prompt: str,
-    depth: int,
-    count: int,
-    progress: Callable[[float, str], None] = lambda share, what: None,
-) -> list[Writing]:
+def write(item: Item, prompt: str, depth: int, count: int) -> list[Writing]:
     """The continuation at a depth, at full depth, and at full depth with drafts of that depth.
 
     The three take turns after a warm start, and the best time of each counts.
@@ -102,9 +96,8 @@ def write(
     for options in ways.values():
         generate(item.stream, [ids], max_new_tokens=min(4, count), **options)
     found: dict[str, Any] = {}
-    for turn in range(2):
-        for place, (title, options) in enumerate(ways.items()):
-            progress((turn * len(ways) + place) / (2 * len(ways)), title)
+    for _ in range(2):
+        for title, options in ways.items():
             said = generate(item.stream, [ids], max_new_tokens=count, **options)
             before = found.get(title)
             if before is None or said.stats.seconds < before.stats.seconds:

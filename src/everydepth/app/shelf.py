@@ -54,7 +54,7 @@ class Item:
 
     @property
     def has_model(self) -> bool:
-        return self.given is not None or (model_folder(self.path) / "model.safetensors").exists()
+        return self.given is not None or any(model_folder(self.path).glob("*.safetensors"))
 
     @property
     def is_run(self) -> bool:
