@@ -15,6 +15,7 @@ import typer
 from everydepth.cli.ablate import ablate
 from everydepth.cli.app import app
 from everydepth.cli.audit import audit
+from everydepth.cli.claims import claims
 from everydepth.cli.env import env
 from everydepth.cli.export import export
 from everydepth.cli.generate import generate
@@ -40,6 +41,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     sweep,
     plan,
     reproduce,
+    claims,
     report,
     app,
     env,

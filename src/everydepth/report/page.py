@@ -16,6 +16,10 @@ from everydepth.environment import installed_version
 from everydepth.errors import DataError
 from everydepth.report import ablations as _ablations
 from everydepth.report import builtin as _builtin
+from everydepth.report import claims as _claims
+from everydepth.report import growth as _growth
+from everydepth.report import reproduction as _reproduction
+from everydepth.report import sweeps as _sweeps
 from everydepth.report.markup import script_json, table, text
 from everydepth.report.panels import SECTIONS, Panel, Texts, draw, registered
 from everydepth.report.provenance import made_by
@@ -24,7 +28,8 @@ from everydepth.report.words import headline, start_depth
 from everydepth.tracing.figures.chart import PALETTE, Chart, Heat
 from everydepth.tracing.figures.web import description
 
-_REGISTERED = (_builtin, _ablations)  # importing them registers their panels
+# Importing them registers their panels.
+_REGISTERED = (_builtin, _ablations, _claims, _growth, _reproduction, _sweeps)
 LARGEST_PAGE = 6 * 10**6  # bytes; what mail and issue trackers still take
 HEIGHT, LINE = 290, 18  # pixels of a chart, and of a line in its legend
 LONGEST_LEGEND = 8  # names; more leave no room for the chart, and pointing at a line names it
@@ -106,6 +111,8 @@ class _Page:
         return f'<header><h1>{text(title)}</h1><ul class="headline">{"".join(lines)}</ul></header>'
 
     def dial(self, panels: Sequence[Panel]) -> str:
+        if self.depth == 0:
+            return ""  # a comparison or a ledger: nothing follows a depth
         words = "".join(
             f"<li>{self._run(view.name)} {self._following(self._sentences(view.name, panels))}</li>"
             for view in self.views
@@ -278,6 +285,8 @@ def _depth(views: Sequence[RunView], panels: Sequence[Panel]) -> int:
     for panel in panels:
         for texts in (*panel.readings.values(), *panel.gives_up.values()):
             depths.append(len(texts) - 1)
+    if not depths and any(panel.table for panel in panels):
+        return 0
     if not depths:
         names = ", ".join(view.name for view in views)
         raise DataError(

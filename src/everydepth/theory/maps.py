@@ -57,9 +57,7 @@ class SequenceMap:
     shifts: bool = False
     permutes: bool = False
 
-    def __call__(
-        self, x: Float[Tensor, "batch token dim"]
-    ) -> Float[Tensor, "batch token outputs"]:
+    def __call__(self, x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch token outputs"]:
         return self.function(x)
 
 

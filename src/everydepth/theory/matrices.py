@@ -80,9 +80,7 @@ def convolution_matrix(module: nn.Conv2d, size: tuple[int, int]) -> Affine:
     height, width = size
     out_y, out_x = torch.meshgrid(torch.arange(sides[0]), torch.arange(sides[1]), indexing="ij")
     pixels = sides[0] * sides[1]
-    matrix = weight.new_zeros(
-        module.out_channels, pixels, module.in_channels, height * width
-    )
+    matrix = weight.new_zeros(module.out_channels, pixels, module.in_channels, height * width)
     inputs, outputs = weight.shape[1], module.out_channels // module.groups
     for ky in range(module.kernel_size[0]):
         for kx in range(module.kernel_size[1]):
@@ -120,9 +118,7 @@ def attention_matrix(
         )
     values = module.in_proj_weight[2 * dim :].reshape(heads, dim // heads, dim)
     out = module.out_proj.weight.reshape(dim, heads, dim // heads)
-    matrix = sum(
-        two_sided_matrix(weights[h], (out[:, h] @ values[h]).T) for h in range(heads)
-    )
+    matrix = sum(two_sided_matrix(weights[h], (out[:, h] @ values[h]).T) for h in range(heads))
     assert isinstance(matrix, Tensor)
     offset = module.out_proj.weight.new_zeros(weights.shape[1], dim)
     if module.in_proj_bias is not None:  # pyright: ignore[reportUnnecessaryComparison]

@@ -29,9 +29,7 @@ class SingleLayer(nn.Module):
         self.hidden = nn.Linear(width, hidden)
         self.out = nn.Linear(hidden, outputs)
 
-    def forward(
-        self, x: Float[Tensor, "batch token dim"]
-    ) -> Float[Tensor, "batch token outputs"]:
+    def forward(self, x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch token outputs"]:
         e = self.embed(x) + self.positions
         z = e + self.attention(e, e, e, need_weights=False)[0]
         return self.out(relu(self.hidden(z)))

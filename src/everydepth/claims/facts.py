@@ -1,0 +1,213 @@
+"""Facts: plain numbers about one trained network, measured once with the verbs, cached as JSON.
+
+Every claim is a function of facts. What could not be measured is kept with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from everydepth.ablations import ablate, is_ordered, tapped, upper_bound, weight_widths
+from everydepth.errors import EveryDepthError
+from everydepth.exits import Confidence, evaluate
+from everydepth.growth import jumpboard, score
+from everydepth.stream import as_stream, evaluating, insert, unwrapped
+from everydepth.tracing import trace
+
+TAU = 0.9
+"""Confidence above which a sample leaves."""
+
+Batches = Sequence[Mapping[str, Any]]
+
+
+class Missing(Exception):
+    """Steers: a claim asked for a fact that is not there; the message is the reason."""
+
+
+class Facts:
+    """`facts["accuracy"]` is a number or a numpy array, or raises `Missing` with the reason."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.content = content
+
+    def __getitem__(self, name: str) -> Any:
+        values = self.content["values"]
+        if name not in values:
+            missing = self.content.get("missing", {})
+            raise Missing(missing.get(name) or missing.get("*") or f"{name} was not measured")
+        value = values[name]
+        return np.array(value, dtype=float) if isinstance(value, list) else value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.content["values"]
+
+
+def plain(value: Any) -> Any:
+    """As JSON: NaN and masked entries become null."""
+    if isinstance(value, np.ma.MaskedArray):
+        value = value.filled(math.nan)
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value
+
+
+def gather(
+    model: nn.Module, data: Batches, groups: Iterable[str], *, train: Any = None
+) -> dict[str, Any]:
+    """The facts of these groups, of one model on labelled (or unlabelled) batches.
+
+    train: other rows, for directions that are then judged on `data`; half of `data`, if not given.
+    """
+    values: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    for group in groups:
+        try:
+            values |= GROUPS[group](model, data, train)
+        except EveryDepthError as reason:
+            for name in PROVIDES[group]:
+                missing[name] = str(reason)
+    if "trace" in groups:
+        reasons = values.pop("skipped", {})
+        missing |= {fact: reasons[name] for name, fact in _TRACED.items() if name in reasons}
+    return {
+        "values": {k: plain(v) for k, v in values.items()},
+        "missing": {k: why for k, why in missing.items() if k not in values},
+    }
+
+
+# metric of a trace -> name of the fact
+_TRACED = {
+    "loss": "loss",
+    "mse": "loss",
+    "accuracy": "accuracy",
+    "next_token_accuracy": "accuracy",
+    "sup_error": "sup_error",
+    "cos": "cos",
+    "cka": "cka",
+    "saturation": "saturation",
+    "norm_ratio": "norm_ratio",
+    "neural_collapse": "separation",
+    "distinguishability": "different",
+    "gradient_norm": "gradient_norm",
+    "gradient_mean": "signal",
+    "gradient_covariance": "within_10",
+}
+_SERIES = {"neural_collapse": "separation", "distinguishability": "different_5"}
+_GROUPS = ("prediction", "decisions", "similarity", "structure", "gradients")
+
+
+def _trace(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
+    # Groups, so that what does not fit the task is skipped with a reason instead of refused.
+    found = trace(model, data, metrics=_GROUPS, progress=False)
+    values: dict[str, Any] = {"depth": found.depth, "skipped": dict(found.skipped)}
+    for metric, fact in _TRACED.items():
+        if metric not in found.results:
+            continue
+        result = found.results[metric]
+        if result.is_gap:
+            values["skipped"][metric] = result.note or "not defined here"
+            continue
+        name = _SERIES.get(metric)
+        if name is not None and name not in result.arrays:
+            values["skipped"][metric] = f"too few samples for {name}"
+            continue
+        if metric == "saturation":
+            values[fact] = result.arrays["cumulative"]
+            values["saturation_depth"] = result.meta["mean_depth"]
+        elif metric == "gradient_covariance":
+            values[fact] = result.arrays["within_10"]
+        elif fact not in values:
+            values[fact] = result.arrays[name] if name else result.value
+    if "monotonicity" in found.results and not found.results["monotonicity"].is_gap:
+        arrays = found.results["monotonicity"].arrays
+        values["monotone_share"] = float(arrays["monotone_share"])
+    return values
+
+
+def _ablate(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
+    found = ablate(model, data, c=0.0, progress=False)
+    untouched = {k: float(v.mean()) for k, v in found.untouched.items()}
+    values = {f"removed_{name}": found.at(name, 0.0) for name in found.metrics}
+    return values | {f"whole_{name}": value for name, value in untouched.items()}
+
+
+def _exit(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
+    found = evaluate(model, data, Confidence(threshold=TAU), progress=False)
+    drop = None if found.accuracy is None else found.accuracy - (found.accuracy_full or 0.0)
+    values: dict[str, Any] = {"exit_speedup": found.layer_speedup}
+    return values if drop is None else values | {"exit_gain": drop}
+
+
+def _bound(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
+    stream = as_stream(model)
+    ordered: list[bool] = []
+    broken: list[float] = []
+    with evaluating(unwrapped(stream.model)):
+        widths = weight_widths(stream, data[0])
+        for batch in data:
+            taps = tapped(stream, batch)
+            at_x, _ = upper_bound(widths, taps)
+            ordered.append(is_ordered(at_x))
+            norms = np.stack([n[0].double().cpu().numpy() for n in taps.norms])
+            with np.errstate(divide="ignore"):
+                broken.append(float((np.log10(norms) > at_x).mean()))
+    return {"bound_ordered": float(np.mean(ordered)), "bound_broken": float(np.mean(broken))}
+
+
+def _jump(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
+    if train is None:
+        half = max(1, len(data) // 2)
+        train, data = data[:half], data[half:] or data
+    found = score(model, train, test=data, progress=False)
+    jump = jumpboard(model, train, data, scored=found, batch_size=None)
+    best = found[jump.after]
+    return {
+        "jump_found": float(jump.found),
+        "jump_gain": jump.margin / max(found.loss, 1e-12),
+        "jump_gain_held_out": (jump.margin_valid or 0.0) / max(found.loss, 1e-12),
+        "alignment": None if best.alignment is None else best.alignment.cosine,
+        "site_within_10": [site.covariance.within_10 for site in found.sites],
+    }
+
+
+def _insertion(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
+    """How far the output moves when a block is inserted, at the first, middle and last site."""
+    stream = as_stream(model)
+    apart = 0.0
+    with torch.no_grad(), evaluating(unwrapped(stream.model)):
+        before = stream.prediction(stream.call(stream.arguments(data[0], None)))
+        for after in sorted({0, stream.depth // 2, stream.depth}):
+            grown = as_stream(insert(model, after=after))
+            with evaluating(unwrapped(grown.model)):
+                now = grown.prediction(grown.call(grown.arguments(data[0], None)))
+            apart = max(apart, float((now - before).abs().max()))
+    return {"insertion_change": apart}
+
+
+Group = Callable[[nn.Module, Batches, Any], dict[str, Any]]
+GROUPS: Mapping[str, Group] = {
+    "trace": _trace,
+    "ablate": _ablate,
+    "exit": _exit,
+    "bound": _bound,
+    "jump": _jump,
+    "insertion": _insertion,
+}
+PROVIDES: Mapping[str, tuple[str, ...]] = {
+    "trace": (*dict.fromkeys(_TRACED.values()), "saturation_depth", "monotone_share"),
+    "ablate": ("removed_accuracy", "removed_margin", "whole_accuracy", "whole_margin"),
+    "exit": ("exit_speedup", "exit_gain"),
+    "bound": ("bound_ordered", "bound_broken"),
+    "jump": ("jump_found", "jump_gain", "jump_gain_held_out", "alignment", "site_within_10"),
+    "insertion": ("insertion_change",),
+}
