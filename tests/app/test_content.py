@@ -1,4 +1,4 @@
-"""What is there by default: made once, kept, found again, and never made without being asked for."""
+"""What is there by default: made once, kept, and found again."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 
 import gradio as gr
 import torch
+from gradio import themes
 
 from everydepth.app import compare, language, surfaces, vision
 from everydepth.app.content import QUICK, SURFACE, Effort, is_learned, learn_surface
@@ -36,10 +37,10 @@ TABS = ("vision", "language", "surface", "compare")
 def APPEARANCE() -> dict[str, Any]:  # noqa: N802 - constants that need an import
     """What the page looks like; only fonts that are on the machine."""
     return {
-        "theme": gr.themes.Default(
-            primary_hue=gr.themes.colors.blue,
-            secondary_hue=gr.themes.colors.blue,
-            neutral_hue=gr.themes.colors.slate,
+        "theme": themes.Default(
+            primary_hue=themes.colors.blue,
+            secondary_hue=themes.colors.blue,
+            neutral_hue=themes.colors.slate,
             font=FONT,
             font_mono=MONO,
         ),

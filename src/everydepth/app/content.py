@@ -69,7 +69,7 @@ def learn_surface(
     name: str,
     effort: Effort = QUICK,
     *,
-    progress: Callable[[float], None] = lambda _: None,
+    progress: Callable[[float], object] = lambda _: None,
 ) -> None:
     """Train one surface end-to-end and with LPA from the same start, where it is not there yet."""
     from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
@@ -116,7 +116,7 @@ def _digits(folder: Path, effort: Effort) -> None:
                 image_size=8,
                 patch_size=2,
                 num_channels=1,
-                num_labels=10,
+                num_labels=10,  # pyright: ignore[reportCallIssue]  # of every config
                 hidden_size=64,
                 num_hidden_layers=6,
                 num_attention_heads=4,

@@ -65,6 +65,7 @@ def in_a_loop(make: Callable[[], T]) -> T:
 def bind(host: str, port: int | None) -> socket.socket:
     """A socket on a port; without a wish, on the first free one from 7860 up."""
     tried = range(PORT, PORT + PORTS_TRIED) if port is None else (port,)
+    why: str | None = None
     for number in tried:
         found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -72,12 +73,12 @@ def bind(host: str, port: int | None) -> socket.socket:
             found.bind((host, number))
         except OSError as error:
             found.close()
-            last = error
+            why = error.strerror
         else:
             return found
     wish = f"port {port}" if port is not None else f"none of the ports {PORT} to {tried[-1]}"
     raise SettingError(
-        f"{wish} of {host} can be had ({last.strerror}); stop what is there, or choose another: "
+        f"{wish} of {host} can be had ({why}); stop what is there, or choose another: "
         f"everydepth app --port {(port or PORT) + PORTS_TRIED}"
     )
 
