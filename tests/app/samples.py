@@ -68,9 +68,7 @@ def save_run(folder: Path, model: Any, *, data: Any = None, **config: Any) -> Pa
     run.write_results({"steps": 2})
     model.save_pretrained(folder / "model")
     if data is not None:
-        trace(model, data, metrics=config.pop("metrics", None), progress=False).save(
-            folder / "trace"
-        )
+        trace(model, data, progress=False).save(folder / "trace")
     return folder
 
 
@@ -94,6 +92,6 @@ def demo_folder(folder: Path) -> Path:
         surface = ResidualMLP(ResidualMLPConfig(num_hidden_layers=3)).eval()
         points = surface_data(SURFACE, n_train=10, n_test=50)[1]
         place = surface_folder(folder, SURFACE, way)
-        save_run(place, surface, data=points, data_name=f"surface:{SURFACE}")
+        save_run(place, surface, data=points, about={"data": f"surface:{SURFACE}"})
     save_language_run(folder / "tales")
     return folder

@@ -160,7 +160,7 @@ def test_a_config_cannot_choose_which_folder_is_read_as_data(
 
 def change_config(run: Path, data: Any) -> None:
     content = json.loads((run / "config.json").read_text())
-    content["config"]["data"] = data
+    content["config"]["about"] = {"data": data}
     (run / "config.json").write_text(json.dumps(content))
 
 

@@ -254,12 +254,15 @@ def test_a_surface_is_what_the_model_reads_out_at_that_depth(folder: Path, shelf
     assert "at depth 2" in surfaces.words(study, 2)
 
 
-def test_a_model_of_ones_own_is_shown_without_a_target(shelf: Shelf) -> None:
-    own = surfaces.study_of_item(shelf[f"surfaces/{SURFACE}/lpa"])
-    assert own.target is None
-    assert len(surfaces.figures(own, 1)) == 1
-    assert surfaces.error_figure(own, 1) is None
-    assert "does not say which surface" in surfaces.words(own, 1)
+def test_a_model_of_ones_own_is_shown_beside_its_target_if_its_run_names_one(shelf: Shelf) -> None:
+    run = shelf[f"surfaces/{SURFACE}/lpa"]
+    named = surfaces.study_of_item(run)
+    assert [figure.layout.title.text[:6] for figure in surfaces.figures(named, 1)][0] == "Target"
+    unnamed = surfaces.study_of_item(Item("mine", run.path / "model"))
+    assert unnamed.target is None
+    assert len(surfaces.figures(unnamed, 1)) == 1
+    assert surfaces.error_figure(unnamed, 1) is None
+    assert "does not say which surface" in surfaces.words(unnamed, 1)
 
 
 # -- Compare ---------------------------------------------------------------------------------------

@@ -68,9 +68,10 @@ class Item:
         """
         if not self.is_run:
             return None
-        config = read_json(self.path / "config.json").get("config")
-        found = config.get("data") if isinstance(config, dict) else None
-        return found if found in data_names() else None
+        found = read_json(self.path / "config.json")
+        for key in ("config", "about", "data"):
+            found = found.get(key) if isinstance(found, dict) else None
+        return found if isinstance(found, str) and found in data_names() else None
 
 
 @dataclass(frozen=True)
