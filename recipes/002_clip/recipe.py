@@ -164,6 +164,13 @@ def rows(results: Sequence[Result]) -> list[Row]:
                 )
             )
     found.append(
+        over_seeds(
+            "Fig. 22: largest fall of COS from one layer to the next, vision with text",
+            None,
+            [max(0.0, float(-np.diff(to_last(r, "cross")).min())) for r in results],
+        )
+    )
+    found.append(
         held(
             "App. D: the last layers of the towers are not aligned perfectly",
             PUBLISHED["gap"],
@@ -222,7 +229,7 @@ RECIPE = Recipe(
             cost="5 min on a GPU",
             needs=("uoft-cs/cifar10",),
             models={"openai/clip-vit-base-patch32": large},
-            memory_gib=8,
+            memory_gib=8.0,
         ),
     },
     cell=cell,

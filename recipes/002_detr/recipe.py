@@ -233,7 +233,7 @@ RECIPE = Recipe(
             cost="days on 8 GPUs",
             needs=("detection-datasets/coco",),
             models={"DETR-R50": lambda: build(PAPER)},
-            memory_gib=20,
+            memory_gib=20.0,
             launch="accelerate launch --multi_gpu -m everydepth reproduce 002_detr --preset paper",
         ),
     },

@@ -232,7 +232,7 @@ def figure(results: Sequence[Result]) -> Figure:
 
 SMALL: Cell = {
     "data": "wikitext-2", "characters": 1_500_000, "model": "scratch", "vocabulary": 1000,
-    "width": 64, "depth": 6, "length": 64, "batch": 16, "steps": 200, "lr": 2e-3, "look": 64,
+    "width": 64, "depth": 6, "length": 64, "batch": 16, "steps": 150, "lr": 2e-3, "look": 64,
     "prompts": 6, "new": 24,
 }  # fmt: skip
 TUNED: Cell = {**SMALL, "model": "stories260K", "lr": 1e-3}
@@ -275,7 +275,7 @@ RECIPE = Recipe(
             cost="70 h a training on a GPU of 24 GB, by the paper",
             needs=("Salesforce/wikitext",),
             models={"openai-community/gpt2": gpt2},
-            memory_gib=20,
+            memory_gib=20.0,
         ),
     },
     cell=cell,
@@ -283,7 +283,7 @@ RECIPE = Recipe(
     figure=figure,
     about=(
         "Small: a GPT-2 of 6 layers and width 64 from scratch and the pretrained stories260K (5 "
-        "layers), each 200 steps on WikiText-2. Coherence is the cosine of prompt and continuation "
+        "layers), each 150 steps on WikiText-2. Coherence is the cosine of prompt and continuation "
         "in the latent semantics (TF-IDF, 50 dimensions) of the training text; the paper preset "
         "uses SimCSE as the paper does."
     ),

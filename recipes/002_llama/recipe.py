@@ -190,7 +190,7 @@ RECIPE = Recipe(
                 "meta-llama/Llama-3.2-3B": lambda: large(3072, 28, 24, 8192, True),
                 "meta-llama/Llama-3.1-8B": lambda: large(4096, 32, 32, 14336, False),
             },
-            memory_gib=34,
+            memory_gib=34.0,
         ),
     },
     cell=cell,
