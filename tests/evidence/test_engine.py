@@ -260,6 +260,15 @@ def test_a_page_shows_what_data_says_and_never_runs_it() -> None:
     assert "default-src 'none'" in page
 
 
+def test_a_report_shows_the_comparison_without_a_dial(tmp_path: Path) -> None:
+    folder = recipes_in(tmp_path)
+    invoke("reproduce", "900_demo", "--recipes", folder, "--out", tmp_path / "out")
+    invoke("report", tmp_path / "out", "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<td>a = 2 [b]</td><td>1.5</td><td>2.1</td><td>2 … 2.2</td><td>3 seeds</td>" in page
+    assert 'id="depth-now"' not in page.split("<script>")[0]
+
+
 def test_a_mean_over_no_seed_is_said() -> None:
     assert over_seeds("x", 1.0, []).note == "no such cell in this preset"
     assert over_seeds("x", 1.0, [0.123456], digits=2) == Row("x", 1.0, 0.12, note="1 seed")

@@ -49,9 +49,11 @@ function refresh() {
 
 function turn(to) {
   depth = Math.max(0, Math.min(page.depth, to));
-  slider.value = depth;
-  document.getElementById("depth-now").textContent = page.titles[depth];
-  slider.setAttribute("aria-valuetext", page.titles[depth]);
+  if (slider) {
+    slider.value = depth;
+    document.getElementById("depth-now").textContent = page.titles[depth];
+    slider.setAttribute("aria-valuetext", page.titles[depth]);
+  }
   for (const element of document.querySelectorAll("[data-text]")) {
     element.textContent = page.texts[Number(element.dataset.text)][depth];
   }
@@ -61,9 +63,11 @@ function turn(to) {
   requestAnimationFrame(refresh);
 }
 
-slider.addEventListener("input", () => turn(Number(slider.value)));
-document.getElementById("depth-less").addEventListener("click", () => turn(depth - 1));
-document.getElementById("depth-more").addEventListener("click", () => turn(depth + 1));
+if (slider) { // a page without depths has no dial
+  slider.addEventListener("input", () => turn(Number(slider.value)));
+  document.getElementById("depth-less").addEventListener("click", () => turn(depth - 1));
+  document.getElementById("depth-more").addEventListener("click", () => turn(depth + 1));
+}
 
 const watcher = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
