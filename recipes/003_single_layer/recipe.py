@@ -168,11 +168,11 @@ RECIPE = Recipe(
                 (16, 64, 256),
                 (1, 3),
                 trained=MIXING,
-                steps=800,
+                steps=500,
                 points=8000,
             ),
             seeds=3,
-            cost="4 min, 1 core",
+            cost="2 min, 1 core",
         ),
         "paper": Preset(
             cells=_cells(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -57,8 +59,8 @@ def test_the_matrix_of_a_linear_layer_is_the_layer(bias: bool) -> None:
         {"kernel_size": 2, "dilation": 2, "groups": 2},
     ],
 )
-def test_the_matrix_of_a_convolution_is_the_convolution(settings: dict[str, object]) -> None:
-    module = nn.Conv2d(4, 6, dtype=torch.float64, **settings)  # pyright: ignore
+def test_the_matrix_of_a_convolution_is_the_convolution(settings: dict[str, Any]) -> None:
+    module = nn.Conv2d(4, 6, dtype=torch.float64, **settings)
     x = _random(1, 4, 6, 5)
     found = convolution_matrix(module, (6, 5))
     assert torch.allclose(found(x.flatten()), module(x).flatten(), atol=1e-12)

@@ -2,6 +2,10 @@
 
 `everydepth claims` prints it; `docs/claims.md` shows the last one that was recorded.
 
+>>> ledger = ed.claims(model, test, only="lpa-monotone", progress=False)
+>>> ledger["lpa-monotone"].verdict in ("holds", "does not hold", "inconclusive")
+True
+
 | file | noun |
 |---|---|
 | `claim` | a claim, and when it holds |

@@ -78,7 +78,10 @@ def gather(
                 missing[name] = str(reason)
     if "trace" in groups:
         reasons = values.pop("skipped", {})
-        missing |= {fact: reasons[name] for name, fact in _TRACED.items() if name in reasons}
+        for name, fact in _TRACED.items():
+            # Of two metrics for one fact, the one that fits the task says what is really missing.
+            if name in reasons and (fact not in missing or missing[fact].startswith("for ")):
+                missing[fact] = reasons[name]
     return {
         "values": {k: plain(v) for k, v in values.items()},
         "missing": {k: why for k, why in missing.items() if k not in values},

@@ -37,6 +37,10 @@ class Ledger:
     """What was measured. `subject`: the model that was asked, or the preset of standard networks.
 
     seeds: of the standard networks; 0 for somebody's model, whose values come from parts of data.
+
+    >>> ledger = ed.claims(model, test, only="cos-agrees-with-cka", progress=False)
+    >>> sum(ledger.counts().values())
+    1
     """
 
     subject: str
@@ -90,6 +94,10 @@ def claims(
     run: a directory; trained networks are not trained again when it is given a second time, so an
         interrupted ledger goes on where it was, and one with more seeds or claims adds to it.
     data: labelled batches, rows, or a data set, as for `trace`.
+
+    >>> ledger = ed.claims(model, test, only=["lpa-monotone", "bound-ordered"], progress=False)
+    >>> len(ledger["bound-ordered"].measured[0].values)  # one for each part of the data
+    8
     """
     wanted = _chosen(only, paper)
     if preset not in SCALES:
@@ -347,6 +355,6 @@ def markdown(content: Mapping[str, Any]) -> str:
 
 
 def save(content: Mapping[str, Any], file: Path) -> None:
-    """The JSON, and next to it the page of the same name."""
+    """A ledger's JSON in a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

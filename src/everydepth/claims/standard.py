@@ -79,7 +79,7 @@ class Scale:
 
 SCALES: Mapping[str, Scale] = {
     "smoke": Scale(
-        blocks=2,
+        blocks=3,
         width=16,
         rows=128,
         epochs=1,

@@ -3,10 +3,10 @@
 The theorem says that one attention layer and one position-wise ReLU layer reach any continuous map
 of sequences on a compact domain. This is one way to do it with explicit weights.
 
-1. *Attention brings each token its context*, exactly up to e^-30. Positions are one-hot codes beside
-   the token; head r has queries and keys that read only the codes, so sharp that token i attends to
-   token i+r (or to token r) alone; its value is that token. One head a token brings the whole
-   sequence, one head with uniform weights brings the mean, and a position-wise map needs none.
+1. *Attention brings each token its context*, exactly up to e^-30. Positions are one-hot codes
+   beside the token; head r has queries and keys that read only the codes, so sharp that token i
+   attends to token i+r (or to token r) alone; its value is that token. One head a token brings the
+   whole sequence, one head with uniform weights brings the mean, a position-wise map needs none.
 2. *The ReLU layer is a sum of ridge functions.* One hidden layer cannot make products, hence no
    bumps with compact support in more than one variable. But it makes every piecewise linear
    function of `v.u`, and the cosine series of a function of D variables is made of those alone:
