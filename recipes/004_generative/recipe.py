@@ -123,7 +123,7 @@ RECIPE = Recipe(
             cost="2 networks x 16 to 34 fine-tunings of up to 70 epochs; about 15 GPU days",
             needs=(str(FINE["data"]),),
             models={str(one["name"]): (lambda n=str(one["name"]): built(n)) for one in PAPER},
-            memory_gib=24,
+            memory_gib=24.0,
             launch="accelerate launch -m everydepth reproduce 004_generative --preset paper",
         ),
     },

@@ -123,7 +123,7 @@ RECIPE = Recipe(
             cost="2 networks x 3 ratios x 13 to 31 fine-tunings; about 30 GPU days",
             needs=tuple(str(one["data"]) for one in PAPER),
             models={str(one["name"]): (lambda n=str(one["name"]): built(n)) for one in PAPER},
-            memory_gib=12,
+            memory_gib=12.0,
             launch="accelerate launch -m everydepth reproduce 004_noise --preset paper",
         ),
     },

@@ -151,7 +151,7 @@ RECIPE = Recipe(
             cost="4 networks x 16 to 34 fine-tunings of up to 70 epochs; about 40 GPU days",
             needs=tuple(dict.fromkeys(str(one["data"]) for one in PAPER)),
             models={str(one["name"]): (lambda n=str(one["name"]): built(n)) for one in PAPER},
-            memory_gib=24,
+            memory_gib=24.0,
             launch="accelerate launch -m everydepth reproduce 004_removal_language --preset paper",
         ),
     },

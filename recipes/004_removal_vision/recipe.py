@@ -125,7 +125,7 @@ RECIPE = Recipe(
             cost="4 networks x 13 fine-tunings of up to 70 epochs; about 20 GPU days",
             needs=tuple(str(one["data"]) for one in PAPER),
             models={str(one["name"]): (lambda n=str(one["name"]): built(n)) for one in PAPER},
-            memory_gib=12,
+            memory_gib=12.0,
             launch="accelerate launch -m everydepth reproduce 004_removal_vision --preset paper",
         ),
     },

@@ -61,16 +61,20 @@ def removal_rows(results: Sequence[Result]) -> list[Row]:
     mem, acc = _removed(results, "memorization"), _removed(results, "accuracy")
     mem_all, acc_all = _untouched(results, "memorization"), _untouched(results, "accuracy")
     rows = [
-        mean_row("memorisation %, all skips", 100, mem_all, _reached(results, None), 100),
+        mean_row("memorisation %, all skips", 100.0, mem_all, _reached(results, None), 100.0),
         *(
             mean_row(
-                f"memorisation %, layer {layer} without", 100, mem[:, i], _reached(results, i), 100
+                f"memorisation %, layer {layer} without",
+                100.0,
+                mem[:, i],
+                _reached(results, i),
+                100.0,
             )
             for i, layer in enumerate(layers)
         ),
-        mean_row("test accuracy %, all skips", None, acc_all, "", 100),
+        mean_row("test accuracy %, all skips", None, acc_all, "", 100.0),
         *(
-            mean_row(f"test accuracy %, layer {layer} without", "lower", acc[:, i], "", 100)
+            mean_row(f"test accuracy %, layer {layer} without", "lower", acc[:, i], "", 100.0)
             for i, layer in enumerate(layers)
         ),
     ]
@@ -85,7 +89,7 @@ def removal_rows(results: Sequence[Result]) -> list[Row]:
         for i, layer in enumerate(layers)
     ]
     rows += [
-        claim(f"removing the skips of layer {layer} lowers test accuracy", drop[:, i], low=0)
+        claim(f"removing the skips of layer {layer} lowers test accuracy", drop[:, i], low=0.0)
         for i, layer in enumerate(layers)
     ]
     if len(layers) > 1:
@@ -93,12 +97,12 @@ def removal_rows(results: Sequence[Result]) -> list[Row]:
             claim(
                 f"test accuracy falls more without layer {layers[0]} than without {layers[-1]}",
                 drop[:, 0] - drop[:, -1],
-                low=0,
+                low=0.0,
             )
         )
     if len(layers) > 2:
         rank = [spearman(np.array(layers, float), row) for row in acc]
-        rows.append(claim("test accuracy rises with the removed layer (Spearman)", rank, low=0))
+        rows.append(claim("test accuracy rises with the removed layer (Spearman)", rank, low=0.0))
     return rows
 
 
@@ -121,7 +125,7 @@ def study_rows(results: Sequence[Result], query: Mapping[str, float] | None = No
         claim(
             f"the memorisation gradient is smaller at layer {n} (ratio)",
             (mem / learn)[:, i],
-            high=1,
+            high=1.0,
         )
         for i, n in enumerate(layers)
     ]
@@ -132,12 +136,12 @@ def study_rows(results: Sequence[Result], query: Mapping[str, float] | None = No
         claim(
             "the error of memorised samples is smaller (ratio)",
             error["memorization"] / error["learning"],
-            high=1,
+            high=1.0,
         ),
         claim(
             "gradient norms fall from the first to the last layer (ratio)",
             learn[:, 0] / learn[:, -1],
-            low=1,
+            low=1.0,
         ),
     ]
     return [
@@ -164,7 +168,7 @@ def _spread_rows(results: Sequence[Result]) -> list[Row]:
     stream = [_variation(row) for row in std["learning"]]
     return [
         mean_row("std of the stream, last / first layer", "> 1", _last_first(std["learning"])),
-        claim("the std of the stream grows with depth", _last_first(std["learning"]), low=1),
+        claim("the std of the stream grows with depth", _last_first(std["learning"]), low=1.0),
         claim(
             "the std of the stream is the same for both (ratio, within 5 %)",
             (std["memorization"] / std["learning"]).mean(1),
@@ -176,7 +180,7 @@ def _spread_rows(results: Sequence[Result]) -> list[Row]:
         claim(
             "the stream varies more over layers than the weights (ratio)",
             np.array(stream) / np.array(weights),
-            low=1,
+            low=1.0,
         ),
     ]
 
@@ -204,10 +208,10 @@ def _bound_rows(results: Sequence[Result]) -> list[Row]:
             rows.append(
                 mean_row(
                     f"samples beyond the bound at {name}, %, {form.replace('_', ' ')}",
-                    0,
+                    0.0,
                     worst,
                     "the worst layer",
-                    100,
+                    100.0,
                 )
             )
     gap = [
@@ -238,7 +242,7 @@ def _margin_rows(results: Sequence[Result]) -> list[Row]:
             claim(
                 f"the margin is smaller without layer {layers[0]} than without {layers[-1]}",
                 margin[:, -1] - margin[:, 0],
-                low=0,
+                low=0.0,
             )
         )
     for pair in ("gradient_norm/margin", "gradient_norm/accuracy", "margin/accuracy"):
@@ -255,17 +259,17 @@ def scale_rows(results: Sequence[Result]) -> list[Row]:
     rows: list[Row] = []
     scales = results[0]["scaled"]["c"]
     for name, published, words in (
-        ("memorization", 100, "memorisation %"),
+        ("memorization", 100.0, "memorisation %"),
         ("accuracy", None, "test accuracy %"),
     ):
         values = np.array([r["scaled"]["runs"][name][0][0] for r in results])
         rows += [
-            mean_row(f"{words}, layer 1 scaled by {c:g}", published, values[:, i], "", 100)
+            mean_row(f"{words}, layer 1 scaled by {c:g}", published, values[:, i], "", 100.0)
             for i, c in enumerate(scales)
         ]
     accuracy = [np.array(r["scaled"]["runs"]["accuracy"][0][0]) for r in results]
     rank = [spearman(np.array(scales, float), row) for row in accuracy]
-    return [*rows, claim("test accuracy rises with c (Spearman)", rank, low=0)]
+    return [*rows, claim("test accuracy rises with c (Spearman)", rank, low=0.0)]
 
 
 def epoch_rows(results: Sequence[Result]) -> list[Row]:
@@ -280,7 +284,7 @@ def epoch_rows(results: Sequence[Result]) -> list[Row]:
         rows.append(
             mean_row(f"{name}: gradient norm, first / last layer, mean over epochs", "> 1", first)
         )
-        rows.append(claim(f"{name}: the first layer's norm is larger over epochs", first, low=1))
+        rows.append(claim(f"{name}: the first layer's norm is larger over epochs", first, low=1.0))
         for what, place in (("first", 0), ("last", -1)):
             margins = [seen[place]["learning_margin"] for seen in looks]
             rows.append(mean_row(f"{name}: margin at the {what} look", None, margins))
@@ -290,7 +294,7 @@ def epoch_rows(results: Sequence[Result]) -> list[Row]:
             for n in results[0]["watched"]
         )
         rows.append(
-            claim("the margin over epochs is smaller without layer 1", plain - without, low=0)
+            claim("the margin over epochs is smaller without layer 1", plain - without, low=0.0)
         )
     return rows
 

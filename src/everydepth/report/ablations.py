@@ -12,7 +12,7 @@ from everydepth.tracing.figures.chart import Axis, Bars, Chart, Dots, Line
 
 LAYER = Axis(label="layer whose skips are scaled", whole=True)
 UNITS = {"loss": "nat", "margin": "logits"}
-SHARES = ("accuracy", "agreement", "memorization", "train_accuracy", "reached")
+SHARES = ("accuracy", "agreement", "memorization", "train_accuracy")
 
 Runs = Mapping[str, Any]
 
@@ -25,7 +25,7 @@ def _floats(values: Any) -> np.ndarray:
 def ablation(runs: Runs) -> Panel:
     """One chart a metric; a line for every factor on the skip, with the spread over seeds."""
     first = next(iter(runs.values()))
-    charts = tuple(_metric(runs, name) for name in first["runs"])
+    charts = tuple(_metric(runs, name) for name in first["runs"] if name != "reached")
     trained = first["mode"] == "training"
     how = "One model was trained for each point." if trained else "A trained model was changed."
     return Panel(
@@ -33,6 +33,17 @@ def ablation(runs: Runs) -> Panel:
         about=f"What is left when the skip connections of one layer are scaled by c. {how}",
         charts=charts,
         readings={run: _readings(found) for run, found in runs.items()},
+        notes=tuple(_fitted(run, f) for run, f in runs.items() if "reached" in f["runs"]),
+    )
+
+
+def _fitted(run: str, found: Mapping[str, Any]) -> str:
+    """In how many trainings all labels were fitted, without which memorisation says little."""
+    removed = _floats(found["runs"]["reached"])[:, :, np.array(found["c"]) != 1.0]
+    plain = _floats(found["untouched"]["reached"])
+    return (
+        f"{run}: all training labels were fitted in {plain.sum():.0f} of {plain.size} trainings "
+        f"with all skips and {removed.sum():.0f} of {removed.size} without"
     )
 
 
@@ -162,7 +173,15 @@ def gradient_study(runs: Runs) -> Panel:
 
 
 def _log(title: str, x: Axis, label: str, marks: tuple[Line, ...]) -> Chart:
-    return Chart(title=title, x=x, y=Axis(label=label, log=True), marks=marks)
+    log = _spans_decades(*(mark.y for mark in marks))
+    return Chart(title=title, x=x, y=Axis(label=label, log=log), marks=marks)
+
+
+def _spans_decades(*values: Any) -> bool:
+    """Whether a logarithmic axis reads better: all positive, and two decades or more."""
+    found = np.concatenate([_floats(v) for v in values])
+    found = found[np.isfinite(found)]
+    return bool(len(found) and found.min() > 0 and found.max() >= 100 * found.min())
 
 
 @panel("unified_view", section="blocks")
@@ -171,7 +190,10 @@ def unified_view(runs: Runs) -> Panel:
     charts = tuple(
         Chart(
             title="",
-            x=Axis(label="gradient norm of learning", log=True),
+            x=Axis(
+                label="gradient norm of learning",
+                log=_spans_decades(*(found["gradient_norm"] for found in runs.values())),
+            ),
             y=Axis(label=f"{what} without the skips", unit="%" if what == "accuracy" else "logits"),
             marks=tuple(
                 Dots(

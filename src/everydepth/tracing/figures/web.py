@@ -5,6 +5,7 @@ Plotly reads a few tags in its texts, so whatever comes from data is escaped her
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from textwrap import wrap
@@ -73,11 +74,13 @@ def description(charts: Sequence[Chart]) -> dict[str, Any]:
             "domain": [left, right],
             "anchor": f"y{number}",
             **fixed,
+            **_whole_steps(chart.x, [mark.x for mark in chart.marks]),
         }
         layout[f"yaxis{number}"] = _axis(chart.y, heat=chart.is_heat, vertical=True) | {
             "domain": [bottom, top],
             "anchor": f"x{number}",
             **fixed,
+            **_whole_steps(chart.y, [mark.y for mark in chart.marks if isinstance(mark, Heat)]),
             **({"scaleanchor": f"x{number}"} if square else {}),
         }
         if len(charts) > 1:
@@ -142,7 +145,8 @@ def _trace(mark: Mark, bar: dict[str, float]) -> dict[str, Any]:
         "mode": "markers+text" if mark.text else "markers",
         "y": plain(mark.y),
         "text": [escape(text) for text in mark.text],
-        "textposition": "top right",
+        "textposition": "top center",
+        "cliponaxis": False,  # a name may reach over the edge
         "marker": {"size": 8, "color": colour},
     }
 
@@ -194,9 +198,15 @@ def _axis(axis: Axis, *, heat: bool, vertical: bool) -> dict[str, Any]:
             "tickvals": list(range(0, len(axis.ticks), step)),
             "ticktext": [escape(text) for text in axis.ticks[::step]],
         }
-    elif axis.whole:
-        found |= {"tickformat": "d", "nticks": 9}
     return found
+
+
+def _whole_steps(axis: Axis, values: Sequence[Any]) -> dict[str, Any]:
+    """Ticks at whole numbers only, about eight of them."""
+    if not axis.whole or axis.log or axis.ticks:
+        return {}
+    sizes = [float(np.ptp(v)) for v in values if len(v)]
+    return {"tickformat": "d", "tick0": 0, "dtick": max(1, math.ceil(max(sizes, default=0) / 8))}
 
 
 def _wrapped(text: str) -> str:
