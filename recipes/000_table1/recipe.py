@@ -26,7 +26,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
         "lpa_annealed": lpa().annealed(to=0.0, by=0.8),
         "aligned": aligned(),
     }
-    return train_surfaces(SURFACES, objectives, seed=seed, **settings)
+    return train_surfaces(SURFACES, objectives, seed=seed, folder=folder, **settings)
 
 
 def trajectories(results: Sequence[Result], surface: str, objective: str) -> np.ndarray:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.functional import mse_loss
@@ -70,6 +73,29 @@ def test_training_together_is_training_one_by_one(schedule: str) -> None:
             for what, values in expect.items():
                 assert found[what] == pytest.approx(values, rel=6e-5)
             assert found["history"][-1] == found["mse"][-1]
+
+
+def test_a_training_cut_short_goes_on_to_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = {"seed": 0, "epochs": 5, "points": 60, "batch_size": 25, "every": 2, **SIZES}
+    whole = train_surfaces(SURFACES, OBJECTIVES, **how)
+    evaluations = 0
+    measured = ManyMLPs.errors
+
+    def dies(*args: Any, **kwargs: Any) -> Any:
+        nonlocal evaluations
+        evaluations += 1
+        if evaluations == 3:  # the start, after epoch 2, after epoch 4
+            raise KeyboardInterrupt
+        return measured(*args, **kwargs)
+
+    monkeypatch.setattr(ManyMLPs, "errors", dies)
+    with pytest.raises(KeyboardInterrupt):
+        train_surfaces(SURFACES, OBJECTIVES, folder=tmp_path, **how)
+    assert train_surfaces(SURFACES, OBJECTIVES, folder=tmp_path, **how) == whole
+    assert evaluations == 3 + 3  # epochs 3 to 5 only: after 4, after 5, at the end
+    assert not list(tmp_path.iterdir())
 
 
 def test_gradients_and_losses_are_those_of_autograd() -> None:

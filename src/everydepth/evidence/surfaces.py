@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Adam
 
@@ -227,12 +229,15 @@ def train_surfaces(
     schedule: str = "cosine",
     every: int = 25,
     dtype: torch.dtype = torch.float32,
+    folder: Path | None = None,
     **sizes: Any,
 ) -> dict[str, Any]:
     """Train a network for each (surface, objective), all at once, from one start for each surface.
 
-    Adam, the same batches for all. Returns by surface and objective: errors of every depth on the
-    test points, and the mean squared error of the last depth every so many epochs.
+    Adam, the same batches for all. With a folder, the state is kept there every so many epochs, and
+    a training that was cut short goes on from it, to the same numbers. Returns by surface and
+    objective: errors of every depth on the test points, and the mean squared error of the last
+    depth every so many epochs.
     """
     data = [
         surface_data(s, n_train=points, n_test=points, seed=seed, dtype=dtype) for s in surfaces
@@ -245,28 +250,61 @@ def train_surfaces(
     nets = ManyMLPs([model for model in begun for _ in range(each)], dtype)
     optimizer = Adam([nets.flat], lr=lr, fused=True)
     total = epochs * (points // batch_size)
-    history: list[tuple[int, Tensor]] = [(0, nets.errors(test_inputs, test)["mse"][:, -1])]
-    step = 0
-    for epoch in range(epochs):
-        for rows in order(points, batch_size, epoch, seed):
+    kept = _Kept(folder, nets, optimizer)
+    history = kept.load() or {0: nets.errors(test_inputs, test)["mse"][:, -1]}
+    for epoch in range(max(history), epochs):
+        for place, rows in enumerate(order(points, batch_size, epoch, seed)):
+            step = epoch * (points // batch_size) + place
             weights = [o.weights(step, total, nets.depth) for o in objectives.values()]
             weights = torch.stack(weights).to(dtype).repeat(len(surfaces), 1)
-            for group in optimizer.param_groups:
-                group["lr"] = rate(step, total, lr, schedule)
+            optimizer.param_groups[0]["lr"] = rate(step, total, lr, schedule)
             nets.losses_and_gradients(inputs[rows], train[:, rows], weights)
             optimizer.step()
-            step += 1
         if (epoch + 1) % every == 0 or epoch + 1 == epochs:
-            history.append((epoch + 1, nets.errors(test_inputs, test)["mse"][:, -1]))
+            history[epoch + 1] = nets.errors(test_inputs, test)["mse"][:, -1]
+            kept.save(history)
     final = nets.errors(test_inputs, test)
     names = [(surface, objective) for surface in surfaces for objective in objectives]
     found: dict[str, dict[str, Any]] = {surface: {} for surface in surfaces}
     for index, (surface, objective) in enumerate(names):
         found[surface][objective] = {
             **{name: _digits(values[index]) for name, values in final.items()},
-            "history": _digits(torch.stack([mse[index] for _, mse in history])),
+            "history": _digits(torch.stack([mse[index] for mse in history.values()])),
         }
-    return {"epochs": [epoch for epoch, _ in history], "networks": found}
+    kept.remove()
+    return {"epochs": list(history), "networks": found}
+
+
+class _Kept:
+    """Parameters, the state of Adam and the history on the disk: one file, whole or not there."""
+
+    def __init__(self, folder: Path | None, nets: ManyMLPs, optimizer: Adam) -> None:
+        self.file = None if folder is None else folder / "state.safetensors"
+        self.nets, self.optimizer = nets, optimizer
+
+    def save(self, history: Mapping[int, Tensor]) -> None:
+        if self.file is None:
+            return
+        state = {f"adam.{k}": v for k, v in self.optimizer.state[self.nets.flat].items()}
+        errors = {f"epoch.{epoch}": mse.contiguous() for epoch, mse in history.items()}
+        unfinished = self.file.with_suffix(".unfinished")
+        save_file({"flat": self.nets.flat, **state, **errors}, unfinished)
+        unfinished.replace(self.file)
+
+    def load(self) -> dict[int, Tensor] | None:
+        """The history of what was done; None if nothing was."""
+        if self.file is None or not self.file.exists():
+            return None
+        stored = load_file(self.file)
+        self.nets.flat.copy_(stored["flat"])
+        adam = {k.removeprefix("adam."): v for k, v in stored.items() if k.startswith("adam.")}
+        self.optimizer.state[self.nets.flat] = adam
+        epochs = sorted(int(k.split(".")[1]) for k in stored if k.startswith("epoch."))
+        return {epoch: stored[f"epoch.{epoch}"] for epoch in epochs}
+
+    def remove(self) -> None:
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
 
 
 def _digits(values: Tensor) -> list[float]:
