@@ -29,6 +29,7 @@ from torch import nn
 from everydepth.ablations import gradient_study, memorization, scaled_skip
 from everydepth.claims.facts import Batches, gather
 from everydepth.data import (
+    Corpus,
     Images,
     batches,
     flip_labels,
@@ -141,6 +142,7 @@ def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 def vit(scale: Scale) -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
+    labels: dict[str, Any] = {"num_labels": 10}
     return ViTForImageClassification(
         ViTConfig(
             image_size=8,
@@ -152,7 +154,7 @@ def vit(scale: Scale) -> nn.Module:
             intermediate_size=2 * scale.width,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
-            num_labels=10,
+            **labels,
         )
     )
 
@@ -331,7 +333,7 @@ def _lm(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[str,
 
     small = scale.rows is not None
     length = 16 if small else 64
-    text = _smoke_text() if small else load("tinyshakespeare").text
+    text = _smoke_text() if small else _shakespeare()
     ids = list(text.encode("utf-8", "replace"))
     cut = len(ids) * 9 // 10
     train, test = token_blocks(ids[:cut], length), token_blocks(ids[cut:], length)
@@ -359,6 +361,12 @@ def _lm(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[str,
     )
     held = _batches(test.subset(range(min(len(test), 256))))
     return gather(model, held, ("trace",))
+
+
+def _shakespeare() -> str:
+    found = load("tinyshakespeare")
+    assert isinstance(found, Corpus)
+    return found.text
 
 
 def _smoke_text() -> str:

@@ -36,6 +36,9 @@ def claims(
         Path | None,
         typer.Option(help="Also write the ledger with machine and versions to this JSON file."),
     ] = None,
+    docs: Annotated[
+        Path | None, typer.Option(help="Also write the ledger to this Markdown page.")
+    ] = None,
     split: Annotated[str, typer.Option(help="Which part of the data.")] = "test",
     data_root: Annotated[
         str | None, typer.Option(help="The folder that holds named data sets.")
@@ -52,7 +55,7 @@ def claims(
 
     from everydepth.claims.catalogue import CLAIMS
     from everydepth.claims.ledger import claims as measure
-    from everydepth.claims.ledger import save, table_of
+    from everydepth.claims.ledger import markdown, save, table_of
 
     console = Console()
     if listed:
@@ -101,10 +104,12 @@ def claims(
         max_samples=max_samples,
         about=about,
     )
-    content = found.to_json()
+    from everydepth.environment import machine
+
+    content = {"machine": machine(), **found.to_json()}
     console.print(table_of(content))
     if record is not None:
-        from everydepth.environment import machine
-
-        save({"machine": machine(), **content}, record)
+        save(content, record)
+    if docs is not None:
+        docs.write_text(markdown(content), encoding="utf-8")
     typer.echo(f"wrote {folder_out}; see it with: everydepth report {folder_out}")
