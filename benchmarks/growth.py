@@ -83,9 +83,9 @@ def vit(depth: int = 3, width: int = 32, side: int = 8) -> nn.Module:
     return ViTForImageClassification(config)
 
 
-def trained(parts: Parts, kind: str, steps: int, seed: int) -> nn.Module:
+def trained(parts: Parts, kind: str, steps: int, seed: int, *, blocks: int = 1) -> nn.Module:
     torch.manual_seed(seed)
-    model, lr = (resnet(), 3e-3) if kind == "resnet" else (vit(side=parts.side), 1e-3)
+    model, lr = (resnet(blocks), 3e-3) if kind == "resnet" else (vit(side=parts.side), 1e-3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     fit_plainly(as_stream(model), parts.train, optimizer, steps, batch_size=64, seed=seed)
     return model.eval()
@@ -98,7 +98,7 @@ def models(parts: Parts, count: int) -> Iterator[tuple[str, nn.Module]]:
         yield kind, trained(parts, kind, (40, 100, 250, 600)[(i // 2) % 4], i)
 
 
-def cost(rounds: int = 7) -> dict[str, dict[str, float]]:
+def cost(rounds: int = 30) -> dict[str, dict[str, float]]:
     """All sites scored, over a forward and backward pass plus the candidates' own forward."""
     llama = LlamaConfig(
         hidden_size=128, num_hidden_layers=6, num_attention_heads=4, intermediate_size=344,

@@ -11,8 +11,10 @@ from tests.growth.helpers import labelled, mlp, points
 from tests.growth.test_grow import teacher_data
 from tests.zoo import ENTRIES
 
+from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 from everydepth.errors import SettingError
 from everydepth.growth import certificate, compare, jumpboard
+from everydepth.growth.comparing import ARMS
 from everydepth.growth.losses import mean_loss
 from everydepth.runs import Run
 
@@ -58,6 +60,19 @@ def test_every_arm_of_a_comparison_gets_the_same_compute(tmp_path: Path) -> None
     assert compare(model, [], [], **how) == found  # nothing is done twice
     longer = next(row for row in found.summary() if row["arm"] == "longer")
     assert longer["difference"] == longer["difference_low"] == 0
+
+
+def test_an_arm_that_a_model_does_not_allow_is_left_out_and_said() -> None:
+    sizes = {"blocks_per_stage": (1, 1), "widths": (4, 8), "num_channels": 1, "num_labels": 3}
+    model = CifarResNet(CifarResNetConfig(**sizes))
+    data = {"pixel_values": torch.randn(16, 1, 8, 8), "labels": torch.randint(0, 3, (16,))}
+    how = {"steps": 1, "evaluations": 1, "seeds": (0,), "after": 2, "progress": False}
+    found = compare(model, data, data, **how)
+    assert {arm.name for arm in found.arms} == set(ARMS) - {"stacked"}
+    said = "no block has the shape of a new one after depth 2; leave out 'stacked'"
+    assert found.left_out == {"stacked": said}
+    with pytest.raises(SettingError, match=said):
+        compare(model, data, data, **how, arms=["longer", "stacked"])
 
 
 def test_a_comparison_needs_its_base_line() -> None:

@@ -32,6 +32,9 @@ def grow(
         str | None,
         typer.Option(help="The part to choose by; by default 30 % of the first, set aside."),
     ] = None,
+    test_split: Annotated[
+        str | None, typer.Option(help="A part used for nothing else, to certify the outcome.")
+    ] = None,
     data_root: DataRoot = None,
     max_samples: Annotated[int | None, typer.Option(min=10, help="Use so many rows.")] = None,
     batch_size: BatchSize = 32,
@@ -47,6 +50,7 @@ def grow(
     from everydepth.cli.loading import load_batches, load_model, model_folder
     from everydepth.growth import grow as grow_model
     from everydepth.growth import score
+    from everydepth.runs import Run
 
     folder = model_folder(model)
     network = load_model(folder)
@@ -70,6 +74,9 @@ def grow(
         found = score(network, train, seed=seed, alpha=alpha)
         console.print(found.table())
         console.print(found.verdict)
+        if run is not None:
+            asked = {"model": model, "data": data, "split": split, "seed": seed, "alpha": alpha}
+            Run.create(run, asked, kind="score").write_results({"growth_score": found.to_json()})
         return
     if valid_split is not None:
         valid = batches(valid_split)
@@ -86,6 +93,7 @@ def grow(
         network,
         train,
         valid,
+        None if test_split is None else batches(test_split),
         steps=steps,
         rounds=rounds,
         max_depth=max_depth,

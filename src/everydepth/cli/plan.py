@@ -21,6 +21,9 @@ def plan(
             help="A CSV file with columns parameters, tokens, loss: fit your own scaling law first."
         ),
     ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", "-o", help="Also write it here, for `report`.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Depth, width and data for a number of parameters or a budget.
@@ -32,8 +35,10 @@ def plan(
 
     from everydepth.errors import DataError
     from everydepth.growth import scaling
+    from everydepth.runs import Run
 
     law = scaling.EPOCH
+    columns: dict[str, list[float]] | None = None
     if points is not None:
         try:
             with open(points, encoding="utf-8", newline="") as file:
@@ -51,4 +56,8 @@ def plan(
         if not as_json:
             typer.echo(str(law))
     found = scaling.plan(parameters=parameters, flops=flops, tokens=tokens, law=law)
+    if run is not None:
+        asked = {"parameters": parameters, "flops": flops, "tokens": tokens}
+        outcome = {"fit": law.to_json(), "points": columns, "plan": found.to_json()}
+        Run.create(run, asked, kind="plan").write_results({"scaling": outcome})
     typer.echo(json.dumps({"law": law.values, **found.to_json()}) if as_json else str(found))

@@ -34,6 +34,10 @@ TRIES = 3
 """Sites whose jumpboards are compared, as `grow` does."""
 
 
+class _NotAllowedError(SettingError):
+    """An arm that cannot be made of this model."""
+
+
 @dataclass(frozen=True)
 class Arm:
     """One way to spend compute, one seed: FLOPs spent (scoring included) and held-out loss."""
@@ -52,10 +56,14 @@ class Arm:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All arms and seeds. `target`: per seed the best held-out loss of the old model trained on."""
+    """All arms and seeds. `target`: per seed the best held-out loss of the old model trained on.
+
+    left_out: arms that this model does not allow, and why.
+    """
 
     arms: tuple[Arm, ...]
     target: dict[int, float]
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def ratios(self, name: str) -> list[float]:
         """Per seed, FLOPs to equal held-out loss over those of training the old model longer."""
@@ -119,7 +127,8 @@ class Comparison:
             {**row, "flops_to_equal_loss": [_finite(r) for r in row["flops_to_equal_loss"]]}
             for row in self.summary()
         ]
-        return {"arms": [asdict(arm) for arm in self.arms], "summary": summary}
+        arms = [asdict(arm) for arm in self.arms]
+        return {"arms": arms, "summary": summary, "left_out": self.left_out}
 
 
 def _finite(ratio: float) -> float | None:
@@ -141,7 +150,7 @@ def compare(
     steps: int = 200,
     evaluations: int = 10,
     seeds: Sequence[int] = (0, 1, 2),
-    arms: Sequence[str] = ARMS,
+    arms: Sequence[str] | None = None,
     after: int | None = None,
     lr: float = 1e-3,
     batch_size: int = 32,
@@ -161,30 +170,38 @@ def compare(
     the chosen site for nothing.
 
     valid: rows that were used for nothing else; the held-out loss is read `evaluations` times.
-    score_rows: as in `grow`. run: a directory in which every finished arm is kept, so that the same
-    call again, also after kill -9, does the rest; `report` shows it.
+    arms: by default all that the model allows. score_rows: as in `grow`.
+    run: a directory in which every finished arm is kept, so that the same call again, also after
+        kill -9, does the rest; `report` shows it.
     """
-    strange = [name for name in arms if name not in ARMS]
-    if strange or "longer" not in arms:
-        raise SettingError(f"arms={list(arms)}; use 'longer' and any of {list(ARMS)}")
+    asked = ARMS if arms is None else tuple(arms)
+    if "longer" not in asked or any(name not in ARMS for name in asked):
+        raise SettingError(f"arms={list(asked)}; use 'longer' and any of {list(ARMS)}")
     if evaluations < 1 or steps < evaluations:
         raise SettingError(f"steps={steps}, evaluations={evaluations}; use at least one step each")
     old = as_stream(model, **options)
     plan = _Plan(
         old, train, valid, steps, evaluations, after, lr, batch_size, score_rows, criterion
     )
-    cells = [{"arm": name, "seed": seed} for seed in seeds for name in arms]
+    cells = [{"arm": name, "seed": seed} for seed in seeds for name in asked]
 
     def one(arm: str, seed: int) -> dict[str, Any]:
-        return asdict(plan.arm(arm, seed))
+        try:
+            return asdict(plan.arm(arm, seed))
+        except _NotAllowedError as error:
+            if arms is not None:
+                raise
+            return {"why": str(error)}
 
-    swept = sweep(cells, one, out=run, progress=progress)
+    rows = sweep(cells, one, out=run, progress=progress).rows()
     found = tuple(
         Arm(row["name"], row["seed"], tuple(row["flops"]), tuple(row["loss"]))
-        for row in swept.rows()
+        for row in rows
+        if "why" not in row
     )
     target = {arm.seed: min(arm.loss) for arm in found if arm.name == "longer"}
-    compared = Comparison(found, target)
+    left_out = {row["arm"]: row["why"] for row in rows if "why" in row}
+    compared = Comparison(found, target, left_out)
     if run is not None:
         Run.open(run).write_results({"growth_comparison": compared.to_json()})
     return compared
@@ -325,21 +342,21 @@ class _Plan:
         model = insert(self.old.model, self._site(seed), **self.old.options)
         block = as_stream(model, **self.old.options).blocks[self._site(seed)]
         shapes = {k: v.shape for k, v in block.module.state_dict().items()}
-        for near in (self._site(seed), self._site(seed) + 1):
-            if 1 <= near <= self.old.depth:
-                state = self.old.blocks[near - 1].module.state_dict()
-                if {k: v.shape for k, v in state.items()} == shapes:
-                    block.module.load_state_dict(state)
-                    return model, None, 0.0
-        raise SettingError(
-            f"no neighbour of depth {self._site(seed)} has the new block's shape; leave out "
+        near = sorted(range(1, self.old.depth + 1), key=lambda d: abs(d - self._site(seed) - 0.4))
+        for depth in near:
+            state = self.old.blocks[depth - 1].module.state_dict()
+            if {k: v.shape for k, v in state.items()} == shapes:
+                block.module.load_state_dict(state)
+                return model, None, 0.0
+        raise _NotAllowedError(
+            f"no block has the shape of a new one after depth {self._site(seed)}; leave out "
             "'stacked'"
         )
 
     def _scratch(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
         grown: Any = insert(self.old.model, self._site(seed), share=True, **self.old.options)
         if not hasattr(grown, "config"):
-            raise SettingError(
+            raise _NotAllowedError(
                 f"{self.old.name} has no config to be built from; leave out 'scratch'"
             )
         fresh: Any = type(grown)(copy.deepcopy(grown.config))

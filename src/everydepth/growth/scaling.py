@@ -67,7 +67,9 @@ class Fit:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """As a dictionary; what is not known of a published law is None."""
+        plain = asdict(self)
+        return {k: None if v != v else v for k, v in plain.items()}
 
 
 def fit(

@@ -173,7 +173,8 @@ class _Page:
         return lines
 
     def _card(self, panel: Panel) -> str:
-        wide = " wide" if len(panel.charts) > 1 or any(map(_is_grid, panel.charts)) else ""
+        broad = panel.table and len(panel.table[0]) > 4
+        wide = " wide" if broad or len(panel.charts) > 1 or any(map(_is_grid, panel.charts)) else ""
         notes = "".join(f'<p class="note">{text(note)}</p>' for note in panel.notes)
         about = f'<p class="soft">{text(panel.about)}</p>' if panel.about else ""
         rows = table(panel.table) if panel.table else ""
@@ -191,7 +192,7 @@ class _Page:
     def _chart(self, chart: Chart, named: bool) -> str:
         """`named`: the readings below the chart already say which colour is which run."""
         last = [mark.y[-1] for mark in chart.marks if isinstance(mark, Heat)] or [self.depth]
-        figure = description([replace(chart, title="")])
+        figure = description([replace(chart, title="", marks=self._coloured(chart))])
         layout = figure["layout"]
         known = named and chart.names <= {view.name for view in self.views}
         if known or len(chart.names) > LONGEST_LEGEND:
@@ -204,6 +205,16 @@ class _Page:
         height = f' style="height:{HEIGHT + extra}px"'
         place = f'<div class="chart" data-chart="{len(self.charts) - 1}"{height}></div>'
         return f"<figure>{title}{place}</figure>"
+
+    def _coloured(self, chart: Chart) -> tuple[Any, ...]:
+        """A panel may show some of the runs only: each keeps its colour from panel to panel."""
+        place = {view.name: i for i, view in enumerate(self.views)}
+
+        def own(mark: Any) -> Any:
+            run = "" if isinstance(mark, Heat) else mark.name.partition(" · ")[0]
+            return replace(mark, colour=place[run]) if run in place else mark
+
+        return chart.marks if len(place) == 1 else tuple(map(own, chart.marks))
 
     def _readings(self, readings: Texts) -> str:
         lines = [

@@ -43,6 +43,7 @@ SECTIONS: Mapping[str, str] = {
     "structure": "How the classes separate",
     "gradients": "Gradients and statistics",
     "tokens": "What each depth would say",
+    "growth": "Would more depth help?",
     "training": "How it was trained",
     "more": "More",
 }
