@@ -409,7 +409,7 @@ def training(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Panel
     runs = list(histories)
     return [
         Panel(title=readable(name), charts=(_curve(name, found, runs),), section="training")
-        for name, found in curves.items()
+        for name, found in ((_LOGGED.get(name, name), found) for name, found in curves.items())
         if max(len(steps) for steps, _ in found.values()) > 1
     ]
 
@@ -431,6 +431,7 @@ def _numbers_in(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 _NO_CURVE = ("step", "epoch", "time", "seconds")
+_LOGGED = {"lr": "learning rate", "losses": "loss by depth"}
 
 
 def _a_few(name: str, by_depth: Mapping[Any, Any]) -> Iterator[tuple[str, str, float]]:

@@ -1,0 +1,27 @@
+"""A run has one colour on the whole page, also in panels that show only some of the runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from everydepth.report import report
+from everydepth.runs import Run
+from everydepth.tracing.figures.chart import PALETTE
+from tests.report.samples import every_kind, trace_of
+
+
+def test_a_panel_of_the_second_run_alone_has_the_second_colour(tmp_path: Path) -> None:
+    trace = trace_of(next(iter(every_kind().values())))
+    for name in ("first", "second"):
+        run = Run.create(tmp_path / name, {})
+        trace.save(run.path / "trace")
+    run.write_results({"exits": {"exits": [3, 1, 0, 0]}})
+    page = report({n: tmp_path / n for n in ("first", "second")}, tmp_path / "page.html")
+    found = re.search(r'id="page-data">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    figures = [chart["figure"]["data"] for chart in json.loads(found[1])["charts"]]
+    (bars,) = [mark for figure in figures for mark in figure if mark["type"] == "bar"]
+    assert bars["name"] == "second"
+    assert bars["marker"]["color"] == PALETTE[1]
