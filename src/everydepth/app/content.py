@@ -24,7 +24,7 @@ DEMO = Path("runs/demo")
 """Where `make demo` puts its runs."""
 
 WAYS: Mapping[str, Callable[[], Objective]] = {"end-to-end": end_to_end, "lpa": lpa}
-SURFACE = "damped_concentric_ripples"
+SURFACE = "asymmetric_power_modulated_wave"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,7 @@ def bind(host: str, port: int | None) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host, number))
+            found.listen()  # from here on nobody else gets it, and nobody is refused
         except OSError as error:
             found.close()
             why = error.strerror
