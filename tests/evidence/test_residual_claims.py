@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from everydepth.evidence import Result
@@ -69,13 +68,22 @@ def test_removal_is_compared_with_the_untouched_network_of_the_same_seed() -> No
     assert verdicts["test accuracy falls more without layer 1 than without 2"] == "held"
 
 
-def test_scaling_is_ranked_by_the_factor() -> None:
+def test_scaling_is_ranked_by_the_factor_with_removal_and_the_untouched_network() -> None:
     scaled = {
         "c": [0.25, 0.5, 0.75],
         "runs": {"memorization": [[[1.0, 1.0, 1.0]]], "accuracy": [[[0.2, 0.4, 0.6]]]},
     }
-    found = [Result(cell={}, seed=i, values={"scaled": scaled}, seconds=0.0) for i in range(3)]
+    plain = results([[1.0, 1.0, 1.0]] * 3, [[0.1, 0.8, 0.8]] * 3)
+    found = [
+        Result(cell={}, seed=r.seed, values={**r.values, "scaled": scaled}, seconds=0.0)
+        for r in plain
+    ]
     rows = scale_rows(found)
-    assert rows[-1].measured == "held"
     assert [row.measured for row in rows[3:6]] == [20.0, 40.0, 60.0]
-    assert np.isfinite(rows[-1].low or np.nan)
+    assert (rows[-1].measured, rows[-1].note) == ("held", "figure 1")
+    last = results([[1.0, 1.0, 1.0]] * 3, [[0.9, 0.8, 0.1]] * 3)
+    other = [
+        Result(cell={}, seed=r.seed, values={**r.values, "scaled": scaled}, seconds=0.0)
+        for r in last
+    ]
+    assert scale_rows(other)[-1].measured == "did not hold"

@@ -255,21 +255,29 @@ def _margin_rows(results: Sequence[Result]) -> list[Row]:
 
 
 def scale_rows(results: Sequence[Result]) -> list[Row]:
-    """Figure 13: the skips of layer 1 scaled by c."""
+    """Figure 13: the skips of layer 1 scaled by c; 0 and 1 are those of the removal."""
     rows: list[Row] = []
-    scales = results[0]["scaled"]["c"]
-    for name, published, words in (
-        ("memorization", 100.0, "memorisation %"),
-        ("accuracy", None, "test accuracy %"),
+    between = results[0]["scaled"]["c"]
+    scales = [0.0, *between, 1.0]
+    accuracy = _scaled(results, "accuracy")
+    for values, published, words in (
+        (_scaled(results, "memorization"), 100.0, "memorisation %"),
+        (accuracy, None, "test accuracy %"),
     ):
-        values = np.array([r["scaled"]["runs"][name][0][0] for r in results])
         rows += [
             mean_row(f"{words}, layer 1 scaled by {c:g}", published, values[:, i], "", 100.0)
             for i, c in enumerate(scales)
+            if c in between
         ]
-    accuracy = [np.array(r["scaled"]["runs"]["accuracy"][0][0]) for r in results]
-    rank = [spearman(np.array(scales, float), row) for row in accuracy]
-    return [*rows, claim("test accuracy rises with c (Spearman)", rank, low=0.0)]
+    rank = [spearman(np.array(scales), row) for row in accuracy]
+    return [*rows, claim("test accuracy rises with c (Spearman, 0 to 1)", rank, low=0.0)]
+
+
+def _scaled(results: Sequence[Result], name: str) -> Floats:
+    """(seed, c) at layer 1, from c = 0 to c = 1."""
+    between = np.array([r["scaled"]["runs"][name][0][0] for r in results])
+    first = _removed(results, name)[:, [_layers(results).index(1)]]
+    return np.concatenate([first, between, _untouched(results, name)[:, None]], 1)
 
 
 def epoch_rows(results: Sequence[Result]) -> list[Row]:
