@@ -36,6 +36,8 @@ def build(settings: Cell) -> tuple[Any, Any]:
     """The model with a new head, and its tokenizer."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
+    from everydepth.exits.quiet import quiet_transformers
+
     classes = settings["classes"]
     if settings["model"] == "random":
         config = LlamaConfig(**SIZES, num_labels=classes, pad_token_id=0)
@@ -43,12 +45,12 @@ def build(settings: Cell) -> tuple[Any, Any]:
     if settings["model"] == HUB:
         from transformers import Qwen2ForSequenceClassification
 
-        model: Any = Qwen2ForSequenceClassification.from_pretrained(HUB, num_labels=classes)
-        tokenizer = AutoTokenizer.from_pretrained(HUB)
+        kind, home = Qwen2ForSequenceClassification, HUB
     else:
-        home = str(data_folder(settings["model"]))
-        model = LlamaForSequenceClassification.from_pretrained(home, num_labels=classes)
-        tokenizer = AutoTokenizer.from_pretrained(home)
+        kind, home = LlamaForSequenceClassification, str(data_folder(settings["model"]))
+    with quiet_transformers():  # which reports that the head is new
+        model: Any = kind.from_pretrained(home, num_labels=classes)
+    tokenizer = AutoTokenizer.from_pretrained(home)
     model.config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
 

@@ -44,8 +44,11 @@ def build(settings: Cell) -> tuple[Any, Any]:
             max_position_embeddings=32,
         )
         return LlamaForCausalLM(config), None
+    from everydepth.exits.quiet import quiet_transformers
+
     home = HUB if settings["model"] == HUB else str(data_folder(settings["model"]))
-    return AutoModelForCausalLM.from_pretrained(home), AutoTokenizer.from_pretrained(home)
+    with quiet_transformers():
+        return AutoModelForCausalLM.from_pretrained(home), AutoTokenizer.from_pretrained(home)
 
 
 def lines(settings: Cell) -> tuple[str, str]:
