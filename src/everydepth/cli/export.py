@@ -57,7 +57,10 @@ def export(
     ] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier export.")] = False,
 ) -> None:
-    """Write a depth of a model as files that need nothing of everydepth."""
+    """Write a depth of a model as files that need nothing of everydepth.
+
+    everydepth export runs/lpa small --depth 2
+    """
     from everydepth.cli.loading import load_batches, load_model, model_folder
     from everydepth.errors import SettingError
     from everydepth.exits import Policy, Profile

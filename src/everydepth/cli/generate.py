@@ -41,6 +41,8 @@ def generate(
 ) -> None:
     """Continue a text with a language model at any depth, or faster by drafting at a shallow one.
 
+    everydepth generate MODEL -p "Once upon a time" --draft-depth 2
+
     The text goes to standard output while it grows; how fast it came, to standard error.
     """
     from everydepth.cli.loading import load_model, load_tokenizer, model_folder

@@ -43,6 +43,8 @@ def grow(
 ) -> None:
     """Say whether a model should be deepened, and where; then do it, as long as it helps.
 
+    everydepth grow runs/lpa --data digits -o runs/deeper
+
     Every block is kept only if held-out rows, used for nothing else, say that the loss is lower.
     """
     from rich.console import Console

@@ -49,11 +49,19 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 
 # A blank line between paragraphs: rich joins the lines of one paragraph.
 EPILOG = """\
-Examples:
+A first hour, on data that is there:
 
-  everydepth env           what this machine offers, which extras are missing
+  everydepth train -m vit-tiny -d digits --epochs 10 -o runs/lpa
 
-  everydepth env --json    the same, for a script or a bug report
+  everydepth trace runs/lpa --data digits          what each depth gives
+
+  everydepth profile runs/lpa --data digits --max-drop 0.01     which depth is enough
+
+  everydepth export runs/lpa small --depth 2       a plain model of two blocks
+
+  everydepth report runs/lpa -o page.html          one page to look at
+
+With a model of your own, begin with trace; everydepth env says what this machine offers.
 """
 
 

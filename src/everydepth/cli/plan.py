@@ -28,6 +28,8 @@ def plan(
 ) -> None:
     """Depth, width and data for a number of parameters or a budget.
 
+    everydepth plan --parameters 7e9
+
     Uses the published refit of the Chinchilla law unless --points are given, and shows what others
     chose at the nearest size.
     """

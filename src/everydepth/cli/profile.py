@@ -37,6 +37,8 @@ def profile(
 ) -> None:
     """Measure quality, size and speed of every depth, and choose one for a budget.
 
+    everydepth profile runs/lpa --data digits --max-drop 0.01
+
     Writes profile.json and profile.png; give the first to `everydepth export` for its model card.
     """
     from rich.console import Console

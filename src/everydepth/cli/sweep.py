@@ -45,6 +45,8 @@ def sweep(
 ) -> None:
     """Train CIFAR-style ResNets of several depths and widths; draw loss against both.
 
+    everydepth sweep --data digits --depths 8,14 --widths 8,16 -o runs/sweep
+
     SGD with momentum .9 and weight decay 1e-4, random crops and mirror images. Stop it at any time,
     also with kill -9, and give the same command again: it does the cells that are missing.
     """

@@ -59,6 +59,8 @@ def trace(
 ) -> None:
     """Measure every depth of a model on data, in one pass.
 
+    everydepth trace runs/lpa --data digits
+
     Prints a table, and writes what `everydepth report` shows. Ctrl-C stops early and keeps what was
     measured.
     """

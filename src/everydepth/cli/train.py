@@ -91,6 +91,8 @@ def train(
 ) -> None:
     """Train a network at every depth.
 
+    everydepth train -m vit-tiny -d digits --epochs 10 -o runs/lpa
+
     Everything goes to a run directory; the same command with --resume continues it exactly where
     it was stopped. On several GPUs or machines: accelerate launch -m everydepth train ...
     """

@@ -1,0 +1,39 @@
+"""`everydepth --help` teaches: an order to begin in, and an example of every command."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from everydepth.cli.main import COMMANDS, build_app
+
+NAMES = [command.__name__ for command in COMMANDS if command.__name__ not in ("env", "claims")]
+
+
+def shown(*arguments: str) -> str:
+    found = CliRunner().invoke(build_app(), [*arguments, "--help"], env={"COLUMNS": "120"})
+    assert found.exit_code == 0
+    return re.sub(r"\s+", " ", found.output)
+
+
+def test_the_first_help_gives_an_order_to_begin_in() -> None:
+    text = shown()
+    places = [text.index(f"everydepth {name} ") for name in ("train", "trace", "profile", "report")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_help_of_a_command_has_an_example(name: str) -> None:
+    assert re.search(
+        rf"everydepth {name}( |$)", shown(name).partition("Usage:")[2].partition("]")[2]
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_example_of_a_command_uses_options_it_has(name: str) -> None:
+    text = (next(c for c in COMMANDS if c.__name__ == name).__doc__ or "").replace("\n", " ")
+    (example, *_) = re.findall(rf"everydepth {name} [^·]*?(?=  |$)", text)
+    options = re.findall(r"(?<= )--[a-z-]+", example)
+    assert [option for option in options if option not in shown(name)] == []
