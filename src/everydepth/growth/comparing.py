@@ -173,6 +173,11 @@ def compare(
     arms: by default all that the model allows. score_rows: as in `grow`.
     run: a directory in which every finished arm is kept, so that the same call again, also after
         kill -9, does the rest; `report` shows it.
+
+    >>> few = train.subset(range(200))
+    >>> found = ed.growth.compare(model, few, valid, steps=3, seeds=(0,), progress=False)
+    >>> len(found.summary()) > 3
+    True
     """
     asked = ARMS if arms is None else tuple(arms)
     if "longer" not in asked or any(name not in ARMS for name in asked):
@@ -290,7 +295,7 @@ class _Plan:
         """The jumpboard, its site, and the FLOPs of scoring and of the line searches.
 
         Counted from above: a pass costs a training step; each candidate block a forward pass of
-        one block and as much again for its gradient; each evaluation a whole forward pass.
+        one block and as much again for its gradient; each evaluation the blocks behind the site.
         """
         if seed not in self.jumps:
             self.jumps[seed] = self._jumped(seed)
@@ -312,9 +317,11 @@ class _Plan:
         jump = max(jumps, key=lambda j: j.margin_valid or 0.0)
         grown = jump.model if jump.found else insert(self.old.model, jump.after, **self.old.options)
         passes = len(half) * (1 + 2 * len(scored.sites) / self.old.depth / 3)
-        # Of each jumpboard: the features' covariance, the steps, a batch norm's statistics, and
-        # the margin on the other half.
-        passes += sum(len(half) * (2 + len(j.tried)) + 2 * len(other) for j in jumps) / 3
+        # Of each jumpboard: the features' covariance, the steps (of what lies behind the site), a
+        # batch norm's statistics, and the margin on the other half.
+        for j in jumps:
+            behind = (self.old.depth - j.after + 1) / (self.old.depth + 1)
+            passes += (len(half) * (2 + len(j.tried) * behind) + 2 * len(other)) / 3
         return grown, jump.after, passes * self._step_flops(self.old)
 
     def _grown(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:

@@ -73,6 +73,10 @@ def grow(
 
     With several processes (torch.distributed) give each the same data: the built-in loop divides
     every batch among them, and all end with the same model. The model given is not changed.
+
+    >>> grown = ed.grow(model, train, valid, steps=5, rounds=1, progress=False)
+    >>> ed.as_stream(grown.model).depth in (3, 4)  # deeper only if `valid` says it helps
+    True
     """
     settings = Settings(
         steps=steps,
@@ -167,7 +171,10 @@ class _Growth:
     def _save(self) -> None:
         if self.run is None or not is_main():
             return
-        self.run.log({"round": len(self.found), **self.found[-1].to_json()})
+        last = self.found[-1]
+        depth = self.start_depth + len(self.inserted)
+        kept = {"loss": last.train[last.safe], "valid_loss": last.valid[last.safe]}
+        self.run.log({"step": len(self.found), "depth": depth, **kept})
         parts = {
             "model": self.model.state_dict(),
             "optimizer": named_state(self.optimizer, self.model),
