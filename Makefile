@@ -33,7 +33,7 @@ test slow pytest: export TOKENIZERS_PARALLELISM = false
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(CORE) ## set up, then train a small network and use it at every depth
+demo: $(CORE) ## set up, then the first hour in minutes: train, trace, profile, export, write, report
 	@$(PY) examples/demo.py
 
 test: lint types layers pytest ## set up, then lint, types, layering and tests: what CI runs
@@ -65,6 +65,7 @@ bench: $(DEV) ## every benchmark, one after the other
 docs: $(DEV) ## the documentation, strictly, into site/
 	$(PY) -m mkdocs build --strict
 
+# `make slow ARGS=tests/test_packaging.py` installs both into clean environments and uses them.
 dist: $(DEV) ## the sdist and the wheel, into dist/
 	$(PY) -m build --no-isolation
 
