@@ -306,6 +306,14 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def listing() -> dict[str, Any]:
+    """The claims as the JSON of a ledger in which nothing was measured."""
+    blank = [entry(claim, ()).to_json() for claim in CLAIMS.values()]
+    rows = [{**row, "verdict": "not measured"} for row in blank]
+    subject = "standard networks"
+    return {"subject": subject, "seeds": 0, "counts": {"not measured": len(rows)}, "claims": rows}
+
+
 def markdown(content: Mapping[str, Any]) -> str:
     """A ledger's JSON as a page of the documentation."""
     machine = content.get("machine", {})
@@ -328,8 +336,12 @@ def markdown(content: Mapping[str, Any]) -> str:
         "",
     ]
     if machine:
-        facts = ", ".join(f"{k} {v}" for k, v in machine.items())
-        lines += [f"Measured {content['date']} on: {facts}.", ""]
+        versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
+        lines += [
+            f"Measured {content['date']} on {machine['cpus']} CPUs ({machine['platform']}), Python "
+            f"{machine['python']}, {versions}.",
+            "",
+        ]
     for paper in dict.fromkeys(row["paper"] for row in content["claims"]):
         lines += [
             f"## Paper {paper}",

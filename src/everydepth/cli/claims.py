@@ -55,12 +55,14 @@ def claims(
 
     from everydepth.claims.catalogue import CLAIMS
     from everydepth.claims.ledger import claims as measure
-    from everydepth.claims.ledger import markdown, save, table_of
+    from everydepth.claims.ledger import listing, markdown, save, table_of
 
     console = Console()
     if listed:
         for claim in CLAIMS.values():
             console.print(f"{claim.paper} [bold]{claim.name}[/]: {claim.statement}")
+        if docs is not None:
+            docs.write_text(markdown(listing()), encoding="utf-8")
         return
     names = None if only is None else [part.strip() for part in only.split(",")]
     network, rows, about = None, None, {}
