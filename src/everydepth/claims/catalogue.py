@@ -241,7 +241,7 @@ _ALL = (
     Claim(
         name="lpa-cost",
         paper="000",
-        source="App. H: 28 s and 28 s an epoch",
+        source="App. I: 28 s and 28 s an epoch",
         statement="LPA's overhead in training is negligible.",
         test="time of a training step, LPA over end to end, steps in turn, best of 30",
         relation="<=",
@@ -326,7 +326,7 @@ _ALL = (
     Claim(
         name="jumpboard-exists",
         paper="001",
-        source="Condition 1, App. D",
+        source="Condition 1, Theorem 4",
         statement="An inserted block offers a step that lowers the training loss.",
         test="training loss that the best jumpboard takes off, relative",
         relation=">=",
@@ -398,7 +398,7 @@ _ALL = (
     Claim(
         name="accuracy-follows-similarity",
         paper="002",
-        source="section 2.3, Figure 2",
+        source="section 2.2, Figure 2",
         statement="Layer-wise accuracy rises with the similarity to the last layer.",
         test="rank correlation over depths of accuracy and COS with the last depth",
         relation=">=",
@@ -420,7 +420,7 @@ _ALL = (
     Claim(
         name="decisions-saturate",
         paper="002",
-        source="section 2.3, Figure 3",
+        source="section 2.2, Figure 3",
         statement="Many predictions are final before the last layer.",
         test="share of predictions that are final one block before the last",
         relation=">=",
@@ -466,7 +466,7 @@ _ALL = (
     Claim(
         name="aligned-effective-depth",
         paper="002",
-        source="section 3.2, Figure 5",
+        source="section 3, Figure 5",
         statement="Aligned training has a much smaller effective depth.",
         test="depth within a point of the final accuracy, over L, aligned minus standard",
         relation="<=",
@@ -514,7 +514,7 @@ _ALL = (
     Claim(
         name="exits-keep-accuracy",
         paper="002",
-        source="section 3.3, Figures 6 and 7",
+        source="section 3, Figures 6 and 7",
         statement="An aligned network that exits by confidence keeps its accuracy.",
         test=f"accuracy with exits at confidence {TAU:g} minus that of the full network",
         relation=">=",
@@ -601,7 +601,7 @@ _ALL = (
     Claim(
         name="early-removal-worse",
         paper="004",
-        source="abstract, Figure 2",
+        source="abstract, section 5.1, Figure 2",
         statement="Training without the first layer's skips costs more than without the last's.",
         test="test accuracy, skips of the first layer removed minus of the last",
         relation="<=",
@@ -613,7 +613,7 @@ _ALL = (
     Claim(
         name="memorisation-gradient-smaller",
         paper="004",
-        source="section 5, Figures 4 and 5",
+        source="section 4.5, Figures 5 and 15",
         statement="Memorisation gradients are much smaller than learning gradients in all layers.",
         test="gradient norm of memorised over that of clean test samples, largest of the layers",
         relation="<=",
@@ -625,7 +625,7 @@ _ALL = (
     Claim(
         name="statistics-consistent",
         paper="004",
-        source="Figures 16 to 22",
+        source="section 4.6, Figures 6 and 16 to 22",
         statement="Activations vary alike on learning and on memorised samples.",
         test="largest relative difference over layers of the activations' standard deviation",
         relation="<=",
@@ -637,7 +637,7 @@ _ALL = (
     Claim(
         name="early-residuals-matter-most",
         paper="004",
-        source="abstract, Figure 2",
+        source="abstract, section 5.1, Figure 2",
         statement="Residual connections of early layers matter most.",
         test="accuracy after removing one layer's skips, first third minus last third of layers",
         relation="<=",
@@ -649,7 +649,7 @@ _ALL = (
     Claim(
         name="early-margins-fall-most",
         paper="004",
-        source="Figure 23",
+        source="section 5.2, Figures 8 and 23",
         statement="Removing early residual connections reduces the output margin most.",
         test="margin after removal over the whole margin, first third minus last third of layers",
         relation="<=",
@@ -661,7 +661,7 @@ _ALL = (
     Claim(
         name="early-gradients-larger",
         paper="004",
-        source="section 5.2, Figure 25",
+        source="section 5.2, Figures 5 and 25",
         statement="Early layers have the larger gradient norms.",
         test="rank correlation of the per-sample gradient norm with the depth (0..L-1)",
         relation="<=",
@@ -672,7 +672,7 @@ _ALL = (
     Claim(
         name="gradients-tell-importance",
         paper="004",
-        source="Figure 24",
+        source="section 5.2, Figures 9 and 24",
         statement="Layers with larger gradients lose more accuracy when their skips go.",
         test="rank correlation over layers of gradient norm and accuracy after removal",
         relation="<=",
