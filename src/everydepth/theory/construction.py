@@ -58,7 +58,8 @@ SHARP = 30.0  # attention to any other token is e^-30
 class Constructed:
     """A layer and what is known of it.
 
-    error: the largest error over `points` sequences that the construction did not use.
+    error: the largest error over `points` sequences; apart from the corners of the domain, none of
+        them was used by the construction.
     side: grid points a variable; variables: D. directions: ridges; hidden: ReLU units.
     """
 
@@ -125,7 +126,7 @@ def construct(
             if error <= precision:
                 return Constructed(
                     layer=layer,
-                    precision=precision,
+                    precision=float(precision),
                     error=error,
                     points=len(where),
                     side=side,
