@@ -98,7 +98,7 @@ def models(parts: Parts, count: int) -> Iterator[tuple[str, nn.Module]]:
         yield kind, trained(parts, kind, (40, 100, 250, 600)[(i // 2) % 4], i)
 
 
-def cost(rounds: int = 30) -> dict[str, dict[str, float]]:
+def cost(rounds: int = 12) -> dict[str, dict[str, float]]:
     """All sites scored, over a forward and backward pass plus the candidates' own forward."""
     llama = LlamaConfig(
         hidden_size=128, num_hidden_layers=6, num_attention_heads=4, intermediate_size=344,

@@ -1,6 +1,6 @@
 """Was growing worth it? One block more against five other uses of the same FLOPs.
 
-    python benchmarks/growth_compare.py [--seeds 3] [--steps 150] [--runs FOLDER]
+    python benchmarks/growth_compare.py [--seeds 3] [--steps 200] [--runs FOLDER]
 
 A small ResNet and a small ViT on digits and on 2,400 images of Fashion-MNIST at 14 x 14 pixels,
 each trained for 100 steps first. FLOPs count scoring and the line search. With `--runs` a run that
@@ -25,7 +25,7 @@ DATA = {"digits": digits, "fashion-mnist": fashion}
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--runs", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)

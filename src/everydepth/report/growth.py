@@ -217,17 +217,16 @@ def growth_certificate(runs: Runs) -> Panel:
         held = found["held_out"]
         mine = [
             (
-                f"held-out gain, {name}, {held['confidence']:.0%}",
+                f"held-out gain ({name}, {held['confidence']:.0%})",
                 f"{held['gain']:+.4g} ({held[name][0]:+.4g} to {held[name][1]:+.4g})",
                 "better" if held[name][0] > 0 else "worse" if held[name][1] < 0 else "not told",
             )
             for name in ("bootstrap", "bernstein")
         ]
         for theorem in found["theorems"]:
-            change = f"change of the risk at most {theorem['change']:+.4g}"
-            odds = f"{change}, with probability {max(theorem['probability'], 0):.3g}"
+            change = f"at most {theorem['change']:+.4g} (p {max(theorem['probability'], 0):.2g})"
             word = "vacuous" if theorem["vacuous"] else "better"
-            mine.append((theorem["name"], odds, word))
+            mine.append((f"{theorem['name']}: change of the risk", change, word))
         margins = {"D": "margin", "gamma": "gamma_opt", "D_T": "margin_test"}
         mine += [(name, f"{found[key]:+.4g}", "") for name, key in margins.items()]
         rows[run] = mine

@@ -124,7 +124,7 @@ def _fitted(points: Mapping[str, Any], v: Mapping[str, float], title: str) -> Ch
         x=Axis(label="loss that the law says"),
         y=Axis(label="loss measured"),
         marks=(
-            Dots(x=said, y=loss, name="points", text=tuple(f"{m:.2g} parameters" for m in n)),
+            Dots(x=said, y=loss, name="points"),
             Line(x=line, y=line, name="equal", colour=1, dash=1, markers=False),
         ),
     )
