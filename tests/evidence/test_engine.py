@@ -133,6 +133,23 @@ def test_a_killed_recipe_resumes_to_the_same_result(tmp_path: Path) -> None:
     assert resumed.rows == reproduce(recipe, progress=False).rows
 
 
+@pytest.mark.slow
+def test_processes_of_accelerate_share_the_cells_and_one_writes(tmp_path: Path) -> None:
+    folder = recipes_in(tmp_path)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "-m"]
+    command += ["everydepth", "reproduce", "900_demo", "--recipes", str(folder)]
+    command += ["--out", str(tmp_path / "out")]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    done = subprocess.run(command, env=env, check=True, timeout=250, capture_output=True, text=True)
+    assert done.stdout.count("a = 1 [b]") == 1
+    assert len((tmp_path / "log").read_text().splitlines()) == 2 * 9
+    recipe, _ = find_recipe("900_demo", folder)
+    written = json.loads((tmp_path / "out" / "reproduction.json").read_text())
+    alone = reproduce(recipe, progress=False)
+    assert Reproduction.of_json(written).rows == alone.rows
+
+
 def test_a_failing_cell_keeps_its_folder_and_the_finished_cells(tmp_path: Path) -> None:
     def cell(settings: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
         if settings["a"] == 2 and not (folder / "checkpoint").exists():

@@ -53,6 +53,7 @@ def reproduce(
     from everydepth.evidence import reproduce as run
     from everydepth.evidence.docs import write_docs
     from everydepth.evidence.render import listing, terminal_table
+    from everydepth.evidence.running import is_main
 
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     if show:
@@ -70,6 +71,8 @@ def reproduce(
         _say(console, dry_run(recipe, preset, seeds=seeds, out=folder))
         return
     found = run(recipe, preset, seeds=seeds, out=folder)
+    if not is_main():
+        return
     _write(recipe, found, folder)
     console.print(terminal_table(found))
     typer.echo(f"wrote {folder}: comparison.html, reproduction.json, one file a cell")

@@ -113,7 +113,7 @@ def reproduce(
         results=results,
         machine=machine(),
     )
-    if folder is not None and _is_main():
+    if folder is not None and is_main():
         Run.open(folder).write_results({"reproduction": outcome.to_json()})
     return outcome
 
@@ -207,7 +207,7 @@ def _work(recipe: Recipe, cell: Cell, out: Path | None) -> dict[str, Any]:
         folder = out / "work" / cell_key(cell)
         folder.mkdir(parents=True, exist_ok=True)
         values = recipe.cell(settings, cell["seed"], folder)
-        if _is_main() and not any(folder.iterdir()):
+        if is_main() and not any(folder.iterdir()):
             folder.rmdir()
     return {"values": dict(values), "seconds": time.perf_counter() - start}
 
@@ -231,7 +231,8 @@ def _swept(
     return {**before.results, **fresh}
 
 
-def _is_main() -> bool:
+def is_main() -> bool:
+    """Whether this is the process that writes and speaks, of those of `accelerate launch`."""
     return os.environ.get("RANK", "0") == "0"
 
 
