@@ -320,7 +320,8 @@ def figure(results: Sequence[Result]) -> Any:
         (axes[1], "accuracy", "test accuracy %"),
     ):
         values = 100 * _removed(results, name)
-        axis.axhline(100 * _untouched(results, name).mean(), ls="--", color="grey")
+        plain = 100 * _untouched(results, name).mean()
+        axis.axhline(plain, ls="--", color="grey", label="all skips")
         axis.errorbar(
             layers, values.mean(0), _half(values), fmt="o-", capsize=3, label="without its skips"
         )
@@ -339,7 +340,9 @@ def figure(results: Sequence[Result]) -> Any:
     axes[2].legend(fontsize=8)
     for r in results:
         axes[3].plot(r["view"]["gradient_norm"], r["view"]["margin"], "o", label=f"seed {r.seed}")
-    axes[3].set(xlabel="gradient norm of learning", ylabel="margin without", xscale="log")
+    norms = np.array([r["view"]["gradient_norm"] for r in results])
+    scale = "log" if norms.max() > 10 * norms.min() > 0 else "linear"
+    axes[3].set(xlabel="gradient norm of learning", ylabel="margin without", xscale=scale)
     axes[3].legend(fontsize=8)
     return page
 
