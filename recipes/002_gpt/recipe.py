@@ -208,6 +208,15 @@ def rows(results: Sequence[Result]) -> list[Row]:
                     "mean over layers 1 to L-1",
                 )
             )
+        found.append(
+            held(
+                f"{model}: aligned training keeps the last layer's perplexity",
+                "not stated",
+                both,
+                lambda a, s: a["perplexity"][-1] <= 1.01 * s["perplexity"][-1],
+                "at most 1 % higher",
+            )
+        )
     return found
 
 
