@@ -106,6 +106,7 @@ def test_every_tab_loads_without_an_error_or_a_request_elsewhere(
         opened.tab(name)
         if name == "Compare":
             frame = page.frame_locator("#ed-compare iframe")
+            frame.locator(".chart").first.scroll_into_view_if_needed()  # drawn when it is seen
             frame.locator(".chart .main-svg").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         if SHOWN:

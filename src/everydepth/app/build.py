@@ -63,7 +63,7 @@ def build(
     """
     with gr.Blocks(title="everydepth", analytics_enabled=False, fill_width=True) as blocks:
         gr.HTML(_asset("header.html"), elem_id="ed-header")
-        with gr.Tabs(selected=first or "vision"):
+        with gr.Tabs(selected=first or "vision", overflow_behavior="wrap"):
             with gr.Tab("Vision", id="vision"):
                 _vision(blocks, shelf, data)
             with gr.Tab("Language", id="language"):
@@ -72,8 +72,6 @@ def build(
                 _surfaces(blocks, shelf, folder, effort)
             with gr.Tab("Compare", id="compare"):
                 _compare(shelf)
-        # Gradio counts which tabs fit before our style sheet made them narrower.
-        blocks.load(None, js="() => setTimeout(() => window.dispatchEvent(new Event('resize')))")
     return blocks
 
 

@@ -23,6 +23,7 @@ from everydepth.training import EveryDepth, fit
 DEMO = Path("runs/demo")
 """Where `make demo` puts its runs."""
 
+ROW = 64  # tokens of a tale that are learned
 WAYS: Mapping[str, Callable[[], Objective]] = {"end-to-end": end_to_end, "lpa": lpa}
 SURFACE = "asymmetric_power_modulated_wave"
 
@@ -165,8 +166,9 @@ def _tales(folder: Path, effort: Effort) -> None:
     )
 
     def rows(some: list[str]) -> Any:
-        lines = tokenizer.encode_batch(some)
-        return token_blocks([token for line in lines for token in (*line.ids, 0)], 64)
+        """One tale a row, from its start: that is what its end refers to."""
+        lines = (line.ids + [0] * ROW for line in tokenizer.encode_batch(some))
+        return token_blocks([token for line in lines for token in line[:ROW]], ROW)
 
     fit(
         EveryDepth(model, lpa()),

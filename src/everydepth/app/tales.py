@@ -53,7 +53,7 @@ def tales(count: int, *, seed: int = 0) -> list[str]:
     return [tale(random) for _ in range(count)]
 
 
-def save_tokenizer(texts: list[str], folder: Path, *, size: int = 360) -> Any:
+def save_tokenizer(texts: list[str], folder: Path, *, size: int = 400) -> Any:
     """Learn a byte-level tokenizer, which can write any prompt, and save its tokenizer.json."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
