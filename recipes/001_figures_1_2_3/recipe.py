@@ -34,14 +34,20 @@ def rows(results: Sequence[Result]) -> Sequence[Row]:
     return found
 
 
+def over_networks(quantity: str, said: str, values: Sequence[float], note: str) -> Row:
+    """The mean over all networks, with the smallest and the largest value."""
+    low, mean, high = (round(float(f(values)), 4) for f in (np.min, np.mean, np.max))
+    return Row(quantity, said, mean, low, high, f"{len(values)} networks: {note}")
+
+
 def _covariance(mine: Sequence[Result], data: str) -> list[Row]:
     return [
-        over_seeds(
+        over_networks(
             f"{data}, Fig. 1: share of off-diagonal entries within {percent} % of the mean "
             f"variance, {place}",
             PUBLISHED["covariance"],
             [r["covariance"][place][key] for r in mine],
-            "all depths, widths and seeds; gradients of single training rows",
+            "all depths, widths and seeds",
         )
         for place in PLACES
         for percent, key in ((1, "within_1"), (10, "within_10"))
@@ -80,7 +86,7 @@ def _losses(mine: Sequence[Result], data: str) -> list[Row]:
     for width in (narrow, wide):
         cosines = [r["alignment"] for r in mine if r.cell["width"] == width]
         what = f"{data}: cosine of the mean gradients of training and test data, width {width}"
-        found.append(over_seeds(what, PUBLISHED["alignment"], cosines, "all depths and seeds"))
+        found.append(over_networks(what, PUBLISHED["alignment"], cosines, "all depths and seeds"))
     return found
 
 
@@ -182,7 +188,6 @@ RECIPE = Recipe(
                 for d in (DEPTHS[0], DEPTHS[-1])
                 for w in (WIDTHS[0], WIDTHS[-1])
             },
-            launch="everydepth sweep --engine ray, or one process a GPU with its own --seeds",
         ),
     },
     cell=cell,

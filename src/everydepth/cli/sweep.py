@@ -120,7 +120,7 @@ def resnet_cell(
         num_channels=train.pixel_values.shape[1],
         num_labels=len(train.classes),
     )
-    model = CifarResNet(config)
+    model = CifarResNet(config).to("cuda" if torch.cuda.is_available() else "cpu")
     stream = as_stream(model)
     transform = crop_and_flip(4 // pool) if augment else None
     order = batches(train, batch_size, shuffle=True, seed=seed, transform=transform)
