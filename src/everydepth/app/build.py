@@ -63,7 +63,7 @@ def build(
     """
     with gr.Blocks(title="everydepth", analytics_enabled=False, fill_width=True) as blocks:
         gr.HTML(_asset("header.html"), elem_id="ed-header")
-        with gr.Tabs(selected=first or "vision", overflow_behavior="wrap"):
+        with gr.Tabs(selected=first or "vision", overflow_behavior="wrap", elem_id="ed-tabs"):
             with gr.Tab("Vision", id="vision"):
                 _vision(blocks, shelf, data)
             with gr.Tab("Language", id="language"):

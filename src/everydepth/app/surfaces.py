@@ -157,12 +157,12 @@ def error_figure(study: Study, depth: int) -> Figure | None:
     grid = {"gridcolor": "rgba(128,134,143,.25)", "color": INK, "zeroline": False}
     layout = {
         "height": 260,
-        "margin": {"l": 60, "r": 12, "t": 12, "b": 40},
+        "margin": {"l": 60, "r": 12, "t": 34, "b": 40},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": INK},
         "hovermode": "x unified",
-        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "xaxis": {**grid, "title": {"text": "depth (blocks)"}, "dtick": 1},
         "yaxis": {
             **grid,
