@@ -103,7 +103,6 @@ def resnet_cell(
     folder: saved into after every epoch, and continued if it holds a run.
     """
     import torch
-    from torch import nn
 
     from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
     from everydepth.data import batches, crop_and_flip
@@ -121,8 +120,8 @@ def resnet_cell(
         num_channels=train.pixel_values.shape[1],
         num_labels=len(train.classes),
     )
-    model: nn.Module = CifarResNet(config)
-    model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = CifarResNet(config)
     stream = as_stream(model)
     transform = crop_and_flip(4 // pool) if augment else None
     order = batches(train, batch_size, shuffle=True, seed=seed, transform=transform)
