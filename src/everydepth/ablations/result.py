@@ -30,7 +30,7 @@ class Ablation:
     untouched model's decisions kept), perplexity of language models; of trained models also
     memorization, train_accuracy and reached (1 where all training labels were fitted).
 
-    >>> ablation = ed.ablate(model, test, c=(0.0, 1.0), progress=False)
+    >>> ablation = ed.ablate(model, valid, c=(0.0, 1.0), progress=False)
     >>> ablation["accuracy"].shape  # layers, scales
     (3, 2)
     >>> ablation.at("accuracy", 0.0).shape  # one number a layer, its skips removed

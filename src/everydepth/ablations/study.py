@@ -61,7 +61,7 @@ class GradientStudy:
         layer has none of that name.
     note: why there is no bound, where there is none.
 
-    >>> study = ed.gradient_study(model, test, noisy, flipped=noise, progress=False)
+    >>> study = ed.gradient_study(model, valid, noisy, flipped=noise, progress=False)
     >>> study.smaller.shape  # per layer: memorisation norm over learning norm
     (3,)
     """
@@ -146,7 +146,7 @@ def gradient_study(
     clean: test data. noisy, flipped: as in `memorization`; only the flipped rows are looked at.
     heads: attention heads, for the bound, where the model's config does not say.
 
-    >>> study = ed.gradient_study(model, test, noisy, flipped=noise, progress=False)
+    >>> study = ed.gradient_study(model, valid, noisy, flipped=noise, progress=False)
     >>> study.learning.norm.shape, study.memorization.norm.shape  # one number a layer
     ((3,), (3,))
     """
@@ -276,8 +276,8 @@ class UnifiedView:
 def unified_view(study: GradientStudy, ablation: Ablation) -> UnifiedView:
     """SPEC 3.7. The ablation must hold c = 0.
 
-    >>> study = ed.gradient_study(model, test, noisy, flipped=noise, progress=False)
-    >>> ablation = ed.ablate(model, test, c=(0.0, 1.0), progress=False)
+    >>> study = ed.gradient_study(model, valid, noisy, flipped=noise, progress=False)
+    >>> ablation = ed.ablate(model, valid, c=(0.0, 1.0), progress=False)
     >>> sorted(ed.unified_view(study, ablation).spearman)
     ['gradient_norm/accuracy', 'gradient_norm/margin', 'margin/accuracy']
     """

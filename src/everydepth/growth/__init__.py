@@ -1,6 +1,6 @@
 """Grow: would more depth help, where, and was it worth it?
 
->>> found = ed.growth.score(model, train, progress=False)
+>>> found = ed.growth.score(model, valid, progress=False)
 >>> len(found.sites)  # before the first block, and behind each
 4
 >>> print(found.verdict)

@@ -90,7 +90,7 @@ def jumpboard(
     The first step changes the stream by a tenth; it is made four times longer while that helps, or
     shortened until it does, and refined by parabolas in log eta. At most `evaluations` losses.
 
-    >>> jump = ed.growth.jumpboard(model, train, valid, after=3, progress=False)
+    >>> jump = ed.growth.jumpboard(model, valid, test, after=3, progress=False)
     >>> ed.as_stream(jump.model).depth  # 3 if no step lowers the loss
     4
     """

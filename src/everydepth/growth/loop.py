@@ -74,7 +74,8 @@ def grow(
     With several processes (torch.distributed) give each the same data: the built-in loop divides
     every batch among them, and all end with the same model. The model given is not changed.
 
-    >>> grown = ed.grow(model, train, valid, steps=5, rounds=1, progress=False)
+    >>> few = train.subset(range(200))
+    >>> grown = ed.grow(model, few, valid, steps=5, rounds=1, progress=False)
     >>> ed.as_stream(grown.model).depth in (3, 4)  # deeper only if `valid` says it helps
     True
     """

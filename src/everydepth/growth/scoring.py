@@ -195,7 +195,7 @@ def score(
     The model is scored in eval mode (no dropout, batch norms with running statistics), and is left
     as it was. Inner batch norms of a fresh candidate take the statistics of the first batch.
 
-    >>> found = ed.growth.score(model, train, progress=False)
+    >>> found = ed.growth.score(model, valid, progress=False)
     >>> [site.after for site in found.sites]  # a block before the first, and behind each
     [0, 1, 2, 3]
     """

@@ -249,7 +249,7 @@ def gradient_alignment(train: Trace, test: Trace) -> Result:
     Both traces need the metric `gradient_mean`, of the same model. `bound` is the probability that
     they do not, at most 1, with `mu` and `Sigma` taken from the first trace.
 
-    >>> a, b = (ed.trace(model, rows, ["gradient_mean"], progress=False) for rows in (train, test))
+    >>> a, b = (ed.trace(model, rows, ["gradient_mean"], progress=False) for rows in (valid, test))
     >>> ed.gradient_alignment(a, b).value.shape  # a cosine at depths 0..3
     (4,)
     """
