@@ -111,6 +111,7 @@ def test_every_tab_loads_without_an_error_or_a_request_elsewhere(
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         if SHOWN:
             page.wait_for_timeout(3000)
+            expect(page.locator(".pending:visible")).to_have_count(0)
             file = ASSETS / f"app-{name.lower()}-{width}.png"
             page.screenshot(path=str(file), full_page=True)
     assert opened.complaints == []
