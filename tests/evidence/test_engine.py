@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.training.test_distributed import launch
 from typer.testing import CliRunner
 
 from everydepth.cli.main import build_app
@@ -136,12 +137,8 @@ def test_a_killed_recipe_resumes_to_the_same_result(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_of_accelerate_share_the_cells_and_one_writes(tmp_path: Path) -> None:
     folder = recipes_in(tmp_path)
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "-m"]
-    command += ["everydepth", "reproduce", "900_demo", "--recipes", str(folder)]
-    command += ["--out", str(tmp_path / "out")]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    done = subprocess.run(command, env=env, check=True, timeout=250, capture_output=True, text=True)
+    words = ("-m", "everydepth", "reproduce", "900_demo", "--recipes", str(folder))
+    done = launch(*words, "--out", str(tmp_path / "out"))
     assert done.stdout.count("a = 1 [b]") == 1
     assert len((tmp_path / "log").read_text().splitlines()) == 2 * 9
     recipe, _ = find_recipe("900_demo", folder)

@@ -220,10 +220,13 @@ def _swept(
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or folder is None:
         return sweep(cells, work, out=folder, progress=progress).results
     from accelerate import PartialState
+    from accelerate.utils import parse_flag_from_env
 
-    state = PartialState()
+    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
     before = sweep(cells, work, out=folder, dry_run=True)
-    state.wait_for_everyone()  # before anyone writes, so that all agree on what is left to do
+    if state.is_main_process and not Run.exists(folder):
+        Run.create(folder, {"names": sorted(cells[0])}, kind="sweep")
+    state.wait_for_everyone()  # before any cell, so that all agree on what is left to do
     if state.is_main_process:
         return sweep(cells, work, out=folder, progress=progress).results
     left = before.missing
