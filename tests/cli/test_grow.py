@@ -43,7 +43,9 @@ def test_grow_writes_a_run_whose_model_loads(small: Path, tmp_path: Path) -> Non
 
 
 def test_grow_can_only_score(small: Path, tmp_path: Path) -> None:
-    output = invoke("grow", small, "--data", "digits", "--max-samples", 96, "--score").output
+    words = ("grow", small, "--data", "digits", "--max-samples", 96, "--score")
+    output = invoke(*words, "-o", tmp_path / "score").output
+    assert ed.Run.open(tmp_path / "score").results()["growth_score"]["verdict"] in output
     assert "verdict" in output
     assert "|gbar|" in output
     with pytest.raises(SettingError, match="too few rows"):
@@ -64,7 +66,9 @@ def test_sweep_lists_runs_and_draws(tmp_path: Path) -> None:
 
 
 def test_plan_says_depth_width_and_tokens(tmp_path: Path) -> None:
-    assert "depth 54, width" in invoke("plan", "--parameters", "6.7e9").output
+    words = ("plan", "--parameters", "6.7e9", "-o", tmp_path / "plan")
+    assert "depth 54, width" in invoke(*words).output
+    assert ed.Run.open(tmp_path / "plan").results()["scaling"]["plan"]["depth"] == 54
     found = json.loads(invoke("plan", "--flops", "5.76e23", "--json").output)
     assert found["parameters"] == pytest.approx(70e9, rel=0.1)
     with pytest.raises(SettingError, match="give one of the two"):
