@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-ROUNDS, LIMIT = 7, 1.3
+ROUNDS, LIMIT = 3, 1.3
 WAYS = {
     "nothing": "",
     "import torch": "import torch",
