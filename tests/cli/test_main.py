@@ -17,7 +17,7 @@ from everydepth.errors import DepthError
 def test_help_gives_a_promise_every_command_and_an_example() -> None:
     output = CliRunner().invoke(build_app(), ["--help"], env={"COLUMNS": "120"}).output
     assert "train once, use N models" in output
-    assert "everydepth env --json" in output
+    assert "everydepth train -m vit-tiny -d digits" in output
     for command in main_module.COMMANDS:
         assert f" {command.__name__} " in output
 
