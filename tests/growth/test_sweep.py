@@ -123,9 +123,15 @@ def test_bad_grids_and_results_are_explained(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(600)
-def test_cells_run_on_ray_and_a_dead_address_is_said(tmp_path: Path) -> None:
+def test_cells_run_on_ray_as_they_do_here(tmp_path: Path) -> None:
     found = sweep(GRID, run, out=tmp_path / "s", engine="ray", progress=False)
     assert len(found.rows()) == 12
     assert found.results == sweep(GRID, run, progress=False).results
-    with pytest.raises(RunError, match=r"no Ray cluster answers at '127.0.0.1:1'"):
-        sweep({"depth": [9], "width": [1], "seed": [0]}, run, engine="ray", address="127.0.0.1:1")
+
+
+def test_a_ray_address_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
+    sweep({"depth": [1], "width": [1], "seed": [0]}, run, out=tmp_path / "s", progress=False)
+    grid = {"depth": [1, 9], "width": [1], "seed": [0]}
+    with pytest.raises(RunError, match=r"no Ray cluster answers at '127.0.0.1:1' .* check the"):
+        sweep(grid, run, out=tmp_path / "s", engine="ray", address="127.0.0.1:1")
+    assert len(sweep(grid, run, out=tmp_path / "s", dry_run=True).missing) == 1  # nothing is lost

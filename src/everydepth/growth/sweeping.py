@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -224,6 +225,7 @@ def _on_ray(
     ray = cast(Any, package)
     started = not ray.is_initialized()
     if started:
+        _check_answers(address)
         try:
             ray.init(
                 address=address,
@@ -231,11 +233,7 @@ def _on_ray(
                 include_dashboard=False if address is None else None,
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise RunError(
-                f"no Ray cluster answers at {address!r} ({first}); start one with `ray start "
-                "--head`, check the address, or use engine='local'. Finished cells are kept"
-            ) from error
+            raise _silent(address, error) from error
     try:
         remote = ray.remote(run)
         waiting = {remote.remote(**cell): cell for cell in cells}
@@ -245,3 +243,21 @@ def _on_ray(
     finally:
         if started:
             ray.shutdown()
+
+
+def _check_answers(address: str | None) -> None:
+    """Ray itself would go on trying a dead address for many minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise _silent(address, error) from error
+
+
+def _silent(address: str | None, error: Exception) -> RunError:
+    first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return RunError(
+        f"no Ray cluster answers at {address!r} ({first}); start one with `ray start --head`, "
+        "check the address, or use engine='local'. Finished cells are kept"
+    )
