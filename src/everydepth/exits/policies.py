@@ -114,7 +114,7 @@ class Policy(ABC):
         return self.thresholds(stream)
 
     @final
-    def thresholds(self, stream: ResidualStream) -> tuple[float, ...]:
+    def thresholds(self, stream: ResidualStream) -> tuple[Number, ...]:
         """The same for a model of any task: a language model exits token by token."""
         given, places = self.threshold, stream.depth - 1
         if isinstance(given, tuple) and len(given) != places:
