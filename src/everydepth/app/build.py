@@ -34,7 +34,7 @@ MONO = ("ui-monospace", "Consolas", "DejaVu Sans Mono", "monospace")
 TABS = ("vision", "language", "surface", "compare")
 
 
-def APPEARANCE() -> dict[str, Any]:  # noqa: N802 - constants that need an import
+def appearance() -> dict[str, Any]:
     """What the page looks like; only fonts that are on the machine."""
     return {
         "theme": themes.Default(

@@ -102,7 +102,7 @@ def application(blocks: Any, shelf: Shelf, host: str, port: int) -> FastAPI:
     from fastapi.responses import HTMLResponse
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    from everydepth.app.build import APPEARANCE
+    from everydepth.app.build import appearance
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -136,7 +136,7 @@ def application(blocks: Any, shelf: Shelf, host: str, port: int) -> FastAPI:
         pwa=False,
         mcp_server=False,
         enable_monitoring=False,
-        **APPEARANCE(),
+        **appearance(),
     )
 
 

@@ -66,10 +66,16 @@ class Comparison:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def ratios(self, name: str) -> list[float]:
-        """Per seed, FLOPs to equal held-out loss over those of training the old model longer."""
+        """Per seed, FLOPs to equal held-out loss over those of training the old model longer.
+
+        Infinite where the target was never reached, and where the old model had it to begin with.
+        """
         base = {a.seed: a.to_reach(self.target[a.seed]) for a in self.arms if a.name == "longer"}
         mine = [a for a in self.arms if a.name == name]
-        return [a.to_reach(self.target[a.seed]) / base[a.seed] for a in mine]
+        return [
+            a.to_reach(self.target[a.seed]) / base[a.seed] if base[a.seed] else math.inf
+            for a in mine
+        ]
 
     def summary(self) -> list[dict[str, Any]]:
         """Per arm: mean of the last and best held-out loss with a 95 % bootstrap interval of the
