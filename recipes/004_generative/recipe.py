@@ -14,36 +14,38 @@ if TYPE_CHECKING:
 PUBLISHED = published(__file__)
 
 SMALL = {
-    "name": "Emotions-GPT2-tiny",
+    "name": "Emotions-stories260K",
     "task": "prompts",
     "data": "emotion",
-    "vocabulary": 1000,
-    "words": 20,
-    "width": 64,
-    "depth": 4,
-    "rows": 200,
+    "model": "stories260K",
+    "tokens": 56,
+    "rows": 160,
     "before": 1000,
-    "before_epochs": 4,
+    "before_epochs": 3,
     "test": 300,
     "noise": 0.1,
-    "epochs": 30,
-    "batch": 25,
+    "epochs": 60,
+    "batch": 20,
     "lr": 1e-3,
     "study": False,
 }
 SMOKE = {
-    **SMALL,
     "name": "synthetic-GPT2-tiny",
+    "task": "prompts",
     "data": "synthetic",
     "vocabulary": 64,
-    "words": 8,
+    "tokens": 13,
     "width": 16,
     "depth": 2,
     "rows": 40,
     "before": 40,
     "before_epochs": 1,
     "test": 24,
+    "noise": 0.1,
     "epochs": 2,
+    "batch": 20,
+    "lr": 1e-3,
+    "study": False,
 }
 FINE = {
     "task": "hub",
@@ -117,7 +119,9 @@ RECIPE = Recipe(
     source="paper 004, Figures 4, 12 and 13",
     presets={
         "smoke": Preset(cells=(SMOKE,), cost="4 s"),
-        "small": Preset(cells=(SMALL,), seeds=3, cost="2 min, 1 core", needs=("emotion",)),
+        "small": Preset(
+            cells=(SMALL,), seeds=3, cost="3 min, 1 core", needs=("emotion", "stories260K")
+        ),
         "paper": Preset(
             cells=tuple({**FINE, **one} for one in PAPER),
             cost="2 networks x 16 to 34 fine-tunings of up to 70 epochs; about 15 GPU days",
@@ -131,9 +135,10 @@ RECIPE = Recipe(
     rows=rows,
     figure=figure,
     about=(
-        "Small: a GPT-2 of 4 blocks whose tokens are words; the loss is on the label's word alone; "
-        "first trained on 1,000 clean texts, then on 200 others of which 10 % name a wrong label, "
-        "at most 30 epochs. A label counts as memorised if greedy decoding writes it. Scaling "
+        "Small: stories260K, a pretrained Llama of 5 blocks; the loss is on the label's tokens "
+        "alone; first trained on 1,000 clean texts, then on 160 others of which 10 % name a wrong "
+        "label, at most 60 epochs. A label counts as memorised if greedy decoding writes it. A "
+        "GPT-2 of 4 blocks trained from nothing on the same texts did not learn them. Scaling "
         "(Figure 13) is measured on the classifier of 004_removal_language."
     ),
 )

@@ -26,7 +26,7 @@ SMALL = {
     "before_epochs": 3,
     "test": 500,
     "noise": 0.05,
-    "epochs": 30,
+    "epochs": 100,
     "batch": 25,
     "lr": 1e-3,
     "scales": [0.25, 0.5, 0.75],
@@ -161,7 +161,7 @@ RECIPE = Recipe(
     about=(
         "Small: a GPT-2 of 4 blocks whose tokens are words, first trained on 1,200 clean texts, "
         "then on 240 others of which 5 % have a wrong label, until all training labels are fitted "
-        "(at most 30 epochs). The learning rate was chosen on the untouched network with another "
+        "(at most 100 epochs). The learning rate was chosen on the untouched network with another "
         "seed, for reaching 100 %; nothing was tuned for a claim. The paper's figures have no "
         "printed numbers, so a row says what the text claims."
     ),

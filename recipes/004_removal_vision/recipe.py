@@ -28,7 +28,7 @@ SMALL = {
     "epochs": 80,
     "batch": 25,
     "lr": 5e-4,
-    "watch": 20,
+    "watch": 5,
 }
 SMOKE = {
     **SMALL,

@@ -50,6 +50,7 @@ class _Job:
     score: Callable[[nn.Module], Ablation]
     which: Which
     run: Path | None
+    clean: Source
     noisy: Source | None
     flipped: Any
     options: Mapping[str, Any]
@@ -81,14 +82,22 @@ class _Job:
             # Agreement with an untouched model of another training would compare trainings.
             values.pop("agreement", None)
             if self.noisy is not None:
+                tokens = scored.task in ("causal_lm", "masked_lm")
                 kept = memorization(
-                    model, self.noisy, flipped=self.flipped, progress=False, **self.options
+                    model,
+                    self.noisy,
+                    self.clean if tokens else None,
+                    flipped=self.flipped,
+                    progress=False,
+                    **self.options,
                 )
                 values |= {
                     "memorization": kept.memorization,
                     "train_accuracy": kept.train_accuracy,
                     "reached": float(kept.reached),
                 }
+                if kept.test_accuracy is not None:
+                    values["sample_accuracy"] = kept.test_accuracy
         results = {
             "metrics": values,
             "samples": scored.samples,
@@ -111,6 +120,7 @@ def trained_sweep(
     which: Which,
     seeds: Sequence[int],
     run: str | Path | None,
+    clean: Source,
     noisy: Source | None,
     flipped: NoisyLabels | Tensor | Sequence[int] | None,
     engine: Literal["local", "ray"],
@@ -152,6 +162,7 @@ def trained_sweep(
         score=score,
         which=which,
         run=folder,
+        clean=clean,
         noisy=noisy,
         flipped=flipped,
         options=options,

@@ -28,7 +28,8 @@ class Ablation:
     `ablation["accuracy"]` is the mean over seeds, `(layer, c)`. Metrics: loss, and where classes or
     tokens are predicted accuracy, margin (top-1 minus top-2 logit), agreement (share of the
     untouched model's decisions kept), perplexity of language models; of trained models also
-    memorization, train_accuracy and reached (1 where all training labels were fitted).
+    memorization, train_accuracy, reached (1 where all training labels were fitted) and, of language
+    models, sample_accuracy (share of samples all of whose targets are predicted).
 
     >>> ablation = ed.ablate(model, valid, c=(0.0, 1.0), progress=False)
     >>> ablation["accuracy"].shape  # layers, scales

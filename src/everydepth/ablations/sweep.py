@@ -98,6 +98,7 @@ def ablate(
             which=which,
             seeds=seeds,
             run=run,
+            clean=data,
             noisy=noisy,
             flipped=flipped,
             engine=engine,

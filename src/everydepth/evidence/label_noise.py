@@ -32,6 +32,7 @@ from everydepth.ablations import (
 from everydepth.ablations.prompts import TEMPLATE
 from everydepth.data import Images, Rows, Texts, Tokens, flip_labels, load, tokenized
 from everydepth.evidence.recipe import Cell
+from everydepth.evidence.running import data_folder
 from everydepth.objectives import end_to_end
 from everydepth.runs import Run
 from everydepth.stream import as_stream
@@ -255,23 +256,35 @@ def words(settings: Cell, seed: int) -> Task:
 
 
 def prompts(settings: Cell, seed: int) -> Task:
-    """SPEC 3.8: a small GPT-2 continues "<text> The topic is about" with the label's word."""
+    """SPEC 3.8: a language model continues "<text> The topic is about" with the label.
+
+    model: a folder of weights with a tokenizer; without, a small GPT-2 whose tokens are words.
+    """
     every, train, test, more = _texts(settings, seed)
-    tokenizer = Words(every, settings["vocabulary"])
-    length = settings["words"] + 5  # the template and the label
+    length = settings["tokens"]
+    tokenizer: Any = Words(every, settings.get("vocabulary", 0))
+    config = _gpt2(settings, length) if "model" not in settings else None
+    if config is None:
+        where = data_folder(settings["model"])
+        tokenizer = hf.AutoTokenizer.from_pretrained(where)
 
     def written(texts: Texts, labels: Tensor | None) -> Tokens:
         # Loss on the label alone: what the paper calls memorised is the label.
         given = cast(Tensor, texts.labels if labels is None else labels)
         return label_prompts(texts.texts, given, every.classes, tokenizer, length)
 
-    config = _gpt2(settings, length)
+    def model() -> nn.Module:
+        if config is not None:
+            return hf.GPT2LMHeadModel(config)
+        where = data_folder(settings["model"])
+        return hf.AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+
     return Task(
         labels=cast(Tensor, train.labels),
         train=lambda labels: written(train, labels),
         test=written(test, None),
         classes=len(every.classes),
-        model=lambda: hf.GPT2LMHeadModel(config),
+        model=model,
         before=None if more is None else written(more, None),
     )
 

@@ -12,7 +12,7 @@ from everydepth.tracing.figures.chart import Axis, Bars, Chart, Dots, Line
 
 LAYER = Axis(label="layer whose skips are scaled", whole=True)
 UNITS = {"loss": "nat", "margin": "logits"}
-SHARES = ("accuracy", "agreement", "memorization", "train_accuracy")
+SHARES = ("accuracy", "agreement", "memorization", "train_accuracy", "sample_accuracy")
 
 Runs = Mapping[str, Any]
 
