@@ -74,10 +74,10 @@ class Row:
     interval, as `note` says."""
 
     quantity: str
-    published: float | str | None = None
-    measured: float | str | None = None
-    low: float | None = None
-    high: float | None = None
+    published: float | int | str | None = None
+    measured: float | int | str | None = None
+    low: float | int | None = None
+    high: float | int | None = None
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def published(recipe_file: str | Path) -> dict[str, Any]:
 
 def over_seeds(
     quantity: str,
-    published: float | str | None,
+    published: float | int | str | None,
     values: Sequence[float] | np.ndarray,
     note: str = "",
     *,

@@ -18,7 +18,7 @@ from everydepth.report.markup import table as html_table
 HEAD = ("quantity", "published", "measured", "spread", "note")
 
 
-def number(value: float | str | None) -> str:
+def number(value: float | int | str | None) -> str:
     if value is None:
         return "-"
     if isinstance(value, str) or not math.isfinite(value):

@@ -33,7 +33,7 @@ def reproduction(runs: Mapping[str, Any]) -> Panel:
     )
 
 
-def _value(value: float | str | None) -> str:
+def _value(value: float | int | str | None) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) else number(float(value))
