@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,26 @@ def test_cells_report_memorization_and_whether_all_was_fitted() -> None:
     assert (found["reached"] == (found["train_accuracy"] == 1)).all()
     with pytest.raises(SettingError, match=r"needs both noisy= .* and flipped="):
         ed.ablate(small, data, train=Trainer(data), noisy=noisy)
+
+
+def test_a_language_model_is_right_about_a_sample_if_it_writes_the_whole_label() -> None:
+    start, batch = ENTRIES["GPT2-CausalLM-left"].make()
+    with torch.no_grad():
+        said = start(**batch).logits[:, -3:-1].argmax(-1)
+    # The label is the last two tokens: both right, but one of them wrong in the first row.
+    batch["labels"] = torch.full_like(batch["input_ids"], -100)
+    batch["labels"][:, -2:] = said
+    batch["labels"][0, -1] = (said[0, -1] + 1) % 50
+    train = Trainer(batch)
+    found = ed.ablate(start, batch, layers=1, c=0.0, train=train, noisy=batch, flipped=[0])
+    again = copy.deepcopy(start)
+    train(again, None, 0)
+    with torch.no_grad():
+        z = again(**{k: v for k, v in batch.items() if k != "labels"}).logits
+    right = z[:, -3:-1].argmax(-1) == batch["labels"][:, -2:]
+    assert 0 < right.all(1).double().mean() < right.double().mean()
+    assert found.untouched["sample_accuracy"][0] == right.all(1).double().mean()
+    assert found.untouched["accuracy"][0] == right.double().mean()
 
 
 def test_a_model_as_a_start_is_copied_for_every_cell() -> None:
