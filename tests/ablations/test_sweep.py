@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -240,17 +239,15 @@ def test_a_language_model_is_right_about_a_sample_if_it_writes_the_whole_label()
     # The label is the last two tokens: both right, but one of them wrong in the first row.
     batch["labels"] = torch.full_like(batch["input_ids"], -100)
     batch["labels"][:, -2:] = said
-    batch["labels"][0, -1] = (said[0, -1] + 1) % 50
-    train = Trainer(batch)
+    batch["labels"][0, -1] = (said[0, -1] + 1) % 10
+
+    def train(*_: Any) -> None:
+        """The model stays what it is."""
+
     found = ed.ablate(start, batch, layers=1, c=0.0, train=train, noisy=batch, flipped=[0])
-    again = copy.deepcopy(start)
-    train(again, None, 0)
-    with torch.no_grad():
-        z = again(**{k: v for k, v in batch.items() if k != "labels"}).logits
-    right = z[:, -3:-1].argmax(-1) == batch["labels"][:, -2:]
-    assert 0 < right.all(1).double().mean() < right.double().mean()
-    assert found.untouched["sample_accuracy"][0] == right.all(1).double().mean()
-    assert found.untouched["accuracy"][0] == right.double().mean()
+    rows = len(said)
+    assert found.untouched["sample_accuracy"][0] == pytest.approx((rows - 1) / rows)
+    assert found.untouched["accuracy"][0] == pytest.approx((2 * rows - 1) / (2 * rows))
 
 
 def test_a_model_as_a_start_is_copied_for_every_cell() -> None:
