@@ -39,6 +39,12 @@ def test_twice_the_precision_is_met_and_costs_more_units(name: str) -> None:
     assert fine.hidden > coarse.hidden
 
 
+@pytest.mark.parametrize("name", MAPS)
+def test_a_coarse_precision_is_met_with_fewer_units(name: str) -> None:
+    units = [construct(MAPS[name], precision=p, points=2500).hidden for p in (0.4, 0.2)]
+    assert units == sorted(units)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [0.1, 0.05])
 @pytest.mark.parametrize("name", MAPS)

@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 
 SIDES = (9, 17, 33, 65, 129, 257)
 """Grid points along a variable, tried in turn."""
-SHARES = (16.0, 8.0, 4.0, 2.0, 1.0, 0.5)
+SHARES = (16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
 """Times the precision: the sum of absolute values of what is left out, and of what the knots add.
 Signs differ, so the error is usually far below these sums; the largest that verifies is kept."""
 SCREEN = 16  # a layer that fails on every 16th point need not be tried on the others
@@ -136,8 +136,10 @@ def construct(
                     parameters=layer.parameter_count,
                     nonzero=layer.nonzero_count,
                 )
-            if share <= 2 and error > 0.8 * before:
-                break  # the grid is too coarse, whatever is kept of it
+            # Terms left out and knots explain 2 * share * precision at most: an error above that,
+            # which keeping more does not lower, is the grid's.
+            if share <= 2 and 0.8 * before < error > 2 * share * precision:
+                break
             before = error
     raise SettingError(
         f"precision {precision:g} was not met: the best of {len(SIDES)} grids has error "
