@@ -33,7 +33,7 @@ def test_a_mean_of_one_seed_has_no_interval() -> None:
 def results(memorised: list[list[float]], accuracy: list[list[float]]) -> list[Result]:
     """Seeds down; across: layer 1, layer 2, then the untouched network."""
 
-    def values(mem: list[float], acc: list[float]) -> dict[str, Any]:
+    def values(seed: int, mem: list[float], acc: list[float]) -> dict[str, Any]:
         runs = {"memorization": mem, "accuracy": acc, "reached": [float(m == 1) for m in mem]}
         return {
             "removed": {
@@ -41,11 +41,15 @@ def results(memorised: list[list[float]], accuracy: list[list[float]]) -> list[R
                 "c": [0.0, 1.0],
                 "runs": {k: [[[v[0], v[2]], [v[1], v[2]]]] for k, v in runs.items()},
                 "untouched": {k: [v[2]] for k, v in runs.items()},
-            }
+            },
+            "epochs": {
+                f"{name}-seed-{seed}": {"epochs": epochs, "reached": True}
+                for name, epochs in (("untouched", 7), ("layer-01-c-0", 9), ("layer-02-c-0", 30))
+            },
         }
 
     return [
-        Result(cell={}, seed=i, values=values(m, a), seconds=0.0)
+        Result(cell={}, seed=i, values=values(i, m, a), seconds=0.0)
         for i, (m, a) in enumerate(zip(memorised, accuracy, strict=True))
     ]
 
@@ -59,6 +63,7 @@ def test_removal_is_compared_with_the_untouched_network_of_the_same_seed() -> No
     assert rows["memorisation %, layer 1 without"].measured == 100
     assert rows["memorisation %, layer 2 without"].measured == 25
     assert "0 of 3 runs" in rows["memorisation %, layer 2 without"].note
+    assert rows["epochs of training, layer 2 without"].measured == 30
     verdicts = {q.removeprefix("claim: "): r.measured for q, r in rows.items() if "claim" in q}
     same = "removing the skips of layer {} leaves memorisation as it is (within 5 points)"
     assert verdicts[same.format(1)] == "held"

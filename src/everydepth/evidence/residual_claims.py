@@ -73,6 +73,11 @@ def removal_rows(results: Sequence[Result]) -> list[Row]:
             )
             for i, layer in enumerate(layers)
         ),
+        mean_row("epochs of training, all skips", None, _epochs(results, None)),
+        *(
+            mean_row(f"epochs of training, layer {layer} without", None, _epochs(results, layer))
+            for layer in layers
+        ),
         mean_row("test accuracy %, all skips", None, acc_all, "", 100.0),
         *(
             mean_row(f"test accuracy %, layer {layer} without", "lower", acc[:, i], "", 100.0)
@@ -384,6 +389,12 @@ def _reached(results: Sequence[Result], index: int | None) -> str:
         _untouched(results, "reached") if index is None else _removed(results, "reached")[:, index]
     )
     return f"all training labels fitted in {int(flags.sum())} of {len(flags)} runs"
+
+
+def _epochs(results: Sequence[Result], layer: int | None) -> list[int]:
+    """Until all labels were fitted, or to the limit."""
+    name = "untouched" if layer is None else f"layer-{layer:02d}-c-0"
+    return [r["epochs"][f"{name}-seed-{r.seed}"]["epochs"] for r in results]
 
 
 def _norms(results: Sequence[Result], side: str) -> Floats:
