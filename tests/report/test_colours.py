@@ -6,10 +6,11 @@ import json
 import re
 from pathlib import Path
 
+from tests.report.samples import every_kind, trace_of
+
 from everydepth.report import report
 from everydepth.runs import Run
 from everydepth.tracing.figures.chart import PALETTE
-from tests.report.samples import every_kind, trace_of
 
 
 def test_a_panel_of_the_second_run_alone_has_the_second_colour(tmp_path: Path) -> None:
