@@ -126,7 +126,7 @@ def published(recipe_file: str | Path) -> dict[str, Any]:
 def over_seeds(
     quantity: str,
     published: float | int | str | None,
-    values: Sequence[float] | np.ndarray,
+    values: Sequence[float | int] | np.ndarray,
     note: str = "",
     *,
     digits: int = 4,
