@@ -31,6 +31,7 @@ from everydepth.training import (
     Training,
     UntilAccuracy,
     Warmup,
+    processes,
 )
 from everydepth.training.cost import cost_of
 from everydepth.training.progress import shown_depths
@@ -446,6 +447,29 @@ def test_trackers_get_every_metric_by_depth() -> None:
 def test_tensorboard_files_are_written_into_the_run(tmp_path: Path) -> None:
     ed.fit(net(), points(), steps=2, run=tmp_path / "run", trackers="tensorboard", **QUIET)
     assert list((tmp_path / "run").rglob("events.out.tfevents*"))
+
+
+def test_trackers_that_cannot_run_are_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(SettingError, match=r"there is no tracker 'wanbd'; choose from .*wandb"):
+        ed.fit(net(), points(), steps=1, run=run, trackers="wanbd", **QUIET)
+    monkeypatch.setattr(processes, "get_available_trackers", list)
+    with pytest.raises(SettingError, match="'wandb' is not installed; `pip install wandb`"):
+        ed.fit(net(), points(), steps=1, run=run, trackers=["wandb"], **QUIET)
+    assert not run.exists()
+
+    class Broken(GeneralTracker):
+        name = "broken"
+        requires_logging_directory = False
+        tracker = None
+
+        def start(self) -> None:
+            raise ConnectionError("no server at 10.0.0.1")
+
+    with pytest.raises(SettingError, match="a tracker did not start: no server"):
+        ed.fit(net(), points(), steps=1, trackers=[Broken()], **QUIET)
 
 
 # -- bad input -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from everydepth.training.callbacks import Callback
 from everydepth.training.loader import TrainData, loader_of
 from everydepth.training.loop import Training
 from everydepth.training.module import EveryDepth
-from everydepth.training.processes import accelerator_for
+from everydepth.training.processes import accelerator_for, start_trackers
 from everydepth.training.result import FitResult, flat
 from everydepth.training.schedules import Schedule
 from everydepth.training.scoring import Evaluator
@@ -140,7 +140,7 @@ def fit(
         training.prepare(optimizer, schedule)
         training.open_run(run, resume)
         if trackers:
-            accelerator.init_trackers("everydepth", config=flat(training.config()))
+            start_trackers(accelerator, flat(training.config()))
             stack.callback(lambda: [tracker.finish() for tracker in accelerator.trackers])
         return training.go(progress=progress)
 

@@ -13,6 +13,7 @@ from accelerate import (
     FullyShardedDataParallelPlugin,
     PartialState,
 )
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 
 from everydepth.errors import EveryDepthError, SettingError
@@ -24,6 +25,7 @@ T = TypeVar("T")
 def accelerator_for(
     net: EveryDepth, trackers: str | Sequence[Any], run: str | Path | None
 ) -> Accelerator:
+    _check_trackers([trackers] if isinstance(trackers, str) else trackers)
     # A separate head may have no part in a step, and DDP must know that beforehand.
     partial = bool(net.heads)
     accelerator = Accelerator(
@@ -46,6 +48,32 @@ def accelerator_for(
             names = {type(block.module).__name__ for block in net.stream.blocks}
             plugin.transformer_cls_names_to_wrap = sorted(names)
     return accelerator
+
+
+def _check_trackers(trackers: Sequence[Any]) -> None:
+    """accelerate trains on without a tracker that is not installed; its metrics would be lost."""
+    known = [str(name) for name in LOGGER_TYPE_TO_CLASS]
+    installed = [str(name) for name in get_available_trackers()]
+    for name in trackers:
+        if not isinstance(name, str) or name in (*installed, "all"):
+            continue
+        if name in known:
+            raise SettingError(
+                f"tracker {name!r} is not installed; `pip install {name}`, "
+                f"or use one that is: {', '.join(installed) or 'none'}"
+            )
+        raise SettingError(f"there is no tracker {name!r}; choose from {', '.join(known)}")
+
+
+def start_trackers(accelerator: Accelerator, config: dict[str, Any]) -> None:
+    """Open the trackers; what they raise is their own, so it is passed on with a next step."""
+    try:
+        accelerator.init_trackers("everydepth", config=config)
+    except Exception as error:
+        raise SettingError(
+            f"a tracker did not start: {error}. Set it up as its documentation says, or leave it "
+            "out; metrics.jsonl of the run has every figure"
+        ) from error
 
 
 def _also_on_cpu(accelerator: Accelerator) -> None:

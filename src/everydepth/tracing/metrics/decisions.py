@@ -206,8 +206,8 @@ class EffectiveDepth(BatchMetric):
             },
             labels={
                 "epsilon": "accuracy given up",
-                "relative": "depth within epsilon of the full model (blocks)",
-                "absolute": "depth of accuracy 1 - epsilon (blocks)",
+                "relative": "within epsilon of full depth (blocks)",
+                "absolute": "accuracy of 1 - epsilon (blocks)",
             },
             meta={"rows": self.rows},
         )
