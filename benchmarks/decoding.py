@@ -1,19 +1,20 @@
 """Decoding: transformers' greedy and early-exit-assisted decoding, and ours, side by side.
 
-    python benchmarks/decoding.py --model stories15M --tuned stories15M-lpa --train
-    python benchmarks/decoding.py --model stories15M --tuned stories15M-lpa
+    python benchmarks/decoding.py [--model stories15M] [--tuned runs/stories15M-lpa]
 
-`--model` is the folder of a small Llama, as published. `--train` makes `--tuned` of it: stories the
-model draws itself, then the LPA objective (the last depth's loss plus a tenth of every other's) on
-them; some minutes. Greedy text, one row and a batch of eight, one compute thread; ways alternate,
-each has its best time of several; CPU seconds are less disturbed by other programs than the clock.
-Passes of a block are counted in a run of their own.
+`--model` is the folder of a small Llama, as published (by default stories15M of EVERYDEPTH_DATA).
+`--tuned` is made of it when it is not there: stories the model draws itself, then the LPA objective
+(the last depth's loss plus a tenth of every other's) on them; a quarter of an hour. Greedy text, one
+row and a batch of eight, one compute thread; ways alternate, each has its best time of several; CPU
+seconds are less disturbed by other programs than the clock. Passes of a block are counted in a run
+of their own.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from torch.nn.functional import cross_entropy, linear
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import everydepth as ed
+from everydepth.data.catalog import ROOT_VARIABLE
 from everydepth.exits.generation import Generation
 from everydepth.exits.policies import Confidence
 
@@ -40,6 +42,7 @@ PROMPTS = (
     "Tom and his dog went to the big park.",
     "The old man had a red boat. He",
 )
+NAME = "stories15M"
 NEW, ROUNDS, BATCH = 160, 3, 8
 WANTED = {
     "prefix passes over plain decoding": 1.02,
@@ -246,12 +249,15 @@ def shown(title: str, rows: dict[str, dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, type=Path)
-    parser.add_argument("--tuned", required=True, type=Path)
-    parser.add_argument("--train", action="store_true", help="make --tuned and stop")
+    parser.add_argument(
+        "--model", type=Path, default=Path(os.environ.get(ROOT_VARIABLE, "."), NAME)
+    )
+    parser.add_argument("--tuned", type=Path, default=Path("runs", f"{NAME}-lpa"))
     parser.add_argument("--stories", type=int, default=640)
     parser.add_argument("--steps", type=int, default=150)
     options = parser.parse_args()
+    if not options.model.is_dir():
+        parser.error(f"there is no model in {options.model}; name its folder with --model")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
@@ -260,14 +266,13 @@ def main() -> None:
     def load(path: Path) -> Any:
         return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
-    if options.train:
+    if not options.tuned.is_dir():
         model = load(options.model)
         length = ed.as_stream(model).positions
         assert length is not None
         tune(model, own_stories(model, options.stories, length), steps=options.steps)
-        model.save_pretrained(options.tuned)
         tokenizer.save_pretrained(options.tuned)
-        return
+        model.save_pretrained(options.tuned)
 
     tokenizer.padding_side, tokenizer.pad_token_id = "left", 0
     single = [

@@ -49,6 +49,11 @@ def test_a_preset_trains_and_leaves_a_run_with_a_model(tmp_path: Path) -> None:
     assert len(made.results()["valid"]["accuracy"]) == 2
 
 
+def test_without_validation_it_says_why_there_are_no_figures(tmp_path: Path) -> None:
+    words = ("-m", "mlp", "-d", "digits", *SMALL, "--valid-split", "none", "-o", tmp_path / "run")
+    assert "no figures by depth: the data has no part to validate on" in run(*words).output
+
+
 def test_a_trained_run_can_be_trained_further_by_its_folder(tmp_path: Path) -> None:
     run("-m", "vit-tiny", "-d", "digits", *SMALL, "--run", tmp_path / "one")
     words = ("--steps", 1, "--max-samples", 40)

@@ -341,6 +341,12 @@ def _show(result: FitResult, depth: int, console: Console) -> None:
             values = (f"{column[index]:.4f}" for column in result.valid.values())
             table.add_row(str(index + 1), *values)
         console.print(table)
+    else:
+        console.print(
+            "no figures by depth: the data has no part to validate on (valid or test), or "
+            "--valid-split none was given; name a part, or trace the model",
+            markup=False,
+        )
     console.print(f"run: {result.path}; model: {cast(Path, result.path) / 'model'}", markup=False)
 
 
