@@ -4,7 +4,7 @@
 
 `--model` is the folder of a small Llama, as published (by default stories15M of EVERYDEPTH_DATA).
 `--tuned` is made of it when it is not there: stories the model draws itself, then the LPA objective
-(the last depth's loss plus a tenth of every other's) on them; a quarter of an hour. Greedy text, one
+(the last depth's loss plus a tenth of every other's) on them, once. Greedy text, one
 row and a batch of eight, one compute thread; ways alternate, each has its best time of several; CPU
 seconds are less disturbed by other programs than the clock. Passes of a block are counted in a run
 of their own.

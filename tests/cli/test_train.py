@@ -50,7 +50,17 @@ def test_a_preset_trains_and_leaves_a_run_with_a_model(tmp_path: Path) -> None:
 
 
 def test_without_validation_it_says_why_there_are_no_figures(tmp_path: Path) -> None:
-    words = ("-m", "mlp", "-d", "digits", *SMALL, "--valid-split", "none", "-o", tmp_path / "run")
+    words = (
+        "-m",
+        "vit-tiny",
+        "-d",
+        "digits",
+        *SMALL,
+        "--valid-split",
+        "none",
+        "-o",
+        tmp_path / "run",
+    )
     assert "no figures by depth: the data has no part to validate on" in run(*words).output
 
 
