@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy, linear
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import everydepth as ed
-from everydepth.data.catalog import ROOT_VARIABLE
+from everydepth.environment import DATA_VARIABLE
 from everydepth.exits.generation import Generation
 from everydepth.exits.policies import Confidence
 
@@ -250,7 +250,7 @@ def shown(title: str, rows: dict[str, dict[str, Any]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--model", type=Path, default=Path(os.environ.get(ROOT_VARIABLE, "."), NAME)
+        "--model", type=Path, default=Path(os.environ.get(DATA_VARIABLE, "."), NAME)
     )
     parser.add_argument("--tuned", type=Path, default=Path("runs", f"{NAME}-lpa"))
     parser.add_argument("--stories", type=int, default=640)

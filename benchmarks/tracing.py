@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from record import RESULTS, record
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 import everydepth as ed
@@ -108,10 +108,8 @@ class Tapped(nn.Module):
 
 
 def loader(count: int) -> DataLoader[Any]:
-    """What the peers take: pairs of inputs and labels."""
-    whole = [Images(count)[i] for i in range(count // BATCH)]
-    pixels, labels = (torch.cat([b[k] for b in whole]) for k in ("pixel_values", "labels"))
-    return DataLoader(TensorDataset(pixels, labels), batch_size=BATCH)
+    """The same batches as the peers take them: pairs of inputs and labels, made when asked for."""
+    return DataLoader(Images(count), batch_size=None, collate_fn=lambda b: tuple(b.values()))
 
 
 # -- what is timed -----------------------------------------------------------------------------

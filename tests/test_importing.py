@@ -28,6 +28,10 @@ def test_the_command_line_starts_without_torch() -> None:
     assert loaded("from everydepth.cli.main import build_app; build_app()") == set()
 
 
+def test_recipes_are_listed_without_torch() -> None:
+    assert loaded("from everydepth.cli.reproduce import reproduce; reproduce(show=True)") == set()
+
+
 @pytest.mark.parametrize("name", ["as_stream", "lpa", "trace", "profile", "generate", "ablate"])
 def test_a_name_is_loaded_without_transformers_or_a_drawing_library(name: str) -> None:
     assert loaded(f"import everydepth; everydepth.{name}") == {"torch"}

@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from everydepth.evidence import Cell, Preset, Recipe, Result, Row, data_folder, published
+from everydepth.evidence import (
+    Cell,
+    Preset,
+    Recipe,
+    Result,
+    Row,
+    both,
+    data_folder,
+    later,
+    published,
+)
+from everydepth.evidence.networks import QWEN2_05B
 from everydepth.evidence.verdicts import held
 
 PUBLISHED = published(__file__)
@@ -129,27 +140,12 @@ def rows(results: Sequence[Result]) -> list[Row]:
     return found
 
 
-def figure(results: Sequence[Result]) -> Any:
-    from everydepth.evidence.every_depth import depth_figure
-
-    return depth_figure(results, ("task",))
-
-
-def both(settings: Cell) -> list[Cell]:
-    return [{**settings, "objective": name} for name in ("end_to_end", "lpa")]
-
-
 def qwen2() -> Any:
     from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
     return Qwen2ForSequenceClassification(
         Qwen2Config(
-            vocab_size=151_936,
-            hidden_size=896,
-            intermediate_size=4864,
-            num_hidden_layers=24,
-            num_attention_heads=14,
-            num_key_value_heads=2,
+            **QWEN2_05B,
             tie_word_embeddings=True,
             num_labels=2,
             pad_token_id=151_643,
@@ -230,5 +226,5 @@ RECIPE = Recipe(
     },
     cell=cell,
     rows=rows,
-    figure=figure,
+    figure=later("every_depth:depth_figure", by=("task",)),
 )

@@ -14,10 +14,13 @@ from everydepth.evidence import (
     Recipe,
     Result,
     Row,
+    both,
     data_folder,
+    later,
     over_seeds,
     published,
 )
+from everydepth.evidence.networks import QWEN2_05B
 from everydepth.evidence.verdicts import held
 
 PUBLISHED = published(__file__)
@@ -152,27 +155,12 @@ def rows(results: Sequence[Result]) -> list[Row]:
     return found
 
 
-def figure(results: Sequence[Result]) -> Any:
-    from everydepth.evidence.every_depth import depth_figure
-
-    return depth_figure(results, ("data",), "perplexity", log=True)
-
-
-def both(settings: Cell) -> list[Cell]:
-    return [{**settings, "objective": name} for name in ("end_to_end", "lpa")]
-
-
 def qwen2() -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     return Qwen2ForCausalLM(
         Qwen2Config(
-            vocab_size=151_936,
-            hidden_size=896,
-            intermediate_size=4864,
-            num_hidden_layers=24,
-            num_attention_heads=14,
-            num_key_value_heads=2,
+            **QWEN2_05B,
             tie_word_embeddings=True,
         )
     )
@@ -245,5 +233,5 @@ RECIPE = Recipe(
     },
     cell=cell,
     rows=rows,
-    figure=figure,
+    figure=later("every_depth:depth_figure", by=("data",), metric="perplexity", log=True),
 )

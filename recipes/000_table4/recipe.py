@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from everydepth.evidence import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth.evidence import (
+    Cell,
+    Preset,
+    Recipe,
+    Result,
+    Row,
+    both,
+    later,
+    over_seeds,
+    published,
+)
 from everydepth.evidence.verdicts import where
 
 PUBLISHED = published(__file__)
@@ -34,11 +44,9 @@ def build(settings: Cell) -> Any:
 
 
 def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
-    from everydepth.evidence.every_depth import images, seeded, trained
+    from everydepth.evidence.every_depth import trained_on_images
 
-    train, test = images(settings)
-    seeded(seed)
-    return trained(build(settings), settings, seed, folder, train, test)
+    return trained_on_images(build, settings, seed, folder)
 
 
 def rows(results: Sequence[Result]) -> list[Row]:
@@ -62,16 +70,6 @@ def rows(results: Sequence[Result]) -> list[Row]:
         found.append(over_seeds(f"{model}, LPA - E2E, accuracy, last layer", shown, gain))
         found += worst_fall(results, model, model=model)
     return found
-
-
-def figure(results: Sequence[Result]) -> Any:
-    from everydepth.evidence.every_depth import depth_figure
-
-    return depth_figure(results, ("model", "data"))
-
-
-def both(settings: Cell) -> list[Cell]:
-    return [{**settings, "objective": name} for name in ("end_to_end", "lpa")]
 
 
 SMALL = {"model": "narrow ViT-12", "depth": 12, "batch": 64, "lr": 1e-3, "clip": 1.0}
@@ -144,5 +142,5 @@ RECIPE = Recipe(
     },
     cell=cell,
     rows=rows,
-    figure=figure,
+    figure=later("every_depth:depth_figure", by=("model", "data")),
 )

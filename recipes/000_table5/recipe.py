@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from everydepth.evidence import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth.evidence import (
+    Cell,
+    Preset,
+    Recipe,
+    Result,
+    Row,
+    both,
+    later,
+    over_seeds,
+    published,
+)
 from everydepth.evidence.verdicts import where
 
 PUBLISHED = published(__file__)
@@ -53,11 +63,9 @@ def unloaded(name: str) -> Any:
 
 
 def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
-    from everydepth.evidence.every_depth import images, seeded, trained
+    from everydepth.evidence.every_depth import trained_on_images
 
-    train, test = images(settings)
-    seeded(seed)
-    return trained(build(settings), settings, seed, folder, train, test)
+    return trained_on_images(build, settings, seed, folder)
 
 
 def rows(results: Sequence[Result]) -> list[Row]:
@@ -80,16 +88,6 @@ def rows(results: Sequence[Result]) -> list[Row]:
         found.append(over_seeds(f"{model}, LPA - E2E, accuracy, last block", shown, gain))
         found += worst_fall(results, model, model=model)
     return found
-
-
-def figure(results: Sequence[Result]) -> Any:
-    from everydepth.evidence.every_depth import depth_figure
-
-    return depth_figure(results, ("model", "data"))
-
-
-def both(settings: Cell) -> list[Cell]:
-    return [{**settings, "objective": name} for name in ("end_to_end", "lpa")]
 
 
 TUNE = {"optimizer": "sgd", "lr": 0.02, "batch": 32, "warmup": 0.1}
@@ -158,5 +156,5 @@ RECIPE = Recipe(
     },
     cell=cell,
     rows=rows,
-    figure=figure,
+    figure=later("every_depth:depth_figure", by=("model", "data")),
 )

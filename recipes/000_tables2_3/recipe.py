@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everydepth.evidence import Cell, Preset, Recipe, Result, Row, published
+from everydepth.evidence import (
+    Cell,
+    Preset,
+    Recipe,
+    Result,
+    Row,
+    both,
+    later,
+    published,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,11 +84,9 @@ def build(settings: Cell) -> nn.Module:
 
 
 def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
-    from everydepth.evidence.every_depth import images, seeded, trained
+    from everydepth.evidence.every_depth import trained_on_images
 
-    train, test = images(settings)
-    seeded(seed)
-    return trained(build(settings), settings, seed, folder, train, test)
+    return trained_on_images(build, settings, seed, folder)
 
 
 def rows(results: Sequence[Result]) -> list[Row]:
@@ -92,16 +99,6 @@ def rows(results: Sequence[Result]) -> list[Row]:
         found += depth_rows(results, f"{model}, {short}", printed, model=model, data=data)
         found += worst_fall(results, f"{model}, {short}", model=model, data=data)
     return found
-
-
-def figure(results: Sequence[Result]) -> Any:
-    from everydepth.evidence.every_depth import depth_figure
-
-    return depth_figure(results, ("model", "data"))
-
-
-def both(settings: Cell) -> list[Cell]:
-    return [{**settings, "objective": name} for name in ("end_to_end", "lpa")]
 
 
 VIT = {"model": "small vit", "depth": 6, "batch": 64, "lr": 2e-3, "clip": 1.0}
@@ -170,5 +167,5 @@ RECIPE = Recipe(
     },
     cell=cell,
     rows=rows,
-    figure=figure,
+    figure=later("every_depth:depth_figure", by=("model", "data")),
 )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from everydepth.evidence import Cell, Preset, Recipe, Result, Row, published
+from everydepth.evidence import (
+    Preset,
+    Recipe,
+    Result,
+    Row,
+    later,
+    published,
+)
+from everydepth.evidence.networks import SMOLLM2_135M
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,40 +84,21 @@ def built(name: str) -> nn.Module:
     if name == "TweetTopic-GPT2-Small":
         return hf.GPT2LMHeadModel(hf.GPT2Config())
     config = hf.LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
+        **SMOLLM2_135M,
         tie_word_embeddings=True,
     )
     return hf.LlamaForCausalLM(config)
-
-
-def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
-    from everydepth.evidence import label_noise
-
-    return label_noise.cell(settings, seed, folder)
 
 
 def rows(results: Sequence[Result]) -> Sequence[Row]:
     from everydepth.evidence import residual_claims as claims
 
     found: list[Row] = []
-    for name in dict.fromkeys(r.cell["name"] for r in results):
-        own = [r for r in results if r.cell["name"] == name]
+    for _, own in claims.named(results):
         found += claims.removal_rows(own)
         if "scales" in own[0].cell:
             found += claims.scale_rows(own)
     return found
-
-
-def figure(results: Sequence[Result]) -> Any:
-    from everydepth.evidence import residual_claims
-
-    first = results[0].cell["name"]
-    return residual_claims.figure([r for r in results if r.cell["name"] == first])
 
 
 RECIPE = Recipe(
@@ -131,9 +119,9 @@ RECIPE = Recipe(
             launch="accelerate launch -m everydepth reproduce 004_generative --preset paper",
         ),
     },
-    cell=cell,
+    cell=later("label_noise:cell"),
     rows=rows,
-    figure=figure,
+    figure=later("residual_claims:figure"),
     about=(
         "Small: stories260K, a pretrained Llama of 5 blocks; the loss is on the label's tokens "
         "alone; first trained on 1,000 clean texts, then on 160 others of which 10 % name a wrong "

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from everydepth.evidence import Cell, Preset, Recipe, Result, Row, published
+from everydepth.evidence import (
+    Cell,
+    Preset,
+    Recipe,
+    Result,
+    Row,
+    later,
+    published,
+)
+from everydepth.evidence.networks import SMOLLM2_135M
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,20 +81,9 @@ def built(name: str) -> nn.Module:
     if name == "UTK-Face-DeiT":
         return hf.DeiTForImageClassification(hf.DeiTConfig())
     config = hf.LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
+        **SMOLLM2_135M,
     )
     return hf.LlamaForSequenceClassification(config)
-
-
-def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
-    from everydepth.evidence import label_noise
-
-    return label_noise.cell(settings, seed, folder)
 
 
 def rows(results: Sequence[Result]) -> Sequence[Row]:
@@ -100,15 +97,6 @@ def rows(results: Sequence[Result]) -> Sequence[Row]:
         for row in claims.removal_rows(own):
             found.append(replace(row, quantity=f"{noise:.0%} noise: {row.quantity}"))
     return found
-
-
-def figure(results: Sequence[Result]) -> Any:
-    from everydepth.evidence import residual_claims
-
-    most = max(r.cell["noise"] for r in results)
-    first = results[0].cell["name"]
-    own = [r for r in results if (r.cell["name"], r.cell["noise"]) == (first, most)]
-    return residual_claims.figure(own)
 
 
 RECIPE = Recipe(
@@ -127,9 +115,9 @@ RECIPE = Recipe(
             launch="accelerate launch -m everydepth reproduce 004_noise --preset paper",
         ),
     },
-    cell=cell,
+    cell=later("label_noise:cell"),
     rows=rows,
-    figure=figure,
+    figure=later("residual_claims:figure"),
     about=(
         "Small: a ViT of 4 blocks on 200 of scikit-learn's digits, first trained on 400 clean "
         "others; the skips of layer 1 and of layer 4 are removed; at most 60 epochs. 1 % of 200 "

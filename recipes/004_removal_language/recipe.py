@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from everydepth.evidence import Cell, Preset, Recipe, Result, Row, published
+from everydepth.evidence import (
+    Preset,
+    Recipe,
+    Result,
+    Row,
+    later,
+    published,
+)
+from everydepth.evidence.networks import QWEN2_05B, SMOLLM2_135M
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,49 +101,26 @@ def built(name: str) -> nn.Module:
         return hf.GPT2ForSequenceClassification(medium)
     if name == "TweetTopic-Smol-LM":
         config = hf.LlamaConfig(
-            vocab_size=49152,
-            hidden_size=576,
-            intermediate_size=1536,
-            num_hidden_layers=30,
-            num_attention_heads=9,
-            num_key_value_heads=3,
+            **SMOLLM2_135M,
         )
         return hf.LlamaForSequenceClassification(config)
     if name == "TweetTopic-Qwen2":
         config = hf.Qwen2Config(
-            hidden_size=896,
-            intermediate_size=4864,
-            num_hidden_layers=24,
-            num_attention_heads=14,
-            num_key_value_heads=2,
+            **QWEN2_05B,
         )
         return hf.Qwen2ForSequenceClassification(config)
     return hf.GPT2ForSequenceClassification(hf.GPT2Config())
-
-
-def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
-    from everydepth.evidence import label_noise
-
-    return label_noise.cell(settings, seed, folder)
 
 
 def rows(results: Sequence[Result]) -> Sequence[Row]:
     from everydepth.evidence import residual_claims as claims
 
     found: list[Row] = []
-    for name in dict.fromkeys(r.cell["name"] for r in results):
-        own = [r for r in results if r.cell["name"] == name]
+    for name, own in claims.named(results):
         found += claims.removal_rows(own)
         found += claims.study_rows(own, PUBLISHED["query_std"].get(name))
         found += claims.scale_rows(own)
     return found
-
-
-def figure(results: Sequence[Result]) -> Any:
-    from everydepth.evidence import residual_claims
-
-    first = results[0].cell["name"]
-    return residual_claims.figure([r for r in results if r.cell["name"] == first])
 
 
 RECIPE = Recipe(
@@ -155,9 +139,9 @@ RECIPE = Recipe(
             launch="accelerate launch -m everydepth reproduce 004_removal_language --preset paper",
         ),
     },
-    cell=cell,
+    cell=later("label_noise:cell"),
     rows=rows,
-    figure=figure,
+    figure=later("residual_claims:figure"),
     about=(
         "Small: a GPT-2 of 4 blocks whose tokens are words, first trained on 1,200 clean texts, "
         "then on 240 others of which 5 % have a wrong label, until all training labels are fitted "

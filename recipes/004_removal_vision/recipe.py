@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from everydepth.evidence import Cell, Preset, Recipe, Result, Row, published
+from everydepth.evidence import (
+    Preset,
+    Recipe,
+    Result,
+    Row,
+    later,
+    published,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,29 +94,15 @@ def built(name: str) -> nn.Module:
     return hf.ViTForImageClassification(hf.ViTConfig())
 
 
-def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
-    from everydepth.evidence import label_noise
-
-    return label_noise.cell(settings, seed, folder)
-
-
 def rows(results: Sequence[Result]) -> Sequence[Row]:
     from everydepth.evidence import residual_claims as claims
 
     found: list[Row] = []
-    for name in dict.fromkeys(r.cell["name"] for r in results):
-        own = [r for r in results if r.cell["name"] == name]
+    for name, own in claims.named(results):
         found += claims.removal_rows(own)
         found += claims.study_rows(own, PUBLISHED["query_std"].get(name))
         found += claims.epoch_rows(own)
     return found
-
-
-def figure(results: Sequence[Result]) -> Any:
-    from everydepth.evidence import residual_claims
-
-    first = results[0].cell["name"]
-    return residual_claims.figure([r for r in results if r.cell["name"] == first])
 
 
 RECIPE = Recipe(
@@ -129,9 +121,9 @@ RECIPE = Recipe(
             launch="accelerate launch -m everydepth reproduce 004_removal_vision --preset paper",
         ),
     },
-    cell=cell,
+    cell=later("label_noise:cell"),
     rows=rows,
-    figure=figure,
+    figure=later("residual_claims:figure"),
     about=(
         "Small: a ViT of 4 blocks, first trained on 2,000 clean images, then, as the paper does "
         "with its pretrained networks, on 240 others of which 5 % have a wrong label, until all "

@@ -24,6 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 DISTRIBUTION = "everydepth"
+DATA_VARIABLE = "EVERYDEPTH_DATA"
+"""Names the folder that holds data sets by name."""
 REPORTED_PACKAGES = (DISTRIBUTION, "torch", "transformers", "accelerate", "numpy")
 
 

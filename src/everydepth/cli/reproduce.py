@@ -51,7 +51,6 @@ def reproduce(
 
     from everydepth.evidence import dry_run, find_recipe, find_recipes
     from everydepth.evidence import reproduce as run
-    from everydepth.evidence.docs import write_docs
     from everydepth.evidence.render import listing, terminal_table
     from everydepth.evidence.running import is_main
 
@@ -60,6 +59,8 @@ def reproduce(
         console.print(listing(find_recipes(recipes)))
         return
     if docs is not None:
+        from everydepth.evidence.docs import write_docs
+
         typer.echo(f"wrote {write_docs(docs, recipes)}")
         return
     if name is None:

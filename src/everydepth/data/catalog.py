@@ -17,9 +17,9 @@ from everydepth.data.reading import find_file, listing, pick_split, unpacked_nam
 from everydepth.data.sets import Corpus, Data, Images, Points, Table, Texts
 from everydepth.data.surfaces import SURFACES, surface_data
 from everydepth.data.tables import TABLE_SUFFIXES, load_columns, load_table, load_text
+from everydepth.environment import DATA_VARIABLE
 from everydepth.errors import DataError
 
-ROOT_VARIABLE = "EVERYDEPTH_DATA"
 FILE_SUFFIXES = (*TABLE_SUFFIXES, ".txt")
 
 Reader = Callable[..., Data]
@@ -218,17 +218,17 @@ def _load(
 
 
 def _folder(name: str, root: str | Path | None) -> Path:
-    chosen = root or os.environ.get(ROOT_VARIABLE)
+    chosen = root or os.environ.get(DATA_VARIABLE)
     if not chosen:
         raise DataError(
             f"{name!r} is kept in a folder, but no folder of data sets is set; give root= or set "
-            f"{ROOT_VARIABLE} to the folder that holds {name}/"
+            f"{DATA_VARIABLE} to the folder that holds {name}/"
         )
     folder = Path(chosen) / name
     if not folder.is_dir():
         raise DataError(
             f"no folder {name} in {chosen}, which holds {listing(Path(chosen))}; put it there, or "
-            f"point root= or {ROOT_VARIABLE} to the folder that holds it"
+            f"point root= or {DATA_VARIABLE} to the folder that holds it"
         )
     return folder
 

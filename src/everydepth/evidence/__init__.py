@@ -1,7 +1,17 @@
 """Evidence: every published result as a recipe that runs, printed figures beside measured ones."""
 
 from everydepth.evidence.discover import find_recipe, find_recipes
-from everydepth.evidence.recipe import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth.evidence.recipe import (
+    Cell,
+    Preset,
+    Recipe,
+    Result,
+    Row,
+    both,
+    later,
+    over_seeds,
+    published,
+)
 from everydepth.evidence.running import Reproduction, data_folder, dry_run, reproduce
 
 __all__ = [
@@ -11,10 +21,12 @@ __all__ = [
     "Reproduction",
     "Result",
     "Row",
+    "both",
     "data_folder",
     "dry_run",
     "find_recipe",
     "find_recipes",
+    "later",
     "over_seeds",
     "published",
     "reproduce",

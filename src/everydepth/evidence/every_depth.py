@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,15 @@ def trained(
         progress=False,
     )
     return {"steps": done.steps, **{name: numbers(values) for name, values in done.valid.items()}}
+
+
+def trained_on_images(
+    build: Callable[[Cell], nn.Module], settings: Cell, seed: int, folder: Path
+) -> dict[str, Any]:
+    """A cell: the data named in the settings, the network built after the seed is set."""
+    train, test = images(settings)
+    seeded(seed)
+    return trained(build(settings), settings, seed, folder, train, test)
 
 
 def pairs(results: Sequence[Result], **settings: Any) -> list[tuple[Result, Result]]:

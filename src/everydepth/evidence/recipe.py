@@ -6,8 +6,8 @@ A recipe is a folder `recipes/<paper>_<what>/` with
     published.json      the printed figures by name, with their "source"
     results/small.json  what was measured; written by `everydepth reproduce NAME --record`
 
-Import torch and the rest of the package inside the functions: `reproduce --list` then answers at
-once.
+Import torch and the rest of the package inside the functions, or name them with `later`:
+`reproduce --list` then answers at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,24 @@ class Recipe:
                 f"the recipe {self.name} has no preset {name!r}; use {', '.join(self.presets)}"
             )
         return self.presets[name]
+
+
+def later(function: str, **settings: Any) -> Callable[..., Any]:
+    """A function of `everydepth.evidence` that is imported when called: `later("surfaces:cell")`.
+
+    settings: its keyword arguments.
+    """
+    module, _, name = function.partition(":")
+
+    def call(*args: Any) -> Any:
+        return getattr(import_module(f"everydepth.evidence.{module}"), name)(*args, **settings)
+
+    return call
+
+
+def both(settings: Cell) -> list[Cell]:
+    """The same cell trained end-to-end and with LPA."""
+    return [{**settings, "objective": name} for name in ("end_to_end", "lpa")]
 
 
 def published(recipe_file: str | Path) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from rich.table import Table
 
 from everydepth.evidence.recipe import PRESETS, Recipe, Row
 from everydepth.evidence.running import Reproduction
-from everydepth.report.markup import folded, text
-from everydepth.report.markup import table as html_table
 
 HEAD = ("quantity", "published", "measured", "spread", "note")
 
@@ -55,6 +53,9 @@ def listing(recipes: Mapping[str, Recipe]) -> Table:
 
 def html_page(found: Reproduction, figure: Any = None) -> str:
     """One page that needs no network and runs no script."""
+    from everydepth.report.markup import folded, text
+    from everydepth.report.markup import table as html_table
+
     picture = ""
     if figure is not None:
         file = io.BytesIO()

@@ -317,10 +317,22 @@ def _margin_lost(plain: Sequence[Any], without: Sequence[Any]) -> float:
     return float(np.mean([a["learning_margin"] - b["learning_margin"] for a, b in pairs]))
 
 
+def named(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    """The results of each network by its name."""
+    names = dict.fromkeys(str(r.cell["name"]) for r in results)
+    return [(name, [r for r in results if r.cell["name"] == name]) for name in names]
+
+
 def figure(results: Sequence[Result]) -> Any:
-    """Memorisation and accuracy per removed layer; gradients; bound; margin and accuracy."""
+    """Memorisation and accuracy per removed layer; gradients; bound; margin and accuracy.
+
+    Of the first network, with the most wrong labels.
+    """
     from matplotlib.figure import Figure
 
+    results = named(results)[0][1]
+    most = max(r.cell["noise"] for r in results)
+    results = [r for r in results if r.cell["noise"] == most]
     studied = "study" in results[0].values
     page = Figure(figsize=(12, 3.4) if studied else (6, 3.4), layout="constrained")
     axes = np.atleast_1d(page.subplots(1, 4 if studied else 2))

@@ -10,12 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from everydepth.data.catalog import ROOT_VARIABLE
-from everydepth.environment import machine
+from everydepth.environment import DATA_VARIABLE, machine
 from everydepth.errors import DataError, SettingError
 from everydepth.evidence.recipe import Cell, Preset, Recipe, Result, Row
-from everydepth.growth.sweeping import cell_key, sweep
-from everydepth.runs import Run
 
 BUNDLED = ("digits", "surface", "synthetic")
 
@@ -79,6 +76,9 @@ def reproduce(
     out: a run directory in which every finished cell is a file. The same call again, also after
     kill -9, does the rest and repeats nothing; without it nothing is written.
     """
+    from everydepth.growth.sweeping import cell_key
+    from everydepth.runs import Run
+
     chosen = recipe.preset(preset)
     cells = _cells(recipe, chosen, seeds)
     check_needs(recipe, preset)
@@ -124,6 +124,8 @@ def dry_run(
     """What a preset would do: cells, sizes of models (built without memory), data, how to start."""
     import torch
 
+    from everydepth.growth.sweeping import sweep
+
     chosen = recipe.preset(preset)
     cells = _cells(recipe, chosen, seeds)
     found = sweep(cells, lambda **_: {}, out=out, dry_run=True)
@@ -150,7 +152,7 @@ def data_folder(name: str) -> Path:
     why = _missing(name)
     if why is not None:
         raise DataError(why)
-    return Path(os.environ[ROOT_VARIABLE]) / name
+    return Path(os.environ[DATA_VARIABLE]) / name
 
 
 def check_needs(recipe: Recipe, preset: str) -> None:
@@ -197,6 +199,8 @@ def _cells(recipe: Recipe, preset: Preset, seeds: int | None) -> list[Cell]:
 def _work(recipe: Recipe, cell: Cell, out: Path | None) -> dict[str, Any]:
     import tempfile
 
+    from everydepth.growth.sweeping import cell_key
+
     settings = {k: v for k, v in cell.items() if k not in ("recipe", "seed")}
     start = time.perf_counter()
     if out is None:
@@ -217,6 +221,9 @@ def _swept(
 ) -> dict[str, dict[str, Any]]:
     """Results by key. Under `accelerate launch` every process works on the same cell, and the main
     one alone writes."""
+    from everydepth.growth.sweeping import sweep
+    from everydepth.runs import Run
+
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or folder is None:
         return sweep(cells, work, out=folder, progress=progress).results
     from accelerate import PartialState
@@ -252,15 +259,15 @@ def _missing(need: str) -> str | None:
         if find_spec("datasets") is None:
             return f"{need} comes from the Hugging Face hub; pip install 'everydepth[data]'"
         return None  # the cache or the network decides, and `load` says so
-    root = os.environ.get(ROOT_VARIABLE)
+    root = os.environ.get(DATA_VARIABLE)
     if not root:
         return (
-            f"it needs {need}, kept in a folder of that name; set {ROOT_VARIABLE} to the folder "
+            f"it needs {need}, kept in a folder of that name; set {DATA_VARIABLE} to the folder "
             f"that holds {need}/ (docs/results.md says where each comes from)"
         )
     if not (Path(root) / need).is_dir():
         return (
-            f"it needs {need}, but there is no folder {need} in {root} ({ROOT_VARIABLE}); put it "
+            f"it needs {need}, but there is no folder {need} in {root} ({DATA_VARIABLE}); put it "
             "there (docs/results.md says where each comes from)"
         )
     return None
