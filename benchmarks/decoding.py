@@ -254,7 +254,7 @@ def main() -> None:
     )
     parser.add_argument("--tuned", type=Path, default=Path("runs", f"{NAME}-lpa"))
     parser.add_argument("--stories", type=int, default=640)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
     if not options.model.is_dir():
         parser.error(f"there is no model in {options.model}; name its folder with --model")

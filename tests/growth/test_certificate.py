@@ -54,6 +54,9 @@ def test_every_arm_of_a_comparison_gets_the_same_compute(tmp_path: Path) -> None
     assert grown.flops[0] > 0
     assert found.ratios("longer") == [1.0]
     assert len(found.table().rows) == 7
+    (axes,) = found.plot().axes
+    drawn = {line.get_label(): line.get_ydata()[-1] for line in axes.lines}
+    assert drawn == pytest.approx({row["arm"]: row["loss"] for row in found.summary()})
     assert min(grown.loss) < mean_loss(model, valid)
     saved = Run.open(tmp_path / "run").results()["growth_comparison"]
     assert saved == json.loads(json.dumps(found.to_json()))

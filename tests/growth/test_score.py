@@ -176,6 +176,9 @@ def test_a_score_prints_and_becomes_json() -> None:
     assert "ResidualMLP: deepen here" in str(found)
     assert len(found.table().rows) == 3
     assert found.to_json()["sites"][0]["after"] == 0
+    left, right = found.plot().axes
+    assert [bar.get_height() for bar in left.patches] == [site.z for site in found.sites]
+    assert right.get_xlabel() == "a new block after depth"
 
 
 def test_a_loss_of_your_own_gives_one_number_a_row() -> None:

@@ -128,6 +128,25 @@ class Comparison:
             table.add_row(row["arm"], f"{row['loss']:.4g}", interval, gap, ratios)
         return table
 
+    def plot(self) -> Any:
+        """A figure: held-out loss against FLOPs, mean over seeds, the band from least to most."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.subplots()
+        for place, name in enumerate(dict.fromkeys(arm.name for arm in self.arms)):
+            mine = [arm for arm in self.arms if arm.name == name]
+            # Seeds may stop at different points: the common ones are drawn.
+            count = min(len(arm.loss) for arm in mine)
+            flops = np.mean([arm.flops[:count] for arm in mine], 0)
+            loss = np.array([arm.loss[:count] for arm in mine])
+            style = "--" if name == "longer" else "-"
+            axes.plot(flops, loss.mean(0), style, marker="o", markersize=3, label=name)
+            axes.fill_between(flops, loss.min(0), loss.max(0), alpha=0.15, color=f"C{place}")
+        axes.set(xlabel="FLOPs spent, scoring included", ylabel="held-out loss")
+        axes.legend()
+        return figure
+
     def to_json(self) -> dict[str, Any]:
         summary = [
             {**row, "flops_to_equal_loss": [_finite(r) for r in row["flops_to_equal_loss"]]}

@@ -158,6 +158,25 @@ class Score:
             )
         return table
 
+    def plot(self) -> Any:
+        """A figure: z, and the gain with its interval, of every site; filled where it deepens."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 3.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        after = [site.after for site in self.sites]
+        bars = left.bar(after, [site.z for site in self.sites], color="#0072B2")
+        for bar, site in zip(bars, self.sites, strict=True):
+            bar.set_alpha(1.0 if site.verdict == DEEPEN else 0.35)
+        gain = np.array([(site.low, site.gain, site.high) for site in self.sites]).T
+        spread = np.abs(gain[[0, 2]] - gain[1])
+        right.errorbar(after, gain[1], spread, fmt="o", capsize=3, color="#0072B2")
+        for axes, label in ((left, "z of the gradient"), (right, "gain per unit step, 95 %")):
+            axes.axhline(0, color="grey", linewidth=0.8)
+            axes.set(xlabel="a new block after depth", ylabel=label, xticks=after)
+        figure.suptitle(f"{self.model}: {self.verdict}", fontsize=10)
+        return figure
+
     def __str__(self) -> str:
         lines = [f"{self.model}: {self.verdict}"]
         lines += [

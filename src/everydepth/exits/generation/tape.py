@@ -39,7 +39,7 @@ class Tape:
         # that block l + 1 has not seen.
         self._seen = [0] * (top + 1)
         self._waiting: list[list[Tensor]] = [[] for _ in range(top + 1)]
-        self._cursor: tuple[tuple[int, int, int], Cursor] | None = None
+        self._cursor: tuple[tuple[int, int], Cursor] | None = None
         self.passes = [0] * top
         """Token-passes of each block: rows x tokens, padding left out."""
         self.compactions = 0
@@ -80,7 +80,7 @@ class Tape:
             first, last = self._seen[depth], self._seen[depth - 1]
             if first == last:
                 continue
-            cursor = self._started(first, last, to)
+            cursor = self._started(first, last)
             if depth > 1:
                 states = self._waiting[depth - 1]
                 h = states[0] if len(states) == 1 else torch.cat(states, 1)
@@ -129,20 +129,21 @@ class Tape:
 
     # -- how blocks are called --------------------------------------------------------------------
 
-    def _started(self, at: int, end: int, to: int) -> Cursor:
-        """How blocks 1..to are called for these slots."""
+    def _started(self, at: int, end: int) -> Cursor:
+        """How the blocks are called for these slots; all of them, because those above the depth
+        asked for often follow with the same slots."""
         self.cache.at = at
-        if self._cursor is not None and self._cursor[0] == (at, end, to):
+        if self._cursor is not None and self._cursor[0] == (at, end):
             return self._cursor[1]
         batch = {
             "input_ids": self._tokens[:, at:end],
             "position_ids": self._positions[:, at:end],
             "attention_mask": self._mask(at, end),
         }
-        cursor = self.stream.start(batch, cache=self.cache, to=to)
+        cursor = self.stream.start(batch, cache=self.cache, to=self.top)
         cursor = self._windowed(cursor, at, end)
         self._dtype = cursor.h.dtype
-        self._cursor = ((at, end, to), cursor)
+        self._cursor = ((at, end), cursor)
         return cursor
 
     def _mask(self, at: int, end: int) -> Tensor | None:
