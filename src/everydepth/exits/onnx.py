@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from everydepth.exits.measure import checkpoint_bytes
 from everydepth.exits.policies import NEVER, Memory, Policy
 from everydepth.exits.reading import exit_logits
 from everydepth.stream import ResidualStream, unwrapped
+from everydepth.stream.taps import hooked, replaced_forward
 
 # One protobuf holds at most 2 GB; larger weights go into a file beside the graph.
 _ONE_FILE = 1_500_000_000
@@ -39,7 +40,11 @@ def write(
     names = list(batch)
     module = _Fixed(stream, names) if exits is None else _Exits(stream, names, exits, batch)
     outputs = ["logits"] if exits is None else ["logits", "depth"]
-    with _quiet():
+    # Branches of one graph see states of several shapes; dynamo would make those sizes unknowns.
+    dynamo: Any = import_module("torch._dynamo.config")
+    static = dynamo.patch(automatic_dynamic_shapes=False)
+    constants = nullcontext() if exits is None else _as_constants(stream, batch)
+    with _quiet(), static, constants:
         program: Any = torch.onnx.export(
             module.eval(),
             tuple(batch.values()),
@@ -146,8 +151,40 @@ class _Exits(nn.Module):
         first, *others = self._groups
         full = run(*first)(*state, *Memory())
         for ends in others:
-            full = torch.cond(full[3].all(), keep(*ends), run(*ends), full)
+            finished, ways = full[3].all(), (keep(*ends), run(*ends))
+            if torch.compiler.is_exporting():
+                full = torch.cond(finished, *ways, full)
+            else:  # what the graph is compared with
+                full = ways[0 if finished else 1](*full)
         return full[1], full[2]
+
+
+@contextmanager
+def _as_constants(
+    stream: ResidualStream, example: Mapping[str, Any]
+) -> Generator[None, None, None]:
+    """Let modules inside blocks that are given no tensor, such as tables of relative positions,
+    give what they give on the batch: a tensor made inside a branch cannot be exported."""
+    found: dict[nn.Module, Tensor] = {}
+
+    def note(module: nn.Module, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        given = any(isinstance(value, Tensor) for value in (*args, *kwargs.values()))
+        if isinstance(out, Tensor) and not given:
+            found[module] = out
+
+    inner = (module for block in stream.blocks for module in block.module.modules())
+    with hooked(*(module.register_forward_hook(note, with_kwargs=True) for module in inner)):
+        stream.observe(batch)
+    with ExitStack() as stack:
+        for module, value in found.items():
+            module.register_buffer("_constant", value, persistent=False)
+            stack.callback(delattr, module, "_constant")
+            stack.enter_context(replaced_forward(module, _constant_of(module)))
+        yield
+
+
+def _constant_of(module: nn.Module) -> Callable[..., Tensor]:
+    return lambda *_, **__: cast(Tensor, module._constant)
 
 
 def _dynamic(name: str, value: Tensor) -> dict[int, Any]:
