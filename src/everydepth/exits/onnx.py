@@ -164,7 +164,7 @@ def _as_constants(
     stream: ResidualStream, example: Mapping[str, Any]
 ) -> Generator[None, None, None]:
     """Let modules inside blocks that are given no tensor, such as tables of relative positions,
-    give what they give on the batch: a tensor made inside a branch cannot be exported."""
+    give what they give on the example: a tensor made inside a branch cannot be exported."""
     found: dict[nn.Module, Tensor] = {}
 
     def note(module: nn.Module, args: Any, kwargs: dict[str, Any], out: Any) -> None:
@@ -174,7 +174,7 @@ def _as_constants(
 
     inner = (module for block in stream.blocks for module in block.module.modules())
     with hooked(*(module.register_forward_hook(note, with_kwargs=True) for module in inner)):
-        stream.observe(batch)
+        stream.observe(example)
     with ExitStack() as stack:
         for module, value in found.items():
             module.register_buffer("_constant", value, persistent=False)
