@@ -128,8 +128,9 @@ RECIPE = Recipe(
         "Small: a ViT of 6 blocks and width 48 (16 patches) and a ResNet-14 of widths 8, 16, 32 on "
         "14x14 images, 900 steps of 64 images, set beside the paper's ViT-12 and ResNet-18. The "
         "paper's learning rates are lost; AdamW 0.001 (ViT; 0.002 small) and SGD 0.1 (ResNet) are "
-        "ours. It says 300 epochs for all in App. I and 50 for ResNets in Sec. 5.2; the latter is used. "
-        "Published figures are accuracies of the last layer; those of depths below are only drawn."
+        "ours. It says 300 epochs for all in App. I and 50 for ResNets in Sec. 5.2; the latter is "
+        "used. Published figures are accuracies of the last layer; those of depths below are only "
+        "drawn."
     ),
     presets={
         "smoke": Preset(
