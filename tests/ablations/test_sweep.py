@@ -258,6 +258,7 @@ def test_a_model_as_a_start_is_copied_for_every_cell() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_ray_gives_the_same_cells(tmp_path: Path) -> None:
     import ray
 
