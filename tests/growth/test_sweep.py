@@ -122,7 +122,6 @@ def test_bad_grids_and_results_are_explained(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.timeout(600)
 @pytest.mark.timeout(900)
 def test_cells_run_on_ray_as_they_do_here(tmp_path: Path) -> None:
     found = sweep(GRID, run, out=tmp_path / "s", engine="ray", progress=False)
