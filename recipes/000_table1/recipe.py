@@ -153,7 +153,7 @@ def few(lr: float) -> Cell:
 FULL = Preset(
     cells=({"epochs": 300, "points": 10_000, **HOW}, few(1e-3), few(1e-2)),
     seeds=5,
-    cost="15 min, 1 core",
+    cost="25 min, 1 core",
     memory_gib=0.5,
 )
 RECIPE = Recipe(
