@@ -152,4 +152,4 @@ def test_the_memory_of_the_products_is_known_beforehand() -> None:
     for products, sizes in ((within, ([5, 5, 7],)), (between, ([5, 6], [3]))):
         held = sum(t.nbytes for row in products._products for t in row)
         assert CrossProducts.bytes_needed(*sizes) == held
-    assert cka_module.Cka.memory == 2**30
+    assert cka_module.Cka.memory == 2**29

@@ -63,7 +63,7 @@ class FeatureMetric(Metric):
 
     passes: ClassVar[Literal[1, 2]] = 1
     level: ClassVar[Level] = "prediction"
-    memory: int = 2**30
+    memory: int = 2**29
 
     @abstractmethod
     def update(self, rows: FeatureRows) -> None:

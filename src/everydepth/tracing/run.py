@@ -44,7 +44,7 @@ def trace(
     device: str | torch.device | None = None,
     max_samples: int | None = None,
     batch_size: int | None = None,
-    memory_budget: int = 2**30,
+    memory_budget: int = 2**29,
     progress: bool = True,
     against: nn.Module | ResidualStream | None = None,
 ) -> Trace:
