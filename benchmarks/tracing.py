@@ -19,7 +19,6 @@ import gc
 import importlib.util
 import io
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -39,10 +38,6 @@ import everydepth as ed
 BATCH = 100
 CLASSES = 10
 Timed = Callable[[], object]
-
-# By default malloc gives large blocks back, and up to a fifth of the time goes into having them
-# again: to whom it happens is chance. For times memory is kept, for peaks it is given back.
-KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(2**34), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 
 
 def vit() -> ViTForImageClassification:
@@ -237,16 +232,10 @@ MEMORY: dict[str, Callable[[int], Any]] = {
 }
 
 
-def peak_mib(name: str, size: int, *, give_back: bool = True) -> float:
-    """Peak resident memory of one measurement.
-
-    give_back: large blocks go back to the system when they are freed; what malloc keeps for later
-    differs from run to run by 70 MiB.
-    """
+def peak_mib(name: str, size: int) -> float:
+    """Peak resident memory of one measurement."""
     arguments = [sys.executable, __file__, "--child", name, "--images", str(size)]
-    kept = {key: value for key, value in os.environ.items() if key not in KEEPING}
-    environment = {**kept, "MALLOC_MMAP_THRESHOLD_": str(2**20)} if give_back else kept
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 
@@ -297,7 +286,7 @@ MEMORY["language"] = trace_language
 
 
 def measure_language(tokens: int) -> dict[str, Any]:
-    """Peaks at half the tokens and at all, with malloc as users have it.
+    """Peaks at half the tokens and at all.
 
     Features are held up to `trace`'s budget (13,000 tokens here), and then let go for a second
     pass: beyond, only what is kept of each prediction grows. 100,000 tokens take 40 minutes.
@@ -306,7 +295,7 @@ def measure_language(tokens: int) -> dict[str, Any]:
     sizes = [tokens // 2, tokens]
     return {
         "tokens": sizes,
-        "peak_mib": [round(peak_mib("language", size, give_back=False), 1) for size in sizes],
+        "peak_mib": [round(peak_mib("language", size), 1) for size in sizes],
         "seconds": round(time.perf_counter() - start),
         "goal_mib": 4096,
     }
@@ -322,9 +311,6 @@ def main() -> None:
     parser.add_argument("--child", choices=MEMORY, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if not options.child and os.environ.keys().isdisjoint(KEEPING):
-        # malloc reads them when a process starts.
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEPING})
     if options.child:
         kept = MEMORY[options.child](options.images)
         print(peak())

@@ -80,14 +80,19 @@ class BranchRecord:
     shape: torch.Size
 
 
+BlockSeen = Callable[[int, Sequence[BranchRecord]], None]
+
+
 @contextmanager
 def record_branches(
-    blocks: Sequence[Block], *, copy: bool = False
+    blocks: Sequence[Block], *, copy: bool = False, to: BlockSeen | None = None
 ) -> Generator[list[list[BranchRecord]], None, None]:
     """Record `x` and `out` of every branch of every block during the next forward pass.
 
     The tensors are those of the graph, so a gradient taken at `x` includes the skip path.
     `copy=True` keeps the value of `out` where a block adds the skip in place.
+    to: is given the number of a block (from 0) and its records as the block ends; they are not
+        kept then, so that memory holds those of one block and not of all.
     """
     records: list[list[BranchRecord]] = [[] for _ in blocks]
     xs: dict[tuple[int, int], Tensor] = {}
@@ -119,10 +124,15 @@ def record_branches(
                 outs[index, i] = out.clone() if copy else out
 
         def leave(*_: Any) -> None:
+            found: list[BranchRecord] = []
             for i, _branch in enumerate(block.branches):
                 x, out = xs.pop((index, i)), outs.pop((index, i))
                 flat = x.ndim < len(shape[0])
-                records[index].append(BranchRecord(x, out, shape[0] if flat else x.shape))
+                found.append(BranchRecord(x, out, shape[0] if flat else x.shape))
+            if to is None:
+                records[index].extend(found)
+            else:
+                to(index, found)
 
         handles = [block.module.register_forward_pre_hook(enter, with_kwargs=True)]
         for i, branch in enumerate(block.branches):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from everydepth.errors import SettingError
-from everydepth.stream import Task
+from everydepth.stream import BranchRecord, ResidualStream, Task
 from everydepth.tracing.result import Kind, Result
 
 if TYPE_CHECKING:
@@ -45,6 +45,18 @@ class Metric(ABC):
 
 class BatchMetric(Metric):
     """Sees every batch as the model ran it."""
+
+    def see_block(
+        self,
+        stream: ResidualStream,
+        depth: int,
+        seen: Sequence[BranchRecord],
+        batch: Mapping[str, Any],
+    ) -> None:
+        """If the metric needs "branches": the records of block `depth`, while the model runs.
+
+        They are gone afterwards: keep what `update`, which follows, has to know of them.
+        """
 
     @abstractmethod
     def update(self, observation: Observation) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch import Tensor
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream import (
     IGNORE_INDEX,
-    BranchRecord,
     ResidualStream,
     States,
     TapGradients,
@@ -55,7 +55,6 @@ class Observation:
     states: States
     first_sample: int
     other: States | None = None
-    branches: Sequence[Sequence[BranchRecord]] | None = None
     gradients: TapGradients | None = None
 
     @property
@@ -165,9 +164,9 @@ class Observation:
         return self.states.feature(self.depth).ndim == 2
 
 
-def real_tokens(states: States, length: int) -> Tensor:
+def real_tokens(h: Tensor, batch: Mapping[str, Any], length: int) -> Tensor:
     """(batch, token): True where a token is not padding."""
-    h, mask = states.h[0], states.batch.get("attention_mask")
+    mask = batch.get("attention_mask")
     real = torch.ones(h.shape[0], length, dtype=torch.bool, device=h.device)
     if isinstance(mask, Tensor) and mask.shape == real.shape:
         real &= mask.bool()
@@ -176,7 +175,7 @@ def real_tokens(states: States, length: int) -> Tensor:
 
 def predicting_tokens(states: States, length: int) -> Tensor:
     """(batch, token): the tokens that are rows; of a masked language model those with a label."""
-    real, labels = real_tokens(states, length), states.batch.get("labels")
+    real, labels = real_tokens(states.h[0], states.batch, length), states.batch.get("labels")
     if states.stream.task == "masked_lm" and isinstance(labels, Tensor):
         real &= labels != IGNORE_INDEX
     return real
@@ -205,7 +204,7 @@ def token_features(states: States) -> Tensor:
             f"token-level metrics need states of one shape (token, dim), but {states.stream.name} "
             f"has {shapes}; drop them and use the metrics on its pooled features"
         )
-    mask = real_tokens(states, states.h[0].shape[1])
+    mask = real_tokens(states.h[0], states.batch, states.h[0].shape[1])
     everything = bool(mask.all())
     rows = [h.detach().flatten(0, 1) if everything else h.detach()[mask] for h in states.h]
     return torch.stack([r if r.dtype == torch.float64 else r.float() for r in rows])

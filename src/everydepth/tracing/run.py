@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -19,6 +20,7 @@ from everydepth.data.feeding import Feed, gives_batches
 from everydepth.errors import LabelError, SettingError
 from everydepth.stream import (
     IGNORE_INDEX,
+    BranchRecord,
     ResidualStream,
     Task,
     as_stream,
@@ -146,7 +148,8 @@ class _Run:
         for metric in features:
             metric.memory = self.budget
         needs = {need for m in self.metrics for need in m.needs}
-        self.gradients, self.branches = "gradients" in needs, "branches" in needs
+        self.gradients = "gradients" in needs
+        self.branches = [m for m in self.batch_metrics if "branches" in m.needs]
         self.labels = "labels" in needs
 
     def look(self, batches: Iterator[Mapping[str, Any]]) -> None:
@@ -193,19 +196,27 @@ class _Run:
             store.flush()
 
     def _observed(self, batch: Mapping[str, Any]) -> Observation:
-        stream, records, gradients = self.stream, None, None
+        stream, gradients = self.stream, None
         labels = labels_of(stream, batch) if self.labels else None
         if labels is not None and bool(_is_class(labels).any()):
             stream.check_labels(labels)
         if self.gradients:
             states, records, gradients = observe_gradients(stream, batch)
+            for index, seen in enumerate(records):
+                self._see_block(batch, index, seen)
         elif self.branches:
-            with record_branches(stream.blocks) as records:
+            with record_branches(stream.blocks, to=partial(self._see_block, batch)):
                 states = stream.observe(batch)
         else:
             states = stream.observe(batch)
         other = None if self.other is None else self.other.observe(batch)
-        return Observation(stream, states, self.samples, other, records, gradients)
+        return Observation(stream, states, self.samples, other, gradients)
+
+    def _see_block(
+        self, batch: Mapping[str, Any], index: int, seen: Sequence[BranchRecord]
+    ) -> None:
+        for metric in self.branches:
+            metric.see_block(self.stream, index + 1, seen, batch)
 
     def _take(self, observation: Observation) -> None:
         if not bool(torch.isfinite(observation.features).all()):

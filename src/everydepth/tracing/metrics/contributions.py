@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from everydepth.stream import Block, BranchRecord, Task
+from everydepth.stream import Block, BranchRecord, ResidualStream, Task
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.shared import DEPTH, array, depths
 from everydepth.tracing.observation import Observation
@@ -85,19 +86,30 @@ class BranchContributions(BatchMetric):
 
     def __init__(self) -> None:
         self.sums: dict[tuple[str, int], np.ndarray] = {}
+        self.between: dict[int, list[Tensor]] = {}
         self.rows = 0
         self.depth = 0
 
+    def see_block(
+        self,
+        stream: ResidualStream,
+        depth: int,
+        seen: Sequence[BranchRecord],
+        batch: Mapping[str, Any],
+    ) -> None:
+        between = _states_between(stream.blocks[depth - 1], seen)
+        # Contiguous: a view of one token would keep the others, too.
+        self.between[depth] = [stream.feature(h, depth, batch).contiguous() for h in between]
+
     def update(self, observation: Observation) -> None:
-        o, records = observation, observation.branches
-        assert records is not None
+        o = observation
         self.depth = o.depth
         n = o.features.shape[1]
         self.rows += n
         size = max(1, LOGIT_BYTES // (4 * o.outputs))
         follow = _followed(o)
-        for depth, (block, seen) in enumerate(zip(o.stream.blocks, records, strict=True), start=1):
-            between = [_picked(o, h, depth) for h in _states_between(block, seen)]
+        for depth, block in enumerate(o.stream.blocks, start=1):
+            between = [f if o.mask is None else f[o.mask] for f in self.between.pop(depth)]
             for start in range(0, n, size):
                 rows = slice(start, start + size)
                 points = [
@@ -160,11 +172,6 @@ def _states_between(block: Block, seen: Sequence[BranchRecord]) -> list[Tensor]:
             states.append(h.view(record.shape))
         return states
     return [record.x.view(record.shape) for record in seen[1:]]
-
-
-def _picked(o: Observation, h: Tensor, depth: int) -> Tensor:
-    feature = o.stream.feature(h, depth, o.states.batch)
-    return feature if o.mask is None else feature[o.mask]
 
 
 def _followed(o: Observation) -> Tensor:

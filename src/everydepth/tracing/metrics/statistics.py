@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from everydepth.stream import BranchRecord, ResidualStream
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.contributions import branch_names
 from everydepth.tracing.metrics.shared import DEPTH, depths
@@ -13,23 +18,28 @@ from everydepth.tracing.observation import Observation, real_tokens
 from everydepth.tracing.result import Result, defined, gap
 
 
+@dataclass(frozen=True)
 class _Moments:
     """Count, mean and sum of squared deviations; parts are merged, so a large mean does no harm."""
 
-    def __init__(self) -> None:
-        self.n, self.mean, self.m2 = 0, 0.0, 0.0
+    n: int
+    mean: float
+    m2: float
 
-    def add(self, values: Tensor) -> None:
+    @classmethod
+    def of(cls, values: Tensor) -> _Moments:
         x = values if values.dtype == torch.float64 else values.float()
         n, mean = x.numel(), float(x.mean())
         # Row norms summed in float64 keep the digits; torch.var is twenty times slower.
         squares = _squares(x) - n * mean**2
         if squares < n * mean**2:  # most digits cancelled: centre first
             squares = _squares(x - mean)
-        delta, total = mean - self.mean, self.n + n
-        self.m2 += squares + delta**2 * self.n * n / total
-        self.mean += delta * n / total
-        self.n = total
+        return cls(n, mean, squares)
+
+    def __add__(self, other: _Moments) -> _Moments:
+        delta, n = other.mean - self.mean, self.n + other.n
+        spread = self.m2 + other.m2 + delta**2 * self.n * other.n / n
+        return _Moments(n, self.mean + delta * other.n / n, spread)
 
     @property
     def std(self) -> float:
@@ -54,24 +64,29 @@ class StreamStd(BatchMetric):
 
     def __init__(self) -> None:
         self.moments: dict[tuple[str, int], _Moments] = {}
+        self.batch: dict[tuple[str, int], _Moments] = {}
         self.depth = 0
 
+    def see_block(
+        self,
+        stream: ResidualStream,
+        depth: int,
+        seen: Sequence[BranchRecord],
+        batch: Mapping[str, Any],
+    ) -> None:
+        for name, record in zip(branch_names(stream.blocks[depth - 1]), seen, strict=True):
+            x = record.x.detach()
+            if len(record.shape) == 3 and isinstance(batch.get("attention_mask"), Tensor):
+                x = x.view(record.shape)
+                real = real_tokens(x, batch, x.shape[1])
+                x = x if bool(real.all()) else x[real]
+            self.batch[name, depth] = _Moments.of(x)
+
     def update(self, observation: Observation) -> None:
-        records = observation.branches
-        assert records is not None
         self.depth = observation.depth
-        h = observation.states.h[0]
-        mask = real_tokens(observation.states, h.shape[1]) if h.ndim == 3 else None
-        everything = mask is None or bool(mask.all())
-        for depth, (block, seen) in enumerate(
-            zip(observation.stream.blocks, records, strict=True), start=1
-        ):
-            for name, record in zip(branch_names(block), seen, strict=True):
-                x = record.x.detach()
-                if not everything and mask is not None:
-                    x = x.view(record.shape)
-                    x = x[mask] if x.shape[:2] == mask.shape else x
-                self.moments.setdefault((name, depth), _Moments()).add(x)
+        for key, found in self.batch.items():
+            self.moments[key] = self.moments[key] + found if key in self.moments else found
+        self.batch = {}
 
     def compute(self) -> Result:
         if not self.moments:
