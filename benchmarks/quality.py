@@ -57,8 +57,8 @@ OBJECTIVES: dict[str, Objective] = {
     "layerskip": layerskip(),
 }
 
-# What `--choose` tries for the ViT: size of patches, standard deviation of the initial weights (that
-# of transformers, and one over the root of the width) and learning rate.
+# What `--choose` tries for the ViT: size of patches, standard deviation of the initial weights
+# (that of transformers, and one over the root of the width) and learning rate.
 CHOICES = list(itertools.product((7, 4), (0.02, 0.125), (1e-3, 2e-3, 4e-3)))
 
 # Small enough that a training takes a minute on one core.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.zoo import ENTRIES
 from torch import Tensor, nn
 
 import everydepth as ed
-from everydepth.stream import record_branches
+from everydepth.stream import BranchRecord, record_branches
 
 LLAMA, VIT, QWEN = "Llama-tied-CausalLM-left", "ViT", "Qwen2-window-CausalLM-left"
 
@@ -137,6 +138,28 @@ def test_gradients_through_observe_are_those_of_the_plain_model() -> None:
     observed = ed.as_stream(model).observe(batch).logits(4)
     for a, b in zip(plain, torch.autograd.grad(observed.square().sum(), parameters), strict=True):
         assert torch.equal(a, b)
+
+
+def test_records_that_are_handed_on_are_the_same_and_are_not_kept() -> None:
+    model, batch = ENTRIES[VIT].make()
+    stream = ed.as_stream(model)
+    sums: dict[int, list[Tensor]] = {}
+    alive: list[int] = []
+    outs: list[weakref.ref[Tensor]] = []
+
+    def see(index: int, seen: Sequence[BranchRecord]) -> None:
+        sums[index] = [(r.x.sum() + r.out.sum()) for r in seen]
+        alive.append(sum(ref() is not None for ref in outs))
+        outs.extend(weakref.ref(r.out) for r in seen)
+
+    with torch.no_grad(), record_branches(stream.blocks, to=see) as kept:
+        model(**batch)
+    with torch.no_grad(), record_branches(stream.blocks) as records:
+        model(**batch)
+    assert not any(kept)
+    assert set(alive) == {0}
+    for index, block in enumerate(records):
+        assert sums[index] == [r.x.sum() + r.out.sum() for r in block]
 
 
 def test_the_gradient_at_a_tap_includes_the_skip() -> None:

@@ -27,6 +27,7 @@ from everydepth.tracing import (
     gap,
     groups,
     metric_names,
+    run,
 )
 from everydepth.tracing import metric as registry
 
@@ -72,6 +73,30 @@ def test_gradient_metrics_do_not_depend_on_the_batch_size(batch_size: int) -> No
     data = samples.pictures()
     a = traced(data, metrics="gradients", batch_size=batch_size)
     assert_same(a, traced(data, metrics="gradients", batch_size=25))
+
+
+@pytest.mark.parametrize("metrics", [None, "gradients"])
+@pytest.mark.parametrize("memory_budget", [2**30, 0])
+def test_parts_of_a_batch_give_what_the_whole_batch_gives(
+    monkeypatch: pytest.MonkeyPatch, metrics: str | None, memory_budget: int
+) -> None:
+    data, sizes = samples.pictures(), list[int]()
+
+    class Sizes(BatchMetric):
+        name = "sizes"
+
+        def update(self, observation: Observation) -> None:
+            sizes.append(observation.samples)
+
+        def compute(self) -> Result:
+            return gap("sizes", "curve", "counts only")
+
+    names = list(traced(data, metrics=metrics))
+    whole = traced(data, metrics=names, batch_size=25, memory_budget=memory_budget)
+    monkeypatch.setattr(run, "PART_BYTES", 9 * 17 * 32 * 4)  # nine rows of 17 tokens, width 32
+    traced(data, metrics=[Sizes()], batch_size=25)
+    assert sizes == [25, 9, 9, 7, 5, 5]  # the first batch tells how large a state is
+    assert_same(traced(data, metrics=names, batch_size=25, memory_budget=memory_budget), whole)
 
 
 def test_results_do_not_depend_on_the_order_of_the_samples() -> None:

@@ -146,7 +146,7 @@ def _source(data: Any, stream: ResidualStream, batch_size: int | None) -> Iterab
     if isinstance(data, Rows):
         return batches(data, size)
     if isinstance(data, Mapping | Tensor):
-        return _Pieces(stream.check_batch(cast(Any, data)), stream, size)
+        return Pieces(stream.check_batch(cast(Any, data)), stream, size)
     if isinstance(data, Dataset):
         return DataLoader(cast(Any, data), batch_size=size)
     if not isinstance(data, Iterable):
@@ -157,8 +157,8 @@ def _source(data: Any, stream: ResidualStream, batch_size: int | None) -> Iterab
     return cast(Iterable[Any], data)
 
 
-class _Pieces:
-    """One large batch, a few rows at a time."""
+class Pieces:
+    """One large batch, a few rows at a time; data to be iterated over, also again."""
 
     def __init__(self, batch: Batch, stream: ResidualStream, size: int) -> None:
         self._batch, self.batch_size, self._rows = batch, size, stream.rows(batch)
