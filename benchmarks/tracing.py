@@ -1,6 +1,6 @@
 """What tracing costs: ratios of CPU seconds, interleaved in one run, best of several rounds.
 
-    python benchmarks/tracing.py [--rounds 3] [--images 2000] [--only vit,memory,language]
+    python benchmarks/tracing.py [--rounds 6] [--images 2000] [--only vit,memory,language]
 
 "vit" compares times, "memory" peaks of resident memory, each in a process of its own, "language"
 traces a model of GPT-2's size.
@@ -315,7 +315,7 @@ def measure_language(tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--large", type=int, default=20_000)
     parser.add_argument("--tokens", type=int, default=100_000)

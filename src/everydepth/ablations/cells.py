@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from everydepth.data import NoisyLabels
 from everydepth.data.feeding import Source
 from everydepth.errors import SettingError
 from everydepth.runs import Run
+from everydepth.runs.engine import Engine, check_engine, each
 from everydepth.stream import as_stream
 
 Train = Callable[[nn.Module, Path | None, int], Any]
@@ -123,13 +124,12 @@ def trained_sweep(
     clean: Source,
     noisy: Source | None,
     flipped: NoisyLabels | Tensor | Sequence[int] | None,
-    engine: Literal["local", "ray"],
+    engine: Engine,
     progress: bool,
     options: Mapping[str, Any],
 ) -> Ablation:
     """The cells of `ablate(..., train=)`. The untouched model is trained once a seed."""
-    if engine not in ("local", "ray"):
-        raise SettingError(f"engine {engine!r}; use 'local' or 'ray'")
+    check_engine(engine)
     if not seeds or len(set(seeds)) < len(seeds):
         raise SettingError(f"seeds={list(seeds)}; give each seed once, at least one")
     if (noisy is None) != (flipped is None):
@@ -167,9 +167,8 @@ def trained_sweep(
         flipped=flipped,
         options=options,
     )
-    results = _on_ray(job, cells, progress) if engine == "ray" else _here(job, cells, progress)
-    found = dict(zip(cells, results, strict=True))
-    first = results[0]
+    found = dict(shown(each(job, cells, engine), "training cells", len(cells), progress))
+    first = found[cells[0]]
     names = list(first["metrics"])
 
     def value(layer: int, c: float, seed: int, name: str) -> float:
@@ -199,31 +198,6 @@ def trained_sweep(
     if folder is not None:
         Run.open(folder).write_results({"ablation": outcome.to_json()})
     return outcome
-
-
-def _here(job: _Job, cells: Sequence[Cell], progress: bool) -> list[dict[str, Any]]:
-    return [job(cell) for cell in shown(cells, "training cells", len(cells), progress)]
-
-
-def _on_ray(job: _Job, cells: Sequence[Cell], progress: bool) -> list[dict[str, Any]]:
-    """One task a cell. A cell that was finished in the directory returns at once."""
-    try:
-        import ray
-    except ImportError as error:
-        raise SettingError(
-            "engine='ray' needs Ray; pip install 'everydepth[ray]', or use engine='local'"
-        ) from error
-    if not ray.is_initialized():
-        ray.init(include_dashboard=False, log_to_driver=False)
-    shared: Any = ray.put(job)
-    task: Any = ray.remote(_remote_cell)
-    waiting = [task.remote(shared, cell) for cell in cells]
-    return [ray.get(one) for one in shown(waiting, "training cells", len(waiting), progress)]
-
-
-def _remote_cell(job: _Job, cell: Cell) -> dict[str, Any]:
-    torch.set_num_threads(1)  # Ray gives a task one core
-    return job(cell)
 
 
 def _facts(returned: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from everydepth.ablations.skips import (
 from everydepth.data import NoisyLabels
 from everydepth.data.feeding import Feed, Source
 from everydepth.errors import SettingError
+from everydepth.runs.engine import Engine
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
 
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -43,7 +44,7 @@ def ablate(
     run: str | Path | None = None,
     noisy: Source | None = None,
     flipped: NoisyLabels | Tensor | Sequence[int] | None = None,
-    engine: Literal["local", "ray"] = "local",
+    engine: Engine = "local",
     progress: bool = True,
     **options: Any,
 ) -> Ablation:

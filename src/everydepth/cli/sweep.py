@@ -67,8 +67,6 @@ def sweep(
         "max_samples": [max_samples],
         "data_root": [data_root],
     }
-    if engine not in ("local", "ray"):
-        raise SettingError(f"engine {engine!r}; use local or ray")
     found = sweep_cells(grid, resnet_cell, out=out, engine=engine, address=address, dry_run=dry_run)
     typer.echo(str(found))
     if dry_run:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from rich.progress import track
 
 from everydepth.errors import RunError, SettingError
 from everydepth.runs import Run
+from everydepth.runs.engine import check_engine, each
 from everydepth.runs.files import read_json, remove_leftovers, write_json
 
 Cell = dict[str, Any]
@@ -123,15 +124,14 @@ def sweep(
     (4, ())
     """
     cells = cells_of(grid)
-    if engine not in ("local", "ray"):
-        raise SettingError(f"engine={engine!r}; use 'local' or 'ray'")
+    check_engine(engine)
     if dry_run:
         done = {} if out is None or not Run.exists(out) else _results(Path(out), cells)
         return Sweep(None if out is None else Path(out), tuple(cells), done)
     folder = None if out is None else _opened(Path(out), cells)
     results = {} if folder is None else _results(folder, cells)
     todo = [cell for cell in cells if cell_key(cell) not in results]
-    work = _local(todo, run) if engine == "local" else _on_ray(todo, run, address)
+    work = each(partial(_spread, run), todo, engine, address)
     quiet = not (progress and sys.stderr.isatty())
     for cell, result in track(work, "sweep", total=len(todo), disable=quiet, transient=True):
         key = cell_key(cell)
@@ -206,58 +206,5 @@ def _plain(cell: Cell, result: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-def _local(
-    cells: list[Cell], run: Callable[..., Mapping[str, Any]]
-) -> Iterator[tuple[Cell, Mapping[str, Any]]]:
-    for cell in cells:
-        yield cell, run(**cell)
-
-
-def _on_ray(
-    cells: list[Cell], run: Callable[..., Mapping[str, Any]], address: str | None
-) -> Iterator[tuple[Cell, Mapping[str, Any]]]:
-    try:
-        import ray as package
-    except ImportError as error:
-        raise SettingError(
-            "engine='ray', but Ray is not installed; pip install 'everydepth[ray]'"
-        ) from error
-    ray = cast(Any, package)
-    started = not ray.is_initialized()
-    if started:
-        _check_answers(address)
-        try:
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                include_dashboard=False if address is None else None,
-            )
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise _silent(address, error) from error
-    try:
-        remote = ray.remote(run)
-        waiting = {remote.remote(**cell): cell for cell in cells}
-        while waiting:
-            done, _ = ray.wait(list(waiting), num_returns=1)
-            yield waiting.pop(done[0]), ray.get(done[0])
-    finally:
-        if started:
-            ray.shutdown()
-
-
-def _check_answers(address: str | None) -> None:
-    """Ray itself would go on trying a dead address for many minutes."""
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), timeout=10).close()
-        except OSError as error:
-            raise _silent(address, error) from error
-
-
-def _silent(address: str | None, error: Exception) -> RunError:
-    first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return RunError(
-        f"no Ray cluster answers at {address!r} ({first}); start one with `ray start --head`, "
-        "check the address, or use engine='local'. Finished cells are kept"
-    )
+def _spread(run: Callable[..., Mapping[str, Any]], cell: Cell) -> Mapping[str, Any]:
+    return run(**cell)

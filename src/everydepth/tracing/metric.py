@@ -23,7 +23,7 @@ Level = Literal["prediction", "token", "readout"]
 
 
 class Metric(ABC):
-    """`update` once per batch, then `compute`. Made anew for every trace, so state is its own.
+    """`update` for all of the data, then `compute`. Made anew for every trace, so state is its own.
 
     name, kind: of its result. needs: see `Need`. tasks: where it makes sense; None for everywhere.
     default: part of `trace(model, data)` without a list of metrics, where needs and task allow;
@@ -60,7 +60,7 @@ class BatchMetric(Metric):
 
     @abstractmethod
     def update(self, observation: Observation) -> None:
-        """Take in one batch. `observation` shares features, predictions and gradients."""
+        """Take in one batch, or a part of one. `observation` shares features, predictions and gradients."""
 
 
 class FeatureMetric(Metric):

@@ -63,7 +63,8 @@ def trace(
     metrics: names, groups ("similarity", "gradients", "all"), classes or instances. Without, all
         that are cheap, fit the task and have what they need; `trace.skipped` names the others.
     max_samples: stop after this many rows of data.
-    batch_size: for a data set or one large batch; 32 if not given.
+    batch_size: for a data set or one large batch; 32 if not given. On a CPU a batch may run in
+        parts, which stay in its cache; no row sees another, so results are the same.
     memory_budget: bytes of features held at once. Exact centring needs the mean before the second
         look at the data: features that fit are held, else the data runs through the model again;
         `trace.passes` and `trace.meta["features"]` say which.
