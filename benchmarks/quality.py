@@ -46,7 +46,7 @@ from everydepth.training.fitting import fit
 from everydepth.training.module import EveryDepth
 
 RESULTS = Path(__file__).parent / "results" / "quality.json"
-CHOSEN = RESULTS.with_name("quality_choice.json")
+STUDY = RESULTS.with_name("quality_vits.json")
 
 OBJECTIVES: dict[str, Objective] = {
     "end_to_end": end_to_end(),
@@ -57,9 +57,12 @@ OBJECTIVES: dict[str, Objective] = {
     "layerskip": layerskip(),
 }
 
-# What `--choose` tries for the ViT: size of patches, standard deviation of the initial weights
-# (that of transformers, and one over the root of the width) and learning rate.
-CHOICES = list(itertools.product((7, 4), (0.02, 0.125), (1e-3, 2e-3, 4e-3)))
+# What `--study` tries: blocks, size of patches, standard deviation of the initial weights (that of
+# transformers, and one over the root of the width) and learning rate.
+VITS = [
+    *((6, *rest) for rest in itertools.product((7, 4), (0.02, 0.125), (1e-3, 2e-3, 4e-3))),
+    *((blocks, 7, init, 2e-3) for blocks in (4, 12) for init in (0.02, 0.125)),
+]
 
 # Small enough that a training takes a minute on one core.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -126,18 +129,25 @@ def train(
     }
 
 
-def choose(root: str | None, steps: int) -> list[dict[str, Any]]:
-    """The ViT's settings by what end-to-end training reaches at the last depth, by nothing else.
+def study(root: str | None, steps: int) -> None:
+    """Half depth of other ViTs, end-to-end and LPA, seed 0: is the table's ViT an odd one?
 
-    On 5,000 training images that are held out; the test images are not looked at.
+    Scored on 5,000 training images that are held out; the test images are not looked at.
     """
     rows = images(root, "train")["vit"]
     kept, held = rows.split((11 / 12, 1 / 12), seed=0, stratified=True)
-    found: list[dict[str, Any]] = []
-    for patch, init, lr in CHOICES:
+    cells: list[dict[str, Any]] = []
+    if STUDY.exists():
+        cells = json.loads(STUDY.read_text())["cells"]
+    names = ("blocks", "patch", "init", "lr", "objective")
+    done = {tuple(cell[name] for name in names) for cell in cells}
+    for setting in itertools.product(VITS, ("end_to_end", "lpa")):
+        blocks, patch, init, lr, objective = key = (*setting[0], setting[1])
+        if key in done:
+            continue
         torch.manual_seed(0)
         result = fit(
-            EveryDepth(vit(patch=patch, init=init), end_to_end()),
+            EveryDepth(vit(blocks, patch, init), OBJECTIVES[objective]),
             kept,
             held,
             steps=steps,
@@ -146,10 +156,19 @@ def choose(root: str | None, steps: int) -> list[dict[str, Any]]:
             seed=0,
             **{**SETTINGS["vit"], "lr": lr},
         )
-        found.append({"patch": patch, "init": init, "lr": lr, "accuracy": result.valid["accuracy"]})
-        print(found[-1], f"{result.seconds:.0f} s", flush=True)
-        write(CHOSEN, {"machine": machine(), "steps": steps, "tried": found})
-    return sorted(found, key=lambda cell: -cell["accuracy"][-1])
+        cells.append({**dict(zip(names, key, strict=True)), "accuracy": result.valid["accuracy"]})
+        write(STUDY, {"machine": machine(), "steps": steps, "cells": cells})
+        print(cells[-1], f"{result.seconds:.0f} s", flush=True)
+    table = Table(title="Accuracy at half depth and at the last, held-out images (points)")
+    for column in ("blocks, patch, init, lr", "half", "LPA's half", "gain", "last", "LPA's last"):
+        table.add_column(column, justify="left" if "," in column else "right", no_wrap=True)
+    found = {tuple(cell[name] for name in names): cell["accuracy"] for cell in cells}
+    for vits in VITS:
+        plain, lpas = (100 * np.array(found[*vits, o]) for o in ("end_to_end", "lpa"))
+        half = vits[0] // 2 - 1
+        values = (plain[half], lpas[half], lpas[half] - plain[half], plain[-1], lpas[-1])
+        table.add_row(", ".join(map(str, vits)), *(f"{value:.1f}" for value in values))
+    Console(width=130).print(table)
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -225,11 +244,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--vit-blocks", type=int, default=6, help="give another --out, too")
-    parser.add_argument("--choose", action="store_true", help="compare settings of the ViT")
+    parser.add_argument("--study", action="store_true", help="half depth of other ViTs")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    if args.choose:
-        print("best:", choose(args.data, args.steps)[0])
+    if args.study:
+        study(args.data, args.steps)
         return
     cells: list[dict[str, Any]] = []
     if args.out.exists():

@@ -468,7 +468,7 @@ def test_trackers_that_cannot_run_are_refused_before_training(
         def start(self) -> None:
             raise ConnectionError("no server at 10.0.0.1")
 
-    with pytest.raises(SettingError, match="a tracker did not start: no server.* --resume"):
+    with pytest.raises(SettingError, match=r"a tracker did not start: no server.* --resume"):
         ed.fit(net(), points(), steps=1, run=run, trackers=[Broken()], **QUIET)
     assert ed.fit(net(), points(), steps=1, run=run, resume=True, **QUIET).steps == 1
 

@@ -60,7 +60,7 @@ class BatchMetric(Metric):
 
     @abstractmethod
     def update(self, observation: Observation) -> None:
-        """Take in one batch, or a part of one. `observation` shares features, predictions and gradients."""
+        """Take in one batch or a part of one. Features, predictions and gradients are shared."""
 
 
 class FeatureMetric(Metric):
