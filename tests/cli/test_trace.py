@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -27,11 +29,11 @@ from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
 from everydepth.cli import main as main_module
 from everydepth.cli.loading import load_batches, load_model, model_folder
-from everydepth.cli.trace import parameters_by_depth, sparkline
+from everydepth.cli.trace import parameters_by_depth, sparkline, table
 from everydepth.errors import DataError, UnsupportedModelError
 from everydepth.runs import Run
 from everydepth.stream import as_stream, at_depth
-from everydepth.tracing import Trace
+from everydepth.tracing import Trace, trace
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
@@ -245,6 +247,24 @@ def test_points_and_texts_become_batches(tmp_path: Path) -> None:
 
 
 # -- small parts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [2, 40])
+def test_the_table_fits_a_narrow_terminal_with_every_number_whole(layers: int) -> None:
+    model = vit(num_hidden_layers=layers)
+    random = torch.Generator().manual_seed(0)
+    data = {
+        "pixel_values": torch.randn(12, 1, 8, 8, generator=random),
+        "labels": torch.arange(12) % 10,
+    }
+    found = trace(model, data, progress=False)
+    console = Console(width=80, file=io.StringIO())
+    console.print(table(found))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    last = {name: column[-1] for name, column in found.columns().items()}
+    whole = [line.split()[-1] for line in lines[1:] if line[-1:].isdigit()]
+    assert whole == [f"{value:.4g}" for value in last.values() if value is not None]
 
 
 def test_a_sparkline_has_a_block_per_depth() -> None:

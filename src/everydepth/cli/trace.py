@@ -137,15 +137,19 @@ def table(found: Trace) -> Table:
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("metric", no_wrap=True, overflow="ellipsis")
-    shown.add_column(f"depth 0 to {found.depth}", no_wrap=True)
+    # Where the terminal is narrow this one is folded: numbers are never cut.
+    shown.add_column(f"depth 0 to {found.depth}", overflow="fold")
     for title in ("lowest", "highest", "last"):
         shown.add_column(title, justify="right", no_wrap=True, min_width=8)
     for name, column in found.columns().items():
         values = [value for value in column if value is not None and math.isfinite(value)]
         if values:
             cells = [f"{number:.4g}" for number in (min(values), max(values), values[-1])]
-            # Text, not markup: a name may hold brackets.
-            shown.add_row(Text(name), Text(sparkline(column)), *cells)
+            # A metric's further series stand below it. Text, not markup: a name may hold brackets.
+            metric, _, series = name.partition(".")
+            shown.add_row(
+                Text(f"  {series}" if series else metric), Text(sparkline(column)), *cells
+            )
     return shown
 
 
