@@ -20,6 +20,7 @@ from everydepth.data import Images
 from everydepth.errors import DataError, SettingError
 from everydepth.tracing import (
     BatchMetric,
+    BlockRecords,
     FeatureMetric,
     FeatureRows,
     Observation,
@@ -97,6 +98,30 @@ def test_parts_of_a_batch_give_what_the_whole_batch_gives(
     traced(data, metrics=[Sizes()], batch_size=25)
     assert sizes == [25, 9, 9, 7, 5, 5]  # the first batch tells how large a state is
     assert_same(traced(data, metrics=names, batch_size=25, memory_budget=memory_budget), whole)
+
+
+@pytest.mark.parametrize("extra", ["loss", "gradient_norm"])
+def test_a_metric_sees_the_branches_of_every_block_before_its_update(extra: str) -> None:
+    order: list[str] = []
+
+    class Watching(BatchMetric):
+        name = "watching"
+        needs = frozenset({"branches"})
+
+        def see_block(self, seen: BlockRecords) -> None:
+            kinds = [branch.kind for branch in seen.block.branches]
+            assert len(kinds) == len(seen.branches) == 2
+            assert seen.batch["labels"].shape == seen.branches[0].x.shape[:1]
+            order.append(f"block {seen.depth}")
+
+        def update(self, observation: Observation) -> None:
+            order.append("update")
+
+        def compute(self) -> Result:
+            return gap("watching", "curve", "looks only")
+
+    traced(samples.pictures(40), metrics=[Watching(), extra], batch_size=20)
+    assert order == ["block 1", "block 2", "block 3", "update"] * 2
 
 
 def test_results_do_not_depend_on_the_order_of_the_samples() -> None:

@@ -12,7 +12,7 @@ from everydepth.tracing.metric import (
 )
 from everydepth.tracing.metrics.decisions import effective_depth
 from everydepth.tracing.metrics.gradients import gradient_alignment
-from everydepth.tracing.observation import FeatureRows, Observation
+from everydepth.tracing.observation import BlockRecords, FeatureRows, Observation
 from everydepth.tracing.probes import linear_probe
 from everydepth.tracing.record import Trace
 from everydepth.tracing.result import Kind, Result, gap
@@ -20,6 +20,7 @@ from everydepth.tracing.run import trace
 
 __all__ = [
     "BatchMetric",
+    "BlockRecords",
     "FeatureMetric",
     "FeatureRows",
     "Kind",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from everydepth.errors import SettingError
-from everydepth.stream import BranchRecord, ResidualStream, Task
+from everydepth.stream import Task
 from everydepth.tracing.result import Kind, Result
 
 if TYPE_CHECKING:
-    from everydepth.tracing.observation import FeatureRows, Observation
+    from everydepth.tracing.observation import BlockRecords, FeatureRows, Observation
 
 Need = Literal["labels", "gradients", "branches", "against", "tokens"]
 """What a metric needs beside the states: labels in the batches, gradients of the loss at every tap,
@@ -46,14 +46,8 @@ class Metric(ABC):
 class BatchMetric(Metric):
     """Sees every batch as the model ran it."""
 
-    def see_block(
-        self,
-        stream: ResidualStream,
-        depth: int,
-        seen: Sequence[BranchRecord],
-        batch: Mapping[str, Any],
-    ) -> None:
-        """If the metric needs "branches": the records of block `depth`, while the model runs.
+    def see_block(self, seen: BlockRecords) -> None:
+        """If the metric needs "branches": the records of a block, while the model runs.
 
         They are gone afterwards: keep what `update`, which follows, has to know of them.
         """

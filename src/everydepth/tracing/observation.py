@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,8 @@ from torch import Tensor
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream import (
     IGNORE_INDEX,
+    Block,
+    BranchRecord,
     ResidualStream,
     States,
     TapGradients,
@@ -41,6 +43,20 @@ class FeatureRows:
         inputs = self.features.to(next(stream.head.parameters(), self.features).dtype)
         found = [stream.normed(feature, depth) for depth, feature in enumerate(inputs)]
         return torch.stack(found).to(self.features.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRecords:
+    """What the branches of block `depth` read and wrote, for one batch, as the block ended."""
+
+    stream: ResidualStream
+    depth: int
+    branches: Sequence[BranchRecord]
+    batch: Mapping[str, Any]
+
+    @property
+    def block(self) -> Block:
+        return self.stream.blocks[self.depth - 1]
 
 
 @dataclass(frozen=True, eq=False)

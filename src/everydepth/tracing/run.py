@@ -31,12 +31,12 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.tracing.metric import BatchMetric, FeatureMetric, Level, Metric, Need, chosen
-from everydepth.tracing.observation import Observation, token_features
+from everydepth.tracing.observation import BlockRecords, Observation, token_features
 from everydepth.tracing.record import Trace
 from everydepth.tracing.store import FeatureStore
 
 # On a CPU a batch runs in parts whose states have about this size, and stay in its cache: measured
-# 5 to 18 % faster for ViTs, BERTs and small ResNets, and as fast for larger blocks.
+# 5 to 18 % faster for encoders and small convolutional networks, and as fast for larger blocks.
 PART_BYTES = 2**21
 
 Metrics = str | Metric | Iterable[str | Metric | type[Metric]]
@@ -232,7 +232,7 @@ class _Run:
         self, batch: Mapping[str, Any], index: int, seen: Sequence[BranchRecord]
     ) -> None:
         for metric in self.branches:
-            metric.see_block(self.stream, index + 1, seen, batch)
+            metric.see_block(BlockRecords(self.stream, index + 1, seen, batch))
 
     def _take(self, observation: Observation) -> None:
         if not bool(torch.isfinite(observation.features).all()):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from everydepth.stream import Block, BranchRecord, ResidualStream, Task
+from everydepth.stream import Block, BranchRecord, Task
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.shared import DEPTH, array, depths
-from everydepth.tracing.observation import Observation
+from everydepth.tracing.observation import BlockRecords, Observation
 from everydepth.tracing.predictions import LOGIT_BYTES
 from everydepth.tracing.result import Result, defined, gap
 
@@ -90,16 +89,12 @@ class BranchContributions(BatchMetric):
         self.rows = 0
         self.depth = 0
 
-    def see_block(
-        self,
-        stream: ResidualStream,
-        depth: int,
-        seen: Sequence[BranchRecord],
-        batch: Mapping[str, Any],
-    ) -> None:
-        between = _states_between(stream.blocks[depth - 1], seen)
+    def see_block(self, seen: BlockRecords) -> None:
         # Contiguous: a view of one token would keep the others, too.
-        self.between[depth] = [stream.feature(h, depth, batch).contiguous() for h in between]
+        self.between[seen.depth] = [
+            seen.stream.feature(h, seen.depth, seen.batch).contiguous()
+            for h in _states_between(seen.block, seen.branches)
+        ]
 
     def update(self, observation: Observation) -> None:
         o = observation

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from everydepth.stream import BranchRecord, ResidualStream
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.contributions import branch_names
 from everydepth.tracing.metrics.shared import DEPTH, depths
-from everydepth.tracing.observation import Observation, real_tokens
+from everydepth.tracing.observation import BlockRecords, Observation, real_tokens
 from everydepth.tracing.result import Result, defined, gap
 
 
@@ -67,20 +64,14 @@ class StreamStd(BatchMetric):
         self.batch: dict[tuple[str, int], _Moments] = {}
         self.depth = 0
 
-    def see_block(
-        self,
-        stream: ResidualStream,
-        depth: int,
-        seen: Sequence[BranchRecord],
-        batch: Mapping[str, Any],
-    ) -> None:
-        for name, record in zip(branch_names(stream.blocks[depth - 1]), seen, strict=True):
+    def see_block(self, seen: BlockRecords) -> None:
+        for name, record in zip(branch_names(seen.block), seen.branches, strict=True):
             x = record.x.detach()
-            if len(record.shape) == 3 and isinstance(batch.get("attention_mask"), Tensor):
+            if len(record.shape) == 3 and isinstance(seen.batch.get("attention_mask"), Tensor):
                 x = x.view(record.shape)
-                real = real_tokens(x, batch, x.shape[1])
+                real = real_tokens(x, seen.batch, x.shape[1])
                 x = x if bool(real.all()) else x[real]
-            self.batch[name, depth] = _Moments.of(x)
+            self.batch[name, seen.depth] = _Moments.of(x)
 
     def update(self, observation: Observation) -> None:
         self.depth = observation.depth
