@@ -36,7 +36,7 @@ from everydepth.tracing.record import Trace
 from everydepth.tracing.store import FeatureStore
 
 # On a CPU a batch runs in parts whose states have about this size, and stay in its cache: measured
-# 5 to 18 % faster for encoders and small convolutional networks, and as fast for larger blocks.
+# 5 to 18 % faster for encoders and small convolutional networks, within 5 % for larger blocks.
 PART_BYTES = 2**21
 
 Metrics = str | Metric | Iterable[str | Metric | type[Metric]]
