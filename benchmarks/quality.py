@@ -9,7 +9,7 @@ shared head, and trajectories that rise monotonically within half a point.
 
 The second promise fails for the ViT, and not for this one alone: `--study` trains 16 ViTs (blocks,
 patches, initial weights, learning rates; quality_vits.json), and half depth gains 1 to 19 points,
-less if the ViT is better, mostly. End-to-end, a ViT writes the answer into its class token little by
+mostly less for better ViTs. End-to-end, a ViT writes the answer into its class token little by
 little, and the deeper it is and the longer it trains, the more of it is there at half depth (seed
 0, 6 blocks: 69 % after 800 steps, 76 after 2400; 12 blocks 76 and 81); LPA's half depth is within
 three points of the last, so that no more is to be had. The gap is further down (12 blocks,
