@@ -37,6 +37,7 @@ import everydepth as ed
 
 BATCH = 100
 CLASSES = 10
+TOKENS = 1024  # in a batch of the language model
 Timed = Callable[[], object]
 
 
@@ -284,10 +285,9 @@ def trace_language(tokens: int) -> Any:
     """GPT-2's size: 12 x 768, vocabulary 50,257, every default metric."""
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config()).eval()
-    length, rows = 256, 4
     batches = [
-        {"input_ids": torch.randint(0, 50_257, (rows, length))}
-        for _ in range(max(1, tokens // (length * rows)))
+        {"input_ids": torch.randint(0, 50_257, (TOKENS // 256, 256))}
+        for _ in range(max(1, tokens // TOKENS))
     ]
     found = ed.trace(model, batches, progress=False)
     print(found.table(), found.meta, file=sys.stderr)
@@ -306,7 +306,7 @@ def measure_language(tokens: int) -> dict[str, Any]:
     start = time.perf_counter()
     sizes = [tokens // 2, tokens]
     return {
-        "tokens": sizes,
+        "tokens": [size // TOKENS * TOKENS for size in sizes],
         "peak_mib": [round(peak_mib("language", size), 1) for size in sizes],
         "seconds": round(time.perf_counter() - start),
         "goal_mib": 4096,
