@@ -112,7 +112,6 @@ def main() -> None:
         f"mean exit {prediction.depths.double().mean():.2f} of 12, layer-count {layers:.2f}"
     )
     console.print(table)
-    RESULTS.parent.mkdir(exist_ok=True)
     result = {
         "model": f"ViT, 12 blocks, width {width}, 197 tokens",
         "batch": arguments.batch,

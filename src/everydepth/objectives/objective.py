@@ -152,7 +152,7 @@ class Objective:
             steps *= math.ceil(math.log(1e-9 / depth) / math.log(chance))
         return steps
 
-    def weights(self, step: int, total_steps: int | None, depth: int) -> Float[Tensor, "depths"]:
+    def weights(self, step: int, total_steps: int | None, depth: int) -> Float[Tensor, " depths"]:
         """`w_0 .. w_L` at a step of a network of this depth, in float64."""
         w = self._before_sampling(step, total_steps, depth)
         if self.sample is not None:
@@ -167,11 +167,11 @@ class Objective:
 
     def expected_weights(
         self, step: int, total_steps: int | None, depth: int
-    ) -> Float[Tensor, "depths"]:
+    ) -> Float[Tensor, " depths"]:
         """The weights of a step before depths are drawn: their expectation."""
         return torch.from_numpy(self._before_sampling(step, total_steps, depth))
 
-    def cosine_weights(self, depth: int) -> Float[Tensor, "depths"]:
+    def cosine_weights(self, depth: int) -> Float[Tensor, " depths"]:
         """`v_0 .. v_L` of the cosine regulariser."""
         return torch.from_numpy(self.cosine * self._shaped(self.cosine_shape, depth))
 

@@ -19,14 +19,14 @@ in the cache; 32 MB was the fastest of 4 to 128 MB for vocabularies of 16,000 an
 def any_depth_loss(
     features: Sequence[Float[Tensor, "token dim"]],
     weight: Float[Tensor, "classes dim"],
-    bias: Float[Tensor, "classes"] | None,
-    labels: Int[Tensor, "token"],
-    scale: Float[Tensor, "token"],
+    bias: Float[Tensor, " classes"] | None,
+    labels: Int[Tensor, " token"],
+    scale: Float[Tensor, " token"],
     depth_weights: Sequence[float],
     *,
     label_smoothing: float = 0.0,
     chunk_bytes: int = CHUNK_BYTES,
-) -> tuple[Float[Tensor, ""], Float[Tensor, "depth"]]:
+) -> tuple[Float[Tensor, ""], Float[Tensor, " depth"]]:
     """`sum_l w_l sum_t scale_t CE(weight x_lt + bias, y_t)`, and the inner sums, detached.
 
     The gradient is computed with the loss, so that no logits outlive their chunk: beside its inputs

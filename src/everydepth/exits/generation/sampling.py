@@ -59,7 +59,7 @@ class Sampling:
 
     def draw(
         self, logits: Float[Tensor, "rows v"], generator: torch.Generator | None
-    ) -> Int[Tensor, "rows"]:
+    ) -> Int[Tensor, " rows"]:
         if not self.do_sample:
             return logits.argmax(-1)
         return torch.multinomial(self.probabilities(logits), 1, generator=generator)[:, 0]
@@ -73,10 +73,10 @@ class Draft:
     `ids` (None: the whole vocabulary); None if greedy.
     """
 
-    tokens: Int[Tensor, "rows"]
-    confidence: Float[Tensor, "rows"]
+    tokens: Int[Tensor, " rows"]
+    confidence: Float[Tensor, " rows"]
     q: Float[Tensor, "rows c"] | None = None
-    ids: Int[Tensor, "c"] | None = None
+    ids: Int[Tensor, " c"] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Verdict:
     """accepted: how many drafted tokens each row keeps; correction: what follows the last of them,
     if not all were accepted."""
 
-    accepted: Int[Tensor, "rows"]
-    correction: Int[Tensor, "rows"]
+    accepted: Int[Tensor, " rows"]
+    correction: Int[Tensor, " rows"]
 
 
 def judge_greedy(logits: Float[Tensor, "rows n v"], drafts: list[Draft]) -> Verdict:
