@@ -17,7 +17,7 @@ from everydepth.data import flip_labels
 from everydepth.report import ablations  # noqa: F401 - registers the panels
 from everydepth.report.panels import Panel, draw
 from everydepth.report.reading import read
-from everydepth.tracing.figures.chart import Line
+from everydepth.results.figures.chart import Line
 
 
 def drawn(name: str, **runs: Any) -> Panel:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from everydepth.results.result import Kind, Result
 from everydepth.tracing.record import Trace
-from everydepth.tracing.result import Kind, Result
 
 HOSTILE = "</script><script>window.harmed = true</script><img src=x onerror='window.harmed = true'>"
 QUANTILES = ("q05", "q25", "q50", "q75", "q95")

@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.report.samples import every_kind, trace_of
 
 from everydepth.report import report
+from everydepth.results.figures.chart import PALETTE
 from everydepth.runs import Run
-from everydepth.tracing.figures.chart import PALETTE
 
 
 def test_a_panel_of_the_second_run_alone_has_the_second_colour(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from everydepth.app.shelf import Item
 from everydepth.errors import SettingError
 from everydepth.exits.generation import generate
 from everydepth.report.markup import text
+from everydepth.results.result import Result
 from everydepth.tracing import token_grid
-from everydepth.tracing.result import Result
 
 TOP = 5
 LONGEST_PROMPT = 2000  # characters

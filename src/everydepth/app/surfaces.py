@@ -17,8 +17,8 @@ from everydepth.app.opening import open_model
 from everydepth.app.shelf import Item
 from everydepth.data import SURFACES
 from everydepth.data.surfaces import Surface
+from everydepth.results.figures.chart import PALETTE
 from everydepth.stream import ResidualStream, as_stream, evaluating
-from everydepth.tracing.figures.chart import PALETTE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from everydepth.report.panels import Panel, number, panel, readable
-from everydepth.tracing.figures.chart import Axis, Bars, Chart, Dots, Line
+from everydepth.results.figures.chart import Axis, Bars, Chart, Dots, Line
 
 LAYER = Axis(label="layer whose skips are scaled", whole=True)
 UNITS = {"loss": "nat", "margin": "logits"}

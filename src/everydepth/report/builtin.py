@@ -19,9 +19,9 @@ from everydepth.report.panels import (
     panel,
     readable,
 )
-from everydepth.tracing.figures.chart import Axis, Bars, Chart, Line
-from everydepth.tracing.figures.kinds import numbers
-from everydepth.tracing.result import Result
+from everydepth.results.figures.chart import Axis, Bars, Chart, Line
+from everydepth.results.figures.kinds import numbers
+from everydepth.results.result import Result
 
 Runs = Mapping[str, Result]
 POINTS_KEPT = 400  # of a training curve; a screen shows no more

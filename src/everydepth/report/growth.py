@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from everydepth.report.panels import Panel, number, panel
-from everydepth.tracing.figures.chart import Axis, Bars, Chart, Heat, Line
+from everydepth.results.figures.chart import Axis, Bars, Chart, Heat, Line
 
 SITE = Axis(label="a new block after depth", whole=True)
 CHOICES = ("old", "jumpboard", "trained")

@@ -25,8 +25,8 @@ from everydepth.report.panels import SECTIONS, Panel, Texts, draw, registered
 from everydepth.report.provenance import made_by
 from everydepth.report.reading import RunView
 from everydepth.report.words import headline, start_depth
-from everydepth.tracing.figures.chart import PALETTE, Chart, Heat
-from everydepth.tracing.figures.web import description
+from everydepth.results.figures.chart import PALETTE, Chart, Heat
+from everydepth.results.figures.web import description
 
 # Importing them registers their panels.
 _REGISTERED = (_builtin, _ablations, _claims, _growth, _reproduction, _sweeps)

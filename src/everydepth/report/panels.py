@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 
 from everydepth.errors import SettingError
-from everydepth.tracing.figures.chart import Chart
-from everydepth.tracing.figures.kinds import charts, number_columns, numbers, short_names
-from everydepth.tracing.figures.web import description
-from everydepth.tracing.result import Result
+from everydepth.results.figures.chart import Chart
+from everydepth.results.figures.kinds import charts, number_columns, numbers, short_names
+from everydepth.results.figures.web import description
+from everydepth.results.result import Result
 
 MOST_READINGS = 6  # values in one line of words; more are in the table of numbers
 

@@ -15,9 +15,9 @@ from typing import Any, get_args
 
 from everydepth.errors import DataError, EveryDepthError
 from everydepth.report.panels import registered
+from everydepth.results.result import Kind, Result
 from everydepth.runs import Run
 from everydepth.tracing.record import Trace
-from everydepth.tracing.result import Kind, Result
 
 BESIDE = ("profile", "exits")
 """What other commands may put into a run directory, each as an object in `<name>.json`."""

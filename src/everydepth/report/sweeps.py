@@ -10,7 +10,7 @@ import numpy as np
 
 from everydepth.report.growth import table_of
 from everydepth.report.panels import Panel, number, panel, readable
-from everydepth.tracing.figures.chart import Axis, Chart, Dots, Line
+from everydepth.results.figures.chart import Axis, Chart, Dots, Line
 
 Runs = Mapping[str, Any]
 

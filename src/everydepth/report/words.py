@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from everydepth.report.panels import at_depth, number
 from everydepth.report.reading import RunView
-from everydepth.tracing.result import Result
+from everydepth.results.result import Result
 
 CLOSE = 0.01  # accuracy: one point
 NEAR = 1.1  # errors: ten percent

@@ -1,5 +1,6 @@
 """Tracing: one pass over the data, every depth measured (SPEC 1.1, 1.2, 1.6, 2, 3.3-3.6)."""
 
+from everydepth.results.result import Kind, Result, gap
 from everydepth.tracing import metrics as _metrics  # registers the built-in metrics
 from everydepth.tracing.language import diversity, sentence_encoder, text_at_depth, token_grid
 from everydepth.tracing.metric import (
@@ -15,7 +16,6 @@ from everydepth.tracing.metrics.gradients import gradient_alignment
 from everydepth.tracing.observation import BlockRecords, FeatureRows, Observation
 from everydepth.tracing.probes import linear_probe
 from everydepth.tracing.record import Trace
-from everydepth.tracing.result import Kind, Result, gap
 from everydepth.tracing.run import trace
 
 __all__ = [

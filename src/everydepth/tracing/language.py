@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import SettingError
+from everydepth.results.result import Result, defined
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
 from everydepth.tracing.metrics.shared import DEPTH, array, depths
-from everydepth.tracing.result import Result, defined
 
 SentenceEncoder = Callable[[Sequence[str]], np.ndarray]
 """Texts -> (text, dim)."""

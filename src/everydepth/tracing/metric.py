@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from everydepth.errors import SettingError
+from everydepth.results.result import Kind, Result
 from everydepth.stream import Task
-from everydepth.tracing.result import Kind, Result
 
 if TYPE_CHECKING:
     from everydepth.tracing.observation import BlockRecords, FeatureRows, Observation

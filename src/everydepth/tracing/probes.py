@@ -9,11 +9,11 @@ import numpy as np
 from torch import nn
 
 from everydepth.errors import LabelError, SettingError
+from everydepth.results.result import Result, gap
 from everydepth.stream import IGNORE_INDEX, ResidualStream
 from everydepth.tracing.metric import FeatureMetric
 from everydepth.tracing.metrics.shared import DEPTH, array, depths
 from everydepth.tracing.observation import FeatureRows
-from everydepth.tracing.result import Result, gap
 from everydepth.tracing.run import trace
 
 

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from everydepth.errors import DataError, SettingError
-from everydepth.tracing.result import Result
+from everydepth.results.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,7 +161,7 @@ class Trace:
 
     def plot(self, name: str, backend: str = "matplotlib") -> Any:
         """The figure of one metric: `backend` is "matplotlib" (paper) or "plotly" (page)."""
-        from everydepth.tracing.figures import figure
+        from everydepth.results.figures import figure
 
         return figure(self.result(name), backend)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from everydepth.results.result import Result, defined, gap
 from everydepth.tracing.crossproducts import CrossProducts, MinibatchCKA
 from everydepth.tracing.metric import FeatureMetric, register_metric
 from everydepth.tracing.metrics.shared import DEPTH, depths
 from everydepth.tracing.observation import FeatureRows
-from everydepth.tracing.result import Result, defined, gap
 
 
 @register_metric

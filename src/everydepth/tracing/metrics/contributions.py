@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everydepth.results.result import Result, defined, gap
 from everydepth.stream import Block, BranchRecord, Task
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.shared import DEPTH, array, depths
 from everydepth.tracing.observation import BlockRecords, Observation
 from everydepth.tracing.predictions import LOGIT_BYTES
-from everydepth.tracing.result import Result, defined, gap
 
 FEW_OUTPUTS: frozenset[Task] = frozenset({"classification", "regression"})
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from everydepth.errors import SettingError
+from everydepth.results.result import Result, gap
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.predictive import CLASSES, LABELS
 from everydepth.tracing.metrics.shared import DEPTH, Kept, array, depths
 from everydepth.tracing.observation import Observation
-from everydepth.tracing.result import Result, gap
 
 MARGIN_BYTES = 2**26
 SAMPLE_BYTES = 2**25

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from everydepth.errors import LabelError
+from everydepth.results.result import Result, gap
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.predictive import LABELS
 from everydepth.tracing.metrics.shared import DEPTH, array, depths
 from everydepth.tracing.observation import Observation
-from everydepth.tracing.result import Result, gap
 
 IOU = 0.5
 MOST = 100  # detections counted per image

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from everydepth.errors import SettingError
+from everydepth.results.result import Result, defined, gap
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
 from everydepth.tracing.metrics.contributions import branch_names
 from everydepth.tracing.metrics.predictive import CLASSES, NUMBERS
 from everydepth.tracing.metrics.shared import DEPTH, Kept, array, depths
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.record import Trace
-from everydepth.tracing.result import Result, defined, gap
 
 GRADIENTS: frozenset[Need] = frozenset({"gradients", "labels"})
 QUANTILE_BYTES = 2**25

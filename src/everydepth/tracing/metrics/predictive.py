@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everydepth.results.result import Result, gap
 from everydepth.stream import Task
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
 from everydepth.tracing.metrics.shared import DEPTH, array, depths
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.predictions import Predictions
-from everydepth.tracing.result import Result, gap
 
 CLASSES: frozenset[Task] = frozenset({"classification", "causal_lm", "masked_lm"})
 NUMBERS: frozenset[Task] = frozenset({"regression"})

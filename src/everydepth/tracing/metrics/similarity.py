@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everydepth.results.result import Result, defined, gap
 from everydepth.tracing.metric import FeatureMetric, register_metric
 from everydepth.tracing.metrics.shared import DEPTH, Kept, array, depths
 from everydepth.tracing.observation import FeatureRows
-from everydepth.tracing.result import Result, defined, gap
 
 # A centred feature below this share of its mean's length is rounding noise, not a direction.
 CONSTANT = 1e-6

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from everydepth.results.result import Result, defined, gap
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.contributions import branch_names
 from everydepth.tracing.metrics.shared import DEPTH, depths
 from everydepth.tracing.observation import BlockRecords, Observation, real_tokens
-from everydepth.tracing.result import Result, defined, gap
 
 
 @dataclass(frozen=True)

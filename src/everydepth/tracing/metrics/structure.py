@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everydepth.results.result import Result, defined, gap
 from everydepth.stream import IGNORE_INDEX
 from everydepth.tracing.metric import FeatureMetric, register_metric
 from everydepth.tracing.metrics.predictive import LABELS
 from everydepth.tracing.metrics.shared import DEPTH, array, depths
 from everydepth.tracing.metrics.similarity import NO_SECOND_LOOK
 from everydepth.tracing.observation import FeatureRows
-from everydepth.tracing.result import Result, defined, gap
 
 RANK = 1e-10  # singular values of the class means below this share of the largest are zero
 

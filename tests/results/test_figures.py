@@ -17,11 +17,11 @@ from tests.report.samples import HOSTILE, curve, every_kind
 from transformers import ViTConfig, ViTForImageClassification
 
 from everydepth.errors import SettingError
+from everydepth.results.figures import figure
+from everydepth.results.figures.chart import Bars, Boxes, Chart, Heat, Line
+from everydepth.results.figures.kinds import charts
+from everydepth.results.figures.mpl import WIDTH, save
 from everydepth.tracing import Trace, gap, trace
-from everydepth.tracing.figures import figure
-from everydepth.tracing.figures.chart import Bars, Boxes, Chart, Heat, Line
-from everydepth.tracing.figures.kinds import charts
-from everydepth.tracing.figures.mpl import WIDTH, save
 
 ONE = every_kind()
 TWO = {name: {"E2E": ONE[name], "LPA": other} for name, other in every_kind(seed=1).items()}
@@ -196,10 +196,10 @@ def test_drawing_changes_no_setting_of_matplotlib_and_needs_no_pyplot(tmp_path: 
         assert picture.width == round(3.3 * 300)
     script = """
 import sys
-import everydepth.tracing.figures
+import everydepth.results.figures
 print([name for name in ("matplotlib", "plotly") if name in sys.modules])
-from everydepth.tracing.figures import figure
-from everydepth.tracing.result import Result
+from everydepth.results.figures import figure
+from everydepth.results.result import Result
 import numpy as np
 depth = np.arange(3)
 r = Result(name="a", kind="curve", series=("v",), arrays={"depth": depth, "v": depth})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everydepth.tracing.figures.chart import (
+from everydepth.results.figures.chart import (
     DASHES,
     PALETTE,
     Array,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from everydepth.errors import SettingError
-from everydepth.tracing.figures.chart import (
+from everydepth.results.figures.chart import (
     Array,
     Axis,
     Bars,
@@ -24,7 +24,7 @@ from everydepth.tracing.figures.chart import (
     Line,
     Mark,
 )
-from everydepth.tracing.result import Result
+from everydepth.results.result import Result
 
 # Words of labels for which nothing to all is the natural range, so never a logarithm.
 _SHARES = ("%", "accuracy", "diversity", "fraction", "probability", "share")

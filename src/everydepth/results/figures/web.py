@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everydepth.tracing.figures.chart import (
+from everydepth.results.figures.chart import (
     DASHES,
     PALETTE,
     Array,
@@ -25,7 +25,7 @@ from everydepth.tracing.figures.chart import (
     Line,
     Mark,
 )
-from everydepth.tracing.figures.mpl import colour_range
+from everydepth.results.figures.mpl import colour_range
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

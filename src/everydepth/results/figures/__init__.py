@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from everydepth.errors import SettingError
-from everydepth.tracing.figures.kinds import charts
-from everydepth.tracing.result import Result
+from everydepth.results.figures.kinds import charts
+from everydepth.results.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as PaperFigure
@@ -39,9 +39,9 @@ def figure(result: Result | Mapping[str, Result], backend: str = "matplotlib") -
         raise SettingError(f"backend {backend!r}; use {' or '.join(map(repr, BACKENDS))}")
     drawn = charts({"": result} if isinstance(result, Result) else result)
     if backend == "plotly":
-        from everydepth.tracing.figures import web
+        from everydepth.results.figures import web
 
         return web.draw(drawn)
-    from everydepth.tracing.figures import mpl
+    from everydepth.results.figures import mpl
 
     return mpl.draw(drawn)
