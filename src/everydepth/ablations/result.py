@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everydepth.errors import DataError, SettingError
-from everydepth.runs.files import write_json
+from everydepth.files import write_json
 
 Floats = NDArray[np.float64]
 

@@ -22,8 +22,8 @@ from everydepth.claims.facts import GROUPS, Batches, Facts, Missing, gather
 from everydepth.claims.standard import SCALES, cell
 from everydepth.data.feeding import Feed
 from everydepth.errors import DataError, SettingError
+from everydepth.files import read_json, write_json
 from everydepth.runs import Run
-from everydepth.runs.files import read_json, write_json
 from everydepth.stream import ResidualStream, as_stream, unwrapped
 
 PARTS = 8

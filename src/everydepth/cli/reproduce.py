@@ -78,7 +78,7 @@ def reproduce(
     console.print(terminal_table(found))
     typer.echo(f"wrote {folder}: comparison.html, reproduction.json, one file a cell")
     if record:
-        from everydepth.runs.files import write_text
+        from everydepth.files import write_text
 
         (home / "results").mkdir(exist_ok=True)
         file = home / "results" / f"{preset}.json"
@@ -88,7 +88,7 @@ def reproduce(
 
 def _write(recipe: Recipe, found: Reproduction, folder: Path) -> None:
     from everydepth.evidence.render import html_page
-    from everydepth.runs.files import write_text
+    from everydepth.files import write_text
 
     figure = None if recipe.figure is None else recipe.figure(found.results)
     if figure is not None:

@@ -9,7 +9,7 @@ from everydepth.evidence.discover import load_recipe, recipe_files
 from everydepth.evidence.recipe import PRESETS, Recipe
 from everydepth.evidence.render import markdown_table
 from everydepth.evidence.running import Reproduction
-from everydepth.runs.files import write_text
+from everydepth.files import write_text
 
 INTRODUCTION = """\
 # Results: published against measured

@@ -18,7 +18,7 @@ from everydepth.exits.card import model_card
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
 from everydepth.exits.quiet import quiet_transformers
-from everydepth.runs.files import is_full, write_folder
+from everydepth.files import is_full, write_folder
 from everydepth.stream import Batch, ResidualStream, as_stream, unwrapped
 
 Format = Literal["hf", "onnx"]

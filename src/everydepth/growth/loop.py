@@ -14,6 +14,7 @@ from torch.optim import AdamW, Optimizer
 from everydepth.data import Rows, batches
 from everydepth.data.feeding import Feed
 from everydepth.errors import SettingError
+from everydepth.files import remove_folder
 from everydepth.growth.certify import certificate
 from everydepth.growth.fitting import Trainer, fit_plainly, is_main, wait_for_all
 from everydepth.growth.held_out import paired_losses
@@ -23,7 +24,6 @@ from everydepth.growth.optimizers import carried, frozen_but, load_named_state, 
 from everydepth.growth.rounds import Choice, Grown, Round, Settings, round_of
 from everydepth.growth.scoring import DEEPEN, Score, score
 from everydepth.runs import Run
-from everydepth.runs.files import remove_folder
 from everydepth.stream import ResidualStream, as_stream, insert, unwrapped
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from rich.progress import track
 
 from everydepth.errors import RunError, SettingError
+from everydepth.files import read_json, remove_leftovers, write_json
 from everydepth.runs import Run
 from everydepth.runs.engine import check_engine, each
-from everydepth.runs.files import read_json, remove_leftovers, write_json
 
 Cell = dict[str, Any]
 Cells = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from everydepth.errors import RunError
-from everydepth.runs.files import read_json, write_folder
+from everydepth.files import read_json, write_folder
 from everydepth.runs.tree import put_together, taken_apart
 
 FORMAT = 1

@@ -15,8 +15,7 @@ from safetensors import SafetensorError
 
 from everydepth.environment import Environment, command_line
 from everydepth.errors import RunError
-from everydepth.runs.checkpoint import FORMAT, Checkpoint, check_format
-from everydepth.runs.files import (
+from everydepth.files import (
     is_full,
     read_json,
     remove_folder,
@@ -25,6 +24,7 @@ from everydepth.runs.files import (
     write_json,
     write_text,
 )
+from everydepth.runs.checkpoint import FORMAT, Checkpoint, check_format
 
 _README = """\
 # A run of everydepth: {kind}
