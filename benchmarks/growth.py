@@ -40,7 +40,7 @@ from everydepth.growth.scoring import DEEPEN
 from everydepth.stream import as_stream
 
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.growth.helpers import mlp, points
+from tests.helpers.growth import mlp, points
 
 console = Console()
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
-from tests.app.samples import HOSTILE, demo_folder
-from tests.report.test_browser import FLAGS, browser_path
+from playwright.sync_api import Browser, Page, expect
+from tests.helpers.browser import launched
+from tests.helpers.playground import HOSTILE, demo_folder
 
 from everydepth.app.content import SURFACE
 from everydepth.app.pictures import to_data_url
@@ -68,15 +68,8 @@ class Opened:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     expect.set_options(timeout=WAIT)
-    # Surfaces need WebGL, which a machine without a graphics card computes in software.
-    flags = [*(f for f in FLAGS if f != "--disable-gpu"), "--use-angle=swiftshader"]
-    with sync_playwright() as play:
-        path = browser_path()
-        launched = play.chromium.launch(
-            executable_path=path, args=[*flags, "--enable-unsafe-swiftshader"]
-        )
-        yield launched
-        launched.close()
+    with launched(webgl=True) as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.app.samples import classifier, save_run
+from tests.helpers.playground import classifier, save_run
 
 from everydepth.app.content import SURFACE, Effort, is_learned, learn_surface, prepare
 from everydepth.app.shelf import shelf_of

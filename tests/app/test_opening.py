@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.app.samples import classifier, save_language_run, save_run
+from tests.helpers.playground import classifier, save_language_run, save_run
 
 from everydepth.app.opening import open_model, open_tokenizer
 from everydepth.app.shelf import Item, item_at, shelf_of

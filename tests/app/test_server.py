@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.app.samples import HOSTILE, classifier, save_run
+from tests.helpers.playground import HOSTILE, classifier, save_run
 from typer.testing import CliRunner
 
 from everydepth.app import serve as serving

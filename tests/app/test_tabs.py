@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.app.samples import HOSTILE, classifier, demo_folder, speaker
+from tests.helpers.playground import HOSTILE, classifier, demo_folder, speaker
 
 import everydepth as ed
 from everydepth.app import compare, language, surfaces, vision

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.test_distributed import launch
+from tests.helpers.processes import launch
 from typer.testing import CliRunner
 
 from everydepth.cli.main import build_app

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from tests.exits.test_predict import more_rows
+from tests.helpers.rows import more_rows
 from tests.zoo import CLASSIFIERS, ENTRIES
 from torch import Tensor
 
@@ -48,7 +48,7 @@ from everydepth.exits import export
 from everydepth.exits.calibrate import observe
 from everydepth.exits.policies import NEVER, POLICIES
 from everydepth.stream import as_stream
-from tests.exits.test_predict import more_rows
+from tests.helpers.rows import more_rows
 from tests.zoo import CLASSIFIERS
 name, kind, folder = sys.argv[1:]
 model, batch = CLASSIFIERS[name].make()

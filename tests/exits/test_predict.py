@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.helpers.rows import more_rows
 from tests.zoo import CLASSIFIERS, ENTRIES, Entry
 from torch import Tensor, nn
 
@@ -13,17 +14,6 @@ from everydepth.exits.calibrate import observe
 from everydepth.exits.policies import NEVER, POLICIES, Agreement, Confidence, Patience, Policy
 from everydepth.stream import as_stream, check_stream
 from everydepth.stream.rows import select_rows
-
-
-def more_rows(batch: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """Rows of the batch again and again, each a little different where it can be."""
-    size = next(iter(batch.values())).shape[0]
-    picked = select_rows(batch, torch.arange(rows) % size, size)
-    noise = torch.linspace(0.2, 2, rows, dtype=torch.float64)
-    return {
-        k: v * noise.view(-1, *[1] * (v.ndim - 1)).to(v) if v.is_floating_point() else v
-        for k, v in picked.items()
-    }
 
 
 def splitting(model: nn.Module, batch: dict[str, Tensor], entry: Entry) -> Confidence:

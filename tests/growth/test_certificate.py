@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.growth.helpers import labelled, mlp, points
-from tests.growth.test_grow import teacher_data
+from tests.helpers.growth import labelled, mlp, points, teacher_data
 from tests.zoo import ENTRIES
 
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.growth.helpers import mlp, points
-from torch import Tensor, nn
+from tests.helpers.growth import SETTINGS, long_growth, mlp, points, teacher_data
+from torch import nn
 from torch.optim import SGD, AdamW
 
 import everydepth as ed
@@ -25,24 +25,11 @@ from everydepth.growth.losses import mean_loss
 from everydepth.growth.optimizers import counterparts
 
 
-def teacher_data(rows: int, seed: int) -> dict[str, Tensor]:
-    return points(mlp(7, num_hidden_layers=4, hidden_size=24), rows, seed=seed, scale=6.0)
-
-
 def same(a: nn.Module, b: nn.Module) -> bool:
     states = a.state_dict(), b.state_dict()
     return states[0].keys() == states[1].keys() and all(
         torch.equal(v, states[1][k]) for k, v in states[0].items()
     )
-
-
-SETTINGS: dict[str, Any] = {
-    "steps": 20,
-    "rounds": 2,
-    "batch_size": 64,
-    "lr": 3e-3,
-    "progress": False,
-}
 
 
 def test_a_model_grows_where_the_data_asks_for_it() -> None:
@@ -164,17 +151,10 @@ def test_a_growth_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) ->
         grow(model, train, valid, **settings, run=tmp_path / "cut")
 
 
-def long_growth(run: Path) -> nn.Module:
-    settings = {**SETTINGS, "steps": 400, "rounds": 1}
-    return grow(
-        mlp(), teacher_data(512, 0), teacher_data(400, 1), **settings, run=run, resume=True
-    ).model
-
-
 KILLED = """
 import sys
 from pathlib import Path
-from tests.growth.test_grow import long_growth
+from tests.helpers.growth import long_growth
 long_growth(Path(sys.argv[1]))
 """
 
@@ -246,7 +226,7 @@ def test_a_paired_interval_covers_the_true_difference() -> None:
 SCRIPT = """
 import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
-from tests.growth.helpers import mlp, points
+from tests.helpers.growth import mlp, points
 from everydepth.growth import grow
 teacher = mlp(7, num_hidden_layers=4, hidden_size=24)
 train, valid = (points(teacher, n, seed=s, scale=6.0) for n, s in ((256, 0), (300, 1)))

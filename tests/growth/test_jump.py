@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.growth.helpers import labelled, mlp, points
+from tests.helpers.growth import labelled, mlp, points
 from tests.zoo import ENTRIES
 from torch import nn
 

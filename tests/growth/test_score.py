@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.growth.helpers import GROWABLE, labelled, mlp, points
+from tests.helpers.growth import GROWABLE, labelled, mlp, points
 from tests.zoo import ENTRIES, Entry
 from torch import Tensor, nn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.growth.helpers import mlp, points
+from tests.helpers.growth import mlp, points
 
 from everydepth.growth import score
 from everydepth.growth.scoring import DEEPEN

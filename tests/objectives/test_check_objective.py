@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.objectives.test_objective import FACTORIES
+from tests.helpers.objectives import FACTORIES
 from tests.zoo import ENTRIES
 from torch import nn
 

@@ -10,28 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.objectives import FACTORIES
 from torch import Tensor
 
 import everydepth as ed
 from everydepth.errors import SettingError
-
-FACTORIES = {
-    "end_to_end": ed.end_to_end(),
-    "lpa": ed.lpa(),
-    "lpa-top": ed.lpa(top=2),
-    "lpa-annealed": ed.lpa().annealed(),
-    "lpa-warmed-up": ed.lpa().warmed_up(),
-    "lpa-sampled": ed.lpa().sampled(1, seed=7),
-    "lpa-equilibrated": ed.lpa(early=1.0).equilibrated(),
-    "aligned": ed.aligned(),
-    "aligned-uniform": ed.aligned(weights="uniform", alternate=False),
-    "cosine_regularised": ed.cosine_regularised(0.5),
-    "multi_classifier": ed.multi_classifier(),
-    "multi_classifier-kl": ed.multi_classifier(kl=0.5, temperature=2.0),
-    "layerskip": ed.layerskip(every=2),
-    "layerskip-gradual": ed.layerskip(curriculum="gradual", dropout_rises=True),
-    "weighted": ed.weighted([0.0, 1.0, 2.0, 3.0, 4.0]),
-}
 
 
 def weights(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,43 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
-from tests.report.samples import HOSTILE, curve, every_kind, trace_of
+from playwright.sync_api import Browser, Page
+from tests.helpers.browser import browser_path, launched
+from tests.helpers.results import HOSTILE, curve, every_kind, trace_of
 
 from everydepth.report import report
 from everydepth.runs import Run
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 SIZES = ((1280, 900), (390, 844))
-
-
-def browser_path() -> str:
-    found = os.environ.get("EVERYDEPTH_CHROME") or next(filter(None, map(shutil.which, NAMES)), "")
-    if not found:
-        pytest.fail(
-            f"no browser: none of {', '.join(NAMES)} is on the path; install one (Debian and "
-            "Ubuntu: apt-get install chromium), or set EVERYDEPTH_CHROME to its path"
-        )
-    return found
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    path = browser_path()
-    with sync_playwright() as play:
-        launched = play.chromium.launch(executable_path=path, args=list(FLAGS))
-        yield launched
-        launched.close()
+    with launched() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.report.samples import every_kind, trace_of
+from tests.helpers.results import every_kind, trace_of
 
 from everydepth.report import report
 from everydepth.results.figures.chart import PALETTE

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.growth.helpers import mlp
-from tests.growth.test_grow import SETTINGS, teacher_data
+from tests.helpers.growth import SETTINGS, mlp, teacher_data
 
 from everydepth.growth import grow, scaling, sweep
 from everydepth.growth.comparing import Arm, Comparison

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.report.samples import curve, trace_of
+from tests.helpers.results import curve, trace_of
 
 from everydepth.errors import DataError, RunError
 from everydepth.report import reading

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.report.samples import HOSTILE, curve, every_kind, trace_of
+from tests.helpers.results import HOSTILE, curve, every_kind, trace_of
 
 import everydepth
 from everydepth.errors import DataError, SettingError

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.report.samples import HOSTILE, curve, every_kind
+from tests.helpers.results import HOSTILE, curve, every_kind
 from transformers import ViTConfig, ViTForImageClassification
 
 from everydepth.errors import SettingError

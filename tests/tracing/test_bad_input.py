@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.tracing import samples
+from tests.helpers import tracing as samples
 
 import everydepth as ed
 from everydepth.errors import BatchError, LabelError, NonFiniteError, SettingError

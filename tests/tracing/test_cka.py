@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from ckatorch import cka_base, cka_batch
-from tests.tracing import samples
+from tests.helpers import tracing as samples
 from torch import Tensor
 
 import everydepth as ed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.tracing import samples
+from tests.helpers import tracing as samples
 from tests.zoo import CLASSIFIERS
 
 import everydepth as ed

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from tests.tracing import samples
+from tests.helpers import tracing as samples
 
 import everydepth as ed
 from everydepth.errors import SettingError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from captum._utils.gradient import compute_layer_gradients_and_eval
-from tests.tracing import samples
+from tests.helpers import tracing as samples
 from tests.zoo import CLASSIFIERS
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from tests.tracing import samples
+from tests.helpers import tracing as samples
 from tokenizers import Tokenizer as Words
 from tokenizers import models, pre_tokenizers
 from torch import Tensor

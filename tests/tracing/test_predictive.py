@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
-from tests.tracing import samples
+from tests.helpers import tracing as samples
 
 import everydepth as ed
 from everydepth.tracing import predictions

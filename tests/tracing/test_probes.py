@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
-from tests.tracing import samples
+from tests.helpers import tracing as samples
 
 import everydepth as ed
 from everydepth.errors import LabelError, SettingError

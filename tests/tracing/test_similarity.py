@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics.pairwise import paired_cosine_distances
-from tests.tracing import samples
+from tests.helpers import tracing as samples
 from tests.zoo import ENTRIES
 
 import everydepth as ed

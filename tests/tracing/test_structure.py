@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
-from tests.tracing import samples
+from tests.helpers import tracing as samples
 from torch import nn
 
 import everydepth as ed

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.tracing import samples
+from tests.helpers import tracing as samples
 from tests.zoo import ENTRIES
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.tracking import GeneralTracker
-from tests.training.small import digits, mlp, net, points, same, vit, weights
+from tests.helpers.training import digits, mlp, net, points, same, vit, weights
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, lr_scheduler
 from torch.utils.data import DataLoader, Dataset

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.training.small import digits, mlp, net, points, same, vit, weights
+from tests.helpers.training import digits, mlp, net, points, same, vit, weights
 from torch import Tensor
 from torch.optim import SGD, lr_scheduler
 from torch.utils.data import DataLoader
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 def command(run: Path, **options: Any) -> list[str]:
     words = [f"{key}={json.dumps(value)}" for key, value in options.items()]
-    return [sys.executable, "-m", "tests.training.train_digits", str(run), *words]
+    return [sys.executable, "-m", "tests.helpers.train_digits", str(run), *words]
 
 
 def start(run: Path, **options: Any) -> subprocess.Popen[str]:
@@ -87,7 +87,7 @@ def test_a_training_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(
 
 
 def uninterrupted(run: Path, **more: Any) -> None:
-    from tests.training.train_digits import main
+    from tests.helpers.train_digits import main
 
     main(str(run), OPTIONS | more)
 

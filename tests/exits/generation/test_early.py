@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tests.exits.generation.helpers import prompts, reference, references, talkative
-from tests.exits.generation.test_generate import DECODERS, decoder
+from tests.helpers.generation import DECODERS, decoder, prompts, reference, references, talkative
 from torch import Tensor
 
 from everydepth.errors import PolicyError

@@ -5,19 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as hf
-from tests.exits.generation.helpers import padded, prompts, reference, references, talkative
-from tests.zoo import CAUSAL, PAD
+from tests.helpers.generation import (
+    DECODERS,
+    decoder,
+    padded,
+    prompts,
+    reference,
+    references,
+    talkative,
+)
+from tests.zoo import PAD
 from torch import nn
 
 from everydepth.exits.generation import generate
 from everydepth.stream import as_stream, at_depth
 
-DECODERS = sorted({name.rsplit("-", 2)[0] for name in CAUSAL})
 NEW = 12
-
-
-def decoder(name: str) -> str:
-    return f"{name}-CausalLM-left"
 
 
 @pytest.mark.parametrize("name", DECODERS)

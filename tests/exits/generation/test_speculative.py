@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.exits.generation.helpers import prompts, references, talkative
-from tests.exits.generation.test_generate import DECODERS, decoder
+from tests.helpers.generation import DECODERS, decoder, prompts, references, talkative
 
 from everydepth.exits.generation import generate
 from everydepth.stream import as_stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import everydepth as ed
 from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
+from everydepth.growth import grow
 
 POST_NORM = ("Bert", "Roberta", "DistilBert", "Detr", "OPT-postnorm")
 GROWABLE = {
@@ -18,6 +20,13 @@ GROWABLE = {
     if not name.startswith((*POST_NORM, "CLIPModel", "CLIPVision", "CLIPText"))
     and "skips0" not in name
     and not name.endswith("right")
+}
+SETTINGS: dict[str, Any] = {
+    "steps": 20,
+    "rounds": 2,
+    "batch_size": 64,
+    "lr": 3e-3,
+    "progress": False,
 }
 
 
@@ -52,3 +61,14 @@ def points(model: nn.Module, rows: int, seed: int = 0, scale: float = 1.0) -> di
         probabilities = (scale * model(inputs=inputs).logits).softmax(-1)
     labels = torch.multinomial(probabilities, 1, generator=generator).flatten()
     return {"inputs": inputs, "labels": labels}
+
+
+def teacher_data(rows: int, seed: int) -> dict[str, Tensor]:
+    return points(mlp(7, num_hidden_layers=4, hidden_size=24), rows, seed=seed, scale=6.0)
+
+
+def long_growth(run: Path) -> nn.Module:
+    settings = {**SETTINGS, "steps": 400, "rounds": 1}
+    return grow(
+        mlp(), teacher_data(512, 0), teacher_data(400, 1), **settings, run=run, resume=True
+    ).model

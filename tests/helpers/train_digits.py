@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import torch
-from tests.training.small import digits, vit
+from tests.helpers.training import digits, vit
 
 import everydepth as ed
 from everydepth.training import Callback, Training

@@ -11,6 +11,12 @@ from torch import Tensor, nn
 
 from everydepth.stream import as_stream
 
+DECODERS = sorted({name.rsplit("-", 2)[0] for name in CAUSAL})
+
+
+def decoder(name: str) -> str:
+    return f"{name}-CausalLM-left"
+
 
 def talkative(name: str, *, quiet_after: int | None = None, scale: float = 0.3) -> nn.Module:
     """A random decoder in float64 whose text varies.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
-from tests.training.small import digits, vit
+from tests.helpers.training import digits, vit
 
 import everydepth as ed
 from everydepth.data import batches
