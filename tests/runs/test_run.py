@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from everydepth import files
 from everydepth.errors import RunError
-from everydepth.runs import Run, changes, checkpoint, files
+from everydepth.runs import Run, changes, checkpoint
 from everydepth.runs.tree import put_together, taken_apart
 
 
