@@ -48,7 +48,7 @@ def objective(name: str) -> ed.Objective:
         "standard": ed.end_to_end(),
         "aligned": ed.aligned(),
         "uniform": ed.aligned("uniform"),
-        "cosine": ed.cosine_regularised(1.0),
+        "cosine": ed.cosine_regularized(1.0),
         "multi": ed.multi_classifier(),
     }[name]
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from everydepth.growth import sweep as sweep
     from everydepth.objectives import Objective as Objective
     from everydepth.objectives import aligned as aligned
-    from everydepth.objectives import cosine_regularised as cosine_regularised
+    from everydepth.objectives import cosine_regularized as cosine_regularized
     from everydepth.objectives import end_to_end as end_to_end
     from everydepth.objectives import layerskip as layerskip
     from everydepth.objectives import lpa as lpa
@@ -113,7 +113,7 @@ _HOMES = {
     "generate": "everydepth.exits.generation",
     "Objective": "everydepth.objectives",
     "aligned": "everydepth.objectives",
-    "cosine_regularised": "everydepth.objectives",
+    "cosine_regularized": "everydepth.objectives",
     "end_to_end": "everydepth.objectives",
     "layerskip": "everydepth.objectives",
     "lpa": "everydepth.objectives",

@@ -169,8 +169,8 @@ def test_objectives_are_written_as_name_and_settings() -> None:
     assert objective_of({"name": "layerskip", "every": 2}) == layerskip(every=2)
     with pytest.raises(SettingError, match="objective lpa has no setting 'erly'; it has early"):
         objective_of("lpa:erly=1")
-    with pytest.raises(SettingError, match=r"cosine_regularised: .*'beta'; write"):
-        objective_of("cosine_regularised")
+    with pytest.raises(SettingError, match=r"cosine_regularized: .*'beta'; write"):
+        objective_of("cosine_regularized")
 
 
 FACTS = {

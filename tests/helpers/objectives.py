@@ -14,7 +14,7 @@ FACTORIES = {
     "lpa-equilibrated": ed.lpa(early=1.0).equilibrated(),
     "aligned": ed.aligned(),
     "aligned-uniform": ed.aligned(weights="uniform", alternate=False),
-    "cosine_regularised": ed.cosine_regularised(0.5),
+    "cosine_regularized": ed.cosine_regularized(0.5),
     "multi_classifier": ed.multi_classifier(),
     "multi_classifier-kl": ed.multi_classifier(kl=0.5, temperature=2.0),
     "layerskip": ed.layerskip(every=2),

@@ -48,8 +48,8 @@ def test_aligned_uses_the_last_depth_only_at_odd_steps() -> None:
     assert weights(ed.aligned(alternate=False), step=1) == weights(ed.aligned())
 
 
-def test_cosine_regularised_supervises_the_last_depth_and_pulls_on_all() -> None:
-    objective = ed.cosine_regularised(0.5)
+def test_cosine_regularized_supervises_the_last_depth_and_pulls_on_all() -> None:
+    objective = ed.cosine_regularized(0.5)
     assert weights(objective) == [0, 0, 0, 0, 1]
     assert close(objective.cosine_weights(4), [0, 0.05, 0.1, 0.15, 0.2])
 

@@ -281,15 +281,15 @@ def test_evaluation_draws_nothing() -> None:
 # -- objectives that do more than weigh -----------------------------------------------------------
 
 
-def test_the_cosine_regulariser_pulls_on_the_states() -> None:
+def test_the_cosine_regularizer_pulls_on_the_states() -> None:
     model, batch = make(VIT)
-    out = ed.EveryDepth(model, ed.cosine_regularised(0.5))(**batch)
+    out = ed.EveryDepth(model, ed.cosine_regularized(0.5))(**batch)
     states = ed.as_stream(model).observe(batch)
     h = [states.feature(d) for d in range(5)]
     expected = sum(
         0.5 * 2 * d / 20 * (1 - F.cosine_similarity(h[d], h[4], dim=-1)).mean() for d in range(1, 4)
     )
-    assert close(out.regulariser, expected)
+    assert close(out.regularizer, expected)
     assert close(out.loss, out.losses[4] + expected)
 
 
@@ -318,7 +318,7 @@ def test_the_divergence_to_the_last_depth_is_softened_and_one_way(kind: str) -> 
     for depth in range(1, 4):
         q = (pick(out.logits_at[depth]) / 2).log_softmax(-1)
         expected += 0.7 / 4 * 4 * (p * (p.log() - q)).sum(-1).mean()
-    assert close(out.regulariser, expected, 1e-9)
+    assert close(out.regularizer, expected, 1e-9)
     assert close(out.loss, sum(out.losses.values()) / 4 + expected, 1e-6)
 
 

@@ -41,7 +41,7 @@ from everydepth.data import (
 from everydepth.objectives import (
     Objective,
     aligned,
-    cosine_regularised,
+    cosine_regularized,
     end_to_end,
     lpa,
     multi_classifier,
@@ -53,7 +53,7 @@ OBJECTIVES: Mapping[str, Callable[[], Objective]] = {
     "lpa": lpa,
     "aligned": aligned,
     "multi_classifier": multi_classifier,
-    "cosine": lambda: cosine_regularised(1.0),
+    "cosine": lambda: cosine_regularized(1.0),
 }
 SURFACES = ("exponential_saddle", "standing_wave_grid", "logarithmic_central_well")
 

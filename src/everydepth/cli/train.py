@@ -42,7 +42,7 @@ def train(
     objective: Annotated[
         str,
         typer.Option(
-            help="end_to_end, lpa, aligned, cosine_regularised, multi_classifier, layerskip; with "
+            help="end_to_end, lpa, aligned, cosine_regularized, multi_classifier, layerskip; with "
             "settings: lpa:early=0.2,anneal_by=0.8,sample=2."
         ),
     ] = "lpa",

@@ -81,7 +81,7 @@ _ALL = (
     ),
     Surface(
         name="logarithmic_central_well",
-        description="a deep narrow well, a regularised logarithm, coupled with cosine waves",
+        description="a deep narrow well, a regularized logarithm, coupled with cosine waves",
         formula="0.25*log(x**2 + y**2 + 0.01) * (1 + 0.5*cos(3*pi*x))",
         function=lambda x, y: 0.25 * log(x**2 + y**2 + 0.01) * (1 + 0.5 * cos(3 * pi * x)),
     ),

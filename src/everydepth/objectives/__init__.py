@@ -1,8 +1,8 @@
-"""Objectives: a weight per depth and step, plus an optional regulariser."""
+"""Objectives: a weight per depth and step, plus an optional regularizer."""
 
 from everydepth.objectives.factories import (
     aligned,
-    cosine_regularised,
+    cosine_regularized,
     end_to_end,
     layerskip,
     lpa,
@@ -14,7 +14,7 @@ from everydepth.objectives.objective import Objective
 __all__ = [
     "Objective",
     "aligned",
-    "cosine_regularised",
+    "cosine_regularized",
     "end_to_end",
     "layerskip",
     "lpa",

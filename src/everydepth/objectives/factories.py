@@ -43,14 +43,14 @@ def aligned(weights: Weights = "linear", alternate: bool = True) -> Objective:
     return Objective(name="aligned", shape=weights, alternate=alternate)
 
 
-def cosine_regularised(beta: float, weights: Weights = "linear") -> Objective:
+def cosine_regularized(beta: float, weights: Weights = "linear") -> Objective:
     """The last depth's loss and `beta * sum_l w_l (1 - cos(h_l, h_L))` (SPEC 2.8).
 
-    >>> net = ed.EveryDepth(model, ed.cosine_regularised(beta=0.5))
-    >>> net(**train.batch(range(8))).regulariser > 0
+    >>> net = ed.EveryDepth(model, ed.cosine_regularized(beta=0.5))
+    >>> net(**train.batch(range(8))).regularizer > 0
     tensor(True)
     """
-    return Objective(name="cosine_regularised", cosine=beta, cosine_shape=weights)
+    return Objective(name="cosine_regularized", cosine=beta, cosine_shape=weights)
 
 
 def multi_classifier(

@@ -172,7 +172,7 @@ class Objective:
         return torch.from_numpy(self._before_sampling(step, total_steps, depth))
 
     def cosine_weights(self, depth: int) -> Float[Tensor, " depths"]:
-        """`v_0 .. v_L` of the cosine regulariser."""
+        """`v_0 .. v_L` of the cosine regularizer."""
         return torch.from_numpy(self.cosine * self._shaped(self.cosine_shape, depth))
 
     def kept_rows(

@@ -17,7 +17,7 @@ from everydepth.objectives import Objective, lpa
 from everydepth.stream import IGNORE_INDEX, ResidualStream, States, as_stream, unwrapped
 from everydepth.training.any_depth_loss import any_depth_loss
 from everydepth.training.layer_dropout import observe_with_layer_dropout
-from everydepth.training.regularisers import balanced, cosine_distance, divergence
+from everydepth.training.regularizers import balanced, cosine_distance, divergence
 from everydepth.training.targets import Targets
 
 Criterion = Callable[[Tensor, Any, Mapping[str, Tensor]], Tensor]
@@ -37,14 +37,14 @@ class EveryDepthOutput(ModelOutput):
     logits: the model's own, at the last depth. None in training mode with a large vocabulary,
         where they are never whole in memory, unless that depth is asked for with `depths=`.
     losses: the loss at each supervised (or asked for) depth, unweighted, detached.
-    regulariser: what the objective adds to the weighted losses, detached; None if nothing.
+    regularizer: what the objective adds to the weighted losses, detached; None if nothing.
     logits_at: predictions at the depths that were asked for with `depths=`.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     losses: dict[int, Tensor] | None = None
-    regulariser: Tensor | None = None
+    regularizer: Tensor | None = None
     logits_at: dict[int, Tensor] | None = None
 
 
@@ -161,9 +161,9 @@ class EveryDepth(nn.Module):
             loss, losses = self._chunked_loss(exits, targets, supervised)
         else:
             loss, losses = self._plain_loss(exits, targets, labels, supervised)
-        added = self._regulariser(exits, targets, supervised)
+        added = self._regularizer(exits, targets, supervised)
         if added is not None:
-            loss, out.regulariser = loss + added, added.detach()
+            loss, out.regularizer = loss + added, added.detach()
         if self.raise_on_nan and not bool(torch.isfinite(loss)):
             self._raise_not_finite(states, losses)
         rest = [depth for depth in asked if depth not in losses]
@@ -305,7 +305,7 @@ class EveryDepth(nn.Module):
             return targets.loss(self._head(depth)(normed(targets.pick(feature), depth)))
         return targets.loss(targets.pick(self._head(depth)(normed(feature, depth))))
 
-    def _regulariser(
+    def _regularizer(
         self, states: States, targets: Targets | None, supervised: Mapping[int, float]
     ) -> Tensor | None:
         objective, last = self.objective, self.stream.depth
@@ -327,7 +327,7 @@ class EveryDepth(nn.Module):
     def _raise_not_finite(self, states: States, losses: Mapping[int, Tensor]) -> None:
         states.check_finite()
         depth = next((d for d, loss in losses.items() if not bool(torch.isfinite(loss))), None)
-        where = "the regulariser" if depth is None else f"the loss at depth {depth}"
+        where = "the regularizer" if depth is None else f"the loss at depth {depth}"
         raise NonFiniteError(
             f"{where} is NaN or infinite although all states are finite; look at the labels and "
             "the head, or train with a lower learning rate",
