@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from everydepth.exits.generation import generate as generate
     from everydepth.growth import grow as grow
     from everydepth.growth import scaling as scaling
-    from everydepth.growth import sweep as sweep
     from everydepth.objectives import Objective as Objective
     from everydepth.objectives import aligned as aligned
     from everydepth.objectives import cosine_regularized as cosine_regularized
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from everydepth.objectives import weighted as weighted
     from everydepth.report import report as report
     from everydepth.runs import Run as Run
+    from everydepth.runs.sweep import sweep as sweep
     from everydepth.stream import Block as Block
     from everydepth.stream import Branch as Branch
     from everydepth.stream import Cursor as Cursor
@@ -133,7 +133,7 @@ _HOMES = {
     "growth": "everydepth.growth",
     "insert": "everydepth.stream",
     "scaling": "everydepth.growth",
-    "sweep": "everydepth.growth",
+    "sweep": "everydepth.runs.sweep",
     "fit": "everydepth.training",
     "register": "everydepth.stream",
     "Trace": "everydepth.tracing",

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from tests.helpers.growth import SETTINGS, mlp, teacher_data
 
-from everydepth.growth import grow, scaling, sweep
+from everydepth.growth import grow, scaling
 from everydepth.growth.comparing import Arm, Comparison
 from everydepth.report import report
 from everydepth.report.panels import SECTIONS, draw
 from everydepth.runs import Run
+from everydepth.runs.sweep import sweep
 
 NAMES = ("growth_score", "growth", "growth_certificate")
 

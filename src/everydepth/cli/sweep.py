@@ -50,7 +50,7 @@ def sweep(
     SGD with momentum .9 and weight decay 1e-4, random crops and mirror images. Stop it at any time,
     also with kill -9, and give the same command again: it does the cells that are missing.
     """
-    from everydepth.growth import sweep as sweep_cells
+    from everydepth.runs.sweep import sweep as sweep_cells
 
     grid = {
         "layers": _numbers(depths, "depths"),

@@ -76,8 +76,8 @@ def reproduce(
     out: a run directory in which every finished cell is a file. The same call again, also after
     kill -9, does the rest and repeats nothing; without it nothing is written.
     """
-    from everydepth.growth.sweeping import cell_key
     from everydepth.runs import Run
+    from everydepth.runs.sweep import cell_key
 
     chosen = recipe.preset(preset)
     cells = _cells(recipe, chosen, seeds)
@@ -124,7 +124,7 @@ def dry_run(
     """What a preset would do: cells, sizes of models (built without memory), data, how to start."""
     import torch
 
-    from everydepth.growth.sweeping import sweep
+    from everydepth.runs.sweep import sweep
 
     chosen = recipe.preset(preset)
     cells = _cells(recipe, chosen, seeds)
@@ -199,7 +199,7 @@ def _cells(recipe: Recipe, preset: Preset, seeds: int | None) -> list[Cell]:
 def _work(recipe: Recipe, cell: Cell, out: Path | None) -> dict[str, Any]:
     import tempfile
 
-    from everydepth.growth.sweeping import cell_key
+    from everydepth.runs.sweep import cell_key
 
     settings = {k: v for k, v in cell.items() if k not in ("recipe", "seed")}
     start = time.perf_counter()
@@ -221,8 +221,8 @@ def _swept(
 ) -> dict[str, dict[str, Any]]:
     """Results by key. Under `accelerate launch` every process works on the same cell, and the main
     one alone writes."""
-    from everydepth.growth.sweeping import sweep
     from everydepth.runs import Run
+    from everydepth.runs.sweep import sweep
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or folder is None:
         return sweep(cells, work, out=folder, progress=progress).results

@@ -16,7 +16,6 @@ from everydepth.growth.loop import grow
 from everydepth.growth.optimizers import carried
 from everydepth.growth.rounds import Grown, Round
 from everydepth.growth.scoring import Score, SiteScore, score
-from everydepth.growth.sweeping import Sweep, sweep
 
 __all__ = [
     "Certificate",
@@ -27,7 +26,6 @@ __all__ = [
     "Round",
     "Score",
     "SiteScore",
-    "Sweep",
     "carried",
     "certificate",
     "compare",
@@ -36,5 +34,4 @@ __all__ = [
     "paired",
     "scaling",
     "score",
-    "sweep",
 ]

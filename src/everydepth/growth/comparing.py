@@ -24,8 +24,8 @@ from everydepth.growth.loop import halves
 from everydepth.growth.losses import Criterion, mean_loss, row_losses
 from everydepth.growth.optimizers import frozen_but
 from everydepth.growth.scoring import score
-from everydepth.growth.sweeping import sweep
 from everydepth.runs import Run
+from everydepth.runs.sweep import sweep
 from everydepth.stream import ResidualStream, as_stream, insert, unwrapped
 from everydepth.stream.insert import initialise
 

@@ -14,7 +14,7 @@ import pytest
 
 import everydepth as ed
 from everydepth.errors import RunError, SettingError
-from everydepth.growth import sweep
+from everydepth.runs.sweep import sweep
 
 GRID = {"depth": [1, 2, 3], "width": [4, 8], "seed": [0, 1]}
 
@@ -72,7 +72,7 @@ def test_a_failing_cell_loses_nothing(tmp_path: Path) -> None:
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from everydepth.growth import sweep
+from everydepth.runs.sweep import sweep
 def run(**cell):
     with open(sys.argv[2], "a") as file:
         file.write(f"{cell}\\n")
