@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import SettingError
-from everydepth.stream import Block, Branch, ResidualStream, lengthened, shortened, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, unwrapped
 
 Tower = Literal["vision", "text"]
 
@@ -78,12 +78,6 @@ class ClipStream(ResidualStream):
         if self._both:
             return output.pooler_output
         return output.image_embeds if self._tower == "vision" else output.text_embeds
-
-    def truncated(self, depth: int, *, share: bool) -> nn.Module:
-        return shortened(self._inner, self._trunk.encoder.layers, depth, share=share)
-
-    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
-        return lengthened(self._inner, self._trunk.encoder.layers, after, block, like, share=share)
 
     def _end_of_text(self, ids: Tensor) -> Tensor:
         end = self._trunk.eos_token_id

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import UnsupportedModelError
-from everydepth.stream import Block, Branch, ResidualStream, lengthened, shortened, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, unwrapped
 
 
 @final
@@ -76,9 +76,6 @@ class DecoderStream(ResidualStream):
         slides = kinds is None or kinds[depth - 1] == "sliding_attention"
         return getattr(config, "sliding_window", None) if slides else None
 
-    def truncated(self, depth: int, *, share: bool) -> nn.Module:
-        return shortened(self._inner, self._layers, depth, share=share)
-
     def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
         scaled = getattr(self._inner.config, "scale_attn_by_inverse_layer_idx", False)
         if scaled and after < self.depth:
@@ -87,7 +84,7 @@ class DecoderStream(ResidualStream):
                 f"by its number, so a block after depth {after} would change those behind it; "
                 f"insert after={self.depth}"
             )
-        return lengthened(self._inner, self._layers, after, block, like, share=share)
+        return super().inserted(after, block, like, share=share)
 
     def _last_token(self, batch: Mapping[str, Any]) -> Tensor | int:
         """The rightmost token that is not padding, for left and right padding alike."""

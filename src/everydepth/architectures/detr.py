@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from everydepth.stream import Block, Branch, ResidualStream, lengthened, shortened, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, unwrapped
 
 
 @final
@@ -43,14 +43,6 @@ class DetrStream(ResidualStream):
     def after_block(self, h: Tensor, depth: int) -> Tensor:
         # With auxiliary losses the decoder norms the stream itself after every layer.
         return self._decoder.layernorm(h) if self._inner.config.auxiliary_loss else h
-
-    def truncated(self, depth: int, *, share: bool) -> nn.Module:
-        layers = self._decoder.layers
-        return shortened(self._inner, layers, depth, share=share, count="decoder_layers")
-
-    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
-        layers, count = self._decoder.layers, "decoder_layers"
-        return lengthened(self._inner, layers, after, block, like, share=share, count=count)
 
 
 def _block(layer: Any) -> Block:

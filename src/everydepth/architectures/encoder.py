@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import UnsupportedModelError
-from everydepth.stream import Block, Branch, ResidualStream, lengthened, shortened, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, unwrapped
 
 
 @final
@@ -48,12 +48,6 @@ class EncoderStream(ResidualStream):
 
     def normed(self, feature: Tensor, depth: int) -> Tensor:
         return self._norm(feature)
-
-    def truncated(self, depth: int, *, share: bool) -> nn.Module:
-        return shortened(self._inner, self._layers, depth, share=share)
-
-    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
-        return lengthened(self._inner, self._layers, after, block, like, share=share)
 
 
 def _block(layer: Any) -> Block:

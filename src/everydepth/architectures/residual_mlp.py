@@ -13,7 +13,7 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
 from everydepth.errors import SettingError
-from everydepth.stream import Block, Branch, ResidualStream, lengthened, shortened, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, unwrapped
 
 
 class ResidualMLPConfig(PreTrainedConfig):
@@ -148,12 +148,6 @@ class ResidualMLPStream(ResidualStream):
 
     def normed(self, feature: Tensor, depth: int) -> Tensor:
         return self._inner.norm(feature)
-
-    def truncated(self, depth: int, *, share: bool) -> nn.Module:
-        return shortened(self._inner, self._inner.blocks, depth, share=share)
-
-    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
-        return lengthened(self._inner, self._inner.blocks, after, block, like, share=share)
 
 
 def _block(block: Any) -> Block:

@@ -16,9 +16,9 @@ from everydepth.stream import (
     Block,
     Branch,
     ResidualStream,
-    adopted,
     copy_without,
-    keep_stages,
+    lengthened,
+    name_stages,
     unwrapped,
 )
 
@@ -115,22 +115,11 @@ class ResNetStream(ResidualStream):
 
     def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
         stage = self._layers[like - 1][0]
-        inside = sum(s == stage for s, _ in self._layers[:after])
-        grown: Any = copy_without(self._inner, (), share=share)
-        block = adopted(block, self._inner, grown)
-        if self._own:
-            holder, name, config = grown, f"layer{stage + 1}", "blocks_per_stage"
-        else:
-            holder, name, config = grown.resnet.encoder.stages[stage], "layers", "depths"
-        old: nn.Sequential = getattr(holder, name)
-        blocks = list(old)
-        new = nn.Sequential(*blocks[:inside], block.train(old.training), *blocks[inside:])
-        new.training = old.training
-        setattr(holder, name, new)
-        counts = list(getattr(grown.config, config))
-        counts[stage] += 1
-        setattr(grown.config, config, counts)
-        return grown
+        before = sum(s < stage for s, _ in self._layers)
+        holder: Any = self._inner if self._own else self._inner.resnet.encoder.stages[stage]
+        layers = getattr(holder, f"layer{stage + 1}" if self._own else "layers")
+        inside = after - before
+        return lengthened(self._inner, layers, inside, block, like - before, share=share)
 
     def block_like(self, number: int) -> nn.Module | None:
         layer: Any = self._layers[number - 1][1]
@@ -251,4 +240,4 @@ def _cut(small: Any, stage: int, inside: int) -> None:
     config = small.config
     config.depths = [*config.depths[:stage], inside]
     config.hidden_sizes = list(config.hidden_sizes[: stage + 1])
-    keep_stages(config, stage + 1)
+    name_stages(config, stage + 1)

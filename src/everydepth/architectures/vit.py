@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from everydepth.stream import Block, Branch, ResidualStream, lengthened, shortened, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, unwrapped
 
 
 @final
@@ -42,11 +42,8 @@ class VisionTransformerStream(ResidualStream):
             self._trunk.layernorm(feature) if self._mean_norm is None else self._mean_norm(feature)
         )
 
-    def truncated(self, depth: int, *, share: bool) -> nn.Module:
-        return shortened(self._inner, self._trunk.layers, depth, share=share)
-
     def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
-        grown: Any = lengthened(self._inner, self._trunk.layers, after, block, like, share=share)
+        grown: Any = super().inserted(after, block, like, share=share)
         _set_drop_paths(list(grown.base_model.layers), grown.config)
         return grown
 

@@ -12,14 +12,13 @@ from everydepth.stream.contract import (
 )
 from everydepth.stream.cursor import Call, Cursor
 from everydepth.stream.depth import at_depth
+from everydepth.stream.edit import copy_without, edited, lengthened, name_stages, shortened
 from everydepth.stream.generic import GenericStream
 from everydepth.stream.gradients import TapGradients, labels_of, observe_gradients
 from everydepth.stream.insert import insert, sites
-from everydepth.stream.lengthen import adopted, lengthened
 from everydepth.stream.registry import Family, as_stream, families, model_class, register
 from everydepth.stream.states import States
 from everydepth.stream.taps import BranchRecord, first_tensor, record_branches, with_first_tensor
-from everydepth.stream.truncate import copy_without, keep_stages, shortened
 
 __all__ = [
     "IGNORE_INDEX",
@@ -38,19 +37,19 @@ __all__ = [
     "StreamReport",
     "TapGradients",
     "Task",
-    "adopted",
     "as_stream",
     "at_depth",
     "check_stream",
     "copy_without",
+    "edited",
     "evaluating",
     "families",
     "first_tensor",
     "insert",
-    "keep_stages",
     "labels_of",
     "lengthened",
     "model_class",
+    "name_stages",
     "observe_gradients",
     "record_branches",
     "register",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from everydepth.errors import BatchError, DepthError, LabelError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.cursor import Call, Cursor
+from everydepth.stream.edit import BlockList, lengthened, shortened
 from everydepth.stream.states import States
 from everydepth.stream.taps import first_tensor, hooked, replaced_forward, state_key
 
@@ -95,20 +96,15 @@ class ResidualStream(ABC):
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         """A plain model of the same class with `depth` blocks."""
-        raise UnsupportedModelError(
-            f"{self.name} cannot be cut to depth {depth}: its adapter {type(self).__name__} has no "
-            "`truncated`; add one (docs/add-an-architecture.md)"
-        )
+        return shortened(unwrapped(self.model), self._block_list("truncated"), depth, share=share)
 
     def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
         """A plain model of the same class with the new `block` behind depth `after`.
 
         like: the block (from 1) whose kind it has, and in whose stage it goes.
         """
-        raise UnsupportedModelError(
-            f"{self.name} cannot get a block after depth {after}: its adapter "
-            f"{type(self).__name__} has no `inserted`; add one (docs/add-an-architecture.md)"
-        )
+        blocks = self._block_list("inserted")
+        return lengthened(unwrapped(self.model), blocks, after, block, like, share=share)
 
     def block_like(self, number: int) -> nn.Module | None:
         """A new block of the shape that block `number` gives, where that one changes the shape."""
@@ -363,6 +359,17 @@ class ResidualStream(ABC):
                 f"label {wrong}, but the head of {self.name} has {self.classes} classes; use 0 to "
                 f"{self.classes - 1}, or {IGNORE_INDEX} to ignore a position"
             )
+
+    def _block_list(self, need: str) -> BlockList:
+        """The module list of the model that holds the blocks and nothing else."""
+        wanted = [block.module for block in self.blocks]
+        for module in unwrapped(self.model).modules():
+            if isinstance(module, BlockList) and list(module) == wanted:
+                return module
+        raise UnsupportedModelError(
+            f"the {self.depth} blocks of {self.name} are not one module list, so they cannot be "
+            f"changed; give {type(self).__name__} a `{need}` (docs/add-an-architecture.md)"
+        )
 
     def _check_observed(self, h: list[Tensor]) -> None:
         if len(h) != self.depth + 1:

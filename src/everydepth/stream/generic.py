@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream, Task, unwrapped
-from everydepth.stream.truncate import shortened
 
 
 class _Function(nn.Module):
@@ -84,9 +83,6 @@ class GenericStream(ResidualStream):
         for module in self._readout[:-1]:
             feature = module(feature)
         return feature
-
-    def truncated(self, depth: int, *, share: bool) -> nn.Module:
-        return shortened(unwrapped(self.model), self._list, depth, share=share)
 
 
 _TOKENS: Mapping[str, Callable[[Tensor], Tensor]] = {

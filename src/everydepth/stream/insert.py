@@ -10,7 +10,7 @@ from torch import nn
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream, unwrapped
-from everydepth.stream.lengthen import block_copy
+from everydepth.stream.edit import block_copy
 from everydepth.stream.registry import as_stream
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -53,8 +53,10 @@ def insert(
             f"after={after}: no neighbour of its shape to copy, block {like} changes the shape; "
             "use init='fresh'"
         )
-    block = block_copy(stream.blocks[like - 1].module) if copyable else stream.block_like(like)
+    pattern = stream.blocks[like - 1].module
+    block = block_copy(pattern) if copyable else stream.block_like(like)
     assert block is not None
+    block.train(pattern.training)
     grown = stream.inserted(after, block, like, share=share)
     new = as_stream(grown, **stream.options).blocks[after]
     if init == "fresh":

@@ -1,0 +1,334 @@
+"""A plain model of the same class with other blocks: fewer, more, or some of them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from everydepth.errors import SettingError, UnsupportedModelError
+
+Model = TypeVar("Model", bound=nn.Module)
+BlockList = nn.ModuleList | nn.Sequential
+
+_NO_BLOCKS: Mapping[int, nn.Module] = MappingProxyType({})
+# How configs call a number of blocks, and modules their own place among them.
+_COUNTS = re.compile("layer|block|depth")
+# What the constructor of a class may raise, given a config alone.
+_UNBUILDABLE = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
+    *(OSError, RuntimeError, TypeError, ValueError),
+)
+_PLACES = ("layer_idx", "layer_id", "layer_index", "layer_number", "block_idx")
+
+
+def edited(
+    model: Model,
+    blocks: BlockList,
+    order: Sequence[int],
+    *,
+    share: bool,
+    new: Mapping[int, nn.Module] = _NO_BLOCKS,
+) -> Model:
+    """A copy of `model` that has the blocks of `order` in place of `blocks`, its configs corrected.
+
+    order: for each place the old block (from 0) that goes there. Every truncation, insertion and
+        selection of blocks is one order.
+    share: use the model's own tensors instead of copies. What is shared is not for saving, so the
+        config is not tried out by building a model from it.
+    new: place (from 0) -> a new block to put there; `order` then names the old block whose entry
+        it gets in the config's per-layer lists.
+    """
+    path = _path(model, blocks)
+    stay = [old for place, old in enumerate(order) if place not in new]
+    _check_order(model, order, stay, len(blocks))
+    dropped = [block for old, block in enumerate(blocks) if old not in stay]
+    copied = copy_without(model, dropped, share=share)
+    _correct_configs(copied, path, order, len(blocks))
+    added = {place: adopted(block, model, copied) for place, block in new.items()}
+    kept: BlockList = copied.get_submodule(path)  # pyright: ignore[reportAssignmentType]
+    olds = list(kept)
+    # Emptied and filled again, it stays what it is, also where it is a class of its own.
+    del kept[:]
+    for place, old in enumerate(order):
+        block = added.get(place, olds[old])
+        _move(block, place - old)
+        kept.append(block)
+    if not share:
+        _check_config(model, copied, path, order)
+    return copied
+
+
+def shortened(model: Model, blocks: BlockList, depth: int, *, share: bool) -> Model:
+    """A copy of `model` with the first `depth` of its `blocks`."""
+    return edited(model, blocks, range(depth), share=share)
+
+
+def lengthened(
+    model: Model, blocks: BlockList, after: int, block: nn.Module, like: int, *, share: bool
+) -> Model:
+    """A copy of `model` with `block` behind the first `after` of its `blocks`.
+
+    like: the block (from 1) whose kind the new one has.
+    """
+    order = [*range(after), like - 1, *range(after, len(blocks))]
+    return edited(model, blocks, order, share=share, new={after: block})
+
+
+def copy_without(model: Model, dropped: Iterable[nn.Module], *, share: bool) -> Model:
+    """A copy of `model` in which the tensors of `dropped` modules are not copied.
+
+    share: no tensor is copied, so both models have the same parameters and buffers. The dropped
+    modules are still in place: the caller takes them out.
+    """
+    left = {id(module) for root in dropped for module in root.modules()}
+    kept = {
+        id(tensor)
+        for module in model.modules()
+        if id(module) not in left
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    }
+    # What deepcopy finds in its memo it does not copy.
+    tensors = (*model.parameters(), *model.buffers())
+    memo = {id(tensor): tensor for tensor in tensors if share or id(tensor) not in kept}
+    return copy.deepcopy(model, memo)
+
+
+def block_copy(block: nn.Module) -> nn.Module:
+    """A copy of a block with tensors of its own and the configs of the original."""
+    configs = [vars(module).get("config") for module in block.modules()]
+    return copy.deepcopy(block, {id(config): config for config in configs if config is not None})
+
+
+def adopted(block: nn.Module, model: nn.Module, copied: nn.Module) -> nn.Module:
+    """`block`, made from a part of `model`, as a part of its copy: it reads the copy's configs."""
+    configs = {
+        id(getattr(old, "config", None)): getattr(new, "config", None)
+        for old, new in zip(model.modules(), copied.modules(), strict=True)
+    }
+    for module in block.modules():
+        config = vars(module).get("config")
+        if config is not None and id(config) in configs:
+            vars(module)["config"] = configs[id(config)]
+    return block
+
+
+def name_stages(config: Any, count: int) -> None:
+    """The names a backbone config derives from its number of stages (the stem is first)."""
+    config.stage_names = ["stem", *(f"stage{number}" for number in range(1, count + 1))]
+    config.set_output_features_output_indices(out_features=None, out_indices=None)
+
+
+def _path(model: nn.Module, blocks: BlockList) -> str:
+    for name, module in model.named_modules():
+        if module is blocks and name:
+            return name
+    raise UnsupportedModelError(
+        f"these blocks are not a module list inside {type(model).__name__}; pass its own"
+    )
+
+
+def _check_order(model: nn.Module, order: Sequence[int], stay: list[int], count: int) -> None:
+    wrong = [old for old in order if not 0 <= old < count]
+    if wrong or not order or len(set(stay)) < len(stay):
+        raise SettingError(
+            f"blocks {list(order)} of the {count} of {type(model).__name__}; name at least one, "
+            f"each at most once, from 0 to {count - 1}"
+        )
+
+
+def _move(block: nn.Module, by: int) -> None:
+    """Tell the modules of a block that its place has changed: caches and masks are kept by it."""
+    for module in block.modules():
+        for name in _PLACES:
+            place = vars(module).get(name)
+            if isinstance(place, int) and by:
+                vars(module)[name] = place + by
+
+
+# -- configs --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Count:
+    """A number in a config that may count the blocks.
+
+    route: the names that lead to its config from that of the holder.
+    index: where the field lists the numbers of several stages, the stage.
+    """
+
+    route: tuple[str, ...]
+    name: str
+    index: int | None = None
+
+    def set(self, config: Any, order: Sequence[int], before: int, others: set[str]) -> None:
+        """Correct it, and the lists beside it with one entry a block.
+
+        others: words of fields that count other blocks; a list with one of them is theirs.
+        """
+        for name in self.route:
+            config = getattr(config, name)
+        try:
+            if self.index is not None:
+                counts = list(getattr(config, self.name))
+                counts[self.index] = len(order)
+                setattr(config, self.name, counts)
+                return
+            setattr(config, self.name, len(order))
+            for key, value in list(vars(config).items()):
+                per_block = isinstance(value, (list, tuple)) and len(value) == before
+                if per_block and _COUNTS.search(key) and not others & set(key.split("_")):
+                    setattr(config, key, type(value)([value[old] for old in order]))
+        except AttributeError as error:
+            raise UnsupportedModelError(
+                f"{self.name} of {type(config).__name__} cannot be changed to {len(order)} "
+                f"({error}); give the model a config whose fields can be set"
+            ) from error
+        if len(getattr(config, "stage_names", None) or ()) == before + 1:
+            name_stages(config, len(order))
+
+
+# Which of several equal numbers counts a list: (class, path of the list, candidates) -> the one.
+_known: dict[tuple[type[nn.Module], str, tuple[_Count, ...]], _Count] = {}
+
+
+def _correct_configs(model: nn.Module, path: str, order: Sequence[int], before: int) -> None:
+    """Correct what counts these blocks, in each config on the way to them; no other number."""
+    seen: set[int] = set()
+    names = path.split(".")
+    for level in range(len(names)):
+        holder = model.get_submodule(".".join(names[:level]))
+        config = getattr(holder, "config", None)
+        if config is None or id(config) in seen:
+            continue
+        seen |= {id(found) for _, found in _tree(config)}
+        below = [model.get_submodule(".".join(names[:i])) for i in range(level, len(names))]
+        _correct(holder, ".".join(names[level:]), below, order, before)
+
+
+def _correct(
+    holder: nn.Module, path: str, below: list[nn.Module], order: Sequence[int], before: int
+) -> None:
+    tree = list(_tree(holder.config))
+    near = [getattr(module, "config", None) for module in reversed(below)]
+    # The innermost config on the way to the list; then, if it has no such number, all others.
+    ranked = [pair for config in near for pair in tree if pair[1] is config]
+    for group in (*([pair] for pair in ranked), tree):
+        counts = tuple(count for pair in group for count in _counts(*pair, before))
+        if counts:
+            count = counts[0] if len(counts) == 1 else _counting(holder, path, counts)
+            others = {word for other in counts for word in other.name.split("_")}
+            count.set(holder.config, order, before, others - set(count.name.split("_")))
+            return
+
+
+def _counts(route: tuple[str, ...], config: Any, before: int) -> Iterator[_Count]:
+    """The numbers of one config that might count `before` blocks."""
+    for name, value in vars(config).items():
+        if _COUNTS.search(name) and type(value) is int and value == before:
+            yield _Count(route, name)
+        elif _COUNTS.search(name) and isinstance(value, (list, tuple)):
+            for index, number in enumerate(value):
+                if type(number) is int and number == before:
+                    yield _Count(route, name, index)
+
+
+def _counting(holder: nn.Module, path: str, counts: tuple[_Count, ...]) -> _Count:
+    """Which of several equal numbers counts the list: the one that changes it in a built model."""
+    key = (type(holder), path, counts)
+    if key not in _known:
+        before = _length(holder, path)
+        assert before is not None
+        for count in counts:
+            config = copy.deepcopy(holder.config)
+            count.set(config, [*range(before), before - 1], before, set())
+            built = _built(type(holder), config)
+            if built is not None and _length(built, path) == before + 1:
+                _known[key] = count
+                break
+        else:
+            names = [count.name for count in counts]
+            raise UnsupportedModelError(
+                f"{type(holder.config).__name__} has {before} in {' and '.join(names)}, and a "
+                f"model built from it does not tell which counts {path!r}; write an adapter "
+                "whose `truncated` and `inserted` do (docs/add-an-architecture.md)"
+            )
+    return _known[key]
+
+
+def _tree(config: Any, route: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """A config and those inside it, each with the names that lead there."""
+    yield route, config
+    for name, value in vars(config).items() if hasattr(config, "__dict__") else ():
+        if hasattr(value, "to_dict") and hasattr(value, "__dict__"):
+            yield from _tree(value, (*route, name))
+
+
+def _built(cls: type[nn.Module], config: Any) -> nn.Module | None:
+    """A model without tensors; None where the class is not built from its config alone."""
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            return cls(config)
+    except _UNBUILDABLE:
+        return None
+
+
+def _length(model: nn.Module, path: str) -> int | None:
+    try:
+        return len(model.get_submodule(path))  # pyright: ignore[reportArgumentType]
+    except (AttributeError, TypeError):
+        return None
+
+
+def _check_config(model: nn.Module, copied: nn.Module, path: str, order: Sequence[int]) -> None:
+    """An error if a model built from the new config has other blocks than the edited one."""
+    config = getattr(copied, "config", None)
+    built = None if config is None else _built(type(copied), copy.deepcopy(config))
+    if built is None or _length(built, path) is None:
+        return
+    wanted, found = _kinds(copied, path), _kinds(built, path)
+    differ = [place for place, kind in enumerate(wanted) if [kind] != found[place : place + 1]]
+    if len(found) == len(wanted) and not differ:
+        return
+    # Blocks that somebody changed after building differ from the config before the edit, too.
+    original = _built(type(model), copy.deepcopy(model.config))
+    before = [] if original is None else _kinds(original, path)
+    old = _kinds(model, path)
+    if len(found) == len(wanted) and all(before[order[p]] != old[order[p]] for p in differ):
+        return
+    what = (
+        f"{len(found)} blocks in {path!r}"
+        if len(found) != len(wanted)
+        else f"another kind of block {differ[0] + 1} in {path!r}"
+    )
+    raise UnsupportedModelError(
+        f"{type(config).__name__} cannot describe {type(model).__name__} with blocks "
+        f"{[old + 1 for old in order]}: a model built from it has {what}, so saving and loading "
+        "would change it; use another depth, or run the full model at a depth instead "
+        "(predict, generate and observe need no cut model)"
+    )
+
+
+def _kinds(model: nn.Module, path: str) -> list[set[tuple[Any, ...]]]:
+    """What tells the blocks apart: shapes of tensors and plain settings of modules."""
+    return [
+        {
+            *((name, tuple(tensor.shape)) for name, tensor in block.state_dict().items()),
+            *(
+                (name, key, value)
+                for name, module in block.named_modules()
+                for key, value in vars(module).items()
+                if type(value) in (int, str, bool)
+                and key not in _PLACES
+                and key != "training"
+                and not key.startswith("_")
+            ),
+        }
+        for block in model.get_submodule(path)  # pyright: ignore[reportGeneralTypeIssues]
+    ]
