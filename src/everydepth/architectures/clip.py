@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import SettingError
-from everydepth.stream import Block, Branch, ResidualStream, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, sample_task, unwrapped
 
 Tower = Literal["vision", "text"]
 
@@ -35,7 +35,7 @@ class ClipStream(ResidualStream):
         self._trunk: Any = getattr(self._inner, f"{tower}_model")
         self._classifier: nn.Module | None = getattr(self._inner, "classifier", None)
         self.inputs = ("pixel_values",) if tower == "vision" else ("input_ids",)
-        self.task = "embedding" if self._classifier is None else "classification"
+        self.task = "embedding" if self._classifier is None else sample_task(model)
         self._blocks = tuple(_block(layer) for layer in self._trunk.encoder.layers)
 
     @property

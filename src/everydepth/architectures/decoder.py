@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import UnsupportedModelError
-from everydepth.stream import Block, Branch, ResidualStream, unwrapped
+from everydepth.stream import BESIDE_INPUTS, Block, Branch, ResidualStream, sample_task, unwrapped
 
 
 @final
@@ -27,7 +27,7 @@ class DecoderStream(ResidualStream):
         block = _BLOCKS.get(self._inner.config.model_type, _llama_block)
         self._blocks = tuple(block(layer) for layer in self._layers)
         classifier = getattr(self._inner, "score", None)
-        self.task = "causal_lm" if classifier is None else "classification"
+        self.task = "causal_lm" if classifier is None else sample_task(model)
         self._head: nn.Module = self._inner.lm_head if classifier is None else classifier
         names = ("norm", "ln_f", "final_layer_norm", "project_out")
         found = [getattr(self._trunk, name, None) for name in names]
@@ -58,7 +58,7 @@ class DecoderStream(ResidualStream):
 
     def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
         # Without this the model would build and fill a cache of its own on every pass.
-        kept = {key: value for key, value in batch.items() if key != "labels"}
+        kept = {key: value for key, value in batch.items() if key not in BESIDE_INPUTS}
         return {**kept, "past_key_values": cache, "use_cache": cache is not None}
 
     def new_cache(self) -> Any:

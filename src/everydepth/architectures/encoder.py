@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import UnsupportedModelError
-from everydepth.stream import Block, Branch, ResidualStream, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, sample_task, unwrapped
 
 
 @final
@@ -31,7 +31,7 @@ class EncoderStream(ResidualStream):
         self._layers: nn.ModuleList = (trunk.transformer if distil else trunk.encoder).layer
         self._blocks = tuple((_distil_block if distil else _block)(layer) for layer in self._layers)
         self._per_token = self._inner.get_output_embeddings() is not None
-        self.task = "masked_lm" if self._per_token else "classification"
+        self.task = "masked_lm" if self._per_token else sample_task(model)
         readout = _masked_readout if self._per_token else _sequence_readout
         self._norm, self._head = readout(self._inner)
 

@@ -19,6 +19,7 @@ from everydepth.stream import (
     copy_without,
     lengthened,
     name_stages,
+    sample_task,
     unwrapped,
 )
 
@@ -49,10 +50,9 @@ class ResNetStream(ResidualStream):
     """
 
     inputs = ("pixel_values",)
-    task = "classification"
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        self.model, self.task = model, sample_task(model)
         self._inner: Any = unwrapped(model)
         self._own = isinstance(self._inner, CifarResNet)
         stages = _own_stages(self._inner) if self._own else _stages(self._inner)

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from everydepth.stream import Block, Branch, ResidualStream, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, sample_task, unwrapped
 
 
 @final
@@ -15,10 +15,9 @@ class VisionTransformerStream(ResidualStream):
     """Pre-norm blocks; one dropout (ViT, DeiT) or drop path (BEiT) serves both branches."""
 
     inputs = ("pixel_values",)
-    task = "classification"
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        self.model, self.task = model, sample_task(model)
         self._inner: Any = unwrapped(model)
         self._trunk: Any = self._inner.base_model
         self._blocks = tuple(_block(layer) for layer in self._trunk.layers)

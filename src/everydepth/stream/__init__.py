@@ -3,11 +3,13 @@
 from everydepth.stream.block import Block, Branch
 from everydepth.stream.checks import Check, StreamReport, check_stream, evaluating
 from everydepth.stream.contract import (
+    BESIDE_INPUTS,
     IGNORE_INDEX,
     Batch,
     ResidualStream,
     StreamFactory,
     Task,
+    sample_task,
     unwrapped,
 )
 from everydepth.stream.cursor import Call, Cursor
@@ -19,8 +21,18 @@ from everydepth.stream.insert import insert, sites
 from everydepth.stream.registry import Family, as_stream, families, model_class, register
 from everydepth.stream.states import States
 from everydepth.stream.taps import BranchRecord, first_tensor, record_branches, with_first_tensor
+from everydepth.stream.targets import (
+    Criterion,
+    Targets,
+    at_least_float32,
+    has_labels,
+    nothing_asked,
+    real_tokens,
+    with_labels,
+)
 
 __all__ = [
+    "BESIDE_INPUTS",
     "IGNORE_INDEX",
     "Batch",
     "Block",
@@ -28,6 +40,7 @@ __all__ = [
     "BranchRecord",
     "Call",
     "Check",
+    "Criterion",
     "Cursor",
     "Family",
     "GenericStream",
@@ -36,25 +49,32 @@ __all__ = [
     "StreamFactory",
     "StreamReport",
     "TapGradients",
+    "Targets",
     "Task",
     "as_stream",
     "at_depth",
+    "at_least_float32",
     "check_stream",
     "copy_without",
     "edited",
     "evaluating",
     "families",
     "first_tensor",
+    "has_labels",
     "insert",
     "labels_of",
     "lengthened",
     "model_class",
     "name_stages",
+    "nothing_asked",
     "observe_gradients",
+    "real_tokens",
     "record_branches",
     "register",
+    "sample_task",
     "shortened",
     "sites",
     "unwrapped",
     "with_first_tensor",
+    "with_labels",
 ]

@@ -26,6 +26,9 @@ token, the masked token at every token, a class and a box per query, or a vector
 
 IGNORE_INDEX = -100
 
+BESIDE_INPUTS = ("labels", "loss_weights", "num_items_in_batch")
+"""Keys of a batch that say what is asked, and never reach the model."""
+
 Batch = Mapping[str, Any] | Tensor
 
 
@@ -111,10 +114,10 @@ class ResidualStream(ABC):
         return None
 
     def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
-        """The keyword arguments with which the model is called; labels never travel with them."""
+        """The keyword arguments with which the model is called, without `BESIDE_INPUTS`."""
         if cache is not None:
             raise UnsupportedModelError(f"{self.name} has no key/value cache; call without `cache`")
-        return {key: value for key, value in batch.items() if key != "labels"}
+        return {key: value for key, value in batch.items() if key not in BESIDE_INPUTS}
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """The untouched model's own output."""
@@ -394,6 +397,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def sample_task(model: nn.Module) -> Task:
+    """A class a sample; of a head with one output a number, as Hugging Face has it."""
+    config = getattr(unwrapped(model), "config", None)
+    return "regression" if getattr(config, "num_labels", None) == 1 else "classification"
 
 
 def _wrappers() -> tuple[type[nn.Module], ...]:

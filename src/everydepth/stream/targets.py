@@ -1,0 +1,496 @@
+"""What is asked of a prediction: which of its rows count, what each should say, and how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from everydepth.errors import LabelError, SettingError
+from everydepth.stream.contract import IGNORE_INDEX, ResidualStream, unwrapped
+from everydepth.stream.states import States
+
+Criterion = Callable[[Tensor, Any, Mapping[str, Any]], Tensor]
+"""A loss of your own: `f(prediction, labels, context)` gives one number a row of the batch.
+
+prediction: all of it, in float32 at least. labels: as the batch has them. context: the rest of the
+batch, and what the readout predicts beside the logits (`context["pred_boxes"]` of a detector)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Targets:
+    """What one batch asks of a model: every verb reads labels through this, and only through this.
+
+    A *row* is one prediction that counts: a sample, or a token where every token predicts.
+
+    - Padding (0 in the attention mask) never counts, in any task, even where it has a label: it
+      neither predicts nor is predicted, so it matters not on which side it is.
+    - A label of -100 is ignored, in every task with classes; where numbers are to be met, -100 is
+      a number.
+    - Causal language models: labels are given as they stand, and position t predicts token t + 1,
+      so the last position predicts nothing. Text without labels predicts its own tokens.
+    - Masked language models and token classifiers: a label a token, at its own position.
+    - Classifiers: a whole number a sample, or a share of each class (soft labels). A prediction of
+      one number is a regression, as in Hugging Face.
+    - Regressions: `(samples,)` or `(samples, outputs)` numbers, squared error.
+    - Detectors and embeddings have no loss of their own: pass a `Criterion`. With one, a row is a
+      sample, and what counts is the criterion's own business.
+    - "loss_weights" in a batch, one number a label, weigh the losses. Verbs that count rows alike
+      (`weighted=False`) refuse them.
+
+    shape: of a whole prediction, without its last dimension. rows: which of these, flattened; None
+    for all, in order. labels: `(n,)` classes, `(n, classes)` shares or `(n, outputs)` numbers; None
+    if the batch has none. weights: `(n,)`. items: replaces the sum of weights in the mean (gradient
+    accumulation).
+
+    >>> from everydepth.stream import Targets
+    >>> stream, batch = ed.as_stream(model), test.batch(range(8))
+    >>> targets = Targets.of(stream, batch)
+    >>> z = targets.pick(model(pixel_values=batch["pixel_values"]).logits)
+    >>> targets.losses(z).shape, targets.hits(z).shape  # one a row
+    (torch.Size([8]), torch.Size([8]))
+    """
+
+    shape: tuple[int, ...]
+    labels: Any
+    weights: Tensor
+    rows: Tensor | None = None
+    numbers: bool = False
+    before_norm: bool = False
+    items: Tensor | int | None = None
+    class_weights: Tensor | None = None
+    label_smoothing: float = 0.0
+    criterion: Criterion | None = None
+    context: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    # -- from a batch -----------------------------------------------------------------------------
+
+    @classmethod
+    def of(
+        cls,
+        stream: ResidualStream,
+        batch: Mapping[str, Any],
+        *,
+        weighted: bool = True,
+        items: Tensor | int | None = None,
+        class_weights: Tensor | None = None,
+        label_smoothing: float = 0.0,
+        criterion: Criterion | None = None,
+        check: bool = True,
+    ) -> Targets:
+        """The rows of a batch that have a label.
+
+        check: whether classes are compared with the head's, for which a device is waited for.
+        """
+        labels = _given(stream, batch)
+        weights = _weights(batch, weighted)
+        if criterion is not None:
+            return cls(
+                shape=(stream.rows(batch),),
+                labels=labels,
+                weights=_ones_or(weights, (stream.rows(batch),), stream, stream.device),
+                items=items,
+                criterion=criterion,
+                context={key: value for key, value in batch.items() if key != "labels"},
+            )
+        _check_task(stream)
+        labels, numbers = _checked(stream, batch, labels)
+        if numbers:
+            shape = labels.shape[:1]
+            weights = _ones_or(weights, shape, stream, labels.device)
+            return cls(shape=shape, labels=labels, weights=weights, items=items, numbers=True)
+        labels, weights = _aligned(stream, batch, labels, weights)
+        real = _real(batch, labels)
+        rows = real.flatten().nonzero().flatten()
+        rows = None if len(rows) == real.numel() else rows
+        picked = _taken(labels.flatten(0, real.ndim - 1), rows)
+        if check and picked.ndim == 1 and len(picked):
+            _check_classes(stream, picked)
+        return cls(
+            shape=tuple(real.shape),
+            labels=picked,
+            weights=_taken(_ones_or(weights, real.shape, stream, real.device).flatten(), rows),
+            rows=rows,
+            before_norm=stream.task in ("causal_lm", "masked_lm"),
+            items=items,
+            class_weights=class_weights,
+            label_smoothing=label_smoothing,
+        )
+
+    @classmethod
+    def every(cls, stream: ResidualStream, batch: Mapping[str, Any], prediction: Tensor) -> Targets:
+        """Every row that is not padding, whether it has a label (-100 stands for none) or not.
+
+        Of a masked language model that has labels only those: the other tokens are given away.
+        """
+        shape = tuple(prediction.shape[:-1])
+        _weights(batch, False)
+        labels = numbers = None
+        real = real_tokens(batch, shape, prediction.device)
+        if has_labels(stream, batch) and stream.task not in ("detection", "embedding"):
+            labels, numbers = _checked(stream, batch, _given(stream, batch))
+            if not numbers:
+                labels, _ = _aligned(stream, batch, labels, None)
+                known = _real(batch, labels)
+                if tuple(known.shape) != shape:
+                    raise _mismatch(tuple(known.shape), prediction)
+                if stream.task == "masked_lm":
+                    real = known
+                if labels.ndim == known.ndim:
+                    labels = labels.masked_fill(~known, IGNORE_INDEX)
+                labels = labels.flatten(0, known.ndim - 1)
+        rows = None
+        if real is not None:
+            rows = real.flatten().nonzero().flatten()
+            rows = None if len(rows) == real.numel() else rows
+        labels = None if labels is None else _taken(labels, rows)
+        if labels is not None and labels.ndim == 1:
+            _check_classes(stream, labels[labels != IGNORE_INDEX])
+        count = math.prod(shape) if rows is None else len(rows)
+        return cls(
+            shape=shape,
+            labels=labels,
+            weights=_ones_or(None, (count,), stream, prediction.device),
+            rows=rows,
+            numbers=bool(numbers),
+            before_norm=stream.task in ("causal_lm", "masked_lm"),
+        )
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return math.prod(self.shape) if self.rows is None else len(self.rows)
+
+    @property
+    def samples(self) -> int:
+        return self.shape[0]
+
+    @cached_property
+    def sample(self) -> Tensor:
+        """`(n,)`: the row of the batch that each belongs to."""
+        each = math.prod(self.shape[1:])
+        rows = self.rows
+        if rows is None:
+            rows = torch.arange(math.prod(self.shape), device=self.weights.device)
+        return rows // each
+
+    @cached_property
+    def labelled(self) -> Tensor:
+        """`(n,)`: which rows have a label."""
+        none = self.labels is None
+        if none or self.numbers or self.labels.ndim > 1:
+            return torch.full((len(self),), not none, device=self.weights.device)
+        return self.labels != IGNORE_INDEX
+
+    def pick(self, x: Tensor) -> Tensor:
+        """The rows of a feature or a prediction: `(n, dim)`. With a criterion, `x` as it is."""
+        if self.criterion is not None:
+            return x
+        if x.shape[: len(self.shape)] != self.shape or x.ndim <= len(self.shape):
+            raise _mismatch(self.shape, x)
+        x = x.flatten(0, len(self.shape) - 1)
+        return _taken(x, self.rows)
+
+    def predicted(self, states: States, depth: int, head: nn.Module | None = None) -> Tensor:
+        """What the rows predict at a depth; at the last, without a `head`, in the model's words."""
+        stream = states.stream
+        if self.criterion is not None and head is None:
+            return states.logits(depth)
+        if head is None and depth == states.depth and states.output is not None:
+            return self.pick(states.logits(depth))
+        head = stream.head if head is None else head
+        feature = states.feature(depth)
+        if self.before_norm and self.criterion is None:
+            # The norm then acts on what predicts, not on every token.
+            return head(stream.normed(self.pick(feature), depth))
+        return self.pick(head(stream.normed(feature, depth)))
+
+    # -- losses and hits --------------------------------------------------------------------------
+
+    @property
+    def can_be_chunked(self) -> bool:
+        """Whether the loss is a weighted sum of cross-entropies of single classes."""
+        if self.criterion is not None or self.numbers or self.labels.ndim > 1:
+            return False
+        return self.class_weights is None or self.label_smoothing == 0
+
+    @cached_property
+    def row_weights(self) -> Tensor:
+        """`(n,)`: the weights, with those of the classes."""
+        if self.class_weights is None or self.numbers or self.labels.is_floating_point():
+            return self.weights
+        return self.weights * self.class_weights[self.labels]
+
+    @property
+    def amount(self) -> Tensor:
+        """What the sum of weighted losses is divided by to give their mean."""
+        return self.row_weights.sum()
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """`(n,)`: `loss = sum(scale * losses)`."""
+        return self.weights / self._divisor
+
+    @cached_property
+    def class_scale(self) -> Tensor:
+        """`scale`, with the class weights, for a loss that does not know them."""
+        return self.row_weights / self._divisor
+
+    @cached_property
+    def _divisor(self) -> Tensor | int:
+        if self.items is not None:
+            return self.items
+        # Nothing to learn from: a loss of 0, rather than 0/0.
+        total = self.amount
+        return torch.where(total > 0, total, torch.ones_like(total))
+
+    def losses(self, z: Tensor, extras: Mapping[str, Any] | None = None) -> Tensor:
+        """The loss of every row, from picked predictions; class weights are in it.
+
+        extras: what the readout predicts beside the logits, for a criterion.
+        """
+        z = at_least_float32(z)
+        if self.criterion is not None:
+            found = self.criterion(z, self.labels, {**self.context, **(extras or {})})
+            if not isinstance(found, Tensor) or found.shape != self.shape:  # pyright: ignore[reportUnnecessaryIsInstance]
+                shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise SettingError(
+                    f"criterion gave shape {shape}, but there are {self.samples} rows; "
+                    "return one number a row"
+                )
+            return found
+        if self.labels.ndim == 2 and z.numel() != self.labels.numel():
+            raise LabelError(
+                f"labels have {self.labels.shape[1]} numbers a row, predictions {z.shape[-1]}; "
+                "give as many, or one whole number (a class) a row"
+            )
+        if self.numbers:
+            return (z.reshape(self.labels.shape) - self.labels.to(z.dtype)).square().mean(1)
+        if z.ndim != 2:
+            raise _mismatch(self.shape, z)
+        return F.cross_entropy(
+            z,
+            self.labels.to(z.dtype) if self.labels.ndim == 2 else self.labels,
+            weight=None if self.class_weights is None else self.class_weights.to(z.dtype),
+            reduction="none",
+            label_smoothing=self.label_smoothing,
+        )
+
+    def loss(self, z: Tensor, extras: Mapping[str, Any] | None = None) -> Tensor:
+        """The weighted mean of the losses."""
+        losses = self.losses(z, extras)
+        return (losses * self.scale.to(losses)).sum()
+
+    def hits(self, z: Tensor) -> Tensor:
+        """`(n,)`: whether the label is the most likely class; of soft labels the largest share."""
+        if self.criterion is not None or self.labels is None or self.numbers:
+            raise SettingError("whether a label is predicted needs class labels; pass classes")
+        wanted = self.labels.argmax(-1) if self.labels.ndim == 2 else self.labels
+        return z.argmax(-1) == wanted
+
+    # -- samples ----------------------------------------------------------------------------------
+
+    def sample_sums(self, values: Tensor) -> Tensor:
+        """`(samples,)`: the sum of one value a row over the rows of each sample."""
+        if self.rows is not None:
+            # Each place once: deterministic on every device, which adding by index is not.
+            empty = values.new_zeros(math.prod(self.shape))
+            values = empty.index_copy(0, self.rows, values)
+        return values.reshape(self.samples, -1).sum(1)
+
+    @cached_property
+    def sample_weights(self) -> Tensor:
+        """`(samples,)`: the sum of the weights of a sample's rows; how many, without weights."""
+        return self.sample_sums(self.row_weights)
+
+    def sample_losses(self, z: Tensor, extras: Mapping[str, Any] | None = None) -> Tensor:
+        """`(samples,)`: the mean over the rows of each sample; 0 where it has none."""
+        losses = self.losses(z, extras)
+        total = self.sample_weights.to(losses)
+        sums = self.sample_sums(losses * self.weights.to(losses))
+        return sums / torch.where(total > 0, total, torch.ones_like(total))
+
+    @cached_property
+    def known(self) -> Tensor:
+        """`(samples,)`: which samples have a label at all."""
+        return self.sample_sums(self.labelled.to(torch.int64)) > 0
+
+    def sample_hits(self, z: Tensor) -> Tensor:
+        """`(samples,)`: whether *all* labels of a sample are the most likely classes.
+
+        For a causal language model: whether greedy decoding writes them. False where `known` is.
+        """
+        missed = (~self.hits(z) & self.labelled).to(torch.int64)
+        return (self.sample_sums(missed) == 0) & self.known
+
+
+# -- what a batch says ----------------------------------------------------------------------------
+
+
+def has_labels(stream: ResidualStream, batch: Mapping[str, Any]) -> bool:
+    """Whether a batch asks anything: it has labels, or is text for a causal language model."""
+    own = stream.task == "causal_lm" and isinstance(batch.get("input_ids"), Tensor)
+    return batch.get("labels") is not None or own
+
+
+def with_labels(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The batch; text without labels for a causal language model gets its own tokens as labels."""
+    if batch.get("labels") is not None or not has_labels(stream, batch):
+        return batch
+    return {**batch, "labels": batch["input_ids"]}
+
+
+def real_tokens(
+    batch: Mapping[str, Any], shape: tuple[int, ...], device: torch.device
+) -> Tensor | None:
+    """`shape`, True where a token is not padding; None where there is no mask of that shape."""
+    mask = batch.get("attention_mask")
+    if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
+        return None
+    return mask.to(device) != 0
+
+
+def nothing_asked() -> LabelError:
+    """For data in which no row has a label."""
+    return LabelError(
+        f"no row of the data has a label: all are {IGNORE_INDEX} or padding; pass at least one"
+    )
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _given(stream: ResidualStream, batch: Mapping[str, Any]) -> Any:
+    if not has_labels(stream, batch):
+        raise LabelError(
+            f"a loss needs labels, but the batch of {stream.name} has keys {sorted(batch)}; pass "
+            "'labels', or leave out what needs them"
+        )
+    return with_labels(stream, batch)["labels"]
+
+
+def _weights(batch: Mapping[str, Any], weighted: bool) -> Tensor | None:
+    weights = batch.get("loss_weights")
+    if weights is None or weighted:
+        return weights
+    raise LabelError(
+        "the batch has 'loss_weights', but here every row counts alike; leave them out (training "
+        "and growth use them)"
+    )
+
+
+def _check_task(stream: ResidualStream) -> None:
+    config = getattr(unwrapped(stream.model), "config", None)
+    several = getattr(config, "problem_type", None) == "multi_label_classification"
+    if several or stream.task in ("detection", "embedding"):
+        what = "multi-label classification" if several else stream.task
+        raise SettingError(
+            f"{stream.name} does {what}, for which there is no built-in loss; pass "
+            "criterion=f(prediction, labels, context) that gives one number a row, where there is "
+            "such an argument, or use a classifier, a regression or a language model"
+        )
+
+
+def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> tuple[Tensor, bool]:
+    """The labels, and whether they are numbers to be met; an error if they cannot be right."""
+    if not isinstance(labels, Tensor):
+        raise LabelError(f"labels are {type(labels).__name__}; pass a tensor")
+    rows, shape = stream.rows(batch), tuple(labels.shape)
+    tokens = stream.task in ("causal_lm", "masked_lm")
+    if tokens:
+        first = next(batch[key] for key in stream.inputs if batch.get(key) is not None)
+        if shape != tuple(first.shape[:2]) or labels.is_floating_point():
+            kind = "numbers of " if labels.is_floating_point() else ""
+            raise LabelError(
+                f"labels have {kind}shape {shape}, but the batch has {tuple(first.shape[:2])} "
+                f"rows and tokens; give one class a token ({IGNORE_INDEX} to ignore it), not "
+                "shifted"
+            )
+        return labels.long(), False
+    if labels.ndim == 0 or shape[0] != rows:
+        raise LabelError(
+            f"labels have shape {shape}, but the batch has {rows} rows; give one label a row"
+        )
+    weight = getattr(stream.head, "weight", None)
+    outputs = weight.shape[0] if isinstance(weight, Tensor) else None
+    alone = labels.is_floating_point() and labels.ndim == 1
+    if stream.task == "regression" or outputs == 1 or (outputs is None and alone):
+        return labels.reshape(rows, -1), True
+    if alone:
+        raise LabelError(
+            f"labels are {str(labels.dtype)[6:]} numbers, one a row, but {stream.name} predicts "
+            f"one of {outputs} classes; pass whole numbers (labels.long()), or shares of classes"
+        )
+    return (labels if labels.is_floating_point() else labels.long()), False
+
+
+def _aligned(
+    stream: ResidualStream, batch: Mapping[str, Any], labels: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Labels at the position that predicts them; padding and what has no successor is ignored."""
+    soft = labels.is_floating_point()
+    if weights is not None and weights.shape != (labels.shape[:-1] if soft else labels.shape):
+        raise LabelError(
+            f"loss_weights have shape {tuple(weights.shape)}, labels {tuple(labels.shape)}; "
+            "give one weight a label"
+        )
+    if soft:
+        return labels, weights
+    real = real_tokens(batch, tuple(labels.shape), labels.device)
+    if stream.task == "causal_lm":
+        labels = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+        weights = None if weights is None else F.pad(weights[:, 1:], (0, 1))
+        # A token is asked for its successor if both are real.
+        real = None if real is None else real & F.pad(real[:, 1:], (0, 1))
+    if real is not None:
+        labels = labels.masked_fill(~real, IGNORE_INDEX)
+    return labels, weights
+
+
+def _real(batch: Mapping[str, Any], labels: Tensor) -> Tensor:
+    """Which of aligned labels are to be predicted."""
+    if not labels.is_floating_point():
+        return labels != IGNORE_INDEX
+    shape = tuple(labels.shape[:-1])
+    real = real_tokens(batch, shape, labels.device)
+    return torch.ones(shape, dtype=torch.bool, device=labels.device) if real is None else real
+
+
+def _check_classes(stream: ResidualStream, labels: Tensor) -> None:
+    if len(labels) and isinstance(getattr(stream.head, "weight", None), Tensor):
+        stream.check_labels(labels)
+
+
+def _ones_or(
+    weights: Tensor | None, shape: tuple[int, ...], stream: ResidualStream, device: torch.device
+) -> Tensor:
+    head = next(stream.head.parameters(), None)
+    wide = torch.float64 if head is not None and head.dtype == torch.float64 else torch.float32
+    if weights is None:
+        return torch.ones(shape, dtype=wide, device=device)
+    if tuple(weights.shape) != tuple(shape):
+        raise LabelError(
+            f"loss_weights have shape {tuple(weights.shape)}, labels {tuple(shape)}; "
+            "give one weight a label"
+        )
+    return weights.to(wide)
+
+
+def _taken(x: Tensor, rows: Tensor | None) -> Tensor:
+    return x if rows is None else x.index_select(0, rows)
+
+
+def _mismatch(shape: tuple[int, ...], x: Tensor) -> LabelError:
+    wanted = tuple(x.shape[:-1])
+    hint = " (labels.flatten())" if math.prod(shape) == math.prod(wanted) else ""
+    return LabelError(
+        f"labels have shape {tuple(shape)}, but predictions have shape {tuple(x.shape)}; give one "
+        f"class a prediction, so labels of shape {wanted}{hint}"
+    )
