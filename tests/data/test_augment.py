@@ -49,6 +49,13 @@ def test_the_same_seed_and_epoch_give_the_same_pixels() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+def test_images_of_one_channel_keep_the_plain_memory_layout() -> None:
+    """Strides that look like channels last corrupt memory in oneDNN's convolutions."""
+    pixels = torch.rand(4, 1, 8, 8)
+    found = crop_and_flip(1)({"pixel_values": pixels}, torch.Generator().manual_seed(0))
+    assert found["pixel_values"].stride() == pixels.stride()
+
+
 def test_a_negative_padding_is_refused() -> None:
     with pytest.raises(SettingError, match="padding=-1; use 0 or more pixels"):
         crop_and_flip(-1)

@@ -33,6 +33,9 @@ def crop_and_flip(padding: int = 4, *, flip: bool = True) -> Transform:
         index = torch.arange(rows)[:, None, None]
         # Rows, heights and widths are chosen; channels, a slice between them, come last.
         chosen = padded[index, :, down[:, :, None], across[:, None, :]]
-        return {**batch, "pixel_values": chosen.permute(0, 3, 1, 2).contiguous()}
+        # A clone, as `contiguous` keeps the strides of one channel, which look like channels last:
+        # oneDNN then writes past its memory in the backward pass of a first convolution.
+        moved = chosen.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+        return {**batch, "pixel_values": moved}
 
     return change
