@@ -3,7 +3,7 @@
     python benchmarks/surfaces.py
 
 Networks of Table 1 (6 residual blocks of width 30), four objectives, Adam, batches of 100 points.
-*Together*: `everydepth.evidence.surfaces`, 16 networks a cell as the recipe trains them, and 32.
+*Together*: `everydepth_papers.evidence.surfaces`, 16 networks a cell as the recipe has it, and 32.
 *Alone*: a plain loop, one network after another: forward pass, the losses of the depths the
 objective asks for, autograd, fused Adam. Interleaved, one compute thread, CPU seconds, best of
 several rounds. Written to benchmarks/results/surfaces.json.
@@ -27,8 +27,8 @@ from torch.optim import Adam
 
 from everydepth.architectures.residual_mlp import ResidualMLP
 from everydepth.data import SURFACES, surface_data
-from everydepth.evidence.surfaces import ManyMLPs, starts
 from everydepth.objectives import Objective, aligned, end_to_end, lpa
+from everydepth_papers.evidence.surfaces import ManyMLPs, starts
 
 OBJECTIVES: dict[str, Objective] = {
     "end_to_end": end_to_end(),

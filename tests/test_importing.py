@@ -29,7 +29,10 @@ def test_the_command_line_starts_without_torch() -> None:
 
 
 def test_recipes_are_listed_without_torch() -> None:
-    assert loaded("from everydepth.cli.reproduce import reproduce; reproduce(show=True)") == set()
+    assert (
+        loaded("from everydepth_papers.commands.reproduce import reproduce; reproduce(show=True)")
+        == set()
+    )
 
 
 @pytest.mark.parametrize("name", ["as_stream", "lpa", "trace", "profile", "generate", "ablate"])

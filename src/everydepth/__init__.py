@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from everydepth.ablations import memorization as memorization
     from everydepth.ablations import scaled_skip as scaled_skip
     from everydepth.ablations import unified_view as unified_view
-    from everydepth.claims import Ledger as Ledger
-    from everydepth.claims import claims as claims
     from everydepth.exits import Agreement as Agreement
     from everydepth.exits import Certificate as Certificate
     from everydepth.exits import Confidence as Confidence
@@ -88,8 +86,6 @@ _HOMES = {
     "memorization": "everydepth.ablations",
     "scaled_skip": "everydepth.ablations",
     "unified_view": "everydepth.ablations",
-    "Ledger": "everydepth.claims",
-    "claims": "everydepth.claims",
     "Agreement": "everydepth.exits",
     "Certificate": "everydepth.exits",
     "Confidence": "everydepth.exits",

@@ -2,12 +2,15 @@
 
 To add a command: write `cli/<name>.py` with one function of that name and put it into `COMMANDS`.
 Import torch and the rest of the package inside the function, so that `--help` answers at once.
+Another package adds one as an entry point of the group `everydepth.commands`: the name of the
+command, and the function.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
@@ -15,7 +18,6 @@ import typer
 from everydepth.cli.ablate import ablate
 from everydepth.cli.app import app
 from everydepth.cli.audit import audit
-from everydepth.cli.claims import claims
 from everydepth.cli.env import env
 from everydepth.cli.export import export
 from everydepth.cli.generate import generate
@@ -23,7 +25,6 @@ from everydepth.cli.grow import grow
 from everydepth.cli.plan import plan
 from everydepth.cli.profile import profile
 from everydepth.cli.report import report
-from everydepth.cli.reproduce import reproduce
 from everydepth.cli.sweep import sweep
 from everydepth.cli.trace import trace
 from everydepth.cli.train import train
@@ -40,8 +41,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     grow,
     sweep,
     plan,
-    reproduce,
-    claims,
     report,
     app,
     env,
@@ -96,9 +95,24 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(epilog=EPILOG)(_root)
-    for command in COMMANDS:
+    for command in (*COMMANDS, *_brought()):
         app.command()(command)
     return app
+
+
+def _brought() -> list[Callable[..., None]]:
+    """Commands of other installed packages, by name; one of ours is not replaced."""
+    ours = {command.__name__ for command in COMMANDS}
+    found: dict[str, Callable[..., None]] = {}
+    for point in sorted(entry_points(group="everydepth.commands"), key=lambda point: point.name):
+        if point.name in ours:
+            continue
+        try:
+            found[point.name] = point.load()
+        except (ImportError, AttributeError) as error:
+            # The other commands still work.
+            typer.echo(f"warning: no command {point.name} from {point.value}: {error}", err=True)
+    return list(found.values())
 
 
 def main() -> None:

@@ -9,11 +9,11 @@ from torch import nn
 
 from everydepth.data.feeding import Feed
 from everydepth.errors import SettingError
+from everydepth.growth.generalization import CROSS_ENTROPY, Theorem, gamma, log_covering, theorems
 from everydepth.growth.held_out import Paired, paired_losses
+from everydepth.growth.lipschitz import network_constants
 from everydepth.growth.losses import Criterion, losses_of
 from everydepth.stream import as_stream
-from everydepth.theory.generalisation import CROSS_ENTROPY, Theorem, gamma, log_covering, theorems
-from everydepth.theory.lipschitz import network_constants
 
 
 @dataclass(frozen=True)

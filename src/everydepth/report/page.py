@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
+from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,7 @@ from everydepth.environment import installed_version
 from everydepth.errors import DataError
 from everydepth.report import ablations as _ablations
 from everydepth.report import builtin as _builtin
-from everydepth.report import claims as _claims
 from everydepth.report import growth as _growth
-from everydepth.report import reproduction as _reproduction
 from everydepth.report import sweeps as _sweeps
 from everydepth.report.markup import script_json, table, text
 from everydepth.report.panels import SECTIONS, Panel, Texts, draw, registered
@@ -29,7 +28,7 @@ from everydepth.results.figures.chart import PALETTE, Chart, Heat
 from everydepth.results.figures.web import description
 
 # Importing them registers their panels.
-_REGISTERED = (_builtin, _ablations, _claims, _growth, _reproduction, _sweeps)
+_REGISTERED = (_builtin, _ablations, _growth, _sweeps)
 LARGEST_PAGE = 6 * 10**6  # bytes; what mail and issue trackers still take
 HEIGHT, LINE = 290, 18  # pixels of a chart, and of a line in its legend
 LONGEST_LEGEND = 8  # names; more leave no room for the chart, and pointing at a line names it
@@ -279,6 +278,8 @@ def _token(token: str) -> str:
 
 def _panels(views: Sequence[RunView]) -> list[Panel]:
     """Registered panels first, in their order, then what else the runs have."""
+    for point in entry_points(group="everydepth.panels"):
+        point.load()  # registers them
     present = dict.fromkeys(name for view in views for name in view.results)
     order = [*(name for name in registered() if name in present)]
     order += [name for name in present if name not in order]

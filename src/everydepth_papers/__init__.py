@@ -1,0 +1,5 @@
+"""The five papers behind everydepth: their claims, their results as recipes, their constructions.
+
+Everything here uses `everydepth` as any user would; `everydepth` knows nothing of it. The commands
+`claims` and `reproduce` and their panels of a report arrive as entry points.
+"""

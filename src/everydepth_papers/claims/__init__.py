@@ -1,0 +1,22 @@
+"""A ledger of the papers' claims: each with a test, a threshold, and a verdict that was measured.
+
+`everydepth claims` prints it; `docs/claims.md` shows the last one that was recorded.
+
+>>> ledger = check_claims(model, test, only="lpa-monotone", progress=False)
+>>> ledger["lpa-monotone"].verdict in ("holds", "does not hold", "inconclusive")
+True
+
+| file | noun |
+|---|---|
+| `claim` | a claim, and when it holds |
+| `catalogue` | all of them |
+| `facts` | numbers about one network, measured with the verbs |
+| `standard` | the small networks that are trained once a seed and shared by all claims |
+| `ledger` | `check_claims`: who is asked, what is kept, how it is shown |
+"""
+
+from everydepth_papers.claims.catalogue import CLAIMS, PAPERS
+from everydepth_papers.claims.claim import Claim, Entry, Measured
+from everydepth_papers.claims.ledger import Ledger, check_claims
+
+__all__ = ["CLAIMS", "PAPERS", "Claim", "Entry", "Ledger", "Measured", "check_claims"]

@@ -1,0 +1,1 @@
+"""`everydepth claims` and `everydepth reproduce`."""

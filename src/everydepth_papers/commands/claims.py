@@ -1,0 +1,116 @@
+"""`everydepth claims`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def claims(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A model's folder, a run directory, or a Hugging Face name; by default the "
+            "standard small networks are trained and asked."
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="With a model: data by name, a file or a folder.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Names of claims, separated by commas.")] = None,
+    paper: Annotated[str | None, typer.Option(help="Claims of one paper: 000 to 004.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each standard network.")] = 3,
+    preset: Annotated[
+        str, typer.Option(help="standard, or smoke: seconds, to see that it runs.")
+    ] = "standard",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="A run directory; one that exists is continued (runs/claims)."
+        ),
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Print the claims and stop.")] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Also write the ledger with machine and versions to this JSON file."),
+    ] = None,
+    docs: Annotated[
+        Path | None, typer.Option(help="Also write the ledger to this Markdown page.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which part of the data.")] = "test",
+    data_root: Annotated[
+        str | None, typer.Option(help="The folder that holds named data sets.")
+    ] = None,
+    max_samples: Annotated[int, typer.Option(min=1, help="Stop after so many rows.")] = 1024,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+) -> None:
+    """Which claims of the papers hold? A ledger, measured: holds, does not hold, inconclusive.
+
+    Standard networks: everydepth claims. Your own: everydepth claims runs/lpa --data digits
+    """
+    from rich.console import Console
+
+    from everydepth_papers.claims.catalogue import CLAIMS
+    from everydepth_papers.claims.ledger import check_claims, listing, markdown, save, table_of
+
+    console = Console()
+    if listed:
+        for claim in CLAIMS.values():
+            console.print(f"{claim.paper} [bold]{claim.name}[/]: {claim.statement}")
+        if docs is not None:
+            docs.write_text(markdown(listing()), encoding="utf-8")
+        return
+    names = None if only is None else [part.strip() for part in only.split(",")]
+    network, rows, about = None, None, {}
+    if model is not None and data is not None:
+        from everydepth.cli.loading import load_batches, load_model, model_folder
+
+        folder = model_folder(model)
+        network = load_model(folder)
+        rows = load_batches(
+            folder,
+            network,
+            data,
+            split=split,
+            root=data_root,
+            batch_size=batch_size,
+            max_length=max_length,
+            max_samples=max_samples,
+        )
+        about = {"model": model, "data": data, "split": split}
+    elif model is not None or data is not None:
+        from everydepth.errors import SettingError
+
+        given, absent = ("a model", "--data") if data is None else ("--data", "a model")
+        raise SettingError(
+            f"{given} without {absent}; give both to ask your own model, or neither for the "
+            "standard networks"
+        )
+    folder_out = out
+    if out is None:
+        name = "claims" if preset == "standard" else f"claims-{preset}"
+        folder_out = Path("runs") / (name if model is None else f"claims-{Path(model).name}")
+    assert folder_out is not None
+    found = check_claims(
+        network,
+        rows,
+        only=names,
+        paper=paper,
+        seeds=seeds,
+        preset=preset,
+        run=folder_out,
+        max_samples=max_samples,
+        about=about,
+    )
+    from everydepth.environment import machine
+
+    content = {"machine": machine(), **found.to_json()}
+    console.print(table_of(content))
+    if record is not None:
+        save(content, record)
+    if docs is not None:
+        docs.write_text(markdown(content), encoding="utf-8")
+    typer.echo(f"wrote {folder_out}; see it with: everydepth report {folder_out}")

@@ -1,0 +1,122 @@
+"""`everydepth reproduce`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from everydepth.errors import SettingError
+
+if TYPE_CHECKING:
+    from everydepth_papers.evidence import Recipe, Reproduction
+
+WIDTH = 120  # columns of a table that is not shown in a terminal
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="A recipe; --list shows them.")] = None,
+    preset: Annotated[
+        str, typer.Option(help="smoke (seconds), small (minutes) or paper (as published).")
+    ] = "smoke",
+    seeds: Annotated[
+        int | None, typer.Option(help="How many, instead of the preset's own.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The run directory; runs/reproduce/NAME-PRESET if unset."),
+    ] = None,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, do none.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--list", help="Show all recipes with their cost.")] = False,
+    recipes: Annotated[Path | None, typer.Option(help="A folder of recipes of your own.")] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Also write results/PRESET.json beside the recipe.")
+    ] = False,
+    docs: Annotated[
+        Path | None, typer.Option(help="Write all recorded results to this Markdown page.")
+    ] = None,
+) -> None:
+    """Run a published result and show it beside the printed figures.
+
+    Stop it at any time, also with kill -9, and give the same command again: it does the cells that
+    are missing. It writes comparison.html, reproduction.json and figure.png into the run directory.
+
+    everydepth reproduce 000_table1 --preset small
+    """
+    from rich.console import Console
+
+    from everydepth_papers.evidence import dry_run, find_recipe, find_recipes
+    from everydepth_papers.evidence import reproduce as run
+    from everydepth_papers.evidence.render import listing, terminal_table
+    from everydepth_papers.evidence.running import is_main
+
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    if show:
+        console.print(listing(find_recipes(recipes)))
+        return
+    if docs is not None:
+        from everydepth_papers.evidence.docs import write_docs
+
+        typer.echo(f"wrote {write_docs(docs, recipes)}")
+        return
+    if name is None:
+        raise SettingError("which recipe? `everydepth reproduce --list` shows them all")
+    recipe, home = find_recipe(name, recipes)
+    recipe.preset(preset)
+    folder = Path("runs") / "reproduce" / f"{name}-{preset}" if out is None else out
+    if dry:
+        _say(console, dry_run(recipe, preset, seeds=seeds, out=folder))
+        return
+    found = run(recipe, preset, seeds=seeds, out=folder)
+    if not is_main():
+        return
+    _write(recipe, found, folder)
+    console.print(terminal_table(found))
+    typer.echo(f"wrote {folder}: comparison.html, reproduction.json, one file a cell")
+    if record:
+        from everydepth.files import write_text
+
+        (home / "results").mkdir(exist_ok=True)
+        file = home / "results" / f"{preset}.json"
+        write_text(file, _json(found))
+        typer.echo(f"wrote {file}")
+
+
+def _write(recipe: Recipe, found: Reproduction, folder: Path) -> None:
+    from everydepth.files import write_text
+    from everydepth_papers.evidence.render import html_page
+
+    figure = None if recipe.figure is None else recipe.figure(found.results)
+    if figure is not None:
+        figure.savefig(folder / "figure.png", dpi=150)
+    write_text(folder / "comparison.html", html_page(found, figure))
+    write_text(folder / "reproduction.json", _json(found))
+
+
+def _json(found: Reproduction) -> str:
+    import json
+
+    return json.dumps(found.to_json(), indent=1) + "\n"
+
+
+def _say(console: Any, plan: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    lines = [
+        f"{plan['recipe']}, preset {plan['preset']}: {plan['cost']}",
+        f"{len(plan['cells'])} cells, {plan['done']} done",
+        *(f"  {cell}" for cell in plan["cells"]),
+        *(f"model {name}: {size:,} parameters" for name, size in plan["models"].items()),
+        f"data: {', '.join(plan['needs']) or 'bundled'}",
+    ]
+    if plan["missing"]:
+        lines.append(f"not here yet: {', '.join(plan['missing'])}")
+    if plan["memory_gib"]:
+        lines.append(f"memory of a cell: about {plan['memory_gib']:g} GiB")
+    lines.append(f"launch: {plan['launch']}")
+    for line in lines:
+        console.print(Text(line))

@@ -1,0 +1,33 @@
+"""Evidence: every published result as a recipe that runs, printed figures beside measured ones."""
+
+from everydepth_papers.evidence.discover import find_recipe, find_recipes
+from everydepth_papers.evidence.recipe import (
+    Cell,
+    Preset,
+    Recipe,
+    Result,
+    Row,
+    both,
+    later,
+    over_seeds,
+    published,
+)
+from everydepth_papers.evidence.running import Reproduction, data_folder, dry_run, reproduce
+
+__all__ = [
+    "Cell",
+    "Preset",
+    "Recipe",
+    "Reproduction",
+    "Result",
+    "Row",
+    "both",
+    "data_folder",
+    "dry_run",
+    "find_recipe",
+    "find_recipes",
+    "later",
+    "over_seeds",
+    "published",
+    "reproduce",
+]

@@ -1,0 +1,92 @@
+"""docs/results.md: every recorded result of every recipe, published against measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from everydepth.files import write_text
+from everydepth_papers.evidence.discover import load_recipe, recipe_files
+from everydepth_papers.evidence.recipe import PRESETS, Recipe
+from everydepth_papers.evidence.render import markdown_table
+from everydepth_papers.evidence.running import Reproduction
+
+INTRODUCTION = """\
+# Results: published against measured
+
+Written by `everydepth reproduce --docs docs/results.md` from `recipes/*/results/*.json`; do not
+edit. Each table is one recipe. *Published* is what the paper prints, *measured* what the command
+above the table gave on the machine named below it; the spread is the smallest and the largest
+value over the seeds unless the note says otherwise. A *small* preset is a smaller network, smaller
+data or a shorter training than the paper's, so its figures answer whether the effect is there, not
+whether the digits agree. A dash means that the paper, or the preset, gives no such figure.
+
+Data sets of the *small* presets are folders under `EVERYDEPTH_DATA`, named as the recipe says
+(`everydepth reproduce NAME --preset small --dry-run`): `fashion-mnist` holds the four official IDX
+files, `cifar10` the official images, text sets their official files; `*.gz` and `*.xz` are read as
+they are. Data sets of the *paper* presets come from the Hugging Face hub by name.
+"""
+
+
+def recorded(folder: Path) -> list[Reproduction]:
+    """The results beside a recipe, smallest preset first."""
+    files = [folder / "results" / f"{preset}.json" for preset in PRESETS]
+    return [
+        Reproduction.of_json(json.loads(file.read_text(encoding="utf-8")))
+        for file in files
+        if file.is_file()
+    ]
+
+
+def results_page(recipes: Path | None = None) -> str:
+    """The page, from what is recorded."""
+    found = [(load_recipe(file), file.parent) for file in recipe_files(recipes).values()]
+    return "\n".join([INTRODUCTION, *(_section(recipe, folder) for recipe, folder in found)])
+
+
+def figure_files(recipes: Path | None = None) -> dict[str, Reproduction]:
+    """Name of the picture -> what it shows."""
+    found: dict[str, Reproduction] = {}
+    for file in recipe_files(recipes).values():
+        if load_recipe(file).figure is None:
+            continue
+        found |= {f"{r.recipe}-{r.preset}.png": r for r in recorded(file.parent)}
+    return found
+
+
+def write_docs(page: Path, recipes: Path | None = None) -> Path:
+    """Write the page, and the figures drawn again from the recorded cells, beside it."""
+    folder = page.parent / "assets" / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = recipe_files(recipes)
+    for name, found in figure_files(recipes).items():
+        draw = load_recipe(files[found.recipe]).figure
+        figure = None if draw is None else draw(found.results)
+        if figure is not None:
+            figure.savefig(folder / name, dpi=100)
+    write_text(page, results_page(recipes))
+    return page
+
+
+def _section(recipe: Recipe, folder: Path) -> str:
+    lines = [f"## {recipe.title}", "", f"`{recipe.name}`: {recipe.source}. {recipe.about}".strip()]
+    results = recorded(folder)
+    if not results:
+        costs = ", ".join(f"{name} {preset.cost}" for name, preset in recipe.presets.items())
+        lines += ["", f"No results recorded. Cost: {costs}."]
+    for found in results:
+        lines += ["", "```", found.command, "```", "", *markdown_table(found.rows), ""]
+        if recipe.figure is not None:
+            lines += [f"![{recipe.title}](assets/results/{found.recipe}-{found.preset}.png)", ""]
+        lines.append(_machine(found))
+    return "\n".join([*lines, ""])
+
+
+def _machine(found: Reproduction) -> str:
+    where, versions = found.machine, found.machine["versions"]
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return (
+        f"{found.seeds} seed(s), {len(found.results)} cells, {found.seconds:.0f} s; "
+        f"{where['date']}, {where['platform']}, {where['cpus']} CPUs, {where['memory_gib']} GiB, "
+        f"{', '.join(where['devices'])}; Python {where['python']}, {packages}."
+    )

@@ -1,0 +1,177 @@
+"""What recipes of paper 000 share: data by name, one training, and rows of E2E against LPA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from everydepth.data import Images, load
+from everydepth.objectives import Objective, end_to_end, lpa
+from everydepth.training import EveryDepth, fit
+from everydepth_papers.evidence.recipe import Cell, Result, Row, over_seeds
+from everydepth_papers.evidence.verdicts import numbers, paired, where
+
+NAMES = {"end_to_end": "E2E", "lpa": "LPA"}
+LONG = 1000  # steps; a longer training keeps checkpoints, so that it too resumes
+
+
+def objective_of(settings: Cell) -> Objective:
+    """Weights 1 at the last depth and 0.1 at the others, or at the `top` ones (App. I)."""
+    return end_to_end() if settings["objective"] == "end_to_end" else lpa(top=settings.get("top"))
+
+
+def images(settings: Cell) -> tuple[Any, Any]:
+    """Training and test images, normalised; of the hub, decoded row by row."""
+    name, size = settings["data"], settings.get("size")
+    if "/" in name:
+        from everydepth_papers.evidence.hub_images import HubImages
+
+        other = "validation" if "imagenet" in name else "test"
+        side = size or 32
+        return HubImages(name, "train", size=side, augment=True), HubImages(name, other, size=side)
+    parts: list[Images] = []
+    for split, rows in (("train", "rows"), ("test", "test_rows")):
+        part = load(name, kind=Images, split=split)
+        part = part.subset(range(min(settings.get(rows) or len(part), len(part)))).as_float()
+        if size is not None and part.pixel_values.shape[-1] != size:
+            pixels = nn.functional.interpolate(part.pixel_values, size, mode="area")
+            part = Images(pixels, part.labels, part.classes)
+        parts.append(part)
+    pixels = parts[0].pixel_values
+    mean, std = pixels.mean((0, 2, 3)).tolist(), pixels.std((0, 2, 3)).tolist()
+    return parts[0].normalised(mean, std), parts[1].normalised(mean, std)
+
+
+def trained(
+    model: nn.Module, settings: Cell, seed: int, folder: Path, train: Any, test: Any
+) -> dict[str, Any]:
+    """Fit once; loss, and accuracy or perplexity, of every depth 1..L on the test rows.
+
+    The test rows are looked at once, after the last step.
+    """
+    how = {k: settings[k] for k in ("epochs", "steps") if k in settings}
+    long = settings.get("steps", LONG) >= LONG
+    done = fit(
+        EveryDepth(model, objective_of(settings)),
+        train,
+        test,
+        **how,
+        batch_size=settings["batch"],
+        optimizer=settings.get("optimizer", "adamw"),
+        lr=settings["lr"],
+        weight_decay=settings.get("decay"),
+        warmup=settings.get("warmup", 0.1),
+        clip=settings.get("clip"),
+        validate_every=settings.get("steps"),
+        seed=seed,
+        run=folder / "training" if long else None,
+        resume=long,
+        progress=False,
+    )
+    return {"steps": done.steps, **{name: numbers(values) for name, values in done.valid.items()}}
+
+
+def trained_on_images(
+    build: Callable[[Cell], nn.Module], settings: Cell, seed: int, folder: Path
+) -> dict[str, Any]:
+    """A cell: the data named in the settings, the network built after the seed is set."""
+    train, test = images(settings)
+    seeded(seed)
+    return trained(build(settings), settings, seed, folder, train, test)
+
+
+def pairs(results: Sequence[Result], **settings: Any) -> list[tuple[Result, Result]]:
+    """(end-to-end, LPA) of the same settings and seed."""
+    first, second = (where(results, objective=name, **settings) for name in NAMES)
+    return paired(first, second)
+
+
+def depth_rows(
+    results: Sequence[Result],
+    what: str,
+    printed: Mapping[str, Any],
+    metric: str = "accuracy",
+    *,
+    scale: float = 100.0,
+    **settings: Any,
+) -> list[Row]:
+    """E2E and LPA at the last depth and at half depth, and how far apart they are."""
+    both = pairs(results, **settings)
+    if not both:
+        return []
+    last = len(both[0][0][metric])
+    found: list[Row] = []
+    for depth, words in ((last, f"last of {last}"), (last // 2, f"depth {last // 2} of {last}")):
+        values = {
+            name: [scale * pair[place][metric][depth - 1] for pair in both]
+            for place, name in enumerate(NAMES.values())
+        }
+        for name in NAMES.values():
+            shown = printed.get(name) if depth == last else None
+            found.append(over_seeds(f"{what}, {name}, {metric}, {words}", shown, values[name]))
+        gain = np.subtract(values["LPA"], values["E2E"])
+        shown = None
+        if depth == last and all(name in printed for name in NAMES.values()):
+            shown = round(printed["LPA"] - printed["E2E"], 2)
+        found.append(over_seeds(f"{what}, LPA - E2E, {metric}, {words}", shown, gain.tolist()))
+    return found
+
+
+def falls(values: Sequence[float]) -> float:
+    """The largest step in the wrong direction of values that should rise."""
+    return float(max(0.0, -np.diff(values).min(initial=0.0)))
+
+
+def worst_fall(results: Sequence[Result], what: str, **settings: Any) -> list[Row]:
+    """How far from monotone: the largest fall of accuracy from one depth to the next, in points."""
+    found: list[Row] = []
+    for objective, name in NAMES.items():
+        mine = where(results, objective=objective, **settings)
+        values = [100 * falls(r["accuracy"]) for r in mine]
+        printed = "0 (rises)" if name == "LPA" else None
+        if mine:
+            found.append(over_seeds(f"{what}, {name}, largest fall of accuracy", printed, values))
+    return found
+
+
+def depth_figure(
+    results: Sequence[Result], by: Sequence[str], metric: str = "accuracy", *, log: bool = False
+) -> Any:
+    """A panel for each combination of the settings `by`: the metric against depth."""
+    from matplotlib.figure import Figure
+
+    keys = list(dict.fromkeys(tuple(r.cell[name] for name in by) for r in results))
+    columns = min(4, len(keys))
+    lines = -(-len(keys) // columns)
+    drawn = Figure(figsize=(3.4 * columns, 2.8 * lines), layout="constrained")
+    axes = list(drawn.subplots(lines, columns, squeeze=False).flat)
+    for place in axes:
+        place.set_visible(False)
+    for place, key in zip(axes, keys, strict=False):
+        place.set_visible(True)
+        for objective, name in NAMES.items():
+            mine = where(results, objective=objective, **dict(zip(by, key, strict=True)))
+            if not mine:
+                continue
+            values = np.array([r[metric] for r in mine])
+            depths = np.arange(1, values.shape[1] + 1)
+            (line,) = place.plot(depths, values.mean(0), marker="o", markersize=3, label=name)
+            place.fill_between(
+                depths, values.min(0), values.max(0), alpha=0.2, color=line.get_color()
+            )
+        if log:
+            place.set_yscale("log")
+        place.set_title(", ".join(str(part).split("/")[-1] for part in key), fontsize=9)
+        place.set_xlabel("depth")
+        place.set_ylabel(metric)
+    drawn.axes[0].legend(fontsize=8)
+    return drawn
+
+
+def seeded(seed: int) -> None:
+    torch.manual_seed(seed)

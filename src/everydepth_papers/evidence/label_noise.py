@@ -1,0 +1,424 @@
+"""The protocol of paper 004, shared by its recipes: wrong labels, skips removed, trained, compared.
+
+A cell is one seed of one task. It trains a network for each removed layer, looks at the gradients
+of the untouched one, and returns everything as JSON; it continues where it was stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+from torch.utils.data import Dataset
+
+from everydepth.ablations import (
+    GradientWatch,
+    ablate,
+    gradient_study,
+    label_prompts,
+    memorization,
+    unified_view,
+    weight_widths,
+)
+from everydepth.ablations.prompts import TEMPLATE
+from everydepth.data import Images, Rows, Texts, Tokens, flip_labels, load, tokenized
+from everydepth.objectives import end_to_end
+from everydepth.runs import Run
+from everydepth.stream import as_stream
+from everydepth.training import EveryDepth, UntilAccuracy, fit
+from everydepth_papers.evidence.recipe import Cell
+from everydepth_papers.evidence.running import data_folder
+
+UNKNOWN, PAD = 1, 0  # words
+PIXELS = {"digits": (0.31, 0.38), "fashion-mnist": (0.286, 0.353)}  # mean and std
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a network is trained and tested on.
+
+    labels: the true class of every training row. train: the rows with given classes as labels.
+    before: other rows with right labels, on which a network is trained first.
+    """
+
+    labels: Tensor
+    train: Callable[[Tensor], Any]
+    test: Any
+    classes: int
+    model: Callable[[], nn.Module]
+    before: Any = None
+
+
+def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
+    """Train with each layer's skips removed; study the untouched network.
+
+    settings: `task` and what its function reads, `noise`, `of_class`, `layers` (all by default),
+    `epochs`, `batch`, `lr`; `scales` (of layer 1, SPEC 3.2) and `watch` (epochs between two looks
+    at gradients, SPEC 3.7) where wanted.
+    """
+    torch.manual_seed(seed)
+    task = TASKS[settings["task"]](settings, seed)
+    noise = flip_labels(
+        task.labels,
+        settings["noise"],
+        of_class=settings.get("of_class"),
+        classes=task.classes,
+        seed=seed,
+    )
+    noisy = task.train(noise.labels)
+    start = _started(task, settings, seed, folder / "start")
+
+    def train(model: nn.Module, path: Path | None, seed: int) -> Any:
+        callbacks: list[Any] = [UntilAccuracy(noisy)]
+        if "watch" in settings:
+            callbacks.append(
+                GradientWatch(task.test, noisy, flipped=noise, every=settings["watch"])
+            )
+        return _fit(model, noisy, settings, seed, path, epochs=settings["epochs"], more=callbacks)
+
+    def swept(layers: Any, scales: tuple[float, ...], run: Path) -> Any:
+        return ablate(
+            start,
+            task.test,
+            layers=layers,
+            c=scales,
+            train=train,
+            seeds=(seed,),
+            run=run,
+            noisy=noisy,
+            flipped=noise,
+            progress=False,
+        )
+
+    removed = swept(settings.get("layers"), (0.0, 1.0), folder / "removal")
+    cells = folder / "removal" / "cells"
+    trained = cells / f"untouched-seed-{seed}" / "training" / "model"
+    model: Any = type(start).from_pretrained(trained).eval()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    found: dict[str, Any] = {
+        "rows": len(task.labels),
+        "flipped": len(noise.flipped),
+        "removed": removed.to_json(),
+        "epochs": {path.name: _epochs(path) for path in sorted(cells.iterdir())},
+        "by_depth": memorization(model, noisy, task.test, flipped=noise, progress=False).to_json(),
+    }
+    if settings.get("study", True):
+        found |= _studied(model, task, noisy, noise, removed)
+    if "scales" in settings:
+        found["scaled"] = swept((1,), tuple(settings["scales"]), folder / "scaled").to_json()
+    if "watch" in settings:
+        names = {None: f"untouched-seed-{seed}", 1: f"layer-01-c-0-seed-{seed}"}
+        found["watched"] = {
+            "all skips" if layer is None else f"layer {layer} without": _watched(cells / name)
+            for layer, name in names.items()
+            if (cells / name).is_dir()
+        }
+    return found
+
+
+def _studied(model: nn.Module, task: Task, noisy: Any, noise: Any, removed: Any) -> dict[str, Any]:
+    study = gradient_study(model, task.test, noisy, flipped=noise, progress=False)
+    after = ablate(model, task.test, c=(0.0, 1.0), progress=False)
+    whole = removed.layers == study.layers
+    batch = noisy.batch(range(2)) if isinstance(noisy, Rows) else _stacked(noisy)
+    return {
+        "study": study.to_json(),
+        "after": after.to_json(),
+        "view": unified_view(study, removed if whole else after).to_json(),
+        # Where the bound is defined, so is one query map a layer.
+        "query_std": None if study.note else list(weight_widths(as_stream(model), batch).query),
+    }
+
+
+def _stacked(data: Any) -> dict[str, Tensor]:
+    rows = [data[i] for i in range(2)]
+    return {key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
+
+
+def _started(task: Task, settings: Cell, seed: int, folder: Path) -> nn.Module:
+    """A new network, or one that was trained on other, clean rows."""
+    torch.manual_seed(seed)
+    model: Any = task.model()
+    if task.before is None:
+        return model
+    if not (folder / "model").is_dir():
+        epochs = settings["before_epochs"]
+        _fit(model, task.before, settings, seed, folder, epochs=epochs, more=[])
+    return type(model).from_pretrained(folder / "model")
+
+
+def _fit(
+    model: nn.Module,
+    data: Any,
+    settings: Cell,
+    seed: int,
+    folder: Path | None,
+    *,
+    epochs: int,
+    more: list[Any],
+) -> Any:
+    return fit(
+        EveryDepth(model, end_to_end()),
+        data,
+        epochs=epochs,
+        batch_size=settings["batch"],
+        optimizer="adam",
+        lr=settings["lr"],
+        schedule="constant",
+        warmup=settings.get("warmup", 0),
+        seed=seed,
+        run=folder,
+        resume=True,
+        keep=1,
+        save_every=settings.get("save_every", 10**6),  # short trainings start again
+        callbacks=more,
+        progress=False,
+    )
+
+
+def _epochs(folder: Path) -> dict[str, Any]:
+    """How long a training went on, and whether it fitted every label."""
+    results = Run.open(folder / "training").results()
+    until = results["callbacks"]["UntilAccuracy"]
+    return {"epochs": len(until["accuracy"]), "reached": until["reached"]}
+
+
+def _watched(folder: Path) -> list[dict[str, Any]]:
+    return Run.open(folder / "training").results()["callbacks"]["GradientWatch"]["epochs"]
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+
+def images(settings: Cell, seed: int) -> Task:
+    """A small ViT on digits or Fashion-MNIST; which rows are taken depends on the seed."""
+    name = settings["data"]
+    mean, std = PIXELS[name]
+    every = load(name, split="train", kind=Images)
+    order = np.random.default_rng(seed).permutation(len(every))
+    rows, more = settings["rows"], settings.get("before", 0)
+    chosen = every.subset(order[: rows + more].tolist()).normalised((mean,), (std,))
+    train = chosen.subset(range(rows))
+    test = load(name, split="test", kind=Images).normalised((mean,), (std,))
+    size = train.pixel_values.shape[-1]
+    config = hf.ViTConfig(
+        image_size=size,
+        patch_size=settings["patch"],
+        num_channels=1,
+        hidden_size=settings["width"],
+        num_hidden_layers=settings["depth"],
+        num_attention_heads=4,
+        intermediate_size=2 * settings["width"],
+    )
+    config.num_labels = 10
+    return Task(
+        labels=train.labels,
+        train=lambda labels: replace(train, labels=labels),
+        test=test.subset(range(min(settings["test"], len(test)))),
+        classes=10,
+        model=lambda: hf.ViTForImageClassification(config),
+        before=chosen.subset(range(rows, rows + more)) if more else None,
+    )
+
+
+def words(settings: Cell, seed: int) -> Task:
+    """A small GPT-2 that tells the emotion of a text; its tokens are words."""
+    every, train, test, more = _texts(settings, seed)
+    size, length = settings["vocabulary"], settings["words"]
+    tokenizer = Words(every, size)
+
+    def tokens(texts: Texts) -> Tokens:
+        ids = torch.full((len(texts), length), PAD)
+        for row, found in enumerate(tokenizer(list(texts.texts))["input_ids"]):
+            kept = found[:length] or [UNKNOWN]
+            ids[row, length - len(kept) :] = torch.tensor(kept)
+        return Tokens(ids, (ids != PAD).long(), labels=texts.labels)
+
+    config = _gpt2(settings, length)
+    config.num_labels = len(every.classes)
+    rows = tokens(train)
+    return Task(
+        labels=cast(Tensor, train.labels),
+        train=lambda labels: replace(rows, labels=labels),
+        test=tokens(test),
+        classes=len(every.classes),
+        model=lambda: hf.GPT2ForSequenceClassification(config),
+        before=None if more is None else tokens(more),
+    )
+
+
+def prompts(settings: Cell, seed: int) -> Task:
+    """SPEC 3.8: a language model continues "<text> The topic is about" with the label.
+
+    model: a folder of weights with a tokenizer; without, a small GPT-2 whose tokens are words.
+    """
+    every, train, test, more = _texts(settings, seed)
+    length = settings["tokens"]
+    tokenizer: Any = Words(every, settings.get("vocabulary", 0))
+    config = _gpt2(settings, length) if "model" not in settings else None
+    if config is None:
+        where = data_folder(settings["model"])
+        tokenizer = hf.AutoTokenizer.from_pretrained(where)
+
+    def written(texts: Texts, labels: Tensor | None) -> Tokens:
+        # Loss on the label alone: what the paper calls memorised is the label.
+        given = cast(Tensor, texts.labels if labels is None else labels)
+        return label_prompts(texts.texts, given, every.classes, tokenizer, length)
+
+    def model() -> nn.Module:
+        if config is not None:
+            return hf.GPT2LMHeadModel(config)
+        where = data_folder(settings["model"])
+        return hf.AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+
+    return Task(
+        labels=cast(Tensor, train.labels),
+        train=lambda labels: written(train, labels),
+        test=written(test, None),
+        classes=len(every.classes),
+        model=model,
+        before=None if more is None else written(more, None),
+    )
+
+
+def _gpt2(settings: Cell, length: int) -> Any:
+    return hf.GPT2Config(
+        vocab_size=settings["vocabulary"],
+        n_positions=length,
+        n_embd=settings["width"],
+        n_layer=settings["depth"],
+        n_head=4,
+        pad_token_id=PAD,
+        bos_token_id=None,
+        eos_token_id=None,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+
+
+def hub(settings: Cell, seed: int) -> Task:
+    """The paper's own pairs of data and pretrained network, by their names on the hub."""
+    name = settings["data"]
+    options = {k: settings[k] for k in ("text", "label") if k in settings}
+    train, test = (
+        load(name, split=settings.get(f"{part}_split", part), **options)
+        for part in ("train", "test")
+    )
+    classes = len(train.classes)
+    if isinstance(train, Images):
+        images = train
+        return Task(
+            labels=images.labels,
+            train=lambda labels: Resized(replace(images, labels=labels)),
+            test=Resized(cast(Images, test)),
+            classes=classes,
+            model=lambda: hf.AutoModelForImageClassification.from_pretrained(
+                settings["model"], num_labels=classes, ignore_mismatched_sizes=True
+            ),
+        )
+    tokenizer: Any = hf.AutoTokenizer.from_pretrained(settings["model"], padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    length = settings["tokens"]
+    if settings.get("generative"):
+        return Task(
+            labels=train.labels,
+            train=lambda labels: label_prompts(
+                train.texts, labels, train.classes, tokenizer, length, loss_on="label"
+            ),
+            test=label_prompts(test.texts, test.labels, test.classes, tokenizer, length),
+            classes=classes,
+            model=lambda: hf.AutoModelForCausalLM.from_pretrained(settings["model"]),
+        )
+    rows = tokenized(train, tokenizer, length)
+    return Task(
+        labels=train.labels,
+        train=lambda labels: replace(rows, labels=labels),
+        test=tokenized(test, tokenizer, length),
+        classes=classes,
+        model=lambda: hf.AutoModelForSequenceClassification.from_pretrained(
+            settings["model"], num_labels=classes, pad_token_id=tokenizer.pad_token_id
+        ),
+    )
+
+
+TASKS: Mapping[str, Callable[[Cell, int], Task]] = {
+    "images": images,
+    "words": words,
+    "prompts": prompts,
+    "hub": hub,
+}
+
+
+class Resized(Dataset[dict[str, Tensor]]):
+    """Images brought to 224 x 224 and to -1..1 as they are read; stored as they are."""
+
+    def __init__(self, rows: Images, size: int = 224) -> None:
+        self.rows, self.size = rows, size
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        pixels = self.rows.pixel_values[index].float().div(127.5).sub(1)[None]
+        if pixels.shape[1] == 1:
+            pixels = pixels.expand(1, 3, -1, -1)
+        bigger = F.interpolate(pixels, (self.size, self.size), mode="bilinear", antialias=True)
+        return {"pixel_values": bigger[0], "labels": self.rows.labels[index]}
+
+
+class Words:
+    """A tokenizer: the words of the labels and of the template, then the most frequent others."""
+
+    pad_token_id = PAD
+
+    def __init__(self, texts: Texts, size: int) -> None:
+        first = [*_words(TEMPLATE), *(word for name in texts.classes for word in _words(name))]
+        counts = Counter(word for text in texts.texts for word in _words(text))
+        ordered = dict.fromkeys([*first, *(word for word, _ in counts.most_common())])
+        self.known = {word: i for i, word in enumerate(ordered, start=2) if i < size}
+
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, Any]:
+        ids = [[self.known.get(word, UNKNOWN) for word in _words(text)] for text in texts]
+        return {"input_ids": ids}
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _texts(settings: Cell, seed: int) -> tuple[Texts, Texts, Texts, Texts | None]:
+    """All texts, those to train on, those to test on, and other clean ones."""
+    if settings["data"] == "synthetic":
+        every = test = _synthetic()
+    else:
+        every = load(settings["data"], split="train", kind=Texts)
+        test = load(settings["data"], split="test", kind=Texts)
+    order = np.random.default_rng(seed).permutation(len(every)).tolist()
+    rows, more = settings["rows"], settings.get("before", 0)
+    return (
+        every,
+        every.subset(order[:rows]),
+        test.subset(range(min(settings["test"], len(test)))),
+        every.subset(order[rows : rows + more]) if more else None,
+    )
+
+
+def _synthetic() -> Texts:
+    """A few made-up sentences, for a smoke run without data."""
+    marks = {"joy": "glad happy sun", "fear": "dark afraid storm", "love": "dear kiss heart"}
+    texts: list[str] = []
+    labels: list[int] = []
+    for i in range(96):
+        label, said = list(marks)[i % 3], marks[list(marks)[i % 3]].split()
+        texts.append(f"i feel {said[i // 3 % 3]} and {said[i // 9 % 3]} {'abcdefgh'[i // 3 % 8]}")
+        labels.append(list(marks).index(label))
+    return Texts(tuple(texts), labels=torch.tensor(labels), classes=tuple(marks))

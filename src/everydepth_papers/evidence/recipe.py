@@ -1,0 +1,170 @@
+"""What a recipe is: cells of work, the printed figures, and rows that set them side by side.
+
+A recipe is a folder `recipes/<paper>_<what>/` with
+
+    recipe.py           RECIPE = Recipe(name="<paper>_<what>", ...)
+    published.json      the printed figures by name, with their "source"
+    results/small.json  what was measured; written by `everydepth reproduce NAME --record`
+
+Import torch and the rest of the package inside the functions, or name them with `later`:
+`reproduce --list` then answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from everydepth.errors import SettingError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import nn
+
+Cell = dict[str, Any]
+"""The settings of one unit of work, as JSON values."""
+
+PRESETS = ("smoke", "small", "paper")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """One size of a recipe.
+
+    cells: each is done once a seed (0, 1, ...). cost: what to expect, in words ("3 min, 1 core").
+    needs: data sets and weights. A plain name is a folder under EVERYDEPTH_DATA, `owner/name` or
+        `hf:name` a data set of the Hugging Face hub, `package:name` a Python package; what ships
+        with everydepth (digits, surfaces) need not be named.
+    models: name -> a function that builds it; a dry run counts the parameters without memory.
+    memory_gib: what the largest cell takes. launch: how to start it, if not `everydepth reproduce`.
+    """
+
+    cells: Sequence[Cell]
+    seeds: int = 1
+    cost: str
+    needs: Sequence[str] = ()
+    models: Mapping[str, Callable[[], nn.Module]] = field(
+        default_factory=dict[str, "Callable[[], nn.Module]"]
+    )
+    memory_gib: float = 0.0
+    launch: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One finished cell: `result["accuracy"]` is what the cell function returned by that name."""
+
+    cell: Cell
+    seed: int
+    values: Mapping[str, Any]
+    seconds: float
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A quantity as printed and as measured; low and high are the spread over seeds, or an
+    interval, as `note` says."""
+
+    quantity: str
+    published: float | int | str | None = None
+    measured: float | int | str | None = None
+    low: float | int | None = None
+    high: float | int | None = None
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One or several published tables and figures that come from the same computation.
+
+    source: what it covers ("paper 000, Table 1"). cell: `cell(settings, seed, folder)` does one
+    unit of work and returns JSON values; `folder` is its own, for checkpoints. rows: the
+    comparison. about: what was chosen by us, and whatever else a reader must know.
+    """
+
+    name: str
+    title: str
+    source: str
+    presets: Mapping[str, Preset]
+    cell: Callable[[Cell, int, Path], Mapping[str, Any]]
+    rows: Callable[[Sequence[Result]], Sequence[Row]]
+    figure: Callable[[Sequence[Result]], Figure | None] | None = None
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.presets if name not in PRESETS]
+        if unknown or "smoke" not in self.presets:
+            raise SettingError(
+                f"the recipe {self.name} has the presets {', '.join(self.presets)}; give smoke, "
+                "and small and paper where they make sense"
+            )
+
+    def preset(self, name: str) -> Preset:
+        if name not in self.presets:
+            raise SettingError(
+                f"the recipe {self.name} has no preset {name!r}; use {', '.join(self.presets)}"
+            )
+        return self.presets[name]
+
+
+def later(function: str, **settings: Any) -> Callable[..., Any]:
+    """A function of this package that is imported when called: `later("surfaces:cell")`.
+
+    settings: its keyword arguments.
+    """
+    module, _, name = function.partition(":")
+
+    def call(*args: Any) -> Any:
+        return getattr(import_module(f"everydepth_papers.evidence.{module}"), name)(
+            *args, **settings
+        )
+
+    return call
+
+
+def both(settings: Cell) -> list[Cell]:
+    """The same cell trained end-to-end and with LPA."""
+    return [{**settings, "objective": name} for name in ("end_to_end", "lpa")]
+
+
+def published(recipe_file: str | Path) -> dict[str, Any]:
+    """The printed figures beside a recipe: `PUBLISHED = published(__file__)`."""
+    return json.loads((Path(recipe_file).parent / "published.json").read_text(encoding="utf-8"))
+
+
+def over_seeds(
+    quantity: str,
+    published: float | int | str | None,
+    values: Sequence[float | int] | np.ndarray,
+    note: str = "",
+    *,
+    digits: int = 4,
+) -> Row:
+    """A row of the mean over seeds, with the smallest and the largest value."""
+    if not len(values):
+        return Row(quantity, published, None, note=note or "no such cell in this preset")
+    low, mean, high = (
+        float(f"{v:.{digits}g}") for v in (np.min(values), np.mean(values), np.max(values))
+    )
+    several = len(values) > 1
+    words = f"{len(values)} seeds" if several else "1 seed"
+    return Row(
+        quantity,
+        published,
+        mean,
+        low if several else None,
+        high if several else None,
+        f"{words}; {note}" if note else words,
+    )

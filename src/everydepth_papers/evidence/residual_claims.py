@@ -1,0 +1,439 @@
+"""The claims of paper 004 against what the cells of `label_noise` measured.
+
+Intervals are Student's, 95 %, over seeds. A claim *held* where the whole interval of its figure
+lies on the claimed side, *did not hold* where none of it does, else it is *undecided*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everydepth.ablations import interval, spearman
+from everydepth_papers.evidence.recipe import Result, Row
+
+Floats = NDArray[np.float64]
+
+SAME = 0.05  # memorisation and standard deviations count as unchanged within 5 %
+
+
+def mean_row(
+    quantity: str, published: float | str | None, values: Any, note: str = "", scale: float = 1.0
+) -> Row:
+    """The mean over seeds with its interval; without one for a single seed."""
+    found = scale * np.asarray(values, dtype=float)
+    low, high = interval(found)
+    spread = (None, None) if np.isnan(low) else (_short(low), _short(high))
+    kept = found[np.isfinite(found)]
+    words = f"{len(found)} seed{'s' if len(found) > 1 else ''}"
+    return Row(
+        quantity,
+        published,
+        _short(float(kept.mean())) if len(kept) else None,
+        *spread,
+        f"{words}; {note}" if note else words,
+    )
+
+
+def claim(statement: str, values: Any, *, low: float = -np.inf, high: float = np.inf) -> Row:
+    """Whether the mean of a figure lies between low and high, judged by its interval."""
+    found = np.asarray(values, dtype=float)
+    first, last = interval(found)
+    both = np.isfinite([low, high]).all()  # a range has its ends, "smaller" and "larger" have not
+    if np.isnan(first):
+        verdict = "one seed: no verdict"
+    elif (low <= first and last <= high) if both else (low < first and last < high):
+        verdict = "held"
+    elif (last < low or first > high) if both else (last <= low or first >= high):
+        verdict = "did not hold"
+    else:
+        verdict = "undecided"
+    spread = (None, None) if np.isnan(first) else (_short(first), _short(last))
+    where = f"{found[np.isfinite(found)].mean():.3g}" if np.isfinite(found).any() else "no figure"
+    return Row(f"claim: {statement}", "held", verdict, *spread, f"figure {where}")
+
+
+def removal_rows(results: Sequence[Result]) -> list[Row]:
+    """Figures 1, 2 and 10: memorisation and test accuracy for each layer without its skips."""
+    layers = _layers(results)
+    mem, acc = _removed(results, "memorization"), _removed(results, "accuracy")
+    mem_all, acc_all = _untouched(results, "memorization"), _untouched(results, "accuracy")
+    rows = [
+        mean_row("memorisation %, all skips", 100.0, mem_all, _reached(results, None), 100.0),
+        *(
+            mean_row(
+                f"memorisation %, layer {layer} without",
+                100.0,
+                mem[:, i],
+                _reached(results, i),
+                100.0,
+            )
+            for i, layer in enumerate(layers)
+        ),
+        mean_row("epochs of training, all skips", None, _epochs(results, None)),
+        *(
+            mean_row(f"epochs of training, layer {layer} without", None, _epochs(results, layer))
+            for layer in layers
+        ),
+        mean_row("test accuracy %, all skips", None, acc_all, "", 100.0),
+        *(
+            mean_row(f"test accuracy %, layer {layer} without", "lower", acc[:, i], "", 100.0)
+            for i, layer in enumerate(layers)
+        ),
+    ]
+    lost, drop = mem_all[:, None] - mem, acc_all[:, None] - acc
+    rows += [
+        claim(
+            f"removing the skips of layer {layer} leaves memorisation as it is (within 5 points)",
+            lost[:, i],
+            low=-SAME,
+            high=SAME,
+        )
+        for i, layer in enumerate(layers)
+    ]
+    rows += [
+        claim(f"removing the skips of layer {layer} lowers test accuracy", drop[:, i], low=0.0)
+        for i, layer in enumerate(layers)
+    ]
+    if len(layers) > 1:
+        rows.append(
+            claim(
+                f"test accuracy falls more without layer {layers[0]} than without {layers[-1]}",
+                drop[:, 0] - drop[:, -1],
+                low=0.0,
+            )
+        )
+    if len(layers) > 2:
+        rank = [spearman(np.array(layers, float), row) for row in acc]
+        rows.append(claim("test accuracy rises with the removed layer (Spearman)", rank, low=0.0))
+    return rows
+
+
+def study_rows(results: Sequence[Result], query: Mapping[str, float] | None = None) -> list[Row]:
+    """Figures 5 to 9 and 14 to 24, Table 2: gradients, errors, spreads, bound, margins.
+
+    query: mean and std of the standard deviation of W_Q, as Table 2 prints them for this network.
+    """
+    layers = results[0]["study"]["layers"]
+    learn, mem = _norms(results, "learning"), _norms(results, "memorization")
+    rows = [
+        mean_row(f"learning gradient norm, layer {n}", "falls with depth", learn[:, i])
+        for i, n in enumerate(layers)
+    ]
+    rows += [
+        mean_row(f"memorisation / learning gradient norm, layer {n}", "< 1", (mem / learn)[:, i])
+        for i, n in enumerate(layers)
+    ]
+    rows += [
+        claim(
+            f"the memorisation gradient is smaller at layer {n} (ratio)",
+            (mem / learn)[:, i],
+            high=1.0,
+        )
+        for i, n in enumerate(layers)
+    ]
+    error = {side: _each(results, lambda s: s["error"], side) for side in SIDES}
+    rows += [
+        mean_row("prediction error, learning", None, error["learning"]),
+        mean_row("prediction error, memorisation", "smaller", error["memorization"]),
+        claim(
+            "the error of memorised samples is smaller (ratio)",
+            error["memorization"] / error["learning"],
+            high=1.0,
+        ),
+        claim(
+            "gradient norms fall from the first to the last layer (ratio)",
+            learn[:, 0] / learn[:, -1],
+            low=1.0,
+        ),
+    ]
+    return [
+        *rows,
+        *_spread_rows(results),
+        *_query_rows(results, query),
+        *_bound_rows(results),
+        *_margin_rows(results),
+    ]
+
+
+SIDES = ("learning", "memorization")
+
+
+def _spread_rows(results: Sequence[Result]) -> list[Row]:
+    std = {
+        side: np.array([np.mean(list(r["study"][side]["std"].values()), 0) for r in results])
+        for side in SIDES
+    }
+    weights = [
+        np.mean([_variation(v) for v in r["study"]["weights"].values() if None not in v])
+        for r in results
+    ]
+    stream = [_variation(row) for row in std["learning"]]
+    return [
+        mean_row("std of the stream, last / first layer", "> 1", _last_first(std["learning"])),
+        claim("the std of the stream grows with depth", _last_first(std["learning"]), low=1.0),
+        claim(
+            "the std of the stream is the same for both (ratio, within 5 %)",
+            (std["memorization"] / std["learning"]).mean(1),
+            low=1 - SAME,
+            high=1 + SAME,
+        ),
+        mean_row("std of weights, variation over layers", "small", weights, "std / mean"),
+        mean_row("std of the stream, variation over layers", "large", stream, "std / mean"),
+        claim(
+            "the stream varies more over layers than the weights (ratio)",
+            np.array(stream) / np.array(weights),
+            low=1.0,
+        ),
+    ]
+
+
+def _query_rows(results: Sequence[Result], printed: Mapping[str, float] | None) -> list[Row]:
+    """Table 2. Without a figure for this very network the range over the paper's eight."""
+    if any(r["query_std"] is None for r in results):
+        return [Row("std of W_Q (Table 2)", None, "none", note=str(results[0]["study"]["note"]))]
+    found = np.array([r["query_std"] for r in results])
+    mean, std = ("0.022 to 0.247", "0.004 to 0.033") if printed is None else printed.values()
+    return [
+        mean_row("std of W_Q, mean over layers", mean, found.mean(1), "Table 2"),
+        mean_row("std of W_Q, std over layers", std, found.std(1), "Table 2"),
+    ]
+
+
+def _bound_rows(results: Sequence[Result]) -> list[Row]:
+    rows: list[Row] = []
+    for form in ("corrected", "as_printed", "repaired"):
+        shares = [r["study"]["learning"]["violations"].get(form) for r in results]
+        if not all(shares):
+            return [Row("upper bound", None, "none", note=str(results[0]["study"]["note"]))]
+        for tap, name in (("attention", "x"), ("mlp", "x~")):
+            worst = [max(share[tap]) for share in shares]
+            rows.append(
+                mean_row(
+                    f"samples beyond the bound at {name}, %, {form.replace('_', ' ')}",
+                    0.0,
+                    worst,
+                    "the worst layer",
+                    100.0,
+                )
+            )
+    gap = [
+        np.array(r["study"]["learning"]["log10_bound"]["repaired"]["attention"])
+        - np.log10(np.array(r["study"]["learning"]["norms"]["attention"]))
+        for r in results
+    ]
+    ordered = all(r["study"]["bound_is_ordered"] for r in results)
+    first, last = np.array(gap)[:, 0], np.array(gap)[:, -1]
+    return [
+        *rows,
+        mean_row("log10 of bound / norm at x_1", None, first, "repaired form"),
+        mean_row("log10 of bound / norm at x_L", None, last, "repaired form"),
+        Row("the bound never rises with depth (Theorem 2)", "yes", "yes" if ordered else "no"),
+    ]
+
+
+def _margin_rows(results: Sequence[Result]) -> list[Row]:
+    rows = [mean_row("margin (logits), all skips", None, _untouched(results, "margin"))]
+    margin = _removed(results, "margin")
+    layers = _layers(results)
+    rows += [
+        mean_row(f"margin (logits), layer {n} without", None, margin[:, i])
+        for i, n in enumerate(layers)
+    ]
+    if len(layers) > 1:
+        rows.append(
+            claim(
+                f"the margin is smaller without layer {layers[0]} than without {layers[-1]}",
+                margin[:, -1] - margin[:, 0],
+                low=0.0,
+            )
+        )
+    for pair in ("gradient_norm/margin", "gradient_norm/accuracy", "margin/accuracy"):
+        found = [_float(r["view"]["spearman"][pair]) for r in results]
+        words = pair.replace("_", " ").replace("/", " and ")
+        side = {"low": 0.0} if pair.startswith("margin") else {"high": 0.0}
+        sign = "rise together" if pair.startswith("margin") else "go against each other"
+        rows.append(claim(f"{words} {sign} over layers (Spearman)", found, **side))
+    return rows
+
+
+def scale_rows(results: Sequence[Result]) -> list[Row]:
+    """Figure 13: the skips of layer 1 scaled by c; 0 and 1 are those of the removal."""
+    rows: list[Row] = []
+    between = results[0]["scaled"]["c"]
+    scales = [0.0, *between, 1.0]
+    accuracy = _scaled(results, "accuracy")
+    for values, published, words in (
+        (_scaled(results, "memorization"), 100.0, "memorisation %"),
+        (accuracy, None, "test accuracy %"),
+    ):
+        rows += [
+            mean_row(f"{words}, layer 1 scaled by {c:g}", published, values[:, i], "", 100.0)
+            for i, c in enumerate(scales)
+            if c in between
+        ]
+    rank = [spearman(np.array(scales), row) for row in accuracy]
+    return [*rows, claim("test accuracy rises with c (Spearman, 0 to 1)", rank, low=0.0)]
+
+
+def _scaled(results: Sequence[Result], name: str) -> Floats:
+    """(seed, c) at layer 1, from c = 0 to c = 1."""
+    own = _metric(results[0], name)
+    between = np.array([r["scaled"]["runs"][own][0][0] for r in results])
+    first = _removed(results, name)[:, [_layers(results).index(1)]]
+    return np.concatenate([first, between, _untouched(results, name)[:, None]], 1)
+
+
+def epoch_rows(results: Sequence[Result]) -> list[Row]:
+    """Figures 25 and 26: gradient norms and margins over epochs."""
+    rows: list[Row] = []
+    for name in results[0]["watched"]:
+        looks = [r["watched"][name] for r in results]
+        first = [
+            float(np.mean([_early_over_late(look["learning_norm"]) for look in seen]))
+            for seen in looks
+        ]
+        rows.append(
+            mean_row(f"{name}: gradient norm, first / last layer, mean over epochs", "> 1", first)
+        )
+        rows.append(claim(f"{name}: the first layer's norm is larger over epochs", first, low=1.0))
+        for what, place in (("first", 0), ("last", -1)):
+            margins = [seen[place]["learning_margin"] for seen in looks]
+            rows.append(mean_row(f"{name}: margin at the {what} look", None, margins))
+    if len(results[0]["watched"]) == 2:
+        lost = [_margin_lost(*r["watched"].values()) for r in results]
+        rows.append(
+            claim("the margin is smaller without layer 1 at the same epochs", lost, low=0.0)
+        )
+    return rows
+
+
+def _margin_lost(plain: Sequence[Any], without: Sequence[Any]) -> float:
+    """By how much the margin is smaller, over the epochs that both trainings reached."""
+    pairs = zip(plain, without, strict=False)
+    return float(np.mean([a["learning_margin"] - b["learning_margin"] for a, b in pairs]))
+
+
+def named(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    """The results of each network by its name."""
+    names = dict.fromkeys(str(r.cell["name"]) for r in results)
+    return [(name, [r for r in results if r.cell["name"] == name]) for name in names]
+
+
+def figure(results: Sequence[Result]) -> Any:
+    """Memorisation and accuracy per removed layer; gradients; bound; margin and accuracy.
+
+    Of the first network, with the most wrong labels.
+    """
+    from matplotlib.figure import Figure
+
+    results = named(results)[0][1]
+    most = max(r.cell["noise"] for r in results)
+    results = [r for r in results if r.cell["noise"] == most]
+    studied = "study" in results[0].values
+    page = Figure(figsize=(12, 3.4) if studied else (6, 3.4), layout="constrained")
+    axes = np.atleast_1d(page.subplots(1, 4 if studied else 2))
+    layers = _layers(results)
+    for axis, name, words in (
+        (axes[0], "memorization", "memorisation %"),
+        (axes[1], "accuracy", "test accuracy %"),
+    ):
+        values = 100 * _removed(results, name)
+        plain = 100 * _untouched(results, name).mean()
+        axis.axhline(plain, ls="--", color="grey", label="all skips")
+        axis.errorbar(
+            layers, values.mean(0), _half(values), fmt="o-", capsize=3, label="without its skips"
+        )
+        axis.set(xlabel="layer", ylabel=words, ylim=(0, 105), xticks=layers)
+        axis.legend(fontsize=8)
+    if not studied:
+        return page
+    layers = results[0]["study"]["layers"]
+    for side in SIDES:
+        axes[2].plot(layers, _norms(results, side).mean(0), "o-", label=side)
+    bound = [r["study"]["learning"]["log10_bound"].get("repaired") for r in results]
+    if all(bound):
+        top = 10 ** np.mean([b["attention"] for b in bound], 0)
+        axes[2].plot(layers, top, "k--", label="bound, repaired")
+    axes[2].set(xlabel="layer", ylabel="gradient norm", yscale="log", xticks=layers)
+    axes[2].legend(fontsize=8)
+    for r in results:
+        axes[3].plot(r["view"]["gradient_norm"], r["view"]["margin"], "o", label=f"seed {r.seed}")
+    norms = np.array([r["view"]["gradient_norm"] for r in results])
+    scale = "log" if norms.max() > 10 * norms.min() > 0 else "linear"
+    axes[3].set(xlabel="gradient norm of learning", ylabel="margin without", xscale=scale)
+    axes[3].legend(fontsize=8)
+    return page
+
+
+def _half(values: Floats) -> Floats:
+    """Half of each column's interval; 0 for a single seed."""
+    found = [interval(column) for column in values.T]
+    return np.nan_to_num(np.array([(high - low) / 2 for low, high in found]))
+
+
+def _layers(results: Sequence[Result]) -> list[int]:
+    return list(results[0]["removed"]["layers"])
+
+
+def _metric(result: Result, name: str) -> str:
+    """A language model is right about a sample if it writes all of its label."""
+    whole = name == "accuracy" and "sample_accuracy" in result["removed"]["runs"]
+    return "sample_accuracy" if whole else name
+
+
+def _removed(results: Sequence[Result], name: str) -> Floats:
+    """(seed, layer), without the skips."""
+    name = _metric(results[0], name)
+    return np.array([np.array(r["removed"]["runs"][name])[0, :, 0] for r in results])
+
+
+def _untouched(results: Sequence[Result], name: str) -> Floats:
+    name = _metric(results[0], name)
+    return np.array([r["removed"]["untouched"][name][0] for r in results])
+
+
+def _reached(results: Sequence[Result], index: int | None) -> str:
+    flags = (
+        _untouched(results, "reached") if index is None else _removed(results, "reached")[:, index]
+    )
+    return f"all training labels fitted in {int(flags.sum())} of {len(flags)} runs"
+
+
+def _epochs(results: Sequence[Result], layer: int | None) -> list[int]:
+    """Until all labels were fitted, or to the limit."""
+    name = "untouched" if layer is None else f"layer-{layer:02d}-c-0"
+    return [r["epochs"][f"{name}-seed-{r.seed}"]["epochs"] for r in results]
+
+
+def _norms(results: Sequence[Result], side: str) -> Floats:
+    return np.array([r["study"][side]["norm"] for r in results], dtype=float)
+
+
+def _each(results: Sequence[Result], read: Callable[[Any], float], side: str) -> Floats:
+    return np.array([read(r["study"][side]) for r in results])
+
+
+def _variation(values: Any) -> float:
+    found = np.asarray(values, dtype=float)
+    return float(found.std() / found.mean())
+
+
+def _last_first(values: Floats) -> Floats:
+    return values[:, -1] / values[:, 0]
+
+
+def _early_over_late(norms: dict[str, float]) -> float:
+    layers = sorted(norms, key=int)
+    return norms[layers[0]] / norms[layers[-1]]
+
+
+def _float(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")

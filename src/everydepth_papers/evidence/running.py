@@ -1,0 +1,273 @@
+"""Run a recipe: cells are stored as they finish, so an interrupted one continues where it was."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from everydepth.environment import DATA_VARIABLE, machine
+from everydepth.errors import DataError, SettingError
+from everydepth_papers.evidence.recipe import Cell, Preset, Recipe, Result, Row
+
+BUNDLED = ("digits", "surface", "synthetic")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """What a preset of a recipe measured."""
+
+    recipe: str
+    preset: str
+    title: str
+    source: str
+    about: str
+    command: str
+    seeds: int
+    seconds: float
+    rows: tuple[Row, ...]
+    results: tuple[Result, ...]
+    machine: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "recipe": self.recipe,
+            "preset": self.preset,
+            "title": self.title,
+            "source": self.source,
+            "about": self.about,
+            "command": self.command,
+            "seeds": self.seeds,
+            "seconds": round(self.seconds, 1),
+            "machine": dict(self.machine),
+            "rows": [row.to_json() for row in self.rows],
+            "cells": [
+                {
+                    "cell": result.cell,
+                    "seed": result.seed,
+                    "seconds": round(result.seconds, 2),
+                    "values": dict(result.values),
+                }
+                for result in self.results
+            ],
+        }
+
+    @classmethod
+    def of_json(cls, content: Mapping[str, Any]) -> Reproduction:
+        own = {k: v for k, v in content.items() if k not in ("rows", "cells")}
+        rows = tuple(Row(**row) for row in content["rows"])
+        return cls(**own, rows=rows, results=tuple(Result(**c) for c in content["cells"]))
+
+
+def reproduce(
+    recipe: Recipe,
+    preset: str = "smoke",
+    *,
+    seeds: int | None = None,
+    out: str | Path | None = None,
+    progress: bool = True,
+) -> Reproduction:
+    """Do the cells of a preset that are not done yet, then compare with the printed figures.
+
+    out: a run directory in which every finished cell is a file. The same call again, also after
+    kill -9, does the rest and repeats nothing; without it nothing is written.
+    """
+    from everydepth.runs import Run
+    from everydepth.runs.sweep import cell_key
+
+    chosen = recipe.preset(preset)
+    cells = _cells(recipe, chosen, seeds)
+    check_needs(recipe, preset)
+    check_memory(recipe, preset)
+    folder = None if out is None else Path(out)
+
+    def work(**cell: Any) -> dict[str, Any]:
+        return _work(recipe, cell, folder)
+
+    found = _swept(cells, work, folder, progress)
+    results = tuple(
+        Result(
+            cell={k: v for k, v in cell.items() if k not in ("recipe", "seed")},
+            seed=cell["seed"],
+            values=found[cell_key(cell)]["values"],
+            seconds=found[cell_key(cell)]["seconds"],
+        )
+        for cell in cells
+    )
+    count = chosen.seeds if seeds is None else seeds
+    more = "" if seeds is None else f" --seeds {seeds}"
+    outcome = Reproduction(
+        recipe=recipe.name,
+        preset=preset,
+        title=recipe.title,
+        source=recipe.source,
+        about=recipe.about,
+        command=f"everydepth reproduce {recipe.name} --preset {preset}{more}",
+        seeds=count,
+        seconds=sum(result.seconds for result in results),
+        rows=tuple(recipe.rows(results)),
+        results=results,
+        machine=machine(),
+    )
+    if folder is not None and is_main():
+        Run.open(folder).write_results({"reproduction": outcome.to_json()})
+    return outcome
+
+
+def dry_run(
+    recipe: Recipe, preset: str, *, seeds: int | None = None, out: str | Path | None = None
+) -> dict[str, Any]:
+    """What a preset would do: cells, sizes of models (built without memory), data, how to start."""
+    import torch
+
+    from everydepth.runs.sweep import sweep
+
+    chosen = recipe.preset(preset)
+    cells = _cells(recipe, chosen, seeds)
+    found = sweep(cells, lambda **_: {}, out=out, dry_run=True)
+    sizes: dict[str, int] = {}
+    for name, build in chosen.models.items():
+        with torch.device("meta"):
+            sizes[name] = sum(p.numel() for p in build().parameters())
+    return {
+        "recipe": recipe.name,
+        "preset": preset,
+        "cost": chosen.cost,
+        "cells": cells,
+        "done": len(found.cells) - len(found.missing),
+        "models": sizes,
+        "needs": list(chosen.needs),
+        "missing": [need for need in chosen.needs if _missing(need) is not None],
+        "memory_gib": chosen.memory_gib,
+        "launch": chosen.launch or f"everydepth reproduce {recipe.name} --preset {preset}",
+    }
+
+
+def data_folder(name: str) -> Path:
+    """A folder of data or weights under EVERYDEPTH_DATA."""
+    why = _missing(name)
+    if why is not None:
+        raise DataError(why)
+    return Path(os.environ[DATA_VARIABLE]) / name
+
+
+def check_needs(recipe: Recipe, preset: str) -> None:
+    """An error that says how to get what is missing, before anything starts."""
+    reasons = [why for need in recipe.preset(preset).needs if (why := _missing(need)) is not None]
+    if reasons:
+        smaller = "" if preset == "smoke" else "; the smoke preset needs no data"
+        raise DataError(
+            f"the preset {preset} of {recipe.name} cannot start: {'; '.join(reasons)}{smaller}"
+        )
+
+
+def check_memory(recipe: Recipe, preset: str) -> None:
+    """An error if the largest cell would not fit, before anything starts."""
+    import psutil
+    import torch
+
+    wanted = recipe.preset(preset).memory_gib
+    sizes = [
+        torch.cuda.get_device_properties(index).total_memory
+        for index in range(torch.cuda.device_count())
+    ]
+    where = "the largest GPU has" if sizes else "this machine has"
+    there = max(sizes) if sizes else psutil.virtual_memory().available
+    if wanted * 2**30 > there:
+        raise SettingError(
+            f"a cell of {recipe.name}, preset {preset}, takes about {wanted:g} GiB, but {where} "
+            f"{there / 2**30:.1f} GiB free; use a smaller preset, or a larger machine"
+        )
+
+
+def _cells(recipe: Recipe, preset: Preset, seeds: int | None) -> list[Cell]:
+    count = preset.seeds if seeds is None else seeds
+    if count < 1:
+        raise SettingError(f"{count} seeds; use 1 or more")
+    # Seed by seed, so that what is done of an interrupted recipe compares all settings.
+    return [
+        {"recipe": recipe.name, **cell, "seed": seed}
+        for seed in range(count)
+        for cell in preset.cells
+    ]
+
+
+def _work(recipe: Recipe, cell: Cell, out: Path | None) -> dict[str, Any]:
+    import tempfile
+
+    from everydepth.runs.sweep import cell_key
+
+    settings = {k: v for k, v in cell.items() if k not in ("recipe", "seed")}
+    start = time.perf_counter()
+    if out is None:
+        with tempfile.TemporaryDirectory() as folder:
+            values = recipe.cell(settings, cell["seed"], Path(folder))
+    else:
+        # Not deleted when the cell fails: a training that was cut short may continue from there.
+        folder = out / "work" / cell_key(cell)
+        folder.mkdir(parents=True, exist_ok=True)
+        values = recipe.cell(settings, cell["seed"], folder)
+        if is_main() and not any(folder.iterdir()):
+            folder.rmdir()
+    return {"values": dict(values), "seconds": time.perf_counter() - start}
+
+
+def _swept(
+    cells: Sequence[Cell], work: Any, folder: Path | None, progress: bool
+) -> dict[str, dict[str, Any]]:
+    """Results by key. Under `accelerate launch` every process works on the same cell, and the main
+    one alone writes."""
+    from everydepth.runs import Run
+    from everydepth.runs.sweep import sweep
+
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or folder is None:
+        return sweep(cells, work, out=folder, progress=progress).results
+    from accelerate import PartialState
+    from accelerate.utils import parse_flag_from_env
+
+    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+    before = sweep(cells, work, out=folder, dry_run=True)
+    if state.is_main_process and not Run.exists(folder):
+        Run.create(folder, {"names": sorted(cells[0])}, kind="sweep")
+    state.wait_for_everyone()  # before any cell, so that all agree on what is left to do
+    if state.is_main_process:
+        return sweep(cells, work, out=folder, progress=progress).results
+    left = before.missing
+    fresh = sweep(left, work, progress=False).results if left else {}
+    return {**before.results, **fresh}
+
+
+def is_main() -> bool:
+    """Whether this is the process that writes and speaks, of those of `accelerate launch`."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _missing(need: str) -> str | None:
+    """Why something is not there and how to get it; None if it is."""
+    if need.split(":")[0] in BUNDLED:
+        return None
+    if need.startswith("package:"):
+        name = need.removeprefix("package:")
+        if find_spec(name.replace("-", "_")) is not None:
+            return None
+        return f"the package {name} is not installed; pip install {name}"
+    if need.startswith("hf:") or "/" in need:
+        if find_spec("datasets") is None:
+            return f"{need} comes from the Hugging Face hub; pip install 'everydepth[data]'"
+        return None  # the cache or the network decides, and `load` says so
+    root = os.environ.get(DATA_VARIABLE)
+    if not root:
+        return (
+            f"it needs {need}, kept in a folder of that name; set {DATA_VARIABLE} to the folder "
+            f"that holds {need}/ (docs/results.md says where each comes from)"
+        )
+    if not (Path(root) / need).is_dir():
+        return (
+            f"it needs {need}, but there is no folder {need} in {root} ({DATA_VARIABLE}); put it "
+            "there (docs/results.md says where each comes from)"
+        )
+    return None

@@ -1,0 +1,51 @@
+"""Every recipe: its smoke preset runs, its paper preset is whole, its results are not stale."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from everydepth_papers.evidence import dry_run, reproduce
+from everydepth_papers.evidence.discover import load_recipe, recipe_files
+from everydepth_papers.evidence.docs import recorded, results_page
+
+FILES = recipe_files()
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_smoke_preset_runs_without_data_or_network(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EVERYDEPTH_DATA", raising=False)
+    recipe = load_recipe(FILES[name])
+    found = reproduce(recipe, "smoke", out=tmp_path / "out", progress=False)
+    assert found.rows
+    assert any(row.measured is not None for row in found.rows)
+    if recipe.figure is not None:
+        recipe.figure(found.results)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_paper_preset_can_be_planned_without_data_or_memory(name: str) -> None:
+    recipe = load_recipe(FILES[name])
+    if "paper" in recipe.presets:
+        plan = dry_run(recipe, "paper")
+        assert plan["cells"]
+        assert plan["launch"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_recorded_results_are_what_the_recipe_makes_of_its_cells(name: str) -> None:
+    recipe = load_recipe(FILES[name])
+    for found in recorded(FILES[name].parent):
+        assert json.loads(json.dumps([row.to_json() for row in recipe.rows(found.results)])) == [
+            row.to_json() for row in found.rows
+        ]
+
+
+def test_the_page_of_results_is_up_to_date() -> None:
+    written = (DOCS / "results.md").read_text(encoding="utf-8")
+    assert written == results_page(), "run: everydepth reproduce --docs docs/results.md"
