@@ -541,7 +541,7 @@ def test_labels_outside_the_head_are_named() -> None:
 
 
 def test_a_batch_without_labels_is_named() -> None:
-    with pytest.raises(DataError, match=r"keys \['inputs'\]; it needs 'labels'"):
+    with pytest.raises(LabelError, match=r"keys \['inputs'\], but .* needs 'labels'"):
         ed.fit(net(), [{"inputs": torch.zeros(2, 4)}], steps=1, **QUIET)
 
 

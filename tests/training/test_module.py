@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,10 @@ VIT, LLAMA, BERT, MLM = (
 def make(kind: str, labels: Tensor | None = None) -> tuple[nn.Module, dict[str, Tensor]]:
     model, batch = ENTRIES[kind].make(TINY)
     if labels is None and "input_ids" in batch and ("CausalLM" in kind or "MaskedLM" in kind):
-        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        real = batch["attention_mask"] != 0
+        labels = batch["input_ids"].masked_fill(~real, -100)
+        if "CausalLM" in kind:  # padding predicts nothing, also not the first token behind it
+            labels[:, 1:] = labels[:, 1:].masked_fill(~real[:, :-1], -100)
     elif labels is None:
         labels = torch.randint(0, 3, (3,))
     return model, {**batch, "labels": labels}
@@ -205,18 +209,26 @@ def test_items_in_batch_replace_the_number_of_labels() -> None:
     assert close(2 * twice, net(**batch).loss, 1e-6)
 
 
-def test_a_criterion_of_your_own_gets_logits_labels_and_extras() -> None:
+def test_a_criterion_of_your_own_gets_prediction_labels_and_context() -> None:
     model, batch = ENTRIES["Detr-plain"].make()
     boxes = torch.rand(3, 6, 4)
 
-    def criterion(logits: Tensor, labels: Tensor, extras: dict[str, Tensor]) -> Tensor:
-        return logits.square().mean() + F.l1_loss(extras["pred_boxes"], labels)
+    def criterion(z: Tensor, labels: Tensor, context: Mapping[str, Any]) -> Tensor:
+        apart = (context["pred_boxes"] - labels).abs() + context["pixel_values"].mean()
+        return z.square().mean((1, 2)) + apart.mean((1, 2))
 
     out = ed.EveryDepth(model, ed.aligned(), criterion=criterion)(**batch, labels=boxes)
     own = model(**batch)
     expected = own.logits.square().mean() + F.l1_loss(own.pred_boxes, boxes)
-    assert close(out.losses[4], expected, 1e-6)
+    assert close(out.losses[4], expected + batch["pixel_values"].mean(), 1e-6)
     assert list(out.losses) == [1, 2, 3, 4]
+
+
+def test_a_criterion_that_gives_one_number_for_all_rows_is_refused() -> None:
+    model, batch = ENTRIES["Detr-plain"].make()
+    net = ed.EveryDepth(model, criterion=lambda z, _, __: z.square().mean())
+    with pytest.raises(SettingError, match=r"criterion gave shape \(\), but there are 3 rows"):
+        net(**batch, labels=torch.zeros(3))
 
 
 # -- what a pass gives ----------------------------------------------------------------------------
@@ -574,7 +586,7 @@ def test_a_first_batch_with_nothing_to_learn_from_is_refused_a_later_one_is_not(
     model, batch = make(MLM)
     nothing = {**batch, "labels": torch.full_like(batch["labels"], -100)}
     net = ed.EveryDepth(model)
-    with pytest.raises(LabelError, match="all 21 labels are -100"):
+    with pytest.raises(LabelError, match="nothing here has a label: all are -100"):
         net(**nothing)
     net(**batch)
     out = net(**nothing)

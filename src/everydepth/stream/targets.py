@@ -88,7 +88,7 @@ class Targets:
 
         check: whether classes are compared with the head's, for which a device is waited for.
         """
-        labels = _given(stream, batch)
+        labels = with_labels(stream, batch)["labels"]
         weights = _weights(batch, weighted)
         if criterion is not None:
             return cls(
@@ -134,7 +134,7 @@ class Targets:
         labels = numbers = None
         real = real_tokens(batch, shape, prediction.device)
         if has_labels(stream, batch) and stream.task not in ("detection", "embedding"):
-            labels, numbers = _checked(stream, batch, _given(stream, batch))
+            labels, numbers = _checked(stream, batch, with_labels(stream, batch)["labels"])
             if not numbers:
                 labels, _ = _aligned(stream, batch, labels, None)
                 known = _real(batch, labels)
@@ -205,18 +205,35 @@ class Targets:
         if head is None and depth == states.depth and states.output is not None:
             return self.pick(states.logits(depth))
         head = stream.head if head is None else head
-        feature = states.feature(depth)
-        if self.before_norm and self.criterion is None:
+        if self.before_norm:
+            return head(self.head_inputs(states, depth))
+        return self.pick(head(stream.normed(states.feature(depth), depth)))
+
+    def head_inputs(self, states: States, depth: int) -> Tensor:
+        """What the head's linear map receives of the rows."""
+        feature, normed = states.feature(depth), states.stream.normed
+        if self.before_norm:
             # The norm then acts on what predicts, not on every token.
-            return head(stream.normed(self.pick(feature), depth))
-        return self.pick(head(stream.normed(feature, depth)))
+            return normed(self.pick(feature), depth)
+        return self.pick(normed(feature, depth))
+
+    def extras(self, states: States, depth: int) -> Mapping[str, Any]:
+        """What a criterion is shown beside the prediction at a depth."""
+        if self.criterion is None:
+            return {}
+        return states.stream.extras(states.h[depth], depth, states.batch)
 
     # -- losses and hits --------------------------------------------------------------------------
 
     @property
+    def has_classes(self) -> bool:
+        """Whether rows have classes to hit."""
+        return self.criterion is None and self.labels is not None and not self.numbers
+
+    @property
     def can_be_chunked(self) -> bool:
         """Whether the loss is a weighted sum of cross-entropies of single classes."""
-        if self.criterion is not None or self.numbers or self.labels.ndim > 1:
+        if not self.has_classes or self.labels.ndim > 1:
             return False
         return self.class_weights is None or self.label_smoothing == 0
 
@@ -251,9 +268,9 @@ class Targets:
         return torch.where(total > 0, total, torch.ones_like(total))
 
     def losses(self, z: Tensor, extras: Mapping[str, Any] | None = None) -> Tensor:
-        """The loss of every row, from picked predictions; class weights are in it.
+        """The loss of every row, from what they predict; class weights are in it.
 
-        extras: what the readout predicts beside the logits, for a criterion.
+        extras: what the readout predicts beside it, for a criterion.
         """
         z = at_least_float32(z)
         if self.criterion is not None:
@@ -289,7 +306,7 @@ class Targets:
 
     def hits(self, z: Tensor) -> Tensor:
         """`(n,)`: whether the label is the most likely class; of soft labels the largest share."""
-        if self.criterion is not None or self.labels is None or self.numbers:
+        if not self.has_classes:
             raise SettingError("whether a label is predicted needs class labels; pass classes")
         wanted = self.labels.argmax(-1) if self.labels.ndim == 2 else self.labels
         return z.argmax(-1) == wanted
@@ -341,8 +358,13 @@ def has_labels(stream: ResidualStream, batch: Mapping[str, Any]) -> bool:
 
 def with_labels(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping[str, Any]:
     """The batch; text without labels for a causal language model gets its own tokens as labels."""
-    if batch.get("labels") is not None or not has_labels(stream, batch):
+    if batch.get("labels") is not None:
         return batch
+    if not has_labels(stream, batch):
+        raise LabelError(
+            f"the batch has keys {sorted(batch)}, but a loss of {stream.name} needs 'labels'; add "
+            "them, or leave out what needs them"
+        )
     return {**batch, "labels": batch["input_ids"]}
 
 
@@ -357,23 +379,14 @@ def real_tokens(
 
 
 def nothing_asked() -> LabelError:
-    """For data in which no row has a label."""
+    """For data in which nothing has a label."""
     return LabelError(
-        f"no row of the data has a label: all are {IGNORE_INDEX} or padding; pass at least one"
+        f"nothing here has a label: all are {IGNORE_INDEX} (ignored) or padding; pass at least one"
     )
 
 
 def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _given(stream: ResidualStream, batch: Mapping[str, Any]) -> Any:
-    if not has_labels(stream, batch):
-        raise LabelError(
-            f"a loss needs labels, but the batch of {stream.name} has keys {sorted(batch)}; pass "
-            "'labels', or leave out what needs them"
-        )
-    return with_labels(stream, batch)["labels"]
 
 
 def _weights(batch: Mapping[str, Any], weighted: bool) -> Tensor | None:

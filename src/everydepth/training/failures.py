@@ -23,8 +23,6 @@ def not_finite(training: Training, batch: Mapping[str, Any]) -> NonFiniteError:
     first = next((d for d, v in sorted(training.losses.items()) if not math.isfinite(v)), None)
 
     def observed(**inputs: Any) -> int | None:
-        inputs.pop("labels", None)
-        inputs.pop("loss_weights", None)
         try:
             net.stream.observe(inputs, check_finite=True)
         except NonFiniteError as error:

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from everydepth.errors import DataError, RunError, SettingError
 from everydepth.runs import Checkpoint, Run
-from everydepth.stream import unwrapped
+from everydepth.stream import unwrapped, with_labels
 from everydepth.training.best import Best
 from everydepth.training.callbacks import Callback
 from everydepth.training.failures import check_weights, not_finite
@@ -232,6 +232,7 @@ class Training:
         """One optimizer step."""
         device = self.accelerator.device
         batch = cast(Batch, send_to_device(dict(batch), device, non_blocking=True))
+        batch = dict(with_labels(self.net.stream, batch))
         if not self.net.training:
             self.net.train()
         self.net.set_progress(self.step, self.total_steps)
@@ -247,10 +248,6 @@ class Training:
             with nullcontext() if last else self.accelerator.no_sync(self.called):
                 with self.autocast():
                     out = self.called(**piece)
-                if out.loss is None:
-                    raise DataError(
-                        f"the training batch has keys {sorted(piece)}; it needs 'labels'"
-                    )
                 # One piece in one process has share 1: leave its loss untouched.
                 self.accelerator.backward(out.loss if share == 1.0 else out.loss * share)
             loss += out.loss.item() * share

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,15 +14,18 @@ from transformers.utils.generic import ModelOutput
 
 from everydepth.errors import NonFiniteError, SettingError
 from everydepth.objectives import Objective, lpa
-from everydepth.stream import IGNORE_INDEX, ResidualStream, States, as_stream, unwrapped
+from everydepth.stream import (
+    Criterion,
+    ResidualStream,
+    States,
+    Targets,
+    as_stream,
+    nothing_asked,
+    unwrapped,
+)
 from everydepth.training.any_depth_loss import any_depth_loss
 from everydepth.training.layer_dropout import observe_with_layer_dropout
 from everydepth.training.regularizers import balanced, cosine_distance, divergence
-from everydepth.training.targets import Targets
-
-Criterion = Callable[[Tensor, Any, Mapping[str, Tensor]], Tensor]
-"""A loss of your own: `f(logits, labels, extras)` gives one number; extras are what the readout
-predicts beside the logits (boxes, for instance)."""
 
 LARGE_LOGITS = 2**20
 """From this many logits a depth on, the any-depth loss is used. Below, a plain loss is about as
@@ -57,10 +60,12 @@ class EveryDepth(nn.Module):
     The net starts in the model's mode; `net.train()` as ever. In eval mode nothing is drawn.
     A batch may hold, beside the model's inputs and "labels", "loss_weights" (one number a label).
     Labels of language models are not shifted; those that are -100, or padding by the attention
-    mask, are ignored.
+    mask, are ignored (`everydepth.stream.Targets` says it for every task). Without labels there is
+    no loss.
 
     label_smoothing, class_weights: as in `torch.nn.functional.cross_entropy`.
-    criterion: a loss of your own, for tasks other than classes, numbers and tokens.
+    criterion: a loss of your own, `f(prediction, labels, context)`, one number a row; `context` has
+        the batch and what the readout predicts beside the logits (`context["pred_boxes"]`).
     any_depth_loss: compute the loss of all depths a chunk of logits at a time (True), plainly
         (False), or as the number of logits suggests (None).
     raise_on_nan: stop with an error that names the first depth at which NaN appears; it waits for
@@ -139,7 +144,7 @@ class EveryDepth(nn.Module):
         """One pass. `depths`: also give prediction and loss at these depths."""
         last = self.stream.depth
         asked = [self.stream.check_depth(depth) for depth in depths]
-        labels, targets = self._targets(batch)
+        targets = self._targets(batch)
         chunked = targets is not None and self._chunks(targets)
         logits = not (chunked and self.training) or last in asked
         states = self._observe(batch, logits=logits)
@@ -151,16 +156,15 @@ class EveryDepth(nn.Module):
                 else self.logits_of(states, depth)
                 for depth in asked
             }
-        if labels is None:
+        if targets is None:
             return out
         weights = self._weights()
         supervised = {depth: weight for depth, weight in enumerate(weights) if weight > 0}
         exits = balanced(states, weights) if self.objective.equilibrium else states
         if chunked:
-            assert targets is not None
             loss, losses = self._chunked_loss(exits, targets, supervised)
         else:
-            loss, losses = self._plain_loss(exits, targets, labels, supervised)
+            loss, losses = self._plain_loss(exits, targets, supervised)
         added = self._regularizer(exits, targets, supervised)
         if added is not None:
             loss, out.regularizer = loss + added, added.detach()
@@ -169,7 +173,7 @@ class EveryDepth(nn.Module):
         rest = [depth for depth in asked if depth not in losses]
         if rest:
             with torch.no_grad():
-                losses |= self._plain_loss(states, targets, labels, dict.fromkeys(rest, 1.0))[1]
+                losses |= self._plain_loss(states, targets, dict.fromkeys(rest, 1.0))[1]
         out.loss, out.losses = loss, dict(sorted(losses.items()))
         if self.training and self._counts_itself:
             self.step += 1
@@ -177,9 +181,15 @@ class EveryDepth(nn.Module):
 
     def logits_of(self, states: States, depth: int) -> Tensor:
         """The prediction at a depth, through that depth's own head if it has one."""
-        if str(depth) not in self.heads:
+        head = self.own_head(depth)
+        if head is None:
             return states.logits(depth)
-        return self._head(depth)(self.stream.normed(states.feature(depth), depth))
+        return head(self.stream.normed(states.feature(depth), depth))
+
+    def own_head(self, depth: int) -> nn.Module | None:
+        """The head of that depth alone; None where the model's head is shared."""
+        name = str(depth)
+        return self.heads[name] if name in self.heads else None  # noqa: SIM401 - no `get` there
 
     def save_pretrained(self, directory: str | Path, **kwargs: Any) -> None:
         """Save the plain model, as itself."""
@@ -199,40 +209,26 @@ class EveryDepth(nn.Module):
 
     # -- the parts of a pass ----------------------------------------------------------------------
 
-    def _targets(self, batch: dict[str, Any]) -> tuple[Any, Targets | None]:
-        """Take the labels and what belongs to them out of the batch."""
-        labels = batch.pop("labels", None)
-        weights = batch.pop("loss_weights", None)
-        items = batch.pop("num_items_in_batch", None)
-        if labels is None or self.criterion is not None:
-            return labels, None
+    def _targets(self, batch: Mapping[str, Any]) -> Targets | None:
+        if batch.get("labels") is None:
+            return None
         stream = self.stream
-        if stream.task in ("detection", "embedding"):
-            raise SettingError(
-                f"{stream.name} does {stream.task}, for which there is no built-in loss; "
-                "pass criterion=f(logits, labels, extras)"
-            )
-        self._check_labels(labels)
-        return labels, Targets.of(
-            stream,
-            stream.check_batch(batch),
-            labels,
-            loss_weights=weights,
-            items=items,
-            class_weights=self.class_weights,
-            label_smoothing=self.label_smoothing,
-        )
-
-    def _check_labels(self, labels: Tensor) -> None:
-        if labels.is_floating_point():
-            return
+        labels = batch["labels"]
         # On another device every look at a value waits for it, so there only the first batch is
         # checked; and a later batch may, by chance, have nothing to learn from.
         first, self._labels_checked = not self._labels_checked, True
-        known = isinstance(getattr(self.stream.head, "weight", None), Tensor)
-        here = labels.device.type == "cpu" and bool((labels != IGNORE_INDEX).any())
-        if known and (first or here):
-            self.stream.check_labels(labels)
+        targets = Targets.of(
+            stream,
+            stream.check_batch(batch),
+            items=batch.get("num_items_in_batch"),
+            class_weights=self.class_weights,
+            label_smoothing=self.label_smoothing,
+            criterion=self.criterion,
+            check=first or (isinstance(labels, Tensor) and labels.device.type == "cpu"),
+        )
+        if first and len(targets) == 0:
+            raise nothing_asked()
+        return targets
 
     def _weights(self) -> list[float]:
         objective = self.objective
@@ -256,7 +252,7 @@ class EveryDepth(nn.Module):
         linear = all(type(head) is nn.Linear for head in (self.stream.head, *self.heads.values()))
         if not linear or not targets.can_be_chunked or self.objective.kl:
             return False
-        many = len(targets.labels) * self.stream.classes >= LARGE_LOGITS
+        many = len(targets) * self.stream.classes >= LARGE_LOGITS
         return many if self.any_depth_loss is None else self.any_depth_loss
 
     def _chunked_loss(
@@ -266,13 +262,13 @@ class EveryDepth(nn.Module):
         totals: list[Tensor] = []
         losses: dict[int, Tensor] = {}
         for depths in groups:
-            head = cast(nn.Linear, self._head(depths[0]))
+            head = cast(nn.Linear, self.own_head(depths[0]) or self.stream.head)
             total, found = any_depth_loss(
-                [self.stream.normed(targets.pick(states.feature(d)), d) for d in depths],
+                [targets.head_inputs(states, d) for d in depths],
                 head.weight,
                 cast(Tensor | None, head.bias),
                 targets.labels,
-                targets.row_weights,
+                targets.class_scale,
                 [supervised[d] for d in depths],
                 label_smoothing=targets.label_smoothing,
             )
@@ -283,46 +279,34 @@ class EveryDepth(nn.Module):
     def _plain_loss(
         self,
         states: States,
-        targets: Targets | None,
-        labels: Any,
+        targets: Targets,
         supervised: Mapping[int, float],
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        losses = {depth: self._loss(states, depth, targets, labels) for depth in supervised}
+        losses = {depth: self._loss(states, depth, targets) for depth in supervised}
         total = sum((supervised[depth] * loss for depth, loss in losses.items()), start=0.0)
         return cast(Tensor, total), {depth: loss.detach() for depth, loss in losses.items()}
 
-    def _loss(self, states: States, depth: int, targets: Targets | None, labels: Any) -> Tensor:
-        if targets is None:
-            assert self.criterion is not None
-            extras = self.stream.extras(states.h[depth], depth, states.batch)
-            return self.criterion(self.logits_of(states, depth), labels, extras)
-        if depth == self.stream.depth and states.output is not None:
-            return targets.loss(targets.pick(states.logits(depth)))
-        # Pick before the norm: it then acts on what predicts, not on every token.
-        feature, normed = states.feature(depth), self.stream.normed
-        per_token = self.stream.task in ("causal_lm", "masked_lm")
-        if per_token:
-            return targets.loss(self._head(depth)(normed(targets.pick(feature), depth)))
-        return targets.loss(targets.pick(self._head(depth)(normed(feature, depth))))
+    def _loss(self, states: States, depth: int, targets: Targets) -> Tensor:
+        z = targets.predicted(states, depth, self.own_head(depth))
+        return targets.loss(z, targets.extras(states, depth))
 
     def _regularizer(
-        self, states: States, targets: Targets | None, supervised: Mapping[int, float]
+        self, states: States, targets: Targets, supervised: Mapping[int, float]
     ) -> Tensor | None:
         objective, last = self.objective, self.stream.depth
         if objective.cosine:
             weights = objective.cosine_weights(last).tolist()
-            pick = None if targets is None else targets.pick
-            return cosine_distance(states, weights, pick)
+            return cosine_distance(states, weights, targets.pick)
         if objective.kl:
             logits = {d: self.logits_of(states, d) for d in supervised}
             return objective.kl * divergence(
-                logits, self.logits_of(states, last), supervised, objective.temperature, targets
+                logits,
+                self.logits_of(states, last),
+                supervised,
+                objective.temperature,
+                targets.pick,
             )
         return None
-
-    def _head(self, depth: int) -> nn.Module:
-        own = str(depth) in self.heads
-        return self.heads[str(depth)] if own else self.stream.head
 
     def _raise_not_finite(self, states: States, losses: Mapping[int, Tensor]) -> None:
         states.check_finite()

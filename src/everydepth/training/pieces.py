@@ -9,10 +9,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from everydepth.stream import Targets
 from everydepth.training.loader import Batch, rows_at, rows_of
 from everydepth.training.module import EveryDepth
-from everydepth.training.scoring import amount
-from everydepth.training.targets import Targets
 
 
 def pieces_of(batch: Batch, count: int) -> list[Batch]:
@@ -40,14 +39,7 @@ def shares_of(pieces: list[Batch], net: EveryDepth, accelerator: Accelerator) ->
 
 
 def _amount(piece: Batch, net: EveryDepth) -> float:
-    if net.criterion is not None or "labels" not in piece:
-        return float(rows_of(piece))
     targets = Targets.of(
-        net.stream,
-        piece,
-        piece["labels"],
-        loss_weights=piece.get("loss_weights"),
-        items=1,
-        class_weights=net.class_weights,
+        net.stream, piece, class_weights=net.class_weights, criterion=net.criterion, check=False
     )
-    return float(amount(targets))
+    return float(targets.amount)

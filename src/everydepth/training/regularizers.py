@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from everydepth.stream import States
-from everydepth.training.targets import Targets, at_least_float32
+from everydepth.stream import States, at_least_float32
 
 
 def cosine_distance(
-    states: States, weights: Sequence[float], pick: Callable[[Tensor], Tensor] | None
+    states: States, weights: Sequence[float], pick: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """`sum_l v_l mean(1 - cos(h_l, h_L))` over what predicts (SPEC 2.8)."""
-    pick = pick if pick is not None else lambda x: x.flatten(0, -2)
     last = pick(states.feature(states.depth))
     total = last.new_zeros(())
     for depth in range(states.depth):
@@ -33,12 +31,9 @@ def divergence(
     teacher: Tensor,
     weights: Mapping[int, float],
     temperature: float,
-    targets: Targets | None,
+    pick: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """`sum_l w_l T^2 KL(p_L || p_l)`, softened predictions, the last one taken as given."""
-    pick: Callable[[Tensor], Tensor] = (
-        (lambda x: x.flatten(0, -2)) if targets is None else targets.pick
-    )
     expected = (at_least_float32(pick(teacher)).detach() / temperature).log_softmax(-1)
     total = expected.new_zeros(())
     for depth, weight in weights.items():

@@ -15,11 +15,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from everydepth.data import Rows
 from everydepth.errors import DataError
-from everydepth.stream import evaluating
+from everydepth.stream import Targets, evaluating
 from everydepth.stream.taps import replaced_forward
 from everydepth.training.loader import TrainData, rows_at, rows_of
 from everydepth.training.module import EveryDepth
-from everydepth.training.targets import Targets
 
 Scores = dict[str, tuple[float, ...]]
 """By metric, one value a depth."""
@@ -85,49 +84,27 @@ class Evaluator:
             yield from data
 
 
-def _scored(net: EveryDepth, batch: dict[str, Any], depths: list[int]) -> _Sums:
-    labels = batch.pop("labels", None)
-    weights = batch.pop("loss_weights", None)
-    if labels is None:
-        raise DataError(f"the validation batch has keys {sorted(batch)}; it needs 'labels'")
-    states = net.stream.observe(batch)
-    if net.criterion is not None:
-        rows = rows_of(batch)
-        found = [
-            net.criterion(
-                net.logits_of(states, depth),
-                labels,
-                net.stream.extras(states.h[depth], depth, states.batch),
-            )
-            for depth in depths
-        ]
-        losses = torch.stack(found).double() * rows
-        count = losses.new_tensor(rows)
-        return _Sums(loss=losses, hits=losses.new_zeros(0), amount=count, labels=count)
-    # items=1 leaves sums; no smoothing, so that trainings with and without can be compared.
+def _scored(net: EveryDepth, batch: Mapping[str, Any], depths: list[int]) -> _Sums:
+    # No smoothing, so that runs with and without can be compared.
     targets = Targets.of(
-        net.stream, batch, labels, loss_weights=weights, items=1, class_weights=net.class_weights
+        net.stream, batch, class_weights=net.class_weights, criterion=net.criterion
     )
-    losses, hits = [], []
+    states = net.stream.observe(batch)
+    losses: list[Tensor] = []
+    hits: list[Tensor] = []
     for depth in depths:
-        logits = targets.pick(net.logits_of(states, depth))
-        losses.append(targets.loss(logits).double())
-        if not targets.numbers and not targets.labels.is_floating_point():
-            hits.append((logits.argmax(-1) == targets.labels).sum().double())
-    empty = targets.scale.new_zeros(0).double()
+        z = targets.predicted(states, depth, net.own_head(depth))
+        rows = targets.losses(z, targets.extras(states, depth))
+        losses.append((rows * targets.weights).sum().double())
+        if targets.has_classes:
+            hits.append(targets.hits(z).sum().double())
+    total = targets.amount.double()
     return _Sums(
         loss=torch.stack(losses),
-        hits=torch.stack(hits) if hits else empty,
-        amount=amount(targets).double(),
-        labels=targets.scale.new_tensor(targets.scale.shape[0]).double(),
+        hits=torch.stack(hits) if hits else total.new_zeros(0),
+        amount=total,
+        labels=total.new_tensor(len(targets)),
     )
-
-
-def amount(targets: Targets) -> Tensor:
-    """What the mean loss of these targets (made with items=1) is divided by."""
-    if targets.class_weights is None or targets.labels.is_floating_point():
-        return targets.scale.sum()
-    return (targets.scale * targets.class_weights[targets.labels]).sum()
 
 
 def _added(sums: _Sums | None, found: _Sums, counts: bool) -> _Sums:
