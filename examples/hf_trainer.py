@@ -11,7 +11,7 @@ from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClass
 
 import everydepth as ed
 from everydepth.data import load_digits
-from everydepth.integrations.hf_trainer import DepthProgress
+from everydepth.training.hf_trainer import DepthProgress
 
 
 def network() -> ed.EveryDepth:

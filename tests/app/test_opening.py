@@ -12,10 +12,10 @@ import pytest
 import torch
 from tests.helpers.playground import classifier, save_language_run, save_run
 
-from everydepth.app.opening import open_model, open_tokenizer
 from everydepth.app.shelf import Item, item_at, shelf_of
 from everydepth.app.vision import Desk
 from everydepth.errors import DataError, EveryDepthError
+from everydepth.exits.load import load, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def change(file: Path, **settings: Any) -> None:
 
 
 def test_an_honest_run_opens_as_the_model_that_was_saved(seen: Path) -> None:
-    model = open_model(seen)
+    model = load(seen, trusted=False)
     x = torch.rand(2, 1, 8, 8)
     assert torch.equal(model(pixel_values=x).logits, classifier()(pixel_values=x).logits)
     assert item_at(seen).tab == "vision"
@@ -54,21 +54,21 @@ def test_a_link_out_of_the_folder_is_refused(seen: Path, tmp_path: Path, name: s
     shutil.move(seen / "model" / name, outside)
     (seen / "model" / name).symlink_to(outside)
     with pytest.raises(DataError, match=r"leads out of .* replace the link by a copy"):
-        open_model(seen)
+        load(seen, trusted=False)
 
 
 def test_a_link_in_the_place_of_the_whole_model_is_refused(seen: Path, tmp_path: Path) -> None:
     shutil.move(seen / "model", tmp_path / "elsewhere")
     (seen / "model").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="leads out of"):
-        open_model(seen)
+        load(seen, trusted=False)
 
 
 def test_a_link_to_a_tokenizer_outside_is_refused(said: Path, tmp_path: Path) -> None:
     shutil.move(said / "model" / "tokenizer.json", tmp_path / "outside.json")
     (said / "model" / "tokenizer.json").symlink_to(tmp_path / "outside.json")
     with pytest.raises(DataError, match="leads out of"):
-        open_tokenizer(said)
+        load_tokenizer(said, trusted=False)
 
 
 @pytest.mark.parametrize("name", ["../../outside.safetensors", "/outside.safetensors"])
@@ -80,7 +80,7 @@ def test_an_index_of_weights_cannot_point_outside(seen: Path, tmp_path: Path, na
     index = {"weight_map": {"vit.embeddings.cls_token": place}}
     (seen / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(DataError, match="cannot be read"):
-        open_model(seen)
+        load(seen, trusted=False)
 
 
 def test_code_beside_a_model_is_never_imported(seen: Path, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_code_beside_a_model_is_never_imported(seen: Path, tmp_path: Path) -> No
     (seen / "model" / "modeling_evil.py").write_text(f"open({str(flag)!r}, 'w')")
     change(seen / "model" / "config.json", auto_map={"AutoModel": "modeling_evil.Evil"})
     with pytest.raises(DataError, match="auto_map, which asks for code or weights from elsewhere"):
-        open_model(seen)
+        load(seen, trusted=False)
     assert not flag.exists()
     assert not any("modeling_evil" in name for name in sys.modules)
 
@@ -106,20 +106,20 @@ def test_code_beside_a_model_is_never_imported(seen: Path, tmp_path: Path) -> No
 def test_settings_that_ask_for_code_are_refused(seen: Path, setting: dict[str, Any]) -> None:
     change(seen / "model" / "config.json", **setting)
     with pytest.raises(DataError, match=r"code"):
-        open_model(seen)
+        load(seen, trusted=False)
 
 
 def test_a_class_that_is_not_a_known_model_is_refused(seen: Path) -> None:
     change(seen / "model" / "config.json", architectures=["os.system"])
     with pytest.raises(EveryDepthError, match="not a model class everydepth knows"):
-        open_model(seen)
+        load(seen, trusted=False)
 
 
 def test_pickled_weights_are_not_read(seen: Path) -> None:
     (seen / "model" / "model.safetensors").unlink()
     torch.save({}, seen / "model" / "pytorch_model.bin")
     with pytest.raises(DataError, match="it needs whole safetensors files"):
-        open_model(seen)
+        load(seen, trusted=False)
 
 
 def test_a_tokenizer_is_read_from_its_json_alone(said: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_tokenizer_is_read_from_its_json_alone(said: Path, tmp_path: Path) -> 
         "vocab_file": "/etc/passwd",
     }
     (said / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
-    tokenizer = open_tokenizer(said)
+    tokenizer = load_tokenizer(said, trusted=False)
     assert tokenizer.decode(tokenizer.encode("Anna had a kite.")) == "Anna had a kite."
     assert not flag.exists()
 
@@ -140,10 +140,10 @@ def test_a_tokenizer_is_read_from_its_json_alone(said: Path, tmp_path: Path) -> 
 def test_a_broken_tokenizer_is_said(said: Path) -> None:
     (said / "model" / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(DataError, match="is not a tokenizer"):
-        open_tokenizer(said)
+        load_tokenizer(said, trusted=False)
     (said / "model" / "tokenizer.json").unlink()
     with pytest.raises(DataError, match=r"has no tokenizer.json; save a fast tokenizer"):
-        open_tokenizer(said)
+        load_tokenizer(said, trusted=False)
 
 
 @pytest.mark.parametrize("data", ["/etc", "../../secret", "~/pictures", 3, ["digits"]])

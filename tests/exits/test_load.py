@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import save_file
 from tests.zoo import ENTRIES
 
-from everydepth.errors import DataError, DepthError, UnsupportedModelError
+from everydepth.errors import DataError, DepthError, EveryDepthError, UnsupportedModelError
 from everydepth.exits import load
 from everydepth.exits.lazy import LazyTensor, lazy_tensors
+from everydepth.exits.load import model_folder
 from everydepth.stream import as_stream
 
 
@@ -104,14 +106,78 @@ def test_bad_input_is_refused_with_the_next_step(tmp_path: Path) -> None:
     for depth in (0, 5):
         with pytest.raises(DepthError, match=f"depth {depth}, but ViT.* has 4 blocks; use 1 to 4"):
             load(tmp_path / "vit", depth=depth)
-    with pytest.raises(DataError, match=r"has no readable config.json.*save_pretrained"):
+    with pytest.raises(DataError, match=r"nowhere' is neither a folder here"):
         load(tmp_path / "nowhere", depth=1)
     config = json.loads((tmp_path / "vit" / "config.json").read_text())
-    other = config | {"architectures": ["WhisperForConditionalGeneration"]}
+    other = config | {"architectures": ["MyOwnModel"]}
     (tmp_path / "vit" / "config.json").write_text(json.dumps(other))
-    with pytest.raises(UnsupportedModelError, match=r"'WhisperFor.*' is not a model class"):
+    with pytest.raises(UnsupportedModelError, match=r"'MyOwnModel' is not a model class"):
         load(tmp_path / "vit", depth=1)
     wider = config | {"hidden_size": 64}
     (tmp_path / "vit" / "config.json").write_text(json.dumps(wider))
     with pytest.raises(DataError, match="saved from another class"):
         load(tmp_path / "vit", depth=1)
+
+
+def test_models_of_our_own_and_of_transformers_load_by_their_folder(tmp_path: Path) -> None:
+    """Whether or not a stream is known of their class."""
+    phi = hf.PhiConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    names = ("ViT", "CifarResNet-post-pad", "ResidualMLP-norm1-skips1-regression1")
+    models = [*(ENTRIES[name].make()[0] for name in names), hf.PhiForCausalLM(phi)]
+    for model in models:
+        folder = tmp_path / type(model).__name__
+        model.train().save_pretrained(folder)
+        loaded = load(str(folder))
+        assert type(loaded) is type(model)
+        assert not loaded.training
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(loaded.state_dict()[key], value)
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'no/such-model' is neither a folder here nor a model fo"):
+        load("no/such-model")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"no readable config.json .* but nothing; give a dir"):
+        load(tmp_path / "empty")
+    model, _ = ENTRIES["ViT"].make()
+    model.save_pretrained(tmp_path / "vit")
+    config = json.loads((tmp_path / "vit" / "config.json").read_text())
+    for named, message in (
+        (None, "None as its architectures, so the class is unknown"),
+        (["os"], "'os' is not a model class everydepth knows"),
+        (["AutoModel"], "'AutoModel' is not a model class"),
+        ("ViTModel", "'ViTModel' as its architectures"),
+    ):
+        changed = json.dumps({**config, "architectures": named})
+        (tmp_path / "vit" / "config.json").write_text(changed)
+        with pytest.raises(EveryDepthError, match=message):
+            load(tmp_path / "vit")
+
+
+def test_a_run_directory_gives_the_model_inside_it(tmp_path: Path) -> None:
+    assert model_folder(tmp_path) == str(tmp_path)
+    ENTRIES["ViT"].make()[0].save_pretrained(tmp_path / "model")
+    assert model_folder(tmp_path) == str(tmp_path / "model")
+    assert type(load(tmp_path, depth=1)).__name__ == "ViTForImageClassification"
+
+
+def test_a_name_on_the_hub_is_read_from_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layout of the hub's cache: links into a folder of blobs, as no network is there."""
+    model, _ = ENTRIES["Llama-tied-CausalLM-left"].make()
+    model.save_pretrained(tmp_path / "saved", max_shard_size="20KB")
+    home = tmp_path / "hub" / "models--me--mine"
+    snapshot = home / "snapshots" / "0" / ""
+    snapshot.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("0")
+    for file in (tmp_path / "saved").iterdir():
+        (snapshot / file.name).symlink_to(file)
+    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    small = load("me/mine", depth=2)
+    assert small.config.num_hidden_layers == 2
+    (snapshot / "model.safetensors.index.json").unlink()
+    with pytest.raises(DataError, match=r"'me/mine' on the Hugging Face hub has no model.safet"):
+        load("me/mine")

@@ -8,9 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from everydepth.app.opening import check_inside, model_folder, open_model, open_tokenizer, read_json
 from everydepth.data import data_names
 from everydepth.errors import DataError, EveryDepthError
+from everydepth.exits.load import load, load_tokenizer, model_folder
+from everydepth.exits.untrusted import check_inside, read_json
 from everydepth.runs import Run
 from everydepth.stream import ResidualStream, as_stream
 
@@ -33,11 +34,13 @@ class Item:
 
     @cached_property
     def stream(self) -> ResidualStream:
-        return as_stream(open_model(self.path) if self.given is None else self.given)
+        return as_stream(load(self.path, trusted=False) if self.given is None else self.given)
 
     @cached_property
     def tokenizer(self) -> Any:
-        return open_tokenizer(self.path) if self.given_tokenizer is None else self.given_tokenizer
+        if self.given_tokenizer is not None:
+            return self.given_tokenizer
+        return load_tokenizer(self.path, trusted=False)
 
     @cached_property
     def tab(self) -> Tab:
@@ -54,7 +57,7 @@ class Item:
 
     @property
     def has_model(self) -> bool:
-        return self.given is not None or any(model_folder(self.path).glob("*.safetensors"))
+        return self.given is not None or any(Path(model_folder(self.path)).glob("*.safetensors"))
 
     @property
     def is_run(self) -> bool:

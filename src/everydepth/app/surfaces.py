@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 
 from everydepth.app.content import WAYS, surface_folder
-from everydepth.app.opening import open_model
 from everydepth.app.shelf import Item
 from everydepth.data import SURFACES
 from everydepth.data.surfaces import Surface
+from everydepth.exits import load
 from everydepth.results.figures.chart import PALETTE
 from everydepth.stream import ResidualStream, as_stream, evaluating
 
@@ -76,7 +76,8 @@ class Study:
 def study_of(folder: Path, name: str) -> Study:
     """A surface with what `content.learn_surface` left of it in the folder."""
     streams = {
-        TITLES[way]: as_stream(open_model(surface_folder(folder, name, way))) for way in WAYS
+        TITLES[way]: as_stream(load(surface_folder(folder, name, way), trusted=False))
+        for way in WAYS
     }
     return Study(SURFACES[name], streams)
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from everydepth.app.opening import check_inside, model_folder, read_json
 from everydepth.app.pictures import Lens, to_data_url
 from everydepth.app.shelf import Item
 from everydepth.data import Images, load, load_digits
 from everydepth.errors import DataError, EveryDepthError
 from everydepth.exits import Certificate, Policy, Profile, calibrate, predict, profile
 from everydepth.exits.calibrate import NotCertifiedWarning
+from everydepth.exits.load import model_folder
+from everydepth.exits.untrusted import check_inside, read_json
 from everydepth.report.markup import text
 from everydepth.stream import ResidualStream, evaluating
 
@@ -327,7 +329,7 @@ def _floats(pixels: Tensor) -> Tensor:
 
 
 def _preprocessing(item: Item) -> Mapping[str, Any]:
-    file = model_folder(item.path) / "preprocessor_config.json"
+    file = Path(model_folder(item.path)) / "preprocessor_config.json"
     if item.preprocessing is not None or not file.is_file():
         return item.preprocessing or {}
     check_inside(file.parent, item.path)

@@ -46,16 +46,16 @@ def ablate(
     """
     from everydepth.ablations import ablate as sweep
     from everydepth.ablations.skips import checked_which
-    from everydepth.cli.loading import load_batches, load_model, model_folder
+    from everydepth.cli.loading import load_batches
+    from everydepth.exits.load import load as load_model
     from everydepth.runs import Run
 
-    folder = model_folder(model)
     chosen = None if layers is None else [number(part, int) for part in layers.split(",")]
     scales = [number(part, float) for part in c.split(",")]
     kind = checked_which(which)
-    network = load_model(folder)
+    network = load_model(model)
     rows = load_batches(
-        folder,
+        model,
         network,
         data,
         split=split,

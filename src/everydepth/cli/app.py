@@ -59,7 +59,8 @@ def _item(source: str) -> str | Item:
     if Path(source).exists() or source.count("/") > 1 or source.startswith((".", "/", "~")):
         return str(Path(source).expanduser())
     from everydepth.app.shelf import Item
-    from everydepth.cli.loading import load_model, load_tokenizer
+    from everydepth.exits.load import load as load_model
+    from everydepth.exits.load import load_tokenizer
     from everydepth.stream import as_stream
 
     model = load_model(source)

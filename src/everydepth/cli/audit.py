@@ -43,13 +43,13 @@ def audit(
     from rich.table import Table
 
     from everydepth.ablations import audit as judge
-    from everydepth.cli.loading import load_batches, load_model, model_folder
+    from everydepth.cli.loading import load_batches
+    from everydepth.exits.load import load as load_model
     from everydepth.runs import Run
 
-    folder = model_folder(model)
-    network = load_model(folder)
+    network = load_model(model)
     rows = load_batches(
-        folder,
+        model,
         network,
         data,
         split=split,

@@ -61,20 +61,21 @@ def export(
 
     everydepth export runs/lpa small --depth 2
     """
-    from everydepth.cli.loading import load_batches, load_model, model_folder
+    from everydepth.cli.loading import load_batches
     from everydepth.errors import SettingError
     from everydepth.exits import Policy, Profile
     from everydepth.exits import export as write
+    from everydepth.exits.load import load as load_model
+    from everydepth.exits.load import model_folder
 
-    folder = model_folder(model)
-    network = load_model(folder)
+    network = load_model(model)
     if data is None and (recalibrate or format is Format.ONNX):
         wanted = "--recalibrate" if recalibrate else "--format onnx"
         raise SettingError(f"{wanted} needs --data; give data by name, a file or a folder")
     rows: Any = None
     if data is not None:
         rows = load_batches(
-            folder, network, data, split=split, root=data_root, max_samples=max_samples
+            model, network, data, split=split, root=data_root, max_samples=max_samples
         )
     path = write(
         network,
@@ -83,7 +84,7 @@ def export(
         format=format.value,
         exits=None if policy is None else Policy.load(policy),
         example=next(iter(rows)) if format is Format.ONNX else None,
-        tokenizer=_Beside(Path(folder)),
+        tokenizer=_Beside(Path(model_folder(model))),
         profile=None if profile is None else Profile.load(profile),
         recalibrate=rows if recalibrate else None,
         overwrite=overwrite,

@@ -45,12 +45,12 @@ def generate(
 
     The text goes to standard output while it grows; how fast it came, to standard error.
     """
-    from everydepth.cli.loading import load_model, load_tokenizer, model_folder
     from everydepth.exits.generation import generate as decode
+    from everydepth.exits.load import load as load_model
+    from everydepth.exits.load import load_tokenizer
 
-    folder = model_folder(model)
-    network = load_model(folder).to(device or "cpu")  # pyright: ignore[reportArgumentType]
-    tokenizer = load_tokenizer(folder)
+    network = load_model(model).to(device or "cpu")  # pyright: ignore[reportArgumentType]
+    tokenizer = load_tokenizer(model)
     ids = [tokenizer(text)["input_ids"] for text in prompt]
     typed = _Typed(tokenizer, ids[0]) if len(prompt) == 1 else None
     said = decode(

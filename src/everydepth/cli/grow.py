@@ -49,18 +49,18 @@ def grow(
     """
     from rich.console import Console
 
-    from everydepth.cli.loading import load_batches, load_model, model_folder
+    from everydepth.cli.loading import load_batches
+    from everydepth.exits.load import load as load_model
     from everydepth.growth import grow as grow_model
     from everydepth.growth import score
     from everydepth.runs import Run
 
-    folder = model_folder(model)
-    network = load_model(folder)
+    network = load_model(model)
     console = Console()
 
     def batches(part: str) -> list[object]:
         loaded = load_batches(
-            folder,
+            model,
             network,
             data,
             split=part,

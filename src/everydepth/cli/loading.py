@@ -1,106 +1,18 @@
-"""Models and data from the words of a command line: a folder or a name in, objects out."""
+"""Data from the words of a command line, as a model takes it."""
 
 from __future__ import annotations
 
 import json
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everydepth.errors import DataError, UnsupportedModelError
+from everydepth.errors import DataError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
     from everydepth.data import Batch, Batches, Rows
-
-# Our own classes, which transformers does not know by name.
-_OWN = {
-    "CifarResNet": "everydepth.architectures.cifar_resnet",
-    "ResidualMLP": "everydepth.architectures.residual_mlp",
-}
-
-
-def model_folder(name: str) -> str:
-    """Where the model of a run directory is; any other name or folder as it is."""
-    inner = Path(name) / "model"
-    return str(inner) if (inner / "config.json").is_file() else name
-
-
-def load_model(name: str) -> PreTrainedModel:
-    """The model in a folder or of a Hugging Face name, in evaluation mode.
-
-    Its class is the one its own configuration names. Only safetensors weights are read and no code
-    of the model is run, so that a model of a stranger is safe to open.
-    """
-    from transformers import PreTrainedConfig
-    from transformers.utils import logging
-
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(name)
-    except (OSError, ValueError) as error:
-        raise UnsupportedModelError(_not_found(name)) from error
-    if not config:
-        raise UnsupportedModelError(_not_found(name))
-    try:
-        model = _model_class(name, config).from_pretrained(name, use_safetensors=True)
-    except OSError as error:
-        raise UnsupportedModelError(
-            f"{name!r} has no model.safetensors that can be read ({error}); other weights can hold "
-            "code, so load them yourself and save it again with save_pretrained"
-        ) from error
-    return model.eval()
-
-
-def _model_class(name: str, config: dict[str, Any]) -> type[PreTrainedModel]:
-    import transformers
-
-    named = config.get("architectures") or [None]
-    architecture = named[0] if isinstance(named, list) else None
-    if not isinstance(architecture, str):
-        raise UnsupportedModelError(
-            f"the config.json of {name!r} names no architecture, so its class is unknown; save the "
-            'model again with save_pretrained, or add "architectures": ["ClassName"]'
-        )
-    home = import_module(_OWN[architecture]) if architecture in _OWN else transformers
-    found = getattr(home, architecture, None)
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        raise UnsupportedModelError(
-            f"{name!r} is a {architecture}, which neither transformers {transformers.__version__} "
-            "nor everydepth has; use a model whose class ships with one of them"
-        )
-    return found
-
-
-def _not_found(name: str) -> str:
-    path = Path(name)
-    if path.is_dir():
-        inside = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
-        return (
-            f"the folder {name!r} holds {inside}, but no readable config.json of a model; give a "
-            "folder written by save_pretrained"
-        )
-    return (
-        f"{name!r} is neither a folder here nor a model found on the Hugging Face hub; give the "
-        "folder of a model, or check the name and the network"
-    )
-
-
-def load_tokenizer(name: str) -> Any:
-    """The tokenizer saved beside a model."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"text data, but {name!r} has no tokenizer; save one beside the model with "
-            "tokenizer.save_pretrained"
-        ) from error
 
 
 def load_batches(
@@ -114,13 +26,15 @@ def load_batches(
     max_length: int = 128,
     max_samples: int | None = None,
 ) -> Batches:
-    """Data by name or path, as the model called `name` takes it.
+    """Data by name or path, as the model called `name` (a folder, a run, a hub name) takes it.
 
     Images become floats of the model's size and channels, normalised as its preprocessor_config
     says; texts go through its tokenizer; one long text becomes blocks of `max_length` tokens.
     """
     from everydepth.data import Images, Points, Texts, batches, load, trim_padding
+    from everydepth.exits.load import model_folder
 
+    name = model_folder(name)
     found = load(data, split=split, root=root)
     if isinstance(found, Images):
         return batches(_first(found, max_samples), batch_size, transform=_ImageInput(name, model))
@@ -143,6 +57,7 @@ def _tokens(
     max_samples: int | None,
 ) -> Rows:
     from everydepth.data import Corpus, Texts, token_blocks, tokenized
+    from everydepth.exits.load import load_tokenizer
     from everydepth.stream import as_stream
 
     if not isinstance(found, Texts | Corpus):
@@ -150,7 +65,7 @@ def _tokens(
             f"{data!r} holds {type(found).__name__}, but a model takes images, points or text; "
             "say which columns are text with everydepth.data.load_table, in Python"
         )
-    tokenizer = load_tokenizer(name)
+    tokenizer: Any = load_tokenizer(name)
     longest = getattr(model.config, "max_position_embeddings", None) or max_length
     length = min(max_length, longest)
     if isinstance(found, Texts):

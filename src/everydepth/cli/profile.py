@@ -43,14 +43,14 @@ def profile(
     """
     from rich.console import Console
 
-    from everydepth.cli.loading import load_batches, load_model, model_folder
+    from everydepth.cli.loading import load_batches
     from everydepth.exits import profile as measure
+    from everydepth.exits.load import load as load_model
     from everydepth.runs import Run
 
-    folder = model_folder(model)
-    network = load_model(folder)
+    network = load_model(model)
     rows = load_batches(
-        folder,
+        model,
         network,
         data,
         split=split,

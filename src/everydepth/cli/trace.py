@@ -66,15 +66,16 @@ def trace(
     """
     from rich.console import Console
 
-    from everydepth.cli.loading import load_batches, load_model, load_tokenizer, model_folder
+    from everydepth.cli.loading import load_batches
+    from everydepth.exits.load import load as load_model
+    from everydepth.exits.load import load_tokenizer
     from everydepth.runs import Run
     from everydepth.stream import as_stream
     from everydepth.tracing import trace as measure
 
-    folder = model_folder(model)
-    network = load_model(folder)
+    network = load_model(model)
     rows = load_batches(
-        folder,
+        model,
         network,
         data,
         split=split,
@@ -100,7 +101,7 @@ def trace(
     if prompt is not None:
         from everydepth.tracing.language import text_at_depth, token_grid
 
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(model)
         grid = token_grid(network, tokenizer, prompt)
         text = text_at_depth(network, tokenizer, [prompt])
         found = replace(found, results={**found.results, grid.name: grid, text.name: text})

@@ -257,15 +257,14 @@ def _default_run(given: Mapping[str, Any]) -> str:
 
 def _model(given: Mapping[str, Any], scratch: Path) -> tuple[PreTrainedModel, str]:
     """The network in training mode, and where its tokenizer or preprocessor is."""
-    from everydepth.cli.loading import load_model, model_folder
     from everydepth.data import load
+    from everydepth.exits.load import load as load_model
 
     name = str(given["model"])
     if name not in PRESETS:
         if given["blocks"] is not None:
             raise SettingError(f"--blocks is for presets ({', '.join(PRESETS)}), not for {name!r}")
-        folder = model_folder(name)
-        return load_model(folder).train(), folder
+        return load_model(name).train(), name
     facts = Facts.of(load(given["data"], root=given["data_root"]))
     network = PRESETS[name](name, facts, given["blocks"])
     if facts.text:

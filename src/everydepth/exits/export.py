@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from everydepth.data.feeding import Feed
 from everydepth.errors import ExportError, SettingError, UnsupportedModelError
 from everydepth.exits.card import model_card
+from everydepth.exits.load import quiet_transformers
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
-from everydepth.exits.quiet import quiet_transformers
 from everydepth.files import is_full, write_folder
 from everydepth.stream import Batch, ResidualStream, as_stream, unwrapped
 

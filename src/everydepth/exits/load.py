@@ -1,39 +1,159 @@
-"""The first blocks of a checkpoint, without reading the others."""
+"""Opening a model: from a folder, a run directory or the Hugging Face hub, whole or to a depth."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from everydepth.errors import DataError
+from everydepth.errors import DataError, EveryDepthError, UnsupportedModelError
 from everydepth.exits.lazy import lazy_tensors
-from everydepth.exits.quiet import quiet_transformers
+from everydepth.exits.untrusted import check_config, check_inside, read_json
 from everydepth.stream import as_stream, model_class
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_INDEX = "model.safetensors.index.json"
+# What classes raise on settings or sizes that make no sense.
+_UNFIT = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 
 
-def load(directory: str | Path, *, depth: int | None = None, **options: Any) -> PreTrainedModel:
-    """A plain model with `depth` blocks from a Hugging Face checkpoint directory, in eval mode.
+def load(
+    source: str | Path, *, depth: int | None = None, trusted: bool = True, **options: Any
+) -> PreTrainedModel:
+    """A plain model, in eval mode, whole or with its first `depth` blocks.
 
-    Only the tensors of these blocks, the embedding and the readout are read, so time and memory
-    grow with `depth`. The exception is a depth whose readout is computed from later blocks (one
-    before the last change of shape): there the whole checkpoint is read first.
+    Its class is the one its own config names. Only safetensors weights are read, and no code that
+    comes with the model is run. Only the tensors of the wanted blocks, the embedding and the
+    readout are read, so time and memory grow with `depth`. The exception is a depth whose readout
+    is computed from later blocks (one before the last change of shape): there the whole checkpoint
+    is read first.
+
+    source: a folder written by `save_pretrained` or `export`, a run directory, or a name on the
+        Hugging Face hub.
+    trusted: False for a folder that anybody could have written: links and settings that lead out
+        of it are refused, and so are classes that everydepth does not know.
+    options: passed to `as_stream` if a depth is given.
 
     >>> model.save_pretrained("full")
     >>> small = ed.load("full", depth=1)
     >>> type(small).__name__, small.config.num_hidden_layers
     ('ViTForImageClassification', 1)
     """
-    folder = Path(directory)
-    cls, config = _described(folder)
+    folder = _folder(source, trusted)
+    try:
+        return _opened(folder, depth, trusted, options)
+    except EveryDepthError:
+        raise
+    except _UNFIT as error:
+        raise DataError(
+            f"the model in {folder} cannot be opened ({type(error).__name__}: {error}); give a "
+            "folder written by save_pretrained"
+        ) from error
+    except RuntimeError as error:  # sizes that do not fit together, or do not fit into the memory
+        raise DataError(f"the model in {folder} cannot be built ({error})") from error
+
+
+def load_tokenizer(source: str | Path, *, trusted: bool = True) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model.
+
+    trusted: False reads its tokenizer.json alone: the other files of a tokenizer may name a class
+        or a path, this one is data only.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    folder = model_folder(source)
+    if trusted:
+        try:
+            return AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{folder!r} has no tokenizer ({str(error).splitlines()[0]}); save one beside the "
+                "model with tokenizer.save_pretrained"
+            ) from error
+    file = check_inside(Path(folder), Path(source)) / "tokenizer.json"
+    if not file.is_file():
+        raise DataError(
+            f"{folder} has no tokenizer.json; save a fast tokenizer beside the model with "
+            "tokenizer.save_pretrained"
+        )
+    read_json(file)  # an error of our own, if it is not even JSON
+    try:
+        return PreTrainedTokenizerFast(tokenizer_file=str(file))
+    except Exception as error:  # the parser raises nothing more special
+        raise DataError(
+            f"{file} is not a tokenizer ({error}); save the tokenizer again with save_pretrained"
+        ) from error
+
+
+def model_folder(source: str | Path) -> str:
+    """Where the model of a run directory is; any other folder or name as it is."""
+    inner = Path(source) / "model"
+    return str(inner) if (inner / "config.json").is_file() else str(source)
+
+
+@contextmanager
+def quiet_transformers() -> Generator[None, None, None]:
+    """Transformers without its progress bars and reports, inside the context."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _folder(source: str | Path, trusted: bool) -> Path:
+    """The folder of the model, fetched from the hub (or its cache) if it is not here."""
+    folder = Path(model_folder(source))
+    if not trusted:
+        check_inside(folder, Path(source))
+        check_config(folder / "config.json")
+    if folder.is_dir() or not trusted:
+        return folder
+    from transformers.utils.hub import cached_file
+
+    def fetched(name: str) -> str | None:
+        return cached_file(str(source), name, _raise_exceptions_for_missing_entries=False)
+
+    try:
+        config = fetched("config.json")
+    except (OSError, ValueError):
+        config = None
+    if config is None:
+        raise DataError(
+            f"{str(source)!r} is neither a folder here nor a model found on the Hugging Face hub; "
+            "give the folder of a model, or check the name and the network"
+        )
+    index, shards = fetched(_INDEX), ["model.safetensors"]
+    if index is not None:
+        shards = sorted(set(read_json(Path(index))["weight_map"].values()))
+    if None in [fetched(name) for name in shards]:
+        raise DataError(
+            f"{str(source)!r} on the Hugging Face hub has no model.safetensors; other weights can "
+            "hold code, so load them yourself and save the model again with save_pretrained"
+        )
+    fetched("generation_config.json")
+    return Path(config).parent
+
+
+def _opened(
+    folder: Path, depth: int | None, trusted: bool, options: dict[str, Any]
+) -> PreTrainedModel:
+    cls, config = _described(folder, trusted)
     if depth is None:
         return _read(cls, folder, config)
-    with torch.device("meta"):
+    with torch.device("meta"), quiet_transformers():
         whole = cls(config)
     stream = as_stream(whole, **options)
     small: Any = stream.truncated(stream.check_depth(depth, lowest=1), share=True)
@@ -44,23 +164,36 @@ def load(directory: str | Path, *, depth: int | None = None, **options: Any) -> 
     return _read(cls, folder, small.config)
 
 
-def _described(folder: Path) -> tuple[type[PreTrainedModel], Any]:
-    """The class and the config of the model in a checkpoint directory."""
+def _described(folder: Path, trusted: bool) -> tuple[type[PreTrainedModel], Any]:
+    """The class and the config of the model in a folder."""
     file = folder / "config.json"
     try:
-        names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
-    except (OSError, ValueError) as error:
+        names = json.loads(file.read_text(encoding="utf-8")).get("architectures")
+    except (OSError, ValueError, AttributeError) as error:
+        held = sorted(entry.name for entry in folder.iterdir())[:8] if folder.is_dir() else []
         raise DataError(
-            f"{folder} has no readable config.json ({error}); give a directory written by "
-            "save_pretrained or everydepth.export(format='hf')"
+            f"{folder} has no readable config.json ({error}) but {', '.join(held) or 'nothing'}; "
+            "give a directory written by save_pretrained or everydepth.export(format='hf')"
         ) from error
-    if len(names) != 1:
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise DataError(
-            f"{file} names {names or 'no'} architectures, so the class is unknown; save the model "
-            "again with save_pretrained"
+            f"{file} has {names!r} as its architectures, so the class is unknown; save the model "
+            'again with save_pretrained, or write "architectures": ["ClassName"]'
         )
-    cls = cast("type[PreTrainedModel]", model_class(names[0]))
+    cls = _class(names[0], trusted)
     return cls, cls.config_class.from_pretrained(folder)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _class(name: str, trusted: bool) -> type[PreTrainedModel]:
+    try:
+        return cast("type[PreTrainedModel]", model_class(name))
+    except UnsupportedModelError:
+        import transformers
+
+        found = getattr(transformers, name, None) if trusted else None
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+        raise
 
 
 def _read(cls: type[PreTrainedModel], folder: Path, config: Any) -> PreTrainedModel:

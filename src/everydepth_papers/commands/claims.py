@@ -66,12 +66,12 @@ def claims(
     names = None if only is None else [part.strip() for part in only.split(",")]
     network, rows, about = None, None, {}
     if model is not None and data is not None:
-        from everydepth.cli.loading import load_batches, load_model, model_folder
+        from everydepth.cli.loading import load_batches
+        from everydepth.exits.load import load as load_model
 
-        folder = model_folder(model)
-        network = load_model(folder)
+        network = load_model(model)
         rows = load_batches(
-            folder,
+            model,
             network,
             data,
             split=split,

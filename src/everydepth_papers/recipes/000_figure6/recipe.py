@@ -47,7 +47,7 @@ def build(settings: Cell) -> tuple[Any, Any]:
     """The model with a new head, and its tokenizer."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
-    from everydepth.exits.quiet import quiet_transformers
+    from everydepth.exits.load import quiet_transformers
 
     classes = settings["classes"]
     if settings["model"] == "random":

@@ -47,7 +47,7 @@ def build(settings: Cell) -> tuple[Any, Any]:
             max_position_embeddings=32,
         )
         return LlamaForCausalLM(config), None
-    from everydepth.exits.quiet import quiet_transformers
+    from everydepth.exits.load import quiet_transformers
 
     home = HUB if settings["model"] == HUB else str(data_folder(settings["model"]))
     with quiet_transformers():

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from everydepth.training import EveryDepth
+from everydepth.training.module import EveryDepth
 
 
 class DepthProgress(TrainerCallback):
