@@ -1,4 +1,4 @@
-"""Shared by all tests: one compute thread a process, a fixed seed a test."""
+"""Shared by all tests: one compute thread a process, the same random numbers every time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 SEED = 0
+
+# The same examples every time, however long one takes on a busy machine.
+# `--hypothesis-profile=default` looks for new ones.
+settings.register_profile("everydepth", derandomize=True, deadline=None)
+settings.load_profile("everydepth")
 
 # Some virtual machines announce AMX and then refuse its instructions; bfloat16 needs none of them.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -28,10 +34,21 @@ def one_thread_a_process() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def seed() -> int:
+    _seed()
+    return SEED
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
+    """What several tests share must not depend on the test that asks for it first."""
+    if fixturedef.scope != "function":
+        _seed()
+
+
+def _seed() -> None:
     random.seed(SEED)
     np.random.seed(SEED)  # noqa: NPY002 - libraries under test may draw from the legacy state
     torch.manual_seed(SEED)
-    return SEED
 
 
 @pytest.fixture(scope="session")

@@ -140,7 +140,9 @@ def test_the_grid_is_the_token_grid_with_the_top_five_in_each_cell(shelf: Shelf)
     assert shown.count('<td class="ed-settled"') == len(found.arrays["tokens"])
     assert all(tip.count("\n") == 4 for tip in re.findall(r'data-tip="([^"]*)"', shown))
     assert '<tr class="ed-at" data-depth="2">' in shown
-    assert "7 positions" in language.grid_words(found) or "positions" in language.grid_words(found)
+    words, settled = language.grid_words(found), found.arrays["saturated_at"]
+    assert f"{len(settled)} positions: the next token is settled" in words
+    assert f"by half the depth for {(settled <= 1).sum()} of them" in words
 
 
 def test_tokens_are_escaped(shelf: Shelf) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 import everydepth as ed
 from everydepth.tracing.crossproducts import CrossProducts, MinibatchCKA
-from everydepth.tracing.metrics import cka as cka_module
 
 
 def gram_cka(x: np.ndarray, y: np.ndarray, *, unbiased: bool) -> float:
@@ -146,10 +145,14 @@ def test_few_samples_leave_out_the_unbiased_estimate() -> None:
     assert t.result("cka").series == ("value",)
 
 
-def test_the_memory_of_the_products_is_known_beforehand() -> None:
+def test_the_memory_of_the_products_is_known_beforehand_and_decides() -> None:
     within = CrossProducts([5, 5, 7])
     between = CrossProducts([5, 6], [3])
     for products, sizes in ((within, ([5, 5, 7],)), (between, ([5, 6], [3]))):
         held = sum(t.nbytes for row in products._products for t in row)
         assert CrossProducts.bytes_needed(*sizes) == held
-    assert cka_module.Cka.memory == 2**29
+    model, data = samples.vit(), samples.pictures(8)
+    needed = CrossProducts.bytes_needed([32] * 4)
+    for budget, exact in ((needed, True), (needed - 1, False)):
+        t = ed.trace(model, data, ["cka"], memory_budget=budget, progress=False)
+        assert ("unbiased" in t.result("cka").arrays) is exact
