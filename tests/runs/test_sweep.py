@@ -11,20 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loky import cpu_count
 
 import everydepth as ed
-from everydepth.errors import RunError, SettingError
+from everydepth.errors import (
+    DataError,
+    EveryDepthError,
+    NonFiniteError,
+    RunError,
+    SettingError,
+)
+from everydepth.runs.engine import check_engine
 from everydepth.runs.sweep import sweep
 
 GRID = {"depth": [1, 2, 3], "width": [4, 8], "seed": [0, 1]}
 
 
-def run(depth: int, width: int, seed: int) -> dict[str, Any]:
+def loss(depth: int, width: int, seed: int) -> dict[str, Any]:
     return {"loss": 1 / depth + 1 / width + 0.01 * seed}
 
 
 def test_a_dry_run_lists_the_cells_and_runs_none(tmp_path: Path) -> None:
-    found = sweep(GRID, lambda **_: pytest.fail("ran"), out=tmp_path / "s", dry_run=True)
+    found = sweep(GRID, lambda **_: pytest.fail("ran"), run=tmp_path / "s", dry_run=True)
     assert len(found.cells) == len(found.missing) == 12
     assert "12 cells, 0 done" in str(found)
     assert not (tmp_path / "s").exists()
@@ -35,18 +43,18 @@ def test_a_second_call_repeats_nothing_and_runs_what_was_added(tmp_path: Path) -
 
     def noted(**cell: Any) -> dict[str, Any]:
         ran.append(cell)
-        return run(**cell)
+        return loss(**cell)
 
-    first = sweep(GRID, noted, out=tmp_path / "s", progress=False)
+    first = sweep(GRID, noted, run=tmp_path / "s", progress=False)
     assert len(ran) == 12
-    again = sweep({**GRID, "depth": [1, 2, 3, 4]}, noted, out=tmp_path / "s", progress=False)
+    again = sweep({**GRID, "depth": [1, 2, 3, 4]}, noted, run=tmp_path / "s", progress=False)
     assert len(ran) == 16
     assert again.rows()[:2] == first.rows()[:2]
     assert len(ed.Run.open(tmp_path / "s").results()["sweep"]) == 16
 
 
 def test_curves_are_means_over_all_else() -> None:
-    found = sweep(GRID, run, progress=False)
+    found = sweep(GRID, loss, progress=False)
     curves = found.curves("loss", "depth", "width")
     assert curves[4]["x"] == [1, 2, 3]
     assert curves[4]["mean"] == pytest.approx([1.255, 0.755, 0.25 + 1 / 3 + 0.005])
@@ -61,31 +69,117 @@ def test_a_failing_cell_loses_nothing(tmp_path: Path) -> None:
     def fails(**cell: Any) -> dict[str, Any]:
         if cell["depth"] == 2:
             raise ZeroDivisionError
-        return run(**cell)
+        return loss(**cell)
 
-    with pytest.raises(ZeroDivisionError):
-        sweep(GRID, fails, out=tmp_path / "s", progress=False)
-    found = sweep(GRID, run, out=tmp_path / "s", dry_run=True)
+    with pytest.raises(ZeroDivisionError) as failure:
+        sweep(GRID, fails, run=tmp_path / "s", progress=False)
+    notes = "\n".join(failure.value.__notes__)
+    assert "in the cell {'depth': 2, 'width': 4, 'seed': 0}" in notes
+    assert f"4 of 12 cells are done, kept in {tmp_path / 's'}" in notes
+    found = sweep(GRID, loss, run=tmp_path / "s", dry_run=True)
     assert len(found.missing) == 8
+
+
+def test_a_cell_can_be_skipped_and_is_tried_again_next_time(tmp_path: Path) -> None:
+    def lacks(depth: int) -> dict[str, Any]:
+        if depth == 2:
+            raise DataError("no such data")
+        return {"loss": depth}
+
+    grid = {"depth": [1, 2, 3]}
+    found = sweep(grid, lacks, run=tmp_path / "s", skips=DataError, progress=False)
+    assert list(found.skipped.values()) == ["no such data"]
+    assert found.missing == ({"depth": 2},)
+    assert not ed.Run.open(tmp_path / "s").finished
+    again = sweep(grid, lambda depth: {"loss": 0}, run=tmp_path / "s", progress=False)
+    assert [row["loss"] for row in again.rows()] == [1, 0, 3]
+    assert ed.Run.open(tmp_path / "s").finished
+
+
+def test_a_cell_has_a_folder_of_its_own_to_continue_from(tmp_path: Path) -> None:
+    def counts(depth: int, folder: Path) -> dict[str, Any]:
+        file = folder / "count"
+        file.write_text(file.read_text() + "x" if file.exists() else "x")
+        if file.read_text() == "x":
+            raise RuntimeError("cut short")
+        return {"tries": len(file.read_text())}
+
+    how: dict[str, Any] = {"run": tmp_path / "s", "folders": True, "progress": False}
+    with pytest.raises(RuntimeError, match="cut short"):
+        sweep({"depth": [1]}, counts, **how)
+    assert sweep({"depth": [1]}, counts, **how).rows() == [{"depth": 1, "tries": 2}]
+    empty = sweep({"depth": [2]}, lambda depth, folder: {"there": folder.is_dir()}, **how)
+    assert empty.rows()[0]["there"]
+    assert len(list((tmp_path / "s" / "work").iterdir())) == 1  # empty ones are removed
+    none = sweep({"depth": [2]}, lambda depth, folder: {"none": folder is None}, folders=True)
+    assert none.rows()[0]["none"]
+
+
+def test_several_processes_give_the_same_results_with_one_thread_each(tmp_path: Path) -> None:
+    def told(depth: int, width: int, seed: int) -> dict[str, Any]:
+        import torch
+
+        threads = torch.get_num_threads()
+        return {**loss(depth, width, seed), "threads": threads, "process": os.getpid()}
+
+    found = sweep(
+        GRID, told, run=tmp_path / "s", engine="processes", processes=2, progress=False
+    ).rows()
+    alone = sweep(GRID, loss, progress=False).rows()
+    assert [{k: v for k, v in row.items() if k in alone[0]} for row in found] == alone
+    assert {row["threads"] for row in found} == {1}
+    assert os.getpid() not in {row["process"] for row in found}
+
+
+def test_a_cell_that_fails_in_another_process_is_named_and_the_others_are_kept(
+    tmp_path: Path,
+) -> None:
+    def fails(**cell: Any) -> dict[str, Any]:
+        if cell == {"depth": 2, "width": 4, "seed": 0}:
+            raise NonFiniteError("depth 3 is NaN", 3)
+        return loss(**cell)
+
+    with pytest.raises(EveryDepthError, match="depth 3 is NaN") as failure:
+        sweep(GRID, fails, run=tmp_path / "s", engine="processes", processes=1, progress=False)
+    notes = "\n".join(failure.value.__notes__)
+    assert "in fails" in notes  # the traceback of the other process
+    assert "in the cell {'depth': 2, 'width': 4, 'seed': 0}" in notes
+    left = sweep(GRID, loss, run=tmp_path / "s", dry_run=True).missing
+    assert {"depth": 2, "width": 4, "seed": 0} in left
+    assert len(left) == 8
+
+
+def test_a_process_that_dies_is_said_and_loses_no_finished_cell(tmp_path: Path) -> None:
+    def dies(a: int) -> dict[str, Any]:
+        if a == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"x": a}
+
+    grid = {"a": [0, 1, 2]}
+    with pytest.raises(RunError, match="a process that ran a cell died"):
+        sweep(grid, dies, run=tmp_path / "s", engine="processes", processes=1, progress=False)
+    found = sweep(grid, lambda a: {"x": a}, run=tmp_path / "s", progress=False)
+    assert [row["x"] for row in found.rows()] == [0, 1, 2]
 
 
 SCRIPT = """
 import sys, time
 from pathlib import Path
 from everydepth.runs.sweep import sweep
-def run(**cell):
+def loss(**cell):
     with open(sys.argv[2], "a") as file:
         file.write(f"{cell}\\n")
     time.sleep(0.05)
     return {"x": 1}
-sweep({"a": list(range(12))}, run, out=sys.argv[1], progress=False)
+sweep({"a": list(range(12))}, loss, run=sys.argv[1], engine=sys.argv[3], progress=False)
 """
 
 
-def test_after_kill_9_no_finished_cell_is_lost_or_repeated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["local", "processes"])
+def test_after_kill_9_no_finished_cell_is_lost_or_repeated(tmp_path: Path, engine: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     log = tmp_path / "log"
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "s"), str(log)]
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "s"), str(log), engine]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     killed = subprocess.Popen(command, env=env)
     while not log.exists() or len(log.read_text().splitlines()) < 4:
@@ -93,45 +187,55 @@ def test_after_kill_9_no_finished_cell_is_lost_or_repeated(tmp_path: Path) -> No
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     done = len(list((tmp_path / "s" / "cells").glob("[!.]*.json")))
-    assert 3 <= done < 12
+    at_once = 1 if engine == "local" else cpu_count()
+    assert 4 - at_once <= done < 12
     subprocess.run(command, env=env, check=True, timeout=250)
-    # Only the cell that was running when the process died has run twice.
+    # Only the cells that were running when the process died have run twice.
     lines = log.read_text().splitlines()
     assert len(set(lines)) == 12
-    assert len(lines) <= 13
-    assert not sweep({"a": list(range(12))}, run, out=tmp_path / "s", dry_run=True).missing
+    assert len(lines) <= 12 + 2 * at_once
+    assert not sweep({"a": list(range(12))}, loss, run=tmp_path / "s", dry_run=True).missing
 
 
 def test_bad_grids_and_results_are_explained(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="is in the grid twice"):
-        sweep({"a": [1, 1]}, run)
+        sweep({"a": [1, 1]}, loss)
     with pytest.raises(SettingError, match="is in the grid twice"):
-        sweep([{"a": 1, "b": 2}, {"b": 2, "a": 1}], run)
+        sweep([{"a": 1, "b": 2}, {"b": 2, "a": 1}], loss)
     with pytest.raises(SettingError, match="no cells"):
-        sweep({"a": []}, run)
+        sweep({"a": []}, loss)
     with pytest.raises(SettingError, match=r"grid\['a'\] is 'xy'; give a list"):
-        sweep({"a": "xy"}, run)
+        sweep({"a": "xy"}, loss)
     with pytest.raises(SettingError, match="is not JSON"):
-        sweep({"a": [object()]}, run)
+        sweep({"a": [object()]}, loss)
     with pytest.raises(SettingError, match="not a dictionary of JSON values"):
         sweep({"a": [1]}, lambda a: {"x": object()}, progress=False)
+    for wrong, said in (
+        ({"address": "here:1"}, "it belongs to 'ray'"),
+        ({"processes": 2}, "use engine='processes' and 1 or more"),
+        ({"engine": "processes", "processes": 0}, "use engine='processes' and 1 or more"),
+    ):
+        with pytest.raises(SettingError, match=said):
+            sweep({"a": [1]}, loss, **wrong)
+    with pytest.raises(SettingError, match="use 'local', 'processes' or 'ray'"):
+        check_engine("slurm")
     ed.Run.create(tmp_path / "other", {}, kind="train")
     with pytest.raises(RunError, match="of kind 'train', not a sweep"):
-        sweep({"a": [1]}, run, out=tmp_path / "other")
+        sweep({"a": [1]}, loss, run=tmp_path / "other")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(900)
 def test_cells_run_on_ray_as_they_do_here(tmp_path: Path) -> None:
-    found = sweep(GRID, run, out=tmp_path / "s", engine="ray", progress=False)
+    found = sweep(GRID, loss, run=tmp_path / "s", engine="ray", progress=False)
     assert len(found.rows()) == 12
-    assert found.results == sweep(GRID, run, progress=False).results
+    assert found.results == sweep(GRID, loss, progress=False).results
 
 
 def test_a_ray_address_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
-    sweep({"depth": [1], "width": [1], "seed": [0]}, run, out=tmp_path / "s", progress=False)
+    sweep({"depth": [1], "width": [1], "seed": [0]}, loss, run=tmp_path / "s", progress=False)
     grid = {"depth": [1, 9], "width": [1], "seed": [0]}
     with pytest.raises(RunError, match=r"no Ray cluster answers at '127.0.0.1:1' .* check the"):
-        sweep(grid, run, out=tmp_path / "s", engine="ray", address="127.0.0.1:1")
-    assert len(sweep(grid, run, out=tmp_path / "s", dry_run=True).missing) == 1  # nothing is lost
+        sweep(grid, loss, run=tmp_path / "s", engine="ray", address="127.0.0.1:1")
+    assert len(sweep(grid, loss, run=tmp_path / "s", dry_run=True).missing) == 1  # nothing is lost

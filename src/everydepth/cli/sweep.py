@@ -67,7 +67,7 @@ def sweep(
         "max_samples": [max_samples],
         "data_root": [data_root],
     }
-    found = sweep_cells(grid, resnet_cell, out=out, engine=engine, address=address, dry_run=dry_run)
+    found = sweep_cells(grid, resnet_cell, run=out, engine=engine, address=address, dry_run=dry_run)
     typer.echo(str(found))
     if dry_run:
         return

@@ -224,7 +224,7 @@ def compare(
                 raise
             return {"why": str(error)}
 
-    rows = sweep(cells, one, out=run, progress=progress).rows()
+    rows = sweep(cells, one, run=run, progress=progress).rows()
     found = tuple(
         Arm(row["name"], row["seed"], tuple(row["flops"]), tuple(row["loss"]))
         for row in rows

@@ -1,44 +1,138 @@
-"""Many independent jobs: one after the other here, or at once on a Ray cluster."""
+"""Many independent jobs: one after the other, in several processes here, or on a Ray cluster."""
 
 from __future__ import annotations
 
+import pickle
 import socket
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar, cast
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
+from itertools import islice
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from everydepth.errors import RunError, SettingError
 
-Engine = Literal["local", "ray"]
+Engine = Literal["local", "processes", "ray"]
+"""One job after the other in this process; in several processes of this machine, each with one
+compute thread; or on a Ray cluster, one task a job."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def check_engine(engine: str) -> None:
-    """An error before anything is written, if there is no such engine."""
-    if engine not in ("local", "ray"):
-        raise SettingError(f"engine={engine!r}; use 'local' or 'ray'")
+def check_engine(engine: str, address: str | None = None, processes: int | None = None) -> None:
+    """An error before anything is written, if the engine is unknown or given what it ignores."""
+    if engine not in get_args(Engine):
+        raise SettingError(f"engine={engine!r}; use 'local', 'processes' or 'ray'")
+    if address is not None and engine != "ray":
+        raise SettingError(f"address={address!r} with engine={engine!r}; it belongs to 'ray'")
+    if processes is not None and (engine != "processes" or processes < 1):
+        raise SettingError(
+            f"processes={processes} with engine={engine!r}; use engine='processes' and 1 or more"
+        )
 
 
 def each(
-    run: Callable[[T], R], items: Sequence[T], engine: str, address: str | None = None
+    function: Callable[[T], R],
+    items: Sequence[T],
+    engine: str = "local",
+    *,
+    address: str | None = None,
+    processes: int | None = None,
 ) -> Iterator[tuple[T, R]]:
-    """Every item with `run(item)`, as they are done.
+    """Every item with `function(item)`, as they are done.
 
-    address: of a Ray cluster; without, one on this machine, which ends with the jobs.
+    After a failure nothing new is begun; what is under way ends and is given, and only then the
+    failure is raised, with a note that names its item.
     """
-    check_engine(engine)
-    return _on_ray(run, items, address) if engine == "ray" else ((i, run(i)) for i in items)
+    check_engine(engine, address, processes)
+    failed: list[Exception] = []
+    # Engines take items one by one, so that none is taken after a failure.
+    left = (item for item in items if not failed)
+    if engine == "ray":
+        outcomes = _on_ray(function, left, address)
+    elif engine == "processes":
+        outcomes = _in_processes(function, left, processes)
+    else:
+        outcomes = (_tried(function, item) for item in left)
+    for item, result, error in outcomes:
+        if error is None:
+            yield item, cast(R, result)
+        else:
+            error.add_note(f"in the cell {item}")
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+Tried = tuple[T, R | None, Exception | None]
+"""An item, and what came of it or the error."""
+
+
+def _tried(function: Callable[[T], R], item: T) -> Tried[T, R]:
+    try:
+        return item, function(item), None
+    except Exception as error:  # noqa: BLE001 - `each` raises it, whatever it is
+        return item, None, error
+
+
+def _elsewhere(function: Callable[[T], R], item: T) -> tuple[Tried[T, R], str]:
+    """`_tried` in another process, and the traceback as text, which an error leaves behind."""
+    item, result, error = _tried(function, item)
+    told = "" if error is None else "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own, made one line before
+    except Exception:  # noqa: BLE001 - an error that cannot travel: its words must do
+        error = RunError(f"{type(error).__name__}: {error}")
+    return (item, result, error), told
+
+
+def _arrived(tried: Tried[T, R], told: str) -> Tried[T, R]:
+    if tried[2] is not None:
+        tried[2].add_note(told)
+    return tried
+
+
+# -- processes of this machine --------------------------------------------------------------------
+
+
+def _in_processes(
+    function: Callable[[T], R], items: Iterator[T], count: int | None
+) -> Iterator[Tried[T, R]]:
+    # loky pickles what is written in a script or a function, and does not run the script again.
+    import loky
+
+    package = cast(Any, loky)
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    count = count or package.cpu_count()
+    try:
+        with package.ProcessPoolExecutor(count, env=threads) as pool:
+            running = {pool.submit(_elsewhere, function, item) for item in islice(items, count)}
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield _arrived(*future.result())
+                running |= {pool.submit(_elsewhere, function, i) for i in islice(items, len(done))}
+    except BrokenExecutor as error:
+        raise RunError(
+            "a process that ran a cell died (out of memory, or killed); finished cells are kept. "
+            "Go on with the same call, perhaps with fewer processes"
+        ) from error
+
+
+# -- Ray ------------------------------------------------------------------------------------------
 
 
 def _on_ray(
-    run: Callable[[T], R], items: Sequence[T], address: str | None
-) -> Iterator[tuple[T, R]]:
+    function: Callable[[T], R], items: Iterator[T], address: str | None
+) -> Iterator[Tried[T, R]]:
+    """address: of a cluster; without, one on this machine, which ends with the jobs."""
     try:
         import ray as package
     except ImportError as error:
         raise SettingError(
             "engine='ray', but Ray is not installed; pip install 'everydepth[ray]', or use "
-            "engine='local'"
+            "engine='processes'"
         ) from error
     ray = cast(Any, package)
     started = not ray.is_initialized()
@@ -54,18 +148,23 @@ def _on_ray(
             raise _silent(address, error) from error
     try:
         # What all jobs share (models, data) is sent once. A task has one core, and one thread.
-        shared, task = ray.put(run), ray.remote(_call)
-        waiting = {task.remote(shared, item): item for item in items}
-        while waiting:
-            done, _ = ray.wait(list(waiting), num_returns=1)
-            yield waiting.pop(done[0]), ray.get(done[0])
+        shared, task = ray.put(function), ray.remote(_elsewhere)
+        # As many wait as run: a cluster that can grow sees that it should.
+        most = 2 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        waiting: list[Any] = []
+        while True:
+            while len(waiting) < most and (item := next(items, _END)) is not _END:
+                waiting.append(task.remote(shared, item))
+            if not waiting:
+                return
+            done, waiting = ray.wait(waiting, num_returns=1)
+            yield _arrived(*ray.get(done[0]))
     finally:
         if started:
             ray.shutdown()
 
 
-def _call(run: Callable[[T], R], item: T) -> R:
-    return run(item)
+_END: Any = object()
 
 
 def _check_answers(address: str | None) -> None:
@@ -82,8 +181,5 @@ def _silent(address: str | None, error: Exception) -> RunError:
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
     return RunError(
         f"no Ray cluster answers at {address!r} ({first}); start one with `ray start --head`, "
-        "check the address, or use engine='local'. Finished cells are kept"
+        "check the address, or use engine='processes'. Finished cells are kept"
     )
-
-
-__all__ = ["Engine", "check_engine", "each"]

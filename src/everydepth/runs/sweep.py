@@ -1,36 +1,39 @@
-"""Sweeps: many trainings, each once, whatever happens to the machine in between."""
+"""Sweeps: a function of many settings, as a table that survives the machine."""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import track
 
 from everydepth.errors import RunError, SettingError
-from everydepth.files import read_json, remove_leftovers, write_json
-from everydepth.runs import Run
-from everydepth.runs.engine import check_engine, each
-
-Cell = dict[str, Any]
-Cells = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+from everydepth.runs.cells import (
+    Cell,
+    Cells,
+    Function,
+    cell_key,
+    cells_of,
+    finished_cells,
+    run_cells,
+)
+from everydepth.runs.engine import Engine, check_engine
+from everydepth.runs.run import Run
+from everydepth.runs.together import is_main, on_main
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The cells of a sweep and what is done of them. Results are plain JSON, one file a cell."""
+    """The cells of a sweep and what is done of them. Results are plain JSON, one file a cell.
+
+    results, skipped: by key of the cell (`cell_key`); skipped says why.
+    """
 
     path: Path | None
     cells: tuple[Cell, ...]
     results: dict[str, dict[str, Any]]
+    skipped: dict[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[Cell, ...]:
@@ -99,112 +102,67 @@ class Sweep:
 
 def sweep(
     grid: Cells,
-    run: Callable[..., Mapping[str, Any]],
+    function: Function,
     *,
-    out: str | Path | None = None,
-    engine: str = "local",
+    run: str | Path | None = None,
+    engine: Engine = "local",
     address: str | None = None,
+    processes: int | None = None,
+    folders: bool = False,
+    skips: type[Exception] | tuple[type[Exception], ...] = (),
     dry_run: bool = False,
     progress: bool = True,
 ) -> Sweep:
-    """Call `run(**cell)` for every cell of a grid that is not done yet.
+    """Call `function(**cell)` for every cell of a grid that is not done yet.
 
     grid: values by name, of which all combinations are cells, or the cells themselves.
-    run: returns a dictionary of JSON values.
-    out: a directory in which each finished cell is a file, written whole or not at all; calling
-        `sweep` again with it, also after kill -9, does the rest and repeats nothing.
-    engine: "local", one cell after the other, or "ray", on the cluster at `address` (by default a
-        cluster on this machine). `out` is written by this process alone.
+    function: returns a dictionary of JSON values.
+    run: a directory in which each finished cell is a file, written whole or not at all, by this
+        process alone; calling `sweep` again with it, also after kill -9, does the rest and repeats
+        nothing. When a cell fails, no other is begun, and those that are done are kept.
+    engine: "local", one cell after the other; "processes", on as many cores of this machine as
+        there are (or `processes`), one compute thread each; "ray", on the cluster at `address` (by
+        default a cluster on this machine).
+    folders: also pass `folder=`, a directory of the cell's own in which one that was cut short can
+        continue; None without `run`.
+    skips: errors that leave a cell undone, said in `Sweep.skipped`, and do not end the sweep.
     dry_run: only list the cells and what is done of them.
 
-    >>> def run(depth, seed):
+    >>> def loss(depth, seed):
     ...     return {"loss": 1 / depth}
-    >>> found = ed.sweep({"depth": [2, 4], "seed": [0, 1]}, run, out="sweep", progress=False)
+    >>> found = ed.sweep({"depth": [2, 4], "seed": [0, 1]}, loss, run="sweep", progress=False)
     >>> len(found.rows()), found.missing
     (4, ())
     """
     cells = cells_of(grid)
-    check_engine(engine)
+    check_engine(engine, address, processes)
+    folder = None if run is None else Path(run)
     if dry_run:
-        done = {} if out is None or not Run.exists(out) else _results(Path(out), cells)
-        return Sweep(None if out is None else Path(out), tuple(cells), done)
-    folder = None if out is None else _opened(Path(out), cells)
-    results = {} if folder is None else _results(folder, cells)
-    todo = [cell for cell in cells if cell_key(cell) not in results]
-    work = each(partial(_spread, run), todo, engine, address)
-    quiet = not (progress and sys.stderr.isatty())
-    for cell, result in track(work, "sweep", total=len(todo), disable=quiet, transient=True):
-        key = cell_key(cell)
-        results[key] = _plain(cell, result)
-        if folder is not None:
-            write_json(folder / "cells" / f"{key}.json", {"cell": cell, "result": results[key]})
-    found = Sweep(folder, tuple(cells), results)
-    if folder is not None and not Run.open(folder).finished:
-        Run.open(folder).write_results({"sweep": found.rows()})
+        done = {} if folder is None else finished_cells(cells, folder).results
+        return Sweep(folder, cells, done)
+    opened = None if folder is None else on_main(lambda: _opened(folder, cells))
+    outcome = run_cells(
+        cells,
+        function,
+        run=opened,
+        engine=engine,
+        address=address,
+        processes=processes,
+        folders=folders,
+        skips=skips,
+        title="sweep",
+        progress=progress,
+    )
+    found = Sweep(folder, cells, outcome.results, outcome.skipped)
+    if opened is not None and is_main() and not opened.finished and not found.missing:
+        opened.write_results({"sweep": found.rows()})
     return found
 
 
-def cells_of(grid: Cells) -> list[Cell]:
-    """The cells of a grid, checked."""
-    if isinstance(grid, Mapping):
-        for name, values in grid.items():
-            if isinstance(values, str) or not hasattr(values, "__iter__"):
-                raise SettingError(f"grid[{name!r}] is {values!r}; give a list of values")
-        values = [list(grid[name]) for name in grid]
-        cells = [dict(zip(grid, chosen, strict=True)) for chosen in itertools.product(*values)]
-    else:
-        cells = [dict(cell) for cell in grid]
-    if not cells:
-        raise SettingError("the grid has no cells; give every name at least one value")
-    seen: set[str] = set()
-    for cell in cells:
-        key = cell_key(cell)
-        if key in seen:
-            raise SettingError(f"the cell {cell} is in the grid twice; leave one out")
-        seen.add(key)
-    return cells
-
-
-def cell_key(cell: Mapping[str, Any]) -> str:
-    """A name for the file of a cell, the same for the same settings in any order."""
-    try:
-        text = json.dumps(cell, sort_keys=True)
-    except TypeError as error:
-        raise SettingError(
-            f"the cell {dict(cell)} is not JSON ({error}); use numbers, strings and lists"
-        ) from error
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _opened(path: Path, cells: list[Cell]) -> Path:
+def _opened(path: Path, cells: tuple[Cell, ...]) -> Run:
     if not Run.exists(path):
-        Run.create(path, {"names": sorted(cells[0])}, kind="sweep")
+        return Run.create(path, {"names": sorted(cells[0])}, kind="sweep")
     run = Run.open(path)
     if run.kind != "sweep":
         raise RunError(f"{path} holds a run of kind {run.kind!r}, not a sweep; use another folder")
-    folder = path / "cells"
-    folder.mkdir(exist_ok=True)
-    remove_leftovers(folder)
-    if any(not (folder / f"{cell_key(cell)}.json").exists() for cell in cells):
-        # Cells were added to a finished sweep: its summary is no longer whole.
-        (path / "results.json").unlink(missing_ok=True)
-    return path
-
-
-def _results(path: Path, cells: list[Cell]) -> dict[str, dict[str, Any]]:
-    files = {cell_key(cell): path / "cells" / f"{cell_key(cell)}.json" for cell in cells}
-    return {key: read_json(file)["result"] for key, file in files.items() if file.exists()}
-
-
-def _plain(cell: Cell, result: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return json.loads(json.dumps(dict(result)))
-    except (TypeError, ValueError) as error:
-        raise SettingError(
-            f"the run of {cell} returned {type(result).__name__} that is not a dictionary of JSON "
-            f"values ({error}); return numbers, strings and lists by name"
-        ) from error
-
-
-def _spread(run: Callable[..., Mapping[str, Any]], cell: Cell) -> Mapping[str, Any]:
-    return run(**cell)
+    return run

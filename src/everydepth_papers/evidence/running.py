@@ -128,7 +128,7 @@ def dry_run(
 
     chosen = recipe.preset(preset)
     cells = _cells(recipe, chosen, seeds)
-    found = sweep(cells, lambda **_: {}, out=out, dry_run=True)
+    found = sweep(cells, lambda **_: {}, run=out, dry_run=True)
     sizes: dict[str, int] = {}
     for name, build in chosen.models.items():
         with torch.device("meta"):
@@ -225,17 +225,17 @@ def _swept(
     from everydepth.runs.sweep import sweep
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or folder is None:
-        return sweep(cells, work, out=folder, progress=progress).results
+        return sweep(cells, work, run=folder, progress=progress).results
     from accelerate import PartialState
     from accelerate.utils import parse_flag_from_env
 
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
-    before = sweep(cells, work, out=folder, dry_run=True)
+    before = sweep(cells, work, run=folder, dry_run=True)
     if state.is_main_process and not Run.exists(folder):
         Run.create(folder, {"names": sorted(cells[0])}, kind="sweep")
     state.wait_for_everyone()  # before any cell, so that all agree on what is left to do
     if state.is_main_process:
-        return sweep(cells, work, out=folder, progress=progress).results
+        return sweep(cells, work, run=folder, progress=progress).results
     left = before.missing
     fresh = sweep(left, work, progress=False).results if left else {}
     return {**before.results, **fresh}

@@ -1,0 +1,165 @@
+"""Cells: the pieces of a sweep, each done once, whatever happens to the machine in between."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from everydepth.errors import SettingError
+from everydepth.files import read_json, remove_leftovers, write_json
+from everydepth.runs.engine import each
+from everydepth.runs.run import Run
+from everydepth.runs.together import is_main, on_main, several, wait_for_all
+
+Cell = dict[str, Any]
+Cells = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+Function = Callable[..., Mapping[str, Any]]
+"""What a cell does: `function(**cell)` gives a dictionary of JSON values."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """By key of a cell: the results, and why a cell was skipped."""
+
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def cells_of(grid: Cells) -> tuple[Cell, ...]:
+    """The cells of a grid, checked."""
+    if isinstance(grid, Mapping):
+        for name, values in grid.items():
+            if isinstance(values, str) or not hasattr(values, "__iter__"):
+                raise SettingError(f"grid[{name!r}] is {values!r}; give a list of values")
+        values = [list(grid[name]) for name in grid]
+        cells = [dict(zip(grid, chosen, strict=True)) for chosen in itertools.product(*values)]
+    else:
+        cells = [dict(cell) for cell in grid]
+    if not cells:
+        raise SettingError("the grid has no cells; give every name at least one value")
+    seen: set[str] = set()
+    for cell in cells:
+        key = cell_key(cell)
+        if key in seen:
+            raise SettingError(f"the cell {cell} is in the grid twice; leave one out")
+        seen.add(key)
+    return tuple(cells)
+
+
+def cell_key(cell: Mapping[str, Any]) -> str:
+    """A name for the file of a cell, the same for the same settings in any order."""
+    try:
+        text = json.dumps(cell, sort_keys=True)
+    except TypeError as error:
+        raise SettingError(
+            f"the cell {dict(cell)} is not JSON ({error}); use numbers, strings and lists"
+        ) from error
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def finished_cells(cells: Sequence[Cell], path: Path) -> Outcome:
+    """What is done of the cells in a run directory."""
+    files = {cell_key(cell): path / "cells" / f"{cell_key(cell)}.json" for cell in cells}
+    done = {key: read_json(file)["result"] for key, file in files.items() if file.exists()}
+    return Outcome(done)
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    function: Function,
+    *,
+    run: Run | None,
+    engine: str = "local",
+    address: str | None = None,
+    processes: int | None = None,
+    folders: bool = False,
+    skips: type[Exception] | tuple[type[Exception], ...] = (),
+    title: str = "cells",
+    progress: bool = True,
+) -> Outcome:
+    """Do the cells that are not done in `run`; each is kept there the moment it ends.
+
+    Under `accelerate launch` all processes work together on one cell after the other, and the main
+    one alone writes. `folders`, `skips`, the engines: see `sweep`.
+    """
+    if several() and engine != "local":
+        raise SettingError(
+            f"engine={engine!r} under `accelerate launch`, whose processes already share every "
+            "cell; use engine='local', or start one process"
+        )
+    outcome = Outcome()
+    if run is not None:
+        on_main(lambda: _prepare(run, cells))
+        outcome = finished_cells(cells, run.path)
+        wait_for_all()  # before the first is written, so that all agree on what is left to do
+    todo = [cell for cell in cells if cell_key(cell) not in outcome.results]
+    work = _Work(function, None if run is None else run.path, folders, skips)
+    ended = each(work, todo, engine, address=address, processes=processes)
+    quiet = not (progress and sys.stderr.isatty())
+    try:
+        for cell, (result, why) in track(
+            ended, title, total=len(todo), disable=quiet, transient=True
+        ):
+            key = cell_key(cell)
+            if result is None:
+                outcome.skipped[key] = why
+                continue
+            outcome.results[key] = result
+            if run is not None and is_main():
+                write_json(run.path / "cells" / f"{key}.json", {"cell": cell, "result": result})
+    except Exception as error:
+        kept = "nothing is kept without run=" if run is None else f"kept in {run.path}"
+        error.add_note(f"{len(outcome.results)} of {len(cells)} cells are done, {kept}")
+        raise
+    return outcome
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One cell, wherever it runs: its result, or why it was skipped."""
+
+    function: Function
+    path: Path | None
+    folders: bool
+    skips: type[Exception] | tuple[type[Exception], ...]
+
+    def __call__(self, cell: Cell) -> tuple[dict[str, Any] | None, str]:
+        folder = None
+        if self.folders and self.path is not None:
+            folder = self.path / "work" / cell_key(cell)
+            folder.mkdir(parents=True, exist_ok=True)
+        own = {"folder": folder} if self.folders else {}
+        try:
+            result = self.function(**cell, **own)
+        except self.skips as error:
+            return None, str(error)
+        if folder is not None and is_main() and not any(folder.iterdir()):
+            folder.rmdir()
+        return _plain(cell, result), ""
+
+
+def _prepare(run: Run, cells: Sequence[Cell]) -> None:
+    folder = run.path / "cells"
+    folder.mkdir(exist_ok=True)
+    remove_leftovers(folder)
+    if any(not (folder / f"{cell_key(cell)}.json").exists() for cell in cells):
+        # Cells were added to a finished sweep: its summary is no longer whole.
+        (run.path / "results.json").unlink(missing_ok=True)
+
+
+def _plain(cell: Cell, result: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return json.loads(json.dumps(dict(result)))
+    except (TypeError, ValueError) as error:
+        raise SettingError(
+            f"the cell {cell} returned {type(result).__name__} that is not a dictionary of JSON "
+            f"values ({error}); return numbers, strings and lists by name"
+        ) from error
