@@ -65,7 +65,7 @@ def ablate(
     run: with `train=`, a directory; cells that are finished there are not trained again.
     noisy, flipped: with `train=`, the training data with its wrong labels and which they are, to
         report memorization, training accuracy, and whether 100 % was reached.
-    engine: with `train=`, "local" or "ray" (one task a cell; the directory must be shared).
+    engine: with `train=`, "local", "processes" or "ray", as in `sweep`.
 
     >>> ablation = ed.ablate(model, test, c=(0.0, 0.5, 1.0), progress=False)
     >>> print(ablation.table("accuracy"))

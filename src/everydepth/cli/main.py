@@ -120,5 +120,6 @@ def main() -> None:
         build_app()()
     except EveryDepthError as error:
         # The message already says what was wrong and what to do next; a traceback would bury it.
-        typer.echo(f"error: {error}", err=True)
+        notes: list[str] = getattr(error, "__notes__", [])
+        typer.echo("\n".join([f"error: {error}", *notes]), err=True)
         sys.exit(1)

@@ -39,7 +39,9 @@ def sweep(
     batch_size: BatchSize = 32,
     data_root: DataRoot = None,
     max_samples: Annotated[int | None, typer.Option(min=10, help="Training rows.")] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray.")] = "local",
+    engine: Annotated[
+        str, typer.Option(help="local, processes (on the cores of this machine), or ray.")
+    ] = "local",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, run none.")] = False,
 ) -> None:
@@ -50,6 +52,7 @@ def sweep(
     SGD with momentum .9 and weight decay 1e-4, random crops and mirror images. Stop it at any time,
     also with kill -9, and give the same command again: it does the cells that are missing.
     """
+    from everydepth.runs.engine import check_engine
     from everydepth.runs.sweep import sweep as sweep_cells
 
     grid = {
@@ -67,7 +70,14 @@ def sweep(
         "max_samples": [max_samples],
         "data_root": [data_root],
     }
-    found = sweep_cells(grid, resnet_cell, run=out, engine=engine, address=address, dry_run=dry_run)
+    found = sweep_cells(
+        grid,
+        resnet_cell,
+        run=out,
+        engine=check_engine(engine),
+        address=address,
+        dry_run=dry_run,
+    )
     typer.echo(str(found))
     if dry_run:
         return

@@ -20,8 +20,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def check_engine(engine: str, address: str | None = None, processes: int | None = None) -> None:
-    """An error before anything is written, if the engine is unknown or given what it ignores."""
+def check_engine(engine: str, address: str | None = None, processes: int | None = None) -> Engine:
+    """The engine, if there is one of that name that uses what it is given."""
     if engine not in get_args(Engine):
         raise SettingError(f"engine={engine!r}; use 'local', 'processes' or 'ray'")
     if address is not None and engine != "ray":
@@ -30,6 +30,7 @@ def check_engine(engine: str, address: str | None = None, processes: int | None 
         raise SettingError(
             f"processes={processes} with engine={engine!r}; use engine='processes' and 1 or more"
         )
+    return cast(Engine, engine)
 
 
 def each(

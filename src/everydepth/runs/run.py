@@ -89,6 +89,15 @@ class Run:
         return run
 
     @classmethod
+    def resumed(cls, path: str | Path, config: Mapping[str, Any], *, kind: str = "train") -> Run:
+        """The run of this config in a directory: continued if it is there, started otherwise."""
+        if not cls.exists(path):
+            return cls.create(path, config, kind=kind)
+        run = cls.open(path)
+        run.check_config(config)
+        return run
+
+    @classmethod
     def open(cls, path: str | Path) -> Run:
         """The run in a directory, of this version's format or an older one."""
         folder = Path(path)

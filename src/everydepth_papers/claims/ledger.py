@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from torch import nn
 
 from everydepth.data.feeding import Feed
 from everydepth.errors import DataError, SettingError
-from everydepth.files import read_json, write_json
 from everydepth.runs import Run
+from everydepth.runs.cells import Cell, cell_key, run_cells
+from everydepth.runs.engine import Engine, check_engine
 from everydepth.stream import ResidualStream, as_stream, unwrapped
 from everydepth_papers.claims.catalogue import CLAIMS, PAPERS
 from everydepth_papers.claims.claim import Claim, Entry, Measured, Verdict, ask, entry, measured
@@ -78,6 +80,7 @@ def check_claims(
     seeds: int = 3,
     preset: str = "standard",
     run: str | Path | None = None,
+    engine: Engine = "local",
     batch_size: int = 32,
     max_samples: int = 1024,
     progress: bool = True,
@@ -93,6 +96,7 @@ def check_claims(
     only: names of claims. paper: "000" to "004".
     run: a directory; trained networks are not trained again when it is given a second time, so an
         interrupted ledger goes on where it was, and one with more seeds or claims adds to it.
+    engine: where the standard networks are trained: "local", "processes" or "ray" (see `sweep`).
     data: labelled batches, rows, or a data set, as for `trace`.
 
     >>> ledger = check_claims(model, test, only=["lpa-monotone", "bound-ordered"], progress=False)
@@ -110,12 +114,15 @@ def check_claims(
             f"{given} without {absent}; give both to ask a model of your own, or neither for the "
             "standard networks"
         )
+    check_engine(engine)
+    if model is not None and engine != "local":
+        raise SettingError(f"engine={engine!r} with a model, which is not trained; leave it out")
     config = {"preset": preset if model is None else None, **(about or {})}
-    opened = None if run is None else _opened(Path(run), config)
+    opened = None if run is None else Run.resumed(run, config, kind="claims")
     started = _now()
     if model is None:
         subject, count = f"standard networks ({preset})", seeds
-        entries = _standard(wanted, seeds, preset, opened, progress)
+        entries = _standard(wanted, seeds, preset, opened, engine, progress)
     else:
         stream = as_stream(model)
         subject, count = stream.name, 0
@@ -156,14 +163,6 @@ def _chosen(only: str | Iterable[str] | None, paper: str | None) -> list[Claim]:
     return found
 
 
-def _opened(path: Path, config: Mapping[str, Any]) -> Run:
-    if not Run.exists(path):
-        return Run.create(path, config, kind="claims")
-    found = Run.open(path)
-    found.check_config(config)
-    return found
-
-
 # -- the standard networks -------------------------------------------------------------------------
 
 
@@ -176,38 +175,40 @@ def groups_of(name: str) -> tuple[str, ...]:
 
 
 def _standard(
-    wanted: Sequence[Claim], seeds: int, preset: str, run: Run | None, progress: bool
+    wanted: Sequence[Claim],
+    seeds: int,
+    preset: str,
+    run: Run | None,
+    engine: Engine,
+    progress: bool,
 ) -> tuple[Entry, ...]:
     names = list(dict.fromkeys(n for c in wanted for cells in c.cells.values() for n in cells))
+    # Seed by seed: what is interrupted is then a ledger of fewer seeds. A cell of which other
+    # groups were read is another cell.
+    cells: list[Cell] = [
+        {"network": name, "seed": seed, "groups": list(groups_of(name))}
+        for seed in range(seeds)
+        for name in names
+    ]
+    found = run_cells(
+        cells,
+        partial(_measured, preset),
+        run=run,
+        engine=engine,
+        skips=DataError,  # not kept: the data may be there next time
+        title="standard networks",
+        progress=progress,
+    )
     facts: dict[tuple[str, int], Facts] = {}
-    with Progress(transient=True, disable=not progress) as bar:
-        task = bar.add_task("standard networks", total=len(names) * seeds)
-        # Seed by seed: what is interrupted is then a ledger of fewer seeds.
-        for seed in range(seeds):
-            for name in names:
-                bar.update(task, description=f"{name}, seed {seed}")
-                facts[name, seed] = Facts(_made(name, seed, preset, run))
-                bar.advance(task)
+    for one in cells:
+        key = cell_key(one)
+        absent = {"values": {}, "missing": {"*": found.skipped.get(key)}}
+        facts[one["network"], one["seed"]] = Facts(found.results.get(key, absent))
     return tuple(_asked(claim, facts, seeds) for claim in wanted)
 
 
-def _made(name: str, seed: int, preset: str, run: Run | None) -> Mapping[str, Any]:
-    groups = groups_of(name)
-    file = None
-    if run is not None:
-        file = run.path / "cells" / f"{name.replace(':', '-')}-{seed}.json"
-        if file.exists():
-            kept = read_json(file)
-            if kept.get("groups") == list(groups):
-                return kept
-    try:
-        found = cell(name, seed, SCALES[preset], groups)
-    except DataError as reason:  # not kept: the data may be there next time
-        return {"values": {}, "missing": {"*": str(reason)}}
-    if file is not None:
-        file.parent.mkdir(exist_ok=True)
-        write_json(file, {"groups": list(groups), **found})
-    return found
+def _measured(preset: str, *, network: str, seed: int, groups: list[str]) -> Mapping[str, Any]:
+    return cell(network, seed, SCALES[preset], tuple(groups))
 
 
 def _asked(claim: Claim, facts: Mapping[tuple[str, int], Facts], seeds: int) -> Entry:

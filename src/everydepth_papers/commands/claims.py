@@ -31,6 +31,9 @@ def claims(
             "--out", "-o", help="A run directory; one that exists is continued (runs/claims)."
         ),
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="Train the standard networks here (local), in processes, or on ray.")
+    ] = "local",
     listed: Annotated[bool, typer.Option("--list", help="Print the claims and stop.")] = False,
     record: Annotated[
         Path | None,
@@ -53,6 +56,7 @@ def claims(
     """
     from rich.console import Console
 
+    from everydepth.runs.engine import check_engine
     from everydepth_papers.claims.catalogue import CLAIMS
     from everydepth_papers.claims.ledger import check_claims, listing, markdown, save, table_of
 
@@ -102,6 +106,7 @@ def claims(
         seeds=seeds,
         preset=preset,
         run=folder_out,
+        engine=check_engine(engine),
         max_samples=max_samples,
         about=about,
     )

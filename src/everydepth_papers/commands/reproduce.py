@@ -49,10 +49,10 @@ def reproduce(
     """
     from rich.console import Console
 
+    from everydepth.runs.together import is_main
     from everydepth_papers.evidence import dry_run, find_recipe, find_recipes
     from everydepth_papers.evidence import reproduce as run
     from everydepth_papers.evidence.render import listing, terminal_table
-    from everydepth_papers.evidence.running import is_main
 
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     if show:

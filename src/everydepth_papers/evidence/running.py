@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from everydepth.environment import DATA_VARIABLE, machine
@@ -77,18 +80,16 @@ def reproduce(
     kill -9, does the rest and repeats nothing; without it nothing is written.
     """
     from everydepth.runs import Run
-    from everydepth.runs.sweep import cell_key
+    from everydepth.runs.cells import cell_key
+    from everydepth.runs.sweep import sweep
+    from everydepth.runs.together import is_main
 
     chosen = recipe.preset(preset)
     cells = _cells(recipe, chosen, seeds)
     check_needs(recipe, preset)
     check_memory(recipe, preset)
-    folder = None if out is None else Path(out)
-
-    def work(**cell: Any) -> dict[str, Any]:
-        return _work(recipe, cell, folder)
-
-    found = _swept(cells, work, folder, progress)
+    work = partial(_work, recipe)
+    found = sweep(cells, work, run=out, folders=True, progress=progress).results
     results = tuple(
         Result(
             cell={k: v for k, v in cell.items() if k not in ("recipe", "seed")},
@@ -113,8 +114,8 @@ def reproduce(
         results=results,
         machine=machine(),
     )
-    if folder is not None and is_main():
-        Run.open(folder).write_results({"reproduction": outcome.to_json()})
+    if out is not None and is_main():
+        Run.open(out).write_results({"reproduction": outcome.to_json()})
     return outcome
 
 
@@ -196,54 +197,14 @@ def _cells(recipe: Recipe, preset: Preset, seeds: int | None) -> list[Cell]:
     ]
 
 
-def _work(recipe: Recipe, cell: Cell, out: Path | None) -> dict[str, Any]:
-    import tempfile
-
-    from everydepth.runs.sweep import cell_key
-
-    settings = {k: v for k, v in cell.items() if k not in ("recipe", "seed")}
+def _work(
+    measured: Recipe, *, folder: Path | None, recipe: str, seed: int, **settings: Any
+) -> dict[str, Any]:
+    """One cell; a folder that is kept lets a training that was cut short continue."""
     start = time.perf_counter()
-    if out is None:
-        with tempfile.TemporaryDirectory() as folder:
-            values = recipe.cell(settings, cell["seed"], Path(folder))
-    else:
-        # Not deleted when the cell fails: a training that was cut short may continue from there.
-        folder = out / "work" / cell_key(cell)
-        folder.mkdir(parents=True, exist_ok=True)
-        values = recipe.cell(settings, cell["seed"], folder)
-        if is_main() and not any(folder.iterdir()):
-            folder.rmdir()
+    with nullcontext(folder) if folder is not None else TemporaryDirectory() as own:
+        values = measured.cell(settings, seed, Path(own))
     return {"values": dict(values), "seconds": time.perf_counter() - start}
-
-
-def _swept(
-    cells: Sequence[Cell], work: Any, folder: Path | None, progress: bool
-) -> dict[str, dict[str, Any]]:
-    """Results by key. Under `accelerate launch` every process works on the same cell, and the main
-    one alone writes."""
-    from everydepth.runs import Run
-    from everydepth.runs.sweep import sweep
-
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or folder is None:
-        return sweep(cells, work, run=folder, progress=progress).results
-    from accelerate import PartialState
-    from accelerate.utils import parse_flag_from_env
-
-    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
-    before = sweep(cells, work, run=folder, dry_run=True)
-    if state.is_main_process and not Run.exists(folder):
-        Run.create(folder, {"names": sorted(cells[0])}, kind="sweep")
-    state.wait_for_everyone()  # before any cell, so that all agree on what is left to do
-    if state.is_main_process:
-        return sweep(cells, work, run=folder, progress=progress).results
-    left = before.missing
-    fresh = sweep(left, work, progress=False).results if left else {}
-    return {**before.results, **fresh}
-
-
-def is_main() -> bool:
-    """Whether this is the process that writes and speaks, of those of `accelerate launch`."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _missing(need: str) -> str | None:
