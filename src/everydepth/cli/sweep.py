@@ -39,9 +39,7 @@ def sweep(
     batch_size: BatchSize = 32,
     data_root: DataRoot = None,
     max_samples: Annotated[int | None, typer.Option(min=10, help="Training rows.")] = None,
-    engine: Annotated[
-        str, typer.Option(help="local, processes (on the cores of this machine), or ray.")
-    ] = "local",
+    engine: Annotated[str, typer.Option(help="local, processes or ray.")] = "local",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, run none.")] = False,
 ) -> None:
