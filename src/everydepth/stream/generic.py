@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, final, get_args
 
 from torch import Tensor, nn
 
@@ -33,9 +33,9 @@ class GenericStream(ResidualStream):
         model: nn.Module,
         *,
         blocks: str,
-        readout: str | Sequence[str] | Callable[[Tensor], Tensor] | None,
-        token: str | int | Callable[..., Tensor],
-        task: Task,
+        readout: str | Sequence[str] | Callable[[Tensor], Tensor] | None = None,
+        token: str | int | Callable[..., Tensor] = "all",
+        task: Task = "classification",
     ) -> None:
         inner = unwrapped(model)
         self.model, self.task, self._token = model, task, token
@@ -44,6 +44,8 @@ class GenericStream(ResidualStream):
                 f"token {token!r} is not known; use one of {sorted(_TOKENS)}, a position, "
                 "or a function f(h, batch)"
             )
+        if task not in get_args(Task):
+            raise SettingError(f"task {task!r} is not known; use one of {list(get_args(Task))}")
         found = _submodule(inner, blocks)
         if not isinstance(found, (nn.ModuleList, nn.Sequential)):
             raise UnsupportedModelError(

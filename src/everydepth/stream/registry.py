@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from operator import eq
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from everydepth.errors import DepthError, UnsupportedModelError
+from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream.contract import ResidualStream, StreamFactory, Task, unwrapped
 from everydepth.stream.generic import GenericStream
 
@@ -46,6 +48,16 @@ def register(model_class: type[nn.Module], factory: StreamFactory) -> None:
     >>> ed.as_stream(Mine(model.config)).depth
     3
     """
+    if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SettingError(
+            f"register({model_class!r}, ...): the first is a class of models, a subclass of "
+            "torch.nn.Module; pass the class itself, e.g. register(type(model), factory)"
+        )
+    if not callable(factory):
+        raise SettingError(
+            f"register({model_class.__name__}, {factory!r}): the second is called with a model and "
+            "gives its ResidualStream; pass a subclass of ResidualStream or a function"
+        )
     _by_class[model_class] = factory
 
 
@@ -87,33 +99,39 @@ def as_stream(
     *,
     blocks: str | None = None,
     readout: str | Sequence[str] | Callable[[Tensor], Tensor] | None = None,
-    token: str | int | Callable[..., Tensor] = "all",
-    task: Task = "classification",
+    token: str | int | Callable[..., Tensor] | None = None,
+    task: Task | None = None,
     **options: Any,
 ) -> ResidualStream:
-    """See a model as a residual stream.
+    """See a model as a residual stream. Every function that takes a model takes what this does.
 
-    A known model needs no arguments. For any other, say where its blocks are and how a state is
-    read out: `as_stream(model, blocks="encoder.layers", readout=("norm", "head"), token="mean")`.
+    A known model needs no arguments, and a stream is returned as it is. For any other model, say
+    where its blocks are and how a state is read out:
+    `as_stream(model, blocks="encoder.layers", readout=("norm", "head"), token="mean")`.
+    An option that would not be used is refused.
 
     blocks: path of the module list that holds the blocks.
     readout: paths of modules applied in order, the last being the head; or a function.
-    token: "all", "first", "last", "mean", a position, or `f(h, batch)`: what predicts.
+    token: "all" (the default), "first", "last", "mean", a position, or `f(h, batch)`: what predicts.
+    task: what the readout predicts; "classification" by default.
     options: passed to the architecture, e.g. `tower="text"` for a model with two streams.
 
     >>> stream = ed.as_stream(llama)
     >>> stream.depth, stream.task
     (3, 'causal_lm')
     """
+    said = {"blocks": blocks, "readout": readout, "token": token, "task": task}
+    options = {name: value for name, value in said.items() if value is not None} | options
     if isinstance(model, ResidualStream):
+        _check_own(model, options)
         return model
     # Compiled code does not see hooks that come later: the module itself is what we follow.
     model = cast(nn.Module, getattr(model, "_orig_mod", model))
-    if blocks is not None:
-        options = {"blocks": blocks, "readout": readout, "token": token, "task": task}
-        stream = GenericStream(model, **options)
-    else:
-        stream = _factory(unwrapped(model))(model, **options)
+    factory = _factory(unwrapped(model)) if blocks is None else GenericStream
+    _check_options(unwrapped(model), factory, options)
+    if factory is GenericStream:
+        options = {"token": "all", "task": "classification"} | options
+    stream = factory(model, **options)
     stream.options = options
     if stream.depth == 0:
         raise DepthError(
@@ -121,6 +139,45 @@ def as_stream(
             "build it with at least one (num_hidden_layers >= 1)"
         )
     return stream
+
+
+def _check_own(stream: ResidualStream, options: Mapping[str, Any]) -> None:
+    """A ready stream takes no options but those it was made with."""
+    for name, value in options.items():
+        own = stream.options.get(name)
+        both = (tuple(v) if isinstance(v, list) else v for v in (own, value))
+        if not eq(*both):
+            made = f"with {name}={own!r}" if name in stream.options else f"without {name}="
+            raise SettingError(
+                f"{name}={value!r}, but this stream of {stream.name} was made {made}; leave it "
+                f"out, or make another stream: as_stream(model, {name}={value!r})"
+            )
+
+
+def _check_options(model: nn.Module, factory: StreamFactory, options: Mapping[str, Any]) -> None:
+    """An error if the factory would not use an option."""
+    parameters = list(inspect.signature(factory).parameters.values())[1:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters]
+    for name, value in options.items():
+        if name in known:
+            continue
+        who = (
+            "with blocks= as_stream"
+            if factory is GenericStream
+            else f"the adapter of {type(model).__name__}"
+        )
+        whole = ""
+        if factory is not GenericStream and name in ("readout", "token", "task"):
+            whole = ", or say all of it: as_stream(model, blocks=..., readout=..., token=...)"
+        raise SettingError(
+            f"{name}={value!r}, but {who} takes {_listed(known)}; leave it out{whole}"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"only {', '.join(names)}" if names else "no options"
 
 
 def _factory(model: nn.Module) -> StreamFactory:
