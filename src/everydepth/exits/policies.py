@@ -309,9 +309,9 @@ def policy_class(name: str) -> type[Policy]:
 
 def check_classifier(stream: ResidualStream) -> None:
     """An error unless the model gives each sample one class out of two or more."""
-    if stream.task != "classification" or stream.classes < 2:
+    if stream.task != "classification" or stream.outputs == 1:
         raise UnsupportedModelError(
-            f"{stream.name} does {stream.task} with {stream.classes} outputs, but leaving early "
+            f"{stream.name} does {stream.task} with {stream.outputs} outputs, but leaving early "
             "needs a class per sample out of two or more; use everydepth.generate for a causal "
             "language model, or one fixed depth: everydepth.at_depth(model, k)"
         )

@@ -13,7 +13,7 @@ from everydepth.growth.generalization import CROSS_ENTROPY, Theorem, gamma, log_
 from everydepth.growth.held_out import Paired, paired_losses
 from everydepth.growth.lipschitz import network_constants
 from everydepth.growth.losses import Criterion, losses_of
-from everydepth.stream import as_stream
+from everydepth.stream import ResidualStream, as_stream
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Certificate:
 
 
 def certificate(
-    old: nn.Module,
-    new: nn.Module,
+    old: nn.Module | ResidualStream,
+    new: nn.Module | ResidualStream,
     train: Any,
     test: Any,
     *,
-    jump: nn.Module | None = None,
+    jump: nn.Module | ResidualStream | None = None,
     delta: float = 0.05,
     lipschitz: float = CROSS_ENTROPY,
     criterion: Criterion | None = None,

@@ -168,7 +168,7 @@ def _interval(values: Any) -> tuple[float, float]:
 
 
 def compare(
-    model: nn.Module,
+    model: nn.Module | ResidualStream,
     train: Any,
     valid: Any,
     *,

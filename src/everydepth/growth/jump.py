@@ -66,7 +66,7 @@ class Jumpboard:
 
 
 def jumpboard(
-    model: nn.Module,
+    model: nn.Module | ResidualStream,
     data: Any,
     valid: Any = None,
     *,
@@ -126,7 +126,7 @@ def jumpboard(
                 line, scored.loss, slope, line.first_step(), armijo=armijo, most=evaluations
             )
             set_maps(tried, directions_used, eta)
-            grown = copy.deepcopy(tried.model) if eta else model
+            grown = copy.deepcopy(tried.model) if eta else stream.model
         finally:
             set_maps(tried, directions_used, 0.0)
     if eta:

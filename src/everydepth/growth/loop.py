@@ -28,7 +28,7 @@ from everydepth.stream import ResidualStream, as_stream, insert, unwrapped
 
 
 def grow(
-    model: nn.Module,
+    model: nn.Module | ResidualStream,
     train: Any,
     valid: Any,
     test: Any = None,
@@ -97,10 +97,11 @@ def grow(
     )
     if resume and run is None:
         raise SettingError("resume=True without run=; give the directory of the run to continue")
-    growth = _Growth(settings, model, train, valid, optimizer, fit, criterion, progress, options)
+    first = as_stream(model, **options)
+    growth = _Growth(settings, first, train, valid, optimizer, fit, criterion, progress)
     growth.open(run, resume)
     stopped = growth.go()
-    return growth.finished(stopped, model, test)
+    return growth.finished(stopped, first.model, test)
 
 
 class _Growth:
@@ -109,22 +110,21 @@ class _Growth:
     def __init__(
         self,
         settings: Settings,
-        model: nn.Module,
+        original: ResidualStream,
         train: Any,
         valid: Any,
         optimizer: Optimizer | None,
         fit: Trainer | None,
         criterion: Criterion | None,
         progress: bool,
-        options: dict[str, Any],
     ) -> None:
-        self.settings, self.options, self.criterion = settings, options, criterion
+        self.settings, self.options = settings, dict(original.options)
+        self.criterion = criterion
         self.progress, self.fit = progress, fit
-        original = as_stream(model, **options)
         self.name, self.start_depth = original.name, original.depth
         self.model: nn.Module = copy.deepcopy(unwrapped(original.model))
         first = optimizer or AdamW(
-            model.parameters(), settings.lr, weight_decay=settings.weight_decay
+            original.model.parameters(), settings.lr, weight_decay=settings.weight_decay
         )
         self.optimizer = twin(first, unwrapped(original.model), self.model)
         self.train = train if isinstance(train, Rows) else list(Feed(train, original))

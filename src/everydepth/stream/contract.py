@@ -172,17 +172,35 @@ class ResidualStream(ABC):
         parameter = next(unwrapped(self.model).parameters(), None)
         return torch.device("cpu") if parameter is None else parameter.device
 
+    @property
+    def outputs(self) -> int | None:
+        """How many numbers the readout gives per prediction; None while that is not known."""
+        weight = getattr(self.head, "weight", None)
+        return weight.shape[0] if isinstance(weight, Tensor) else None
+
     @final
     @property
     def classes(self) -> int:
         """How many numbers the readout gives per prediction."""
-        weight = getattr(self.head, "weight", None)
-        if not isinstance(weight, Tensor):
+        if self.outputs is None:
             raise UnsupportedModelError(
-                f"the head of {self.name} is {type(self.head).__name__}, which has no weight; "
-                "give the model a linear head"
+                f"the readout of {self.name} is a function without a weight, so how many classes "
+                "it gives is known once it has predicted a batch: call "
+                "`stream.observe(batch).logits(0)` first, or give readout= as paths of modules"
             )
-        return weight.shape[0]
+        return self.outputs
+
+    @final
+    def linear_head(self, purpose: str) -> nn.Linear:
+        """The head, for what works on its weights."""
+        if not isinstance(self.head, nn.Linear):
+            kind = type(self.head).__name__
+            raise UnsupportedModelError(
+                f"{purpose} works on the weight of a linear head, but the readout of {self.name} "
+                f"ends in {kind.lstrip('_')}; give readout= as paths of modules that end in an "
+                "nn.Linear"
+            )
+        return self.head
 
     @final
     @_untraced
@@ -356,11 +374,13 @@ class ResidualStream(ABC):
                 "pass at least one label to learn from"
             )
         low, high = int(real.min()), int(real.max())
-        if low < 0 or high >= self.classes:
-            wrong = low if low < 0 else high
+        if low < 0 or (self.outputs is not None and high >= self.outputs):
+            wrong, last = low if low < 0 else high, "the last class"
+            if self.outputs is not None:
+                last = str(self.outputs - 1)
             raise LabelError(
-                f"label {wrong}, but the head of {self.name} has {self.classes} classes; use 0 to "
-                f"{self.classes - 1}, or {IGNORE_INDEX} to ignore a position"
+                f"label {wrong}, but the head of {self.name} has {self.outputs} classes; use 0 to "
+                f"{last}, or {IGNORE_INDEX} to ignore a position"
             )
 
     def _block_list(self, need: str) -> BlockList:

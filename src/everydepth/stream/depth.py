@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 from torch import nn
 
-from everydepth.stream.contract import unwrapped
+from everydepth.stream.contract import ResidualStream
 from everydepth.stream.registry import as_stream
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def at_depth(model: Model, depth: int, *, share: bool = False, **options: object) -> Model:
+@overload
+def at_depth(model: Model, depth: int, *, share: bool = False, **options: Any) -> Model: ...
+@overload
+def at_depth(
+    model: ResidualStream, depth: int, *, share: bool = False, **options: Any
+) -> nn.Module: ...
+def at_depth(
+    model: nn.Module | ResidualStream, depth: int, *, share: bool = False, **options: Any
+) -> nn.Module:
     """A plain model of the same class with `depth` blocks, its config corrected.
 
     Its output is the readout of the full model at that depth. `share=True` uses the full model's
@@ -26,7 +34,5 @@ def at_depth(model: Model, depth: int, *, share: bool = False, **options: object
     >>> torch.allclose(small(**batch).logits, full.logits(2), atol=1e-5)
     True
     """
-    stream = as_stream(model, **options)  # pyright: ignore[reportArgumentType]
-    small = stream.truncated(stream.check_depth(depth, lowest=1), share=share)
-    assert type(small) is type(unwrapped(model))
-    return small  # pyright: ignore[reportReturnType]
+    stream = as_stream(model, **options)
+    return stream.truncated(stream.check_depth(depth, lowest=1), share=share)

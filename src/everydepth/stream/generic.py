@@ -60,10 +60,12 @@ class GenericStream(ResidualStream):
                 'readout=("norm", "head") or readout=lambda h: model.head(h)'
             )
         if callable(readout):
-            self._readout: list[nn.Module] = [_Function(readout)]
+            self._readout: dict[str, nn.Module] = {"the function": _Function(readout)}
         else:
             paths = [readout] if isinstance(readout, str) else list(readout)
-            self._readout = [_submodule(inner, path) for path in paths]
+            self._readout = {path: _submodule(inner, path) for path in paths}
+        # Numbers per prediction, by what gave them: the readout, and the model itself.
+        self._outputs: dict[str, int] = {}
         main = getattr(inner, "main_input_name", None)
         first = main or next(iter(inspect.signature(inner.forward).parameters))
         self.inputs = (first,)
@@ -74,7 +76,11 @@ class GenericStream(ResidualStream):
 
     @property
     def head(self) -> nn.Module:
-        return self._readout[-1]
+        return list(self._readout.values())[-1]
+
+    @property
+    def outputs(self) -> int | None:
+        return super().outputs or next(iter(self._outputs.values()), None)
 
     def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         if callable(self._token):
@@ -82,9 +88,43 @@ class GenericStream(ResidualStream):
         return h[:, self._token] if isinstance(self._token, int) else _TOKENS[self._token](h)
 
     def normed(self, feature: Tensor, depth: int) -> Tensor:
-        for module in self._readout[:-1]:
-            feature = module(feature)
+        *steps, (last, head) = self._readout.items()
+        for path, module in steps:
+            shape = tuple(feature.shape)
+            try:
+                feature = module(feature)
+            except (RuntimeError, ValueError) as error:
+                raise self._misfit(path, shape, str(error)) from error
+        if isinstance(head, nn.Linear) and feature.shape[-1] != head.in_features:
+            wanted = f"it is a linear map of {head.in_features} numbers"
+            raise self._misfit(last, tuple(feature.shape), wanted)
         return feature
+
+    def readout(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        return self._noted("the readout", super().readout(h, depth, batch))
+
+    def prediction(self, output: Any) -> Tensor:
+        return self._noted("the model itself", super().prediction(output))
+
+    def _noted(self, who: str, value: Tensor) -> Tensor:
+        """The prediction, if it is as wide as the one that the other way gives."""
+        self._outputs[who] = value.shape[-1]
+        if isinstance(self.head, nn.Linear):
+            self._outputs["the readout"] = self.head.out_features
+        if len(set(self._outputs.values())) > 1:
+            both = " and ".join(f"{n} from {key}" for key, n in sorted(self._outputs.items()))
+            raise UnsupportedModelError(
+                f"a prediction of {self.name} has two widths, {both}; end readout= with the head "
+                "whose output the model returns"
+            )
+        return value
+
+    def _misfit(self, path: str, shape: tuple[int, ...], why: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"the readout of {self.name} does not fit: {path!r} cannot take what comes before it, "
+            f"of shape {shape} (token={self._token!r}): {why}; name what the model itself applies "
+            "to its last state, in that order"
+        )
 
 
 _TOKENS: Mapping[str, Callable[[Tensor], Tensor]] = {

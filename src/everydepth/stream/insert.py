@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from everydepth.stream.registry import as_stream
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@overload
 def insert(
     model: Model,
     after: int,
@@ -24,7 +25,26 @@ def insert(
     init: str = "fresh",
     share: bool = False,
     **options: Any,
-) -> Model:
+) -> Model: ...
+@overload
+def insert(
+    model: ResidualStream,
+    after: int,
+    *,
+    like: int | None = None,
+    init: str = "fresh",
+    share: bool = False,
+    **options: Any,
+) -> nn.Module: ...
+def insert(
+    model: nn.Module | ResidualStream,
+    after: int,
+    *,
+    like: int | None = None,
+    init: str = "fresh",
+    share: bool = False,
+    **options: Any,
+) -> nn.Module:
     """A model of the same class with one more block after depth `after` (0: before the first).
 
     The new block's branches end in a zero projection, so in eval mode the output is the same bit
@@ -65,7 +85,7 @@ def insert(
         for branch in new.branches:
             for parameter in branch.proj.parameters(recurse=False):
                 parameter.zero_()
-    return grown  # pyright: ignore[reportReturnType]
+    return grown
 
 
 def sites(model: nn.Module | ResidualStream, **options: Any) -> tuple[int, ...]:

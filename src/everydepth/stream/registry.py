@@ -112,7 +112,8 @@ def as_stream(
 
     blocks: path of the module list that holds the blocks.
     readout: paths of modules applied in order, the last being the head; or a function.
-    token: "all" (the default), "first", "last", "mean", a position, or `f(h, batch)`: what predicts.
+    token: what predicts: "all" (the default), "first", "last", "mean", a position or a function
+        `f(h, batch)`.
     task: what the readout predicts; "classification" by default.
     options: passed to the architecture, e.g. `tower="text"` for a model with two streams.
 

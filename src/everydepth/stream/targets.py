@@ -431,8 +431,7 @@ def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> t
         raise LabelError(
             f"labels have shape {shape}, but the batch has {rows} rows; give one label a row"
         )
-    weight = getattr(stream.head, "weight", None)
-    outputs = weight.shape[0] if isinstance(weight, Tensor) else None
+    outputs = stream.outputs
     alone = labels.is_floating_point() and labels.ndim == 1
     if stream.task == "regression" or outputs == 1 or (outputs is None and alone):
         return labels.reshape(rows, -1), True
@@ -477,7 +476,7 @@ def _real(batch: Mapping[str, Any], labels: Tensor) -> Tensor:
 
 
 def _check_classes(stream: ResidualStream, labels: Tensor) -> None:
-    if len(labels) and isinstance(getattr(stream.head, "weight", None), Tensor):
+    if len(labels) and stream.outputs is not None:
         stream.check_labels(labels)
 
 

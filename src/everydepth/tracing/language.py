@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -36,6 +36,7 @@ def token_grid(
     *,
     new_tokens: int = 20,
     top: int = 5,
+    **options: Any,
 ) -> Result:
     """Each depth's top predictions at every position of a prompt and its greedy continuation.
 
@@ -47,7 +48,7 @@ def token_grid(
     >>> grid.arrays["probability"].shape[0]  # one row a depth, 0..3
     4
     """
-    stream = _causal(model)
+    stream = _causal(model, options)
     if new_tokens < 0 or top < 1:
         raise SettingError(f"new_tokens={new_tokens}, top={top}; use 0 or more, and 1 or more")
     with _ready(stream):
@@ -94,6 +95,7 @@ def text_at_depth(
     nucleus: float = 0.95,
     seed: int = 0,
     encoder: SentenceEncoder | str | Path | None = None,
+    **options: Any,
 ) -> Result:
     """Text sampled from every depth, with its diversity and its coherence with the prompt.
 
@@ -105,7 +107,7 @@ def text_at_depth(
     >>> found.arrays["text"].shape  # depths 1..3, one prompt
     (3, 1)
     """
-    stream = _causal(model)
+    stream = _causal(model, options)
     if not prompts:
         raise SettingError("no prompts; pass at least one text")
     if not 0 < nucleus <= 1:
@@ -222,8 +224,8 @@ def _nucleus(share: float, generator: torch.Generator) -> Callable[[Tensor], Ten
     return pick
 
 
-def _causal(model: nn.Module | ResidualStream) -> ResidualStream:
-    stream = as_stream(model)
+def _causal(model: nn.Module | ResidualStream, options: Mapping[str, Any]) -> ResidualStream:
+    stream = as_stream(model, **options)
     if stream.task != "causal_lm":
         raise SettingError(
             f"{stream.name} predicts {stream.task!r}; text needs a causal language model"

@@ -10,7 +10,7 @@ from torch import nn
 
 from everydepth.errors import LabelError, SettingError
 from everydepth.results.result import Result, gap
-from everydepth.stream import IGNORE_INDEX, ResidualStream
+from everydepth.stream import IGNORE_INDEX, ResidualStream, as_stream
 from everydepth.tracing.metric import FeatureMetric
 from everydepth.tracing.metrics.shared import DEPTH, array, depths
 from everydepth.tracing.observation import FeatureRows
@@ -41,6 +41,7 @@ def linear_probe(
     max_samples: int | None = None,
     batch_size: int | None = None,
     progress: bool = True,
+    **options: Any,
 ) -> Result:
     """Accuracy on `test` of a logistic regression fitted on `train`, at every depth.
 
@@ -58,8 +59,9 @@ def linear_probe(
 
     if strength <= 0:
         raise SettingError(f"strength={strength}; use a number above 0")
-    options = {"max_samples": max_samples, "batch_size": batch_size, "progress": progress}
-    (x, y), (x_test, y_test) = (_features(model, data, options) for data in (train, test))
+    stream = as_stream(model, **options)
+    how = {"max_samples": max_samples, "batch_size": batch_size, "progress": progress}
+    (x, y), (x_test, y_test) = (_features(stream, data, how) for data in (train, test))
     if len(np.unique(y)) < 2:
         raise LabelError(f"all {len(y)} training samples have label {y[0]}; a probe needs two")
     scores: list[tuple[float, float]] = []
@@ -101,13 +103,11 @@ def linear_probe(
 
 
 def _features(
-    model: nn.Module | ResidualStream, data: Any, options: dict[str, Any]
+    stream: ResidualStream, data: Any, how: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
     from everydepth.data.feeding import Feed
-    from everydepth.stream import as_stream
 
-    stream = as_stream(model)
-    feed = Feed(data, stream, batch_size=options["batch_size"], max_samples=options["max_samples"])
+    feed = Feed(data, stream, batch_size=how["batch_size"], max_samples=how["max_samples"])
     labels: list[np.ndarray] = []
 
     def without_labels() -> Any:
@@ -121,7 +121,7 @@ def _features(
             yield {key: value for key, value in batch.items() if key != "labels"}
 
     kept = _Collect()
-    trace(stream, without_labels(), kept, progress=options["progress"])
+    trace(stream, without_labels(), kept, progress=how["progress"])
     x, y = np.concatenate(kept.features, 1), np.concatenate(labels)
     if y.shape != (x.shape[1],) or not np.issubdtype(y.dtype, np.integer):
         raise LabelError(

@@ -53,6 +53,7 @@ def trace(
     memory_budget: int = 2**29,
     progress: bool = True,
     against: nn.Module | ResidualStream | None = None,
+    **options: Any,
 ) -> Trace:
     """Measure every depth of a model on data, in one pass where memory allows.
 
@@ -68,7 +69,8 @@ def trace(
     memory_budget: bytes of features held at once. Exact centring needs the mean before the second
         look at the data: features that fit are held, else the data runs through the model again;
         `trace.passes` and `trace.meta["features"]` say which.
-    against: a second model that sees the same batches, for metrics between two models.
+    against: a second model (or stream) that sees the same batches, for metrics between the two.
+    options: passed to `as_stream` with `model`.
 
     Interrupted with Ctrl-C it returns what it has, with `trace.partial` set.
 
@@ -84,7 +86,7 @@ def trace(
         raise SettingError(f"max_samples={max_samples}; use 1 or more, or None for all")
     if memory_budget < 0:
         raise SettingError(f"memory_budget={memory_budget} bytes; use 0 or more")
-    stream = as_stream(model)
+    stream = as_stream(model, **options)
     other = None if against is None else as_stream(against)
     if batch_size is not None and gives_batches(data):
         raise SettingError(

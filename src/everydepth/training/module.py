@@ -81,7 +81,7 @@ class EveryDepth(nn.Module):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | ResidualStream,
         objective: Objective | None = None,
         *,
         label_smoothing: float = 0.0,
@@ -94,9 +94,10 @@ class EveryDepth(nn.Module):
         super().__init__()
         if not 0 <= label_smoothing < 1:
             raise SettingError(f"label_smoothing={label_smoothing}; use a share from 0 to below 1")
-        self.model = model
-        self._options = options
-        self._stream: ResidualStream | None = None
+        stream = as_stream(model, **options)
+        model = self.model = stream.model if isinstance(model, ResidualStream) else model
+        self._options = dict(stream.options)
+        self._stream: ResidualStream | None = stream
         self.objective = (lpa() if objective is None else objective).check(self.stream.depth)
         self.label_smoothing = label_smoothing
         self.criterion = criterion
@@ -116,7 +117,7 @@ class EveryDepth(nn.Module):
                     f"{self.objective.name} could not be told apart when saved; rename them"
                 )
             for depth in range(1, self.stream.depth):
-                self.heads[str(depth)] = copy.deepcopy(self.stream.head)
+                self.heads[str(depth)] = copy.deepcopy(self.stream.linear_head(self.objective.name))
         self.register_load_state_dict_pre_hook(_with_inner_keys)
         self.training = model.training
 

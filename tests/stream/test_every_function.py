@@ -1,0 +1,259 @@
+"""Every public function that takes a model takes a ready stream, and as_stream's options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from tests.zoo import ENTRIES, SIZES, TEXT
+from torch import Tensor, nn
+
+import everydepth as ed
+from everydepth.architectures.decoder import DecoderStream
+from everydepth.architectures.vit import VisionTransformerStream
+from everydepth.errors import SettingError, UnsupportedModelError
+from everydepth.stream import ResidualStream, registry, sites
+
+
+class Seeing(hf.ViTForImageClassification):
+    """A class whose stream cannot be made without its option."""
+
+
+class Telling(hf.LlamaForCausalLM):
+    """The same, of a language model."""
+
+
+def seeing(model: nn.Module, *, flavor: str) -> ResidualStream:
+    return VisionTransformerStream(model)
+
+
+def telling(model: nn.Module, *, flavor: str) -> ResidualStream:
+    return DecoderStream(model)
+
+
+class Letters:
+    """A tokenizer of single letters."""
+
+    def encode(self, text: str, /) -> list[int]:
+        return [3 + ord(letter) % 50 for letter in text]
+
+    def decode(self, ids: Any, /) -> str:
+        return "x" * len(np.atleast_1d(ids))
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registry, "_by_class", {Seeing: seeing, Telling: telling})
+    monkeypatch.chdir(tmp_path)
+
+
+def classifier() -> nn.Module:
+    sizes = {**SIZES, "num_hidden_layers": 2, "image_size": 16, "patch_size": 8, "num_labels": 3}
+    return Seeing(hf.ViTConfig(**sizes)).eval()
+
+
+def writer() -> nn.Module:
+    return Telling(hf.LlamaConfig(**{**TEXT, "num_hidden_layers": 2})).eval()
+
+
+def rows(count: int = 24) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(count, 3, 16, 16), "labels": torch.arange(count) % 3}
+
+
+IDS = torch.arange(3, 9)[None]
+QUIET = {"progress": False}
+# Called with the model (or its stream) and the options.
+VISION: dict[str, Callable[..., Any]] = {
+    "as_stream": lambda m, **o: ed.as_stream(m, **o),
+    "check_stream": lambda m, **o: ed.check_stream(m, rows(2), **o).raise_if_failed(),
+    "at_depth": lambda m, **o: ed.at_depth(m, 1, **o),
+    "insert": lambda m, **o: ed.insert(m, 1, **o),
+    "sites": lambda m, **o: sites(m, **o),
+    "EveryDepth": lambda m, **o: ed.EveryDepth(m, **o)(**rows(2)),
+    "trace": lambda m, **o: ed.trace(m, rows(), **QUIET, **o),
+    "linear_probe": lambda m, **o: ed.linear_probe(m, rows(), rows(), **QUIET, **o),
+    "profile": lambda m, **o: ed.profile(m, rows(), batch_size=4, repeats=1, **QUIET, **o),
+    "predict": lambda m, **o: ed.predict(m, rows(2), policy=ed.Confidence(threshold=0.5), **o),
+    "calibrate": lambda m, **o: ed.calibrate(m, rows(99), risk=0.9, delta=0.5, **QUIET, **o),
+    "evaluate": lambda m, **o: ed.evaluate(m, rows(), ed.Confidence(threshold=0.5), **o),
+    "export": lambda m, **o: ed.export(m, "out", depth=1, overwrite=True, **o),
+    "scaled_skip": lambda m, **o: ed.scaled_skip(m, layer=1, c=0.5, **o).remove(),
+    "ablate": lambda m, **o: ed.ablate(m, rows(), c=(0.0, 1.0), **QUIET, **o),
+    "memorization": lambda m, **o: ed.memorization(m, rows(), flipped=[1, 2], **QUIET, **o),
+    "gradient_study": lambda m, **o: ed.gradient_study(
+        m, rows(), rows(), flipped=[1, 2], **QUIET, **o
+    ),
+    "audit": lambda m, **o: ed.audit(m, rows(), **QUIET, **o),
+    "growth.score": lambda m, **o: ed.growth.score(m, rows(), **QUIET, **o),
+    "growth.jumpboard": lambda m, **o: ed.growth.jumpboard(m, rows(), after=1, **QUIET, **o),
+    "growth.certificate": lambda m, **o: ed.growth.certificate(m, m, rows(), rows(), **o),
+    "growth.compare": lambda m, **o: ed.growth.compare(
+        m, rows(), rows(), steps=2, evaluations=1, seeds=(0,), **QUIET, **o
+    ),
+    "grow": lambda m, **o: ed.grow(m, rows(), rows(), rows(), steps=1, rounds=1, **QUIET, **o),
+}
+LANGUAGE: dict[str, Callable[..., Any]] = {
+    "generate": lambda m, **o: ed.generate(m, IDS, max_new_tokens=2, **o),
+    "token_grid": lambda m, **o: ed.token_grid(m, Letters(), "one", new_tokens=1, **o),
+    "text_at_depth": lambda m, **o: ed.text_at_depth(m, Letters(), ["one"], new_tokens=1, **o),
+}
+ALL = {name: (classifier, call) for name, call in VISION.items()} | {
+    name: (writer, call) for name, call in LANGUAGE.items()
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_function_takes_a_model_with_options_or_its_stream(name: str) -> None:
+    build, call = ALL[name]
+    call(build(), flavor="plain")
+    stream = ed.as_stream(build(), flavor="plain")
+    call(stream)
+    call(stream, flavor="plain")
+    with pytest.raises(SettingError, match=r"flavor='odd', but this stream of .* flavor='plain'"):
+        call(stream, flavor="odd")
+
+
+# -- options that would be ignored ----------------------------------------------------------------
+
+PATHS = {"blocks": "vit.layers", "readout": ("vit.layernorm", "classifier"), "token": "first"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"token": "mean"},
+            r"token='mean', but the adapter of ViTForImageClassification takes no options; leave "
+            r"it out, or say all of it: as_stream\(model, blocks=",
+        ),
+        ({"task": "regression"}, "task='regression', but the adapter of ViTFor.* takes no options"),
+        ({"readout": "classifier"}, "readout='classifier', but the adapter of ViTFor.* leave it"),
+        ({"tower": "text"}, "tower='text', but the adapter of ViTFor.* no options; leave it out$"),
+        (
+            {**PATHS, "tower": "text"},
+            "tower='text', but with blocks= as_stream takes only blocks, readout, token, task",
+        ),
+        ({**PATHS, "task": "drawing"}, r"task 'drawing' is not known; use one of \['classif"),
+    ],
+    ids=["token", "task", "readout", "unknown", "unknown-with-blocks", "unknown-task"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_an_option_that_would_be_ignored_is_refused(
+    options: dict[str, Any], words: str, untyped: None
+) -> None:
+    model, _ = ENTRIES["ViT"].make()
+    with pytest.raises(SettingError, match=words):
+        ed.as_stream(model, **options)
+
+
+def test_an_unknown_option_of_a_family_lists_its_own() -> None:
+    model, _ = ENTRIES["CLIPModel-text"].make()
+    with pytest.raises(SettingError, match="adapter of CLIPModel takes only tower; leave it out"):
+        ed.as_stream(model, towers="text")
+
+
+def test_a_stream_followed_by_paths_knows_its_own_options() -> None:
+    model, _ = ENTRIES["ViT"].make()
+    stream = ed.as_stream(model, **PATHS)
+    again = {**PATHS, "readout": list(PATHS["readout"]), "task": "classification"}
+    assert ed.as_stream(stream, **again) is stream
+    with pytest.raises(SettingError, match=r"token='last', .* was made with token='first'; leave"):
+        ed.as_stream(stream, token="last")
+    with pytest.raises(SettingError, match=r"tower='text', .* was made without tower="):
+        ed.as_stream(stream, tower="text")
+
+
+@pytest.fixture
+def untyped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As outside of the tests, where no type is checked before the function is called."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+
+
+def test_only_classes_of_models_can_be_registered(untyped: None) -> None:
+    wrong: Any = "x"
+    number: Any = 3
+    with pytest.raises(SettingError, match=r"register\('x', ...\): the first is a class of models"):
+        ed.register(wrong, wrong)
+    with pytest.raises(SettingError, match=r"register\(Seeing, 3\): the second is called with a m"):
+        ed.register(Seeing, number)
+
+
+# -- readouts by paths and by functions -----------------------------------------------------------
+
+
+class Tiny(nn.Module):
+    """A classifier of nobody's family, with one head that is its own and others that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 8, 8, stride=8)
+        self.blocks = nn.ModuleList(Step() for _ in range(3))
+        self.norm = nn.LayerNorm(8)
+        self.head, self.narrow, self.other = nn.Linear(8, 3), nn.Linear(6, 3), nn.Linear(8, 5)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        h = self.embed(pixel_values).flatten(2).mT
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h.mean(1)))
+
+
+class Step(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(8, 8)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + self.f(h).tanh()
+
+
+def test_a_head_of_another_width_is_refused_by_name() -> None:
+    model = Tiny()
+    told = {"blocks": "blocks", "token": "mean"}
+    stream = ed.as_stream(model, readout=("norm", "narrow"), **told)
+    words = r"Tiny does not fit: 'narrow' cannot take .* shape \(2, 8\).* of 6 numbers; name"
+    with pytest.raises(UnsupportedModelError, match=words):
+        stream.observe(rows(2)).logits(1)
+    stream = ed.as_stream(model, readout=("norm", "other"), **told)
+    words = r"has two widths, 3 from the model itself and 5 from the readout; end readout= with"
+    with pytest.raises(UnsupportedModelError, match=words):
+        ed.trace(stream, rows(), progress=False)
+
+
+NEEDS_BRANCHES = {"insert", "scaled_skip", "ablate", "gradient_study", "grow", "sites"}
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in VISION if n not in NEEDS_BRANCHES and not n.startswith("growth")]
+)
+def test_a_function_as_readout_serves_every_verb_that_needs_no_branches(name: str) -> None:
+    model = Tiny().eval()
+
+    def readout(x: Tensor) -> Tensor:
+        return model.head(model.norm(x))
+
+    stream = ed.as_stream(model, blocks="blocks", readout=readout, token="mean")
+    if name == "export":
+        with pytest.raises(
+            UnsupportedModelError,
+            match="Tiny is not a Hugging Face model",
+        ):
+            VISION[name](stream)
+    else:
+        VISION[name](stream)
+
+
+def test_what_needs_the_weight_of_a_head_says_so() -> None:
+    model = Tiny()
+    stream = ed.as_stream(model, blocks="blocks", readout=lambda x: model.head(x), token="mean")
+    with pytest.raises(UnsupportedModelError, match=r"multi.* works on the weight of a linear hea"):
+        ed.EveryDepth(stream, ed.multi_classifier())
+    with pytest.raises(UnsupportedModelError, match=r"known once it has predicted a batch: call"):
+        _ = stream.classes
+    stream.observe(rows(2)).logits(0)
+    assert stream.classes == 3
