@@ -14,9 +14,7 @@ from typer.testing import CliRunner, Result
 
 from everydepth.cli.main import build_app
 from everydepth.cli.presets import PRESETS, Facts, byte_tokenizer
-from everydepth.cli.train import objective_of
 from everydepth.errors import DataError, EveryDepthError, SettingError
-from everydepth.objectives import aligned, layerskip, lpa
 from everydepth.runs import Run
 from everydepth.stream import as_stream
 
@@ -92,7 +90,7 @@ def test_flags_override_the_file_which_overrides_the_defaults(tmp_path: Path) ->
     shown = yaml.safe_load(output.split("depth")[0])
     assert (shown["batch_size"], shown["lr"], shown["optimizer"]) == (7, 0.25, "adamw")
     assert (shown["steps"], shown["epochs"]) == (4, None)
-    assert shown["objective"]["early"] == 0.3
+    assert shown["objective"]["parts"] == [{"part": "lpa", "early": 0.3}]
 
 
 def test_a_json_file_does_as_well(tmp_path: Path) -> None:
@@ -131,7 +129,10 @@ def test_resuming_with_another_option_says_what_changed(tmp_path: Path) -> None:
         (["-m", "vit-tiny"], "--data is missing"),
         (["-m", "mlp", "-d", "digits"], "preset 'mlp' is for points of a regression"),
         (["-m", "gpt2-tiny", "-d", "digits"], "preset 'gpt2-tiny' is for text"),
-        (["-m", "vit-tiny", "-d", "digits", "--objective", "lap"], "objective 'lap'; use one of"),
+        (
+            ["-m", "vit-tiny", "-d", "digits", "--objective", "lap"],
+            "has no objective 'lap'. Did you mean 'lpa'",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(words: list[str], message: str) -> None:
@@ -159,18 +160,6 @@ def test_a_file_that_holds_no_options_is_named(tmp_path: Path, content: str) -> 
 def test_blocks_are_for_presets_only(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="--blocks is for presets"):
         run("-m", tmp_path, "-d", "digits", "--blocks", 2, "--steps", 1)
-
-
-def test_objectives_are_written_as_name_and_settings() -> None:
-    assert objective_of("lpa:early=0.2,top=3") == lpa(early=0.2, top=3)
-    assert objective_of("lpa:anneal_by=0.8") == lpa().annealed(by=0.8)
-    assert objective_of("lpa:sample=2") == lpa().sampled(2)
-    assert objective_of("aligned:weights=uniform,alternate=false") == aligned("uniform", False)
-    assert objective_of({"name": "layerskip", "every": 2}) == layerskip(every=2)
-    with pytest.raises(SettingError, match="objective lpa has no setting 'erly'; it has early"):
-        objective_of("lpa:erly=1")
-    with pytest.raises(SettingError, match=r"cosine_regularized: .*'beta'; write"):
-        objective_of("cosine_regularized")
 
 
 FACTS = {

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import everydepth as ed
 from everydepth.errors import SettingError
+from everydepth.objectives import CosineDistance, Equilibrium, Given, LayerDropout
 
 
 def weights(
@@ -51,7 +52,9 @@ def test_aligned_uses_the_last_depth_only_at_odd_steps() -> None:
 def test_cosine_regularized_supervises_the_last_depth_and_pulls_on_all() -> None:
     objective = ed.cosine_regularized(0.5)
     assert weights(objective) == [0, 0, 0, 0, 1]
-    assert close(objective.cosine_weights(4), [0, 0.05, 0.1, 0.15, 0.2])
+    term = objective.get(CosineDistance)
+    assert term is not None
+    assert close(term.beta * term.shape.weights(4), [0, 0.05, 0.1, 0.15, 0.2])
 
 
 def layerskip_by_its_paper(depth: int, scale: float) -> list[float]:
@@ -103,7 +106,7 @@ def test_warm_up_raises_the_early_weights() -> None:
 def test_options_compose() -> None:
     objective = ed.lpa().warmed_up(over=0.2).annealed(by=0.8).sampled(2).equilibrated()
     w = objective.weights(40, 100, 4)
-    assert objective.equilibrium
+    assert objective.get(Equilibrium)
     assert int((w[1:4] > 0).sum()) == 2
     assert close(w[w > 0], [0.05 * 3 / 2, 0.05 * 3 / 2, 1])
 
@@ -129,18 +132,28 @@ def test_what_is_drawn_depends_on_seed_and_step_alone() -> None:
 
 def test_layer_dropout_rises_with_the_depth_as_its_paper_says() -> None:
     objective = ed.layerskip(dropout=0.4)
-    kept = torch.stack([objective.kept_rows(s, None, 5, 50) for s in range(400)]).double()
+    kept = torch.stack([kept_rows(objective, s, None, 5, 50) for s in range(400)]).double()
     chance = 1 - kept.mean((0, 2))
     expected = [0.4 * (math.exp(layer * math.log(2) / 4) - 1) for layer in range(5)]
     assert chance[0] == 0
     assert np.allclose(chance, expected, atol=5 * 0.5 / math.sqrt(400 * 50))
 
 
-def test_rising_layer_dropout_starts_at_zero() -> None:
-    objective = ed.layerskip(dropout=0.9, dropout_rises=True)
-    first, last = objective.kept_rows(0, 100, 4, 200), objective.kept_rows(100, 100, 4, 200)
-    assert first is not None and bool(first.all())  # noqa: PT018 (one claim)
-    assert last is not None and not bool(last[-1].all())  # noqa: PT018
+def kept_rows(
+    objective: ed.Objective, step: int, total: int | None, depth: int, rows: int
+) -> Tensor:
+    dropout = objective.get(LayerDropout)
+    assert dropout is not None
+    return dropout.kept(objective.moment(step, total, depth), rows)
+
+
+def test_rising_layer_dropout_starts_at_zero_and_is_whole_at_the_last_step() -> None:
+    rising, always = (ed.layerskip(dropout=0.9, dropout_rises=rises) for rises in (True, False))
+    assert bool(kept_rows(rising, 0, 100, 4, 200).all())
+    # Step T - 1 is the last: LayerSkip's S(t) = 2^(t/(T-1)) - 1 is 1 there.
+    last = kept_rows(rising, 99, 100, 4, 200)
+    assert not bool(last[-1].all())
+    assert torch.equal(last, kept_rows(always, 99, 100, 4, 200))
 
 
 @given(depth=st.integers(2, 30), step=st.integers(0, 500), name=st.sampled_from(sorted(FACTORIES)))
@@ -148,7 +161,7 @@ def test_weights_are_never_negative_and_the_last_depth_always_counts(
     depth: int, step: int, name: str
 ) -> None:
     objective = FACTORIES[name]
-    if objective.shape == "given":
+    if isinstance(objective.shape, Given):
         depth = 4
     w = objective.weights(step, 500, depth)
     assert w.shape == (depth + 1,)
@@ -178,7 +191,7 @@ def test_weights_of_the_wrong_length_are_refused() -> None:
 def test_negative_weights_are_refused() -> None:
     with pytest.raises(SettingError, match=r"weight of depth 1 is -1.0; use a number of 0 or more"):
         ed.weighted([0.0, -1.0, 1.0])
-    with pytest.raises(SettingError, match=r"early=-0.1; use a number of 0 or more"):
+    with pytest.raises(SettingError, match=r"lpa: early=-0.1; use a number of 0 or more"):
         ed.lpa(early=-0.1)
     with pytest.raises(SettingError, match="depth 0 is nan"):
         ed.weighted([math.nan, 1.0])
@@ -202,15 +215,24 @@ def test_a_zero_at_the_last_depth_warns_and_names_the_consequence() -> None:
     [
         (lambda: ed.lpa(top=5).check(4), "top=5, but the network has 4 blocks; use 1 to 4"),
         (lambda: ed.lpa(top=0), "top=0; use a whole number of 1 or more"),
-        (lambda: ed.lpa().sampled(4).check(4), "sample=4, .*only 3; use 1 to 3"),
-        (lambda: ed.lpa().annealed(by=1.5), r"anneal_by=1.5; use a share of training"),
-        (lambda: ed.lpa().warmed_up(over=1.0), r"warmup=1.0; use a share from 0 to below 1"),
-        (lambda: ed.layerskip(dropout=1.0), r"layer_dropout=1.0"),
-        (lambda: from_json(curriculum="spiral"), "curriculum 'spiral'; use one of"),
-        (lambda: from_json(shape="square"), "shape 'square'; use one of"),
+        (lambda: ed.lpa().sampled(4).check(4), "sampled: k=4, .*only 3; use 1 to 3"),
+        (lambda: ed.lpa().annealed(by=1.5), r"annealed: by=1.5; use a number above 0, up to 1"),
+        (
+            lambda: ed.lpa().warmed_up(over=1.0),
+            "warmed_up: over=1.0; use a number from 0",
+        ),
+        (
+            lambda: ed.layerskip(dropout=1.0),
+            "layer_dropout: most=1.0; use .* to below 1",
+        ),
+        (lambda: from_json(curriculum="spiral"), "has no part 'spiral'"),
+        (lambda: from_json(shape="square"), "has no part 'square'"),
         (lambda: ed.multi_classifier(kl=1.0, temperature=0.0), r"temperature=0.0; use a number"),
+        (lambda: ed.multi_classifier(temperature=2.0), r"temperature=2.0 without kl"),
+        (lambda: ed.layerskip(curriculum="gradual", every=2), "every=2 is for curriculum='rot"),
+        (lambda: ed.layerskip(dropout=0.0, dropout_rises=True), "but dropout=0; give it a chance"),
         (lambda: ed.lpa().annealed().weights(0, None, 4), "call `net.set_progress"),
-        (lambda: from_json(colour=1), "no 'colour'; it has name"),
+        (lambda: from_json(color=1), "an objective without parts has no setting 'color'"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(make: object, message: str) -> None:

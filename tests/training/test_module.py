@@ -385,25 +385,25 @@ def by_hand(net: ed.EveryDepth, batch: dict[str, Tensor], kept: Tensor) -> list[
     [LLAMA, "Mistral-window-CausalLM-left", "GPT2-CausalLM-right", MLM, VIT, "Beit-class-token"],
 )
 def test_layer_dropout_gives_each_sample_its_own_masks_and_positions(kind: str) -> None:
-    from everydepth.training.layer_dropout import observe_with_layer_dropout
+    from everydepth.objectives.layer_dropout import observe_kept
 
     model, batch = make(kind)
     net = ed.EveryDepth(model, ed.layerskip(dropout=0.5))
     kept = torch.tensor([[1, 1, 1], [0, 1, 1], [1, 0, 0], [0, 0, 0]]).bool()
     inputs = {k: v for k, v in batch.items() if k != "labels"}
-    found = observe_with_layer_dropout(net.stream, inputs, kept)
+    found = observe_kept(net.stream, inputs, kept)
     for ours, expected in zip(found, by_hand(net, batch, kept), strict=True):
         assert close(ours, expected, 1e-10)
 
 
 def test_a_block_that_nobody_runs_gets_a_gradient_of_zero() -> None:
-    from everydepth.training.layer_dropout import observe_with_layer_dropout
+    from everydepth.objectives.layer_dropout import observe_kept
 
     model, batch = make(LLAMA)
     kept = torch.ones(4, 3, dtype=torch.bool)
     kept[2] = False
     inputs = {k: v for k, v in batch.items() if k != "labels"}
-    states = observe_with_layer_dropout(ed.as_stream(model), inputs, kept)
+    states = observe_kept(ed.as_stream(model), inputs, kept)
     states.logits(4).square().mean().backward()
     for name, p in model.named_parameters():
         assert p.grad is not None, name

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from inspect import signature
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from everydepth.data import Batches
-    from everydepth.objectives import Objective
     from everydepth.training import FitResult
 
     Context = typer.Context
@@ -43,7 +40,7 @@ def train(
         str,
         typer.Option(
             help="end_to_end, lpa, aligned, cosine_regularized, multi_classifier, layerskip; with "
-            "settings: lpa:early=0.2,anneal_by=0.8,sample=2."
+            "settings: lpa:early=0.2+annealed:by=0.8+sampled:k=2."
         ),
     ] = "lpa",
     config: Annotated[
@@ -114,6 +111,7 @@ def _train(given: dict[str, Any]) -> None:
     from accelerate import PartialState
     from rich.console import Console
 
+    from everydepth.objectives import objective_of
     from everydepth.training import EveryDepth, fit
 
     console = Console()
@@ -208,45 +206,9 @@ def _read(file: Path) -> dict[str, Any]:
     return cast(dict[str, Any], content)
 
 
-def objective_of(text: str | Mapping[str, Any]) -> Objective:
-    """`lpa`, `lpa:early=0.2,anneal_by=0.8`, or a mapping with `name` and settings."""
-    from everydepth import objectives
-
-    if isinstance(text, str):
-        name, _, rest = text.partition(":")
-        pairs = [pair.partition("=") for pair in rest.split(",") if pair]
-        settings = {key.strip(): _value(value) for key, _, value in pairs}
-    else:
-        settings = dict(text)
-        name = str(settings.pop("name", "lpa"))
-    known = [n for n in objectives.__all__ if n[0].islower()]
-    if name not in known:
-        raise SettingError(f"objective {name!r}; use one of {', '.join(known)}")
-    factory: Callable[..., Objective] = getattr(objectives, name)
-    own = signature(factory).parameters
-    rest = {key: value for key, value in settings.items() if key not in own}
-    allowed = {field.name for field in fields(objectives.Objective)}
-    strange = next((key for key in rest if key not in allowed), None)
-    if strange is not None:
-        raise SettingError(
-            f"objective {name} has no setting {strange!r}; it has {', '.join(own)}, and every "
-            f"objective {', '.join(sorted(allowed - {'name'}))}"
-        )
-    try:
-        made = factory(**{key: value for key, value in settings.items() if key in own})
-    except TypeError as error:
-        raise SettingError(f"objective {name}: {error}; write {name}:name=value") from error
-    return replace(made, **rest)
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text.strip()
-
-
 def _default_run(given: Mapping[str, Any]) -> str:
+    from everydepth.objectives import objective_of
+
     goal = objective_of(given["objective"]).name
     names = (Path(str(given["model"])).name, Path(str(given["data"])).name.replace(":", "-"), goal)
     return str(Path("runs") / "-".join(names))

@@ -1,23 +1,8 @@
-"""Objectives: a weight per depth and step, plus an optional regularizer."""
+"""Objectives: a weight per depth and step, and what is added, put together from small parts.
 
-from everydepth.objectives.factories import (
-    aligned,
-    cosine_regularized,
-    end_to_end,
-    layerskip,
-    lpa,
-    multi_classifier,
-    weighted,
-)
-from everydepth.objectives.objective import Objective
+`__init__.pyi` lists what is public; a name is imported when it is first used.
+"""
 
-__all__ = [
-    "Objective",
-    "aligned",
-    "cosine_regularized",
-    "end_to_end",
-    "layerskip",
-    "lpa",
-    "multi_classifier",
-    "weighted",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,26 +1,47 @@
-"""The objectives by name; each is an `Objective` with some of its fields set."""
+"""The objectives by name: each puts some parts together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
 
-from everydepth.objectives.objective import Curriculum, Objective
+from everydepth.errors import SettingError
+from everydepth.objectives.cosine import CosineDistance
+from everydepth.objectives.divergence import Divergence
+from everydepth.objectives.layer_dropout import LayerDropout
+from everydepth.objectives.objective import Objective
+from everydepth.objectives.own_heads import OwnHeads
+from everydepth.objectives.part import Part, part_of
+from everydepth.objectives.schedules import Alternating, Gradual, Normalized, Rotational
+from everydepth.objectives.shapes import LPA, Given, Last, LayerSkip, Shape
 
+F = TypeVar("F", bound=Callable[..., Objective])
 Weights = Literal["linear", "uniform"]
+Curriculum = Literal["rotational", "gradual"]
+
+FACTORIES: dict[str, Callable[..., Objective]] = {}
+"""What the first word of `--objective` may be."""
 
 
+def factory(function: F) -> F:
+    """Make a function that gives an objective known by its name, also to the command line."""
+    FACTORIES[function.__name__] = function
+    return function
+
+
+@factory
 def end_to_end() -> Objective:
     """The last depth only: ordinary training.
 
     >>> ed.end_to_end().weights(0, None, 4).tolist()
     [0.0, 0.0, 0.0, 0.0, 1.0]
     """
-    return Objective(name="end_to_end")
+    return Objective(name="end_to_end", parts=(Last(),))
 
 
+@factory
 def lpa(early: float = 0.1, final: float = 1.0, top: int | None = None) -> Objective:
-    """Layer-wise progressive approximation (SPEC 1.3): `early` below the last depth, `final` there.
+    """Layer-wise progressive approximation: `early` below the last depth, `final` there.
 
     top: supervise only this many depths, counted from the last (the paper: 5 of 24 to generate).
 
@@ -29,34 +50,39 @@ def lpa(early: float = 0.1, final: float = 1.0, top: int | None = None) -> Objec
     >>> ed.lpa(top=2).weights(0, None, 4).tolist()
     [0.0, 0.0, 0.0, 0.1, 1.0]
     """
-    return Objective(name="lpa", shape="lpa", early=early, final=final, top=top)
+    return Objective(name="lpa", parts=(LPA(early=early, final=final, top=top),))
 
 
+@factory
 def aligned(weights: Weights = "linear", alternate: bool = True) -> Objective:
-    """Aligned training (SPEC 2.7): `2l/(L(L+1))` or `1/L`; odd steps only the last depth.
+    """Aligned training: `2l/(L(L+1))` or `1/L`; odd steps only the last depth.
 
     >>> ed.aligned().weights(0, None, 4).tolist()  # even steps
     [0.0, 0.1, 0.2, 0.3, 0.4]
     >>> ed.aligned().weights(1, None, 4).tolist()  # odd steps
     [0.0, 0.0, 0.0, 0.0, 1.0]
     """
-    return Objective(name="aligned", shape=weights, alternate=alternate)
+    turns = (Alternating(),) if alternate else ()
+    return Objective(name="aligned", parts=(part_of(weights, Shape), *turns))
 
 
+@factory
 def cosine_regularized(beta: float, weights: Weights = "linear") -> Objective:
-    """The last depth's loss and `beta * sum_l w_l (1 - cos(h_l, h_L))` (SPEC 2.8).
+    """The last depth's loss and `beta * sum_l w_l (1 - cos(h_l, h_L))`.
 
     >>> net = ed.EveryDepth(model, ed.cosine_regularized(beta=0.5))
     >>> net(**train.batch(range(8))).regularizer > 0
     tensor(True)
     """
-    return Objective(name="cosine_regularized", cosine=beta, cosine_shape=weights)
+    pull = CosineDistance(beta=beta, shape=part_of(weights, Shape))
+    return Objective(name="cosine_regularized", parts=(Last(), pull))
 
 
+@factory
 def multi_classifier(
     kl: float = 0.0, *, temperature: float = 1.0, weights: Weights = "linear"
 ) -> Objective:
-    """One head a depth (SPEC 2.9), the baseline that the shared head is measured against.
+    """One head a depth, the baseline that the shared head is measured against.
 
     kl: the weight of the divergence to the last depth's prediction, softened by `temperature`.
 
@@ -64,18 +90,22 @@ def multi_classifier(
     >>> sum(p.numel() for p in net.parameters()) - model.num_parameters()  # two heads more
     660
     """
-    return Objective(
-        name="multi_classifier", shape=weights, heads=True, kl=kl, temperature=temperature
-    )
+    parts: list[Part] = [part_of(weights, Shape), OwnHeads()]
+    if kl:
+        parts.append(Divergence(weight=kl, temperature=temperature))
+    elif temperature != 1.0:
+        raise SettingError(f"temperature={temperature} without kl; give kl a weight above 0")
+    return Objective(name="multi_classifier", parts=tuple(parts))
 
 
+@factory
 def layerskip(
     scale: float = 0.2,
     *,
     dropout: float = 0.1,
     dropout_rises: bool = False,
     curriculum: Curriculum | None = "rotational",
-    every: int = 4,
+    every: int | None = None,
     seed: int = 0,
 ) -> Objective:
     """LayerSkip: an early-exit loss at every depth, and samples that skip blocks.
@@ -83,29 +113,34 @@ def layerskip(
     scale: how much the depths below the last count.
     dropout: the chance to skip the last block; smaller for those before.
     dropout_rises: let that chance grow over training (from scratch; not to fine-tune).
-    curriculum: which depths have their turn: every `every`-th, rotating, or more and more.
+    curriculum: which depths have their turn: every `every`-th (by default 4), rotating, or more
+        and more.
 
     >>> net = ed.EveryDepth(model, ed.layerskip(scale=0.2, dropout=0.1))
     >>> net(**train.batch(range(8))).loss.isfinite()
     tensor(True)
     """
-    return Objective(
-        name="layerskip",
-        shape="layerskip",
-        early=scale,
-        curriculum=curriculum,
-        every=every,
-        normalised=True,
-        layer_dropout=dropout,
-        layer_dropout_rises=dropout_rises,
-        seed=seed,
-    )
+    parts: list[Part] = [LayerSkip(scale=scale), Normalized()]
+    if curriculum == "rotational":
+        parts.append(Rotational(every=4 if every is None else every))
+    elif every is not None:
+        raise SettingError(f"every={every} is for curriculum='rotational', not {curriculum!r}")
+    elif curriculum == "gradual":
+        parts.append(Gradual())
+    elif curriculum is not None:
+        raise SettingError(f"curriculum={curriculum!r}; use rotational, gradual or None")
+    if dropout:
+        parts.append(LayerDropout(most=dropout, rises=dropout_rises))
+    elif dropout_rises:
+        raise SettingError("dropout_rises=True, but dropout=0; give it a chance above 0")
+    return Objective(name="layerskip", parts=tuple(parts), seed=seed)
 
 
+@factory
 def weighted(weights: Sequence[float]) -> Objective:
     """Weights of your own, one for each depth 0..L; depth 0 is the embedding.
 
     >>> ed.weighted([0.0, 1.0, 0.0, 1.0]).weights(0, None, 3).tolist()
     [0.0, 1.0, 0.0, 1.0]
     """
-    return Objective(name="weighted", shape="given", given=tuple(weights))
+    return Objective(name="weighted", parts=(Given(values=tuple(weights)),))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import EveryDepthError
+from everydepth.objectives import LayerDropout
 from everydepth.stream import Check, unwrapped
 from everydepth.training.module import EveryDepth
 
@@ -101,10 +102,13 @@ def _telling_steps(net: EveryDepth, weights: Tensor, batch: Mapping[str, Any]) -
     cycle, rows = len(weights), _rows(net, batch)
     supervised = torch.zeros(weights.shape[1], dtype=torch.bool)
     ran = torch.zeros(net.stream.depth, dtype=torch.bool)
+    dropout = net.objective.get(LayerDropout)
     steps: list[int] = []
     for step in range(cycle):
-        kept = net.objective.kept_rows(step, cycle, net.stream.depth, rows)
-        runs = torch.ones_like(ran) if kept is None else kept.any(1)
+        runs = torch.ones_like(ran)
+        if dropout is not None:
+            moment = net.objective.moment(step, cycle, net.stream.depth)
+            runs = dropout.kept(moment, rows).any(1)
         new = (weights[step] > 0) & ~supervised
         if bool(new.any()) or bool((runs & ~ran).any()):
             steps.append(step)

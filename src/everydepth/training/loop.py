@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from everydepth.errors import DataError, RunError, SettingError
+from everydepth.objectives import Objective
 from everydepth.runs import Checkpoint, Run
 from everydepth.stream import unwrapped, with_labels
 from everydepth.training.best import Best
@@ -162,7 +163,10 @@ class Training:
             if not (resume and Run.exists(path)):
                 Run.create(path, config)
                 return False
-            Run.open(path).check_config(config)
+            begun = Run.open(path)
+            # What an earlier version wrote of an objective is compared as this one would write it.
+            goal = Objective.from_json(begun.config["objective"]).to_json()
+            replace(begun, config={**begun.config, "objective": goal}).check_config(config)
             return True
 
         continued = on_main(self.accelerator, opened)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from everydepth.errors import NonFiniteError, SettingError
-from everydepth.objectives import Objective, lpa
+from everydepth.objectives import Moment, Objective, Pass, lpa
 from everydepth.stream import (
     Criterion,
     ResidualStream,
@@ -24,8 +23,6 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.training.any_depth_loss import any_depth_loss
-from everydepth.training.layer_dropout import observe_with_layer_dropout
-from everydepth.training.regularizers import balanced, cosine_distance, divergence
 
 LARGE_LOGITS = 2**20
 """From this many logits a depth on, the any-depth loss is used. Below, a plain loss is about as
@@ -110,14 +107,14 @@ class EveryDepth(nn.Module):
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", self._checked_weights(class_weights), False)
         self.heads = nn.ModuleDict()
-        if self.objective.heads:
-            if hasattr(model, "heads"):
-                raise SettingError(
-                    f"{self.stream.name} has `heads` of its own, so those of "
-                    f"{self.objective.name} could not be told apart when saved; rename them"
-                )
-            for depth in range(1, self.stream.depth):
-                self.heads[str(depth)] = copy.deepcopy(self.stream.linear_head(self.objective.name))
+        for technique in self.objective.techniques:
+            made = technique.heads(self.stream)
+            self.heads.update({str(depth): head for depth, head in made.items()})
+        if self.heads and hasattr(model, "heads"):
+            raise SettingError(
+                f"{self.stream.name} has `heads` of its own, so those of "
+                f"{self.objective.name} could not be told apart when saved; rename them"
+            )
         self.register_load_state_dict_pre_hook(_with_inner_keys)
         self.training = model.training
 
@@ -130,7 +127,7 @@ class EveryDepth(nn.Module):
 
     @property
     def saved_parameters(self) -> int:
-        """How many parameters one shared head saves against one head a depth (SPEC 2.9)."""
+        """How many parameters one shared head saves against one head a depth."""
         head = sum(parameter.numel() for parameter in self.stream.head.parameters())
         return head * (self.stream.depth - 1)
 
@@ -161,13 +158,16 @@ class EveryDepth(nn.Module):
             return out
         weights = self._weights()
         supervised = {depth: weight for depth, weight in enumerate(weights) if weight > 0}
-        exits = balanced(states, weights) if self.objective.equilibrium else states
+        exits = states
+        for technique in self.objective.techniques:
+            exits = technique.exits(exits, weights)
         if chunked:
             loss, losses = self._chunked_loss(exits, targets, supervised)
         else:
             loss, losses = self._plain_loss(exits, targets, supervised)
-        added = self._regularizer(exits, targets, supervised)
-        if added is not None:
+        terms = self._terms(exits, targets, supervised)
+        if terms:
+            added = sum(terms[1:], start=terms[0])
             loss, out.regularizer = loss + added, added.detach()
         if self.raise_on_nan and not bool(torch.isfinite(loss)):
             self._raise_not_finite(states, losses)
@@ -237,21 +237,19 @@ class EveryDepth(nn.Module):
         return weights(self.step, self.total_steps, self.stream.depth).tolist()
 
     def _observe(self, batch: Mapping[str, Any], *, logits: bool) -> States:
-        stream = self.stream
-        if self.training and self.objective.layer_dropout:
-            batch = stream.check_batch(batch)
-            rows = next(batch[k] for k in stream.inputs if batch.get(k) is not None).shape[0]
-            kept = self.objective.kept_rows(
-                self.step, self.total_steps, stream.depth, rows, stream=_rank()
-            )
-            assert kept is not None
-            return observe_with_layer_dropout(stream, batch, kept)
-        return stream.observe(batch, logits=logits)
+        if self.training:
+            for technique in self.objective.techniques:
+                checked = self.stream.check_batch(batch)
+                states = technique.observe(self.stream, checked, self._moment())
+                if states is not None:
+                    return states
+        return self.stream.observe(batch, logits=logits)
 
     def _chunks(self, targets: Targets) -> bool:
         """Whether the loss is to be computed a chunk of logits at a time, and can be."""
         linear = all(type(head) is nn.Linear for head in (self.stream.head, *self.heads.values()))
-        if not linear or not targets.can_be_chunked or self.objective.kl:
+        whole = any(term.whole_logits for term in self.objective.terms)
+        if whole or not linear or not targets.can_be_chunked:
             return False
         many = len(targets) * self.stream.classes >= LARGE_LOGITS
         return many if self.any_depth_loss is None else self.any_depth_loss
@@ -291,23 +289,20 @@ class EveryDepth(nn.Module):
         z = targets.predicted(states, depth, self.own_head(depth))
         return targets.loss(z, targets.extras(states, depth))
 
-    def _regularizer(
+    def _terms(
         self, states: States, targets: Targets, supervised: Mapping[int, float]
-    ) -> Tensor | None:
-        objective, last = self.objective, self.stream.depth
-        if objective.cosine:
-            weights = objective.cosine_weights(last).tolist()
-            return cosine_distance(states, weights, targets.pick)
-        if objective.kl:
-            logits = {d: self.logits_of(states, d) for d in supervised}
-            return objective.kl * divergence(
-                logits,
-                self.logits_of(states, last),
-                supervised,
-                objective.temperature,
-                targets.pick,
-            )
-        return None
+    ) -> list[Tensor]:
+        seen = Pass(
+            states=states,
+            targets=targets,
+            weights=supervised,
+            logits=lambda depth: self.logits_of(states, depth),
+            moment=self._moment(),
+        )
+        return [term(seen) for term in self.objective.terms]
+
+    def _moment(self) -> Moment:
+        return self.objective.moment(self.step, self.total_steps, self.stream.depth)
 
     def _raise_not_finite(self, states: States, losses: Mapping[int, Tensor]) -> None:
         states.check_finite()
@@ -337,10 +332,3 @@ def _with_inner_keys(module: nn.Module, state: dict[str, Any], prefix: str, *_: 
     for key in [k for k in state if k.startswith(prefix)]:
         if heads is None or not key.startswith(heads):
             state[f"{prefix}model.{key[len(prefix) :]}"] = state.pop(key)
-
-
-def _rank() -> int:
-    from torch import distributed
-
-    ready = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_rank() if ready else 0

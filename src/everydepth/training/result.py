@@ -66,8 +66,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             found |= flat(cast(Mapping[str, Any], value), f"{name}/")
         elif isinstance(value, (list, tuple)):
-            items = cast(Sequence[Any], value)
-            found |= {f"{name}/{i}": item for i, item in enumerate(items, start=1)}
+            items = enumerate(cast(Sequence[Any], value), start=1)
+            found |= flat({str(i): item for i, item in items}, f"{name}/")
         elif value is not None:
             found[name] = value
     return found

@@ -1,0 +1,203 @@
+"""Settings: a field says its type, its limits and its help once, for checks, JSON and commands."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import get_type_hints as type_hints_of
+
+from everydepth.errors import SettingError
+
+T = TypeVar("T", bound="Config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a field of a config says about itself beside its type; `setting` makes one.
+
+    help: one line, shown by the command line and the documentation.
+    least, most, above, below: limits of a number; `above` and `below` are not allowed themselves.
+    choices: the names that are allowed; values that are not strings are left alone.
+    also: what else may be given, for the error: "an optimizer object".
+    option: the type on the command line, where it takes less than Python does.
+    hidden: it is no option of a command.
+    flags: its names on the command line, if not the field's own.
+    """
+
+    help: str = ""
+    least: int | float | None = None
+    most: int | float | None = None
+    above: int | float | None = None
+    below: int | float | None = None
+    choices: tuple[str, ...] = ()
+    also: str = ""
+    option: Any = None
+    hidden: bool = False
+    flags: tuple[str, ...] = ()
+
+
+def setting(default: Any = MISSING, **about: Any) -> Any:
+    """A field of a config; `about` are the fields of `Setting`. Without a default it is required.
+
+    >>> from dataclasses import dataclass
+    >>> from everydepth.config import Config, setting
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class Oven(Config):
+    ...     minutes: int = setting(20, least=1, help="How long to bake.")
+    >>> Oven(minutes=0)
+    Traceback (most recent call last):
+    everydepth.errors.SettingError: minutes=0; use a whole number of 1 or more
+    """
+    return field(default=default, metadata={"setting": Setting(**about)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The base of every config: types, limits and finiteness are checked when one is made."""
+
+    title: ClassVar[str] = "Options"
+    """Over its options in the help of a command."""
+
+    def __post_init__(self) -> None:
+        for name in hints_of(type(self)):
+            object.__setattr__(self, name, self._checked(name, getattr(self, name)))
+
+    @classmethod
+    def _checked(cls, name: str, value: Any) -> Any:
+        hint, about = hints_of(cls)[name], settings_of(cls)[name]
+        value = _tidied(value, hint)
+        if _fits(value, hint) and _within(value, about):
+            return value
+        raise SettingError(f"{cls._label()}{name}={value!r}; use {_wanted(hint, about)}")
+
+    @classmethod
+    def _label(cls) -> str:
+        """What errors put before the name of a field."""
+        return ""
+
+    @classmethod
+    def of(cls: type[T], values: Mapping[str, Any], what: str) -> T:
+        """From settings by name; `what` has them, for the error about one that is unknown."""
+        check_names(values, hints_of(cls), what)
+        missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
+        if missing:
+            raise SettingError(f"{what} needs {missing[0]}=; it has {', '.join(hints_of(cls))}")
+        return cls(**{name: cls._checked(name, value) for name, value in values.items()})
+
+
+@cache
+def hints_of(config: type[Config]) -> dict[str, Any]:
+    """The type of each field, by name."""
+    hints = type_hints_of(config)
+    return {f.name: hints[f.name] for f in fields(config)}
+
+
+@cache
+def settings_of(config: type[Config]) -> dict[str, Setting]:
+    """What each field says about itself, by name."""
+    return {f.name: f.metadata.get("setting", Setting()) for f in fields(config)}
+
+
+def check_names(
+    names: Iterable[str], known: Iterable[str], what: str, noun: str = "setting"
+) -> None:
+    """An error that names the closest, if one of the names is not known."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise SettingError(f"{what} has no {noun} {name!r}.{hint} It has {', '.join(known)}")
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _tidied(value: Any, hint: Any) -> Any:
+    """The value as its type has it: lists as tuples, 1 as 1.0, and numbers of numpy as Python's."""
+    kinds = alternatives(hint)
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, int) and not isinstance(value, bool) and int not in kinds:
+        return float(value) if float in kinds else value
+    inner = next((get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple), None)
+    if inner is not None and isinstance(value, list | tuple):
+        return tuple(_tidied(item, inner) for item in cast(list[Any], value))
+    return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kinds = alternatives(hint)
+    return any(_is(value, kind) for kind in kinds)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    origin = get_origin(kind)
+    if kind is Any:
+        return True
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(
+            _fits(item, get_args(kind)[0]) for item in cast(tuple[Any, ...], value)
+        )
+    if kind in (int, float):
+        allowed = (int,) if kind is int else (int, float)
+        return isinstance(value, allowed) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, origin or kind)
+
+
+def _within(value: Any, about: Setting) -> bool:
+    if isinstance(value, str) and about.choices:
+        return value in about.choices
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    return (
+        (about.least is None or value >= about.least)
+        and (about.most is None or value <= about.most)
+        and (about.above is None or value > about.above)
+        and (about.below is None or value < about.below)
+    )
+
+
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "a string",
+    Path: "a path",
+}
+
+
+def _wanted(hint: Any, about: Setting) -> str:
+    if about.choices:
+        found = f"one of {', '.join(about.choices)}"
+        return f"{found}, or {about.also}" if about.also else found
+    kinds = [kind for kind in alternatives(hint) if kind is not NoneType]
+    words: list[str] = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            words.append(f"one of {', '.join(map(str, get_args(kind)))}")
+        elif kind is float or (kind is int and float not in kinds):
+            words.append(f"{_WORDS[kind]}{_range(about)}")
+        elif kind is not int:
+            words.append(_WORDS.get(kind) or getattr(kind, "__name__", str(kind)))
+    return " or ".join(words)
+
+
+def _range(about: Setting) -> str:
+    if about.least is not None and about.most is None and about.below is None:
+        return f" of {about.least} or more"
+    low = "" if about.least is None else f" from {about.least}"
+    low = low if about.above is None else f" above {about.above}"
+    high = "" if about.most is None else f" up to {about.most}"
+    high = high if about.below is None else f" to below {about.below}"
+    return f"{low},{high}" if about.above is not None and high else f"{low}{high}"

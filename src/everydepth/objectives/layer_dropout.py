@@ -1,0 +1,77 @@
+"""Layer dropout: each sample skips some of the blocks, with its own masks and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+from torch import Tensor, distributed
+
+from everydepth.config import setting
+from everydepth.objectives.moment import Moment
+from everydepth.objectives.technique import Technique
+from everydepth.stream import ResidualStream, States
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDropout(Technique, name="layer_dropout"):
+    """A sample skips block l with the chance `most * (2^((l-1)/(L-1)) - 1)` (LayerSkip, Eq. 3).
+
+    The chance may also rise over training, like `2^(step/(T-1)) - 1` of T steps.
+    """
+
+    most: float = setting(above=0, below=1, help="The chance to skip the last block.")
+    rises: bool = setting(False, help="Let the chances grow over training.")
+
+    @property
+    def needs_total(self) -> bool:
+        return self.rises
+
+    def kept(self, moment: Moment, rows: int, *, stream: int = 0) -> Bool[Tensor, "depth batch"]:
+        """True where a sample runs a block. `stream`: another number draws another pattern."""
+        chance = np.exp2(np.arange(moment.depth) / max(moment.depth - 1, 1)) - 1
+        if self.rises:
+            done = min(moment.step / max(moment.steps - 1, 1), 1.0)
+            chance = chance * (2**done - 1)
+        draws = moment.random(1, stream).random((moment.depth, rows))
+        return torch.from_numpy(draws >= (self.most * chance)[:, None])
+
+    def observe(self, stream: ResidualStream, batch: Mapping[str, Any], moment: Moment) -> States:
+        together = distributed.is_available() and distributed.is_initialized()
+        kept = self.kept(
+            moment, stream.rows(batch), stream=distributed.get_rank() if together else 0
+        )
+        return observe_kept(stream, batch, kept)
+
+
+def observe_kept(
+    stream: ResidualStream, batch: Mapping[str, Any], kept: Bool[Tensor, "depth batch"]
+) -> States:
+    """The states if sample b runs block l only where `kept[l-1, b]`; elsewhere `h_l = h_{l-1}`.
+
+    A block runs on the rows that keep it, with the rows of its masks and positions. Blocks that
+    change the shape are run by all. A block nobody keeps runs on one row whose result is dropped,
+    so that all parameters are in the graph (DDP) and get a gradient of zero.
+    kept: on the CPU, so that to look at it is not to wait for the device.
+    """
+    cursor = stream.start(batch)
+    states = [cursor.h]
+    for block, keep in zip(stream.blocks, kept, strict=True):
+        if bool(keep.all()) or any(branch.skip is not None for branch in block.branches):
+            cursor = stream.step(cursor)
+        else:
+            rows = keep.nonzero().flatten()
+            rows = rows if len(rows) else torch.zeros_like(keep[:1], dtype=torch.long)
+            before = cursor.h
+            ran, rows = keep[rows].to(before.device), rows.to(before.device)
+            after = stream.step(cursor.select(rows)).h
+            ran = ran.view(-1, *[1] * (after.ndim - 1))
+            after = torch.where(ran, after, before[rows].to(after.dtype))
+            h = before.to(after.dtype).index_copy(0, rows, after)
+            cursor = replace(cursor, depth=cursor.depth + 1, h=h)
+        states.append(cursor.h)
+    return States(stream, tuple(states), cursor.batch, None)

@@ -1,0 +1,122 @@
+"""How much the loss at each depth counts, before anything changes over the steps."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from everydepth.config import setting
+from everydepth.errors import SettingError
+from everydepth.objectives.part import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape(Part):
+    """A weight for each depth."""
+
+    order: ClassVar[int] = 0
+
+    @abstractmethod
+    def weights(self, depth: int) -> np.ndarray:
+        """`w_0 .. w_L` of a network of L blocks, in float64; depth 0 is the embedding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Last(Shape, name="last"):
+    """1 at the last depth, 0 below."""
+
+    def weights(self, depth: int) -> np.ndarray:
+        w = np.zeros(depth + 1)
+        w[-1] = 1.0
+        return w
+
+
+@dataclass(frozen=True, kw_only=True)
+class LPA(Shape, name="lpa"):
+    """`early` at depths 1..L-1 and `final` at L, of the `top` depths only, if given.
+
+    Progressive Approximation, Eq. 11.
+    """
+
+    early: float = setting(0.1, least=0, help="The weight below the last depth.")
+    final: float = setting(1.0, least=0, help="The weight of the last depth.")
+    top: int | None = setting(None, least=1, help="Supervise the N last depths only.")
+
+    def weights(self, depth: int) -> np.ndarray:
+        w = np.zeros(depth + 1)
+        w[-1] = self.final
+        w[1 if self.top is None else depth - self.top + 1 : -1] = self.early
+        return w
+
+    def check_depth(self, depth: int) -> None:
+        if self.top is not None and self.top > depth:
+            raise SettingError(
+                f"top={self.top}, but the network has {depth} blocks; use 1 to {depth}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Shape, name="linear"):
+    """`2l / (L (L+1))`, which sums to 1 (Tracing Representations, Eq. 5)."""
+
+    def weights(self, depth: int) -> np.ndarray:
+        return 2 * np.arange(depth + 1, dtype=np.float64) / (depth * (depth + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Shape, name="uniform"):
+    """`1/L` at depths 1..L."""
+
+    def weights(self, depth: int) -> np.ndarray:
+        return np.where(np.arange(depth + 1) > 0, 1 / depth, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSkip(Shape, name="layerskip"):
+    """`scale * l(l-1)/2` below L, `L-1 + scale * (L-1)(L-2)/2` at L.
+
+    The sums of LayerSkip's paper, whose layers are 0..L-1.
+    """
+
+    scale: float = setting(0.2, least=0, help="How much the depths below the last count.")
+
+    def weights(self, depth: int) -> np.ndarray:
+        l = np.arange(depth + 1, dtype=np.float64)  # noqa: E741 (the paper's name of a depth)
+        w = self.scale * l * (l - 1) / 2
+        w[-1] = max(depth - 1, 1) + self.scale * (depth - 1) * (depth - 2) / 2
+        return w
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(Shape, name="given"):
+    """Weights of your own, one for each depth 0..L."""
+
+    values: tuple[float, ...] = setting(help="One weight for each depth, from 0 to the last.")
+
+    def __post_init__(self) -> None:
+        for depth, value in enumerate(self.values):
+            if not (value >= 0 and math.isfinite(value)):
+                raise SettingError(
+                    f"the weight of depth {depth} is {value}; use a number of 0 or more"
+                )
+        if not any(self.values):
+            raise SettingError(
+                f"all {len(self.values)} weights are 0, so nothing would be trained; "
+                "give at least one depth a weight above 0"
+            )
+        super().__post_init__()
+
+    def weights(self, depth: int) -> np.ndarray:
+        self.check_depth(depth)
+        return np.array(self.values, dtype=np.float64)
+
+    def check_depth(self, depth: int) -> None:
+        if len(self.values) != depth + 1:
+            raise SettingError(
+                f"{len(self.values)} weights, but the network has {depth} blocks; "
+                f"give {depth + 1}: one for each depth from 0 (the embedding) to {depth}"
+            )
