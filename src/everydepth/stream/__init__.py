@@ -1,7 +1,7 @@
 """The waist: a network is `h_0 -> h_1 -> ... -> h_L` with one shared readout."""
 
 from everydepth.stream.block import Block, Branch
-from everydepth.stream.checks import Check, StreamReport, check_stream, evaluating
+from everydepth.stream.checks import Check, StreamReport, check_stream
 from everydepth.stream.contract import (
     BESIDE_INPUTS,
     IGNORE_INDEX,
@@ -18,6 +18,7 @@ from everydepth.stream.edit import copy_without, edited, lengthened, name_stages
 from everydepth.stream.generic import GenericStream
 from everydepth.stream.gradients import TapGradients, labels_of, observe_gradients
 from everydepth.stream.insert import insert, sites
+from everydepth.stream.modes import evaluating
 from everydepth.stream.registry import Family, as_stream, families, model_class, register
 from everydepth.stream.states import States
 from everydepth.stream.taps import BranchRecord, first_tensor, record_branches, with_first_tensor

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
-BranchKind = Literal["attention", "cross_attention", "mlp", "conv"]
+BranchKind = Literal["attention", "cross_attention", "mlp", "conv", "mixer"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """One residual connection `after = post(skip(x) + out)`, known by its modules.
+    """One residual connection `after = post(weight * skip(x) + scale * out)`, by its modules.
 
-    kind: what the branch computes.
+    kind: what the branch computes; a "mixer" mixes tokens other than by attention.
     entry: the module whose first input is the stream `x` (the norm of a pre-norm branch).
     out: the module whose (first) output is added to the skip.
     proj: the last linear map of the branch; a zero `proj` makes the branch output zero.
@@ -25,6 +25,9 @@ class Branch:
         use one dropout or drop-path module for two branches.
     dropout: rate at which the block itself, by a function and not a module, drops entries of `out`
         before the sum in training mode.
+    others: further last maps where one `proj` is not all: the other experts of a mixture.
+    scale, weight: constants by which the block itself multiplies `out` and the skip.
+    beside: it reads the same `x` as the branch before it, and is added in the same sum.
 
     >>> attention, mlp = ed.as_stream(model).blocks[0].branches
     >>> type(mlp.entry).__name__, mlp.skip  # a norm reads the stream; the skip is the identity
@@ -40,6 +43,24 @@ class Branch:
     call: int = 0
     mixing: nn.Module | None = None
     dropout: float = 0.0
+    others: tuple[nn.Module, ...] = ()
+    scale: float | Tensor = 1.0
+    weight: float | Tensor = 1.0
+    beside: bool = False
+
+    @property
+    def last(self) -> tuple[nn.Module, ...]:
+        """All maps that are zero in a silent branch: `proj` and its kin."""
+        return (self.proj, *self.others)
+
+    def added(self, x: Tensor, out: Tensor) -> Tensor:
+        """The sum, before `post`."""
+        skipped = x if self.skip is None else self.skip(x)
+        return _times(skipped, self.weight) + _times(out, self.scale)
+
+
+def _times(value: Tensor, factor: float | Tensor) -> Tensor:
+    return value if isinstance(factor, float) and factor == 1.0 else value * factor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from everydepth.errors import EveryDepthError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import Batch, ResidualStream, unwrapped
+from everydepth.stream.modes import evaluating
 from everydepth.stream.registry import as_stream
 from everydepth.stream.states import States
 from everydepth.stream.taps import (
@@ -103,18 +103,6 @@ def check_stream(model: nn.Module | ResidualStream, batch: Batch, **options: Any
     return StreamReport(stream.name, tuple(checks))
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Generator[None, None, None]:
-    """Eval mode for the time of the context; every module gets its own mode back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
 @dataclass(frozen=True)
 class _Evidence:
     stream: ResidualStream
@@ -198,9 +186,9 @@ def _branches(e: _Evidence) -> str:
         e.stream.call(e.stream.arguments(e.batch, None))
     worst = 0.0
     for number, (block, record) in enumerate(zip(blocks, records, strict=True), start=1):
-        for name, found, expected in _sums(block, record):
+        for name, found, expected in _sums(block, record) if record else ():
             if expected is None:
-                found, expected = e.stream.after_block(found, number), e.states.h[number]
+                found, expected = e.stream.between(found, number, e.batch), e.states.h[number]
             gap = _difference(found, expected)
             worst = max(worst, gap)
             if gap > e.tolerance(expected):
@@ -214,31 +202,33 @@ def _sums(
 ) -> Generator[tuple[str, Tensor, Tensor | None], None, None]:
     """Name, `post(skip(x) + out)`, and the next branch's `x` (None after the last branch)."""
     shape = records[0].shape
-    if block.parallel:
-        total = records[0].x + sum(record.out for record in records)
-        yield "parallel branches", total.view(shape), None
-        return
-    following = [record.x for record in records[1:]] + [None]
-    for branch, record, then in zip(block.branches, records, following, strict=True):
-        x = record.x if branch.skip is None else branch.skip(record.x)
-        total = x + record.out
+    together = [block.parallel or branch.beside for branch in block.branches]
+    total = records[0].x
+    for i, (branch, record) in enumerate(zip(block.branches, records, strict=True)):
+        x = total if i and together[i] else record.x
+        out = record.out if record.out.ndim == x.ndim else record.out.view(x.shape)
+        total = branch.added(x, out)
+        if i + 1 < len(records) and together[i + 1]:
+            continue
+        then = records[i + 1].x if i + 1 < len(records) else None
         total = total if then is None else total.view(then.shape)
         total = total.view(shape) if then is None and total.ndim < len(shape) else total
-        yield branch.kind, total if branch.post is None else branch.post(total), then
+        name = "parallel branches" if together[i] and i else branch.kind
+        yield name, total if branch.post is None else branch.post(total), then
 
 
 @torch.no_grad()
 def _silence(e: _Evidence) -> str:
     """A branch whose projection gives zero adds zero: what inserting a block relies on."""
     blocks = e.stream.blocks
-    projections = [branch.proj for block in blocks for branch in block.branches]
+    projections = [proj for block in blocks for branch in block.branches for proj in branch.last]
     if not projections:
         raise _NotApplicable("the adapter declares no branches")
 
     def zero(_: nn.Module, __: Any, output: Any) -> Any:
         return with_first_tensor(output, torch.zeros_like(first_tensor(output)))
 
-    handles = [proj.register_forward_hook(zero) for proj in projections]
+    handles = [proj.register_forward_hook(zero) for proj in dict.fromkeys(projections)]
     with hooked(*handles), record_branches(blocks, copy=True) as records:
         e.stream.call(e.stream.arguments(e.batch, None))
     for number, (block, record) in enumerate(zip(blocks, records, strict=True), start=1):

@@ -18,7 +18,13 @@ from everydepth.stream.block import Block
 from everydepth.stream.cursor import Call, Cursor
 from everydepth.stream.edit import BlockList, lengthened, shortened
 from everydepth.stream.states import States
-from everydepth.stream.taps import first_tensor, hooked, replaced_forward, state_key
+from everydepth.stream.taps import (
+    first_tensor,
+    hooked,
+    replaced_forward,
+    state_key,
+    with_first_tensor,
+)
 
 Task = Literal["classification", "regression", "causal_lm", "masked_lm", "detection", "embedding"]
 """What the readout predicts: a class per sample, numbers per sample, the next token at every
@@ -131,6 +137,26 @@ class ResidualStream(ABC):
         """What the model does to a state between two blocks; the identity for almost all."""
         return h
 
+    def between(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        """What block `depth` gave, as the next one receives it; some need the batch for that."""
+        return self.after_block(h, depth)
+
+    def silent(
+        self, h: Tensor, number: int, run: Callable[[], Any], given: Mapping[str | int, Any]
+    ) -> Any:
+        """What block `number` gives for `h` if its branches are silent, in the form of its output.
+
+        run: calls the block, for what else it may give beside the state.
+        given: the arguments of that call, by position or keyword.
+        """
+        block = self.blocks[number - 1]
+        output = None if block.plain else run()
+        return h if output is None else with_first_tensor(output, h)
+
+    def confirm(self, batch: Mapping[str, Any]) -> None:
+        """Called with every batch before it is used, for what only a batch can tell."""
+        del batch
+
     def extras(
         self, h: Float[Tensor, "batch ..."], depth: int, batch: Mapping[str, Any]
     ) -> dict[str, Tensor]:
@@ -211,24 +237,30 @@ class ResidualStream(ABC):
         another way; `output` is then None, and a prediction is computed where it is asked for.
         """
         batch = self.check_batch(batch)
+        self.confirm(batch)
         h: list[Tensor] = []
+        last: list[Tensor] = []
 
         def see_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             key = state_key(args, kwargs)
-            h[:] = [args[0] if key is None else kwargs[key]]
+            h.append(args[0] if key is None else kwargs[key])
 
         def see_output(_: nn.Module, __: Any, output: Any) -> None:
-            h.append(self.after_block(first_tensor(output), len(h)))
+            last[:] = [first_tensor(output)]
 
-        modules = [block.module for block in self.blocks]
-        first = modules[0].register_forward_pre_hook(see_input, with_kwargs=True)
+        # One module may be several blocks. What a block gives is what the next receives.
+        modules = list(dict.fromkeys(block.module for block in self.blocks))
         with ExitStack() as stack:
-            outputs = (module.register_forward_hook(see_output) for module in modules)
-            stack.enter_context(hooked(first, *outputs))
+            for module in modules:
+                pre = module.register_forward_pre_hook(see_input, with_kwargs=True)
+                stack.enter_context(hooked(pre))
+            final = self.blocks[-1].module.register_forward_hook(see_output)
+            stack.enter_context(hooked(final))
             if not logits:
                 # Not left by an exception: a checkpointed or sharded module must finish its call.
                 stack.enter_context(replaced_forward(self.head, _no_logits))
             output = self.call(self.arguments(batch, None))
+        h.extend(self.after_block(given, self.depth) for given in last)
         self._check_observed(h)
         states = States(self, tuple(h), batch, output if logits else None)
         return states.check_finite() if check_finite else states
@@ -243,15 +275,14 @@ class ResidualStream(ABC):
         to: learn only the calls of blocks 1..to, beyond which the cursor cannot go; sooner done.
         """
         batch = self.check_batch(batch)
+        self.confirm(batch)
         known = self.depth if to is None else self.check_depth(to, lowest=1)
         calls: list[Call] = []
         embedded: list[Tensor] = []
         # An exporter cannot be left by an exception: there the blocks run, as code it finds dead.
         exporting = torch.compiler.is_compiling()
-        # What a block gives beside the state: learnt by running the first one, where unknown.
-        beside: tuple[Any, ...] | None = None
 
-        def noting(forward: Callable[..., Any], plain: bool) -> Callable[..., Any]:
+        def noting(forward: Callable[..., Any]) -> Callable[..., Any]:
             def note(*args: Any, **kwargs: Any) -> Any:
                 key = state_key(args, kwargs)
                 h = args[0] if key is None else kwargs[key]
@@ -262,17 +293,14 @@ class ResidualStream(ABC):
                     return forward(*args, **kwargs)
                 if len(calls) == known:
                     raise _Started
-                nonlocal beside
-                if len(calls) == 1 and not plain:
-                    output = forward(*args, **kwargs)
-                    beside = None if isinstance(output, Tensor) else tuple(output[1:])
-                return h if beside is None else (h, *beside)
+                given = {**dict(enumerate(args)), **kwargs}
+                return self.silent(h, len(calls), lambda: forward(*args, **kwargs), given)
 
             return note
 
         with ExitStack() as stack:
-            for block in self.blocks[:known]:
-                note = noting(block.module.forward, block.plain)
+            for block in {id(block.module): block for block in self.blocks[:known]}.values():
+                note = noting(block.module.forward)
                 stack.enter_context(replaced_forward(block.module, note))
             with suppress(_Started):
                 self.call(self.arguments(batch, cache))
@@ -304,7 +332,7 @@ class ResidualStream(ABC):
         depth = cursor.depth + 1
         block = self.blocks[cursor.depth]
         h = first_tensor(cursor.calls[cursor.depth](block.module, cursor.h))
-        return replace(cursor, depth=depth, h=self.after_block(h, depth))
+        return replace(cursor, depth=depth, h=self.between(h, depth, cursor.batch))
 
     @final
     def advance(self, cursor: Cursor, to: int | None = None) -> Cursor:

@@ -50,7 +50,7 @@ def edited(
     _check_order(model, order, stay, len(blocks))
     dropped = [block for old, block in enumerate(blocks) if old not in stay]
     copied = copy_without(model, dropped, share=share)
-    _correct_configs(copied, path, order, len(blocks))
+    correct_configs(copied, path, order, len(blocks))
     added = {place: adopted(block, model, copied) for place, block in new.items()}
     kept: BlockList = copied.get_submodule(path)  # pyright: ignore[reportAssignmentType]
     olds = list(kept)
@@ -198,8 +198,12 @@ class _Count:
 _known: dict[tuple[type[nn.Module], str, tuple[_Count, ...]], _Count] = {}
 
 
-def _correct_configs(model: nn.Module, path: str, order: Sequence[int], before: int) -> None:
-    """Correct what counts these blocks, in each config on the way to them; no other number."""
+def correct_configs(model: nn.Module, path: str, order: Sequence[int], before: int) -> bool:
+    """Correct what counts these blocks, in each config on the way to them; no other number.
+
+    Whether there was such a number.
+    """
+    corrected = False
     seen: set[int] = set()
     names = path.split(".")
     for level in range(len(names)):
@@ -209,12 +213,13 @@ def _correct_configs(model: nn.Module, path: str, order: Sequence[int], before: 
             continue
         seen |= {id(found) for _, found in _tree(config)}
         below = [model.get_submodule(".".join(names[:i])) for i in range(level, len(names))]
-        _correct(holder, ".".join(names[level:]), below, order, before)
+        corrected |= _correct(holder, ".".join(names[level:]), below, order, before)
+    return corrected
 
 
 def _correct(
     holder: nn.Module, path: str, below: list[nn.Module], order: Sequence[int], before: int
-) -> None:
+) -> bool:
     tree = list(_tree(holder.config))
     near = [getattr(module, "config", None) for module in reversed(below)]
     # The innermost config on the way to the list; then, if it has no such number, all others.
@@ -225,7 +230,8 @@ def _correct(
             count = counts[0] if len(counts) == 1 else _counting(holder, path, counts)
             others = {word for other in counts for word in other.name.split("_")}
             count.set(holder.config, order, before, others - set(count.name.split("_")))
-            return
+            return True
+    return False
 
 
 def _counts(route: tuple[str, ...], config: Any, before: int) -> Iterator[_Count]:

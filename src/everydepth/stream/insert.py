@@ -83,8 +83,9 @@ def insert(
         initialise(unwrapped(stream.model), new.module)
     with torch.no_grad():
         for branch in new.branches:
-            for parameter in branch.proj.parameters(recurse=False):
-                parameter.zero_()
+            for last in branch.last:
+                for parameter in last.parameters(recurse=False):
+                    parameter.zero_()
     return grown
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream.contract import ResidualStream, StreamFactory, Task, unwrapped
+from everydepth.stream.discovery import DiscoveredStream
 from everydepth.stream.generic import GenericStream
 
 # Where the built-in families are listed. A name, so that the waist imports nothing above it.
@@ -190,11 +191,4 @@ def _factory(model: nn.Module) -> StreamFactory:
         if path is not None:
             module, _, name = path.partition(":")
             return getattr(import_module(module), name)
-    known = "\n".join(f"  {family}: {', '.join(names)}" for family, names in families().items())
-    raise UnsupportedModelError(
-        f"{type(model).__name__} is not a model class everydepth knows. Known families:\n{known}\n"
-        "Say where its blocks are: "
-        'as_stream(model, blocks="path.to.blocks", readout=("path.to.norm", "path.to.head"), '
-        'token="last"), or teach it for good: register(ModelClass, factory) '
-        "(docs/add-an-architecture.md)"
-    )
+    return DiscoveredStream

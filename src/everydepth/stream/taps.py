@@ -22,11 +22,12 @@ def state_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """None if the state is the first positional argument, else the keyword that holds it."""
     if args and isinstance(args[0], Tensor):
         return None
-    for key in STATE_KEYS:
-        if isinstance(kwargs.get(key), Tensor):
-            return key
+    found = [key for key in STATE_KEYS if isinstance(kwargs.get(key), Tensor)]
+    found += [key for key, value in kwargs.items() if isinstance(value, Tensor)]
+    if found:
+        return found[0]
     raise UnsupportedModelError(
-        f"a block was called without a tensor as first argument or as one of {STATE_KEYS}; "
+        f"a block was called without a tensor as first argument or keyword; "
         f"got {len(args)} positional arguments and keywords {sorted(kwargs)}; "
         "wrap the block so that the state comes first"
     )
@@ -95,13 +96,19 @@ def record_branches(
         kept then, so that memory holds those of one block and not of all.
     """
     records: list[list[BranchRecord]] = [[] for _ in blocks]
-    xs: dict[tuple[int, int], Tensor] = {}
-    outs: dict[tuple[int, int], Tensor] = {}
+    places: dict[nn.Module, list[int]] = {}
+    for index, block in enumerate(blocks):
+        places.setdefault(block.module, []).append(index)
 
-    def tap(stack: ExitStack, index: int, block: Block) -> None:
+    def tap(stack: ExitStack, indices: list[int]) -> None:
+        """Follow one module, which is the block of one or, called again, of several depths."""
         shape: list[torch.Size] = []
         calls: dict[nn.Module, int] = {}
-        waiting = {(b.out, b.call): i for i, b in enumerate(block.branches)}
+        xs: dict[int, Tensor] = {}
+        outs: dict[int, Tensor] = {}
+        passes = iter(indices)
+        branches = blocks[indices[0]].branches
+        waiting = {(b.out, b.call): i for i, b in enumerate(branches)}
 
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             key = state_key(args, kwargs)
@@ -111,7 +118,7 @@ def record_branches(
         def see_x(i: int) -> Callable[..., None]:
             def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 key = state_key(args, kwargs)
-                xs.setdefault((index, i), args[0] if key is None else kwargs[key])
+                xs.setdefault(i, args[0] if key is None else kwargs[key])
 
             return hook
 
@@ -121,12 +128,13 @@ def record_branches(
             i = waiting.get((module, call))
             if i is not None:
                 out = first_tensor(output)
-                outs[index, i] = out.clone() if copy else out
+                outs[i] = out.clone() if copy else out
 
         def leave(*_: Any) -> None:
+            index = next(passes)
             found: list[BranchRecord] = []
-            for i, _branch in enumerate(block.branches):
-                x, out = xs.pop((index, i)), outs.pop((index, i))
+            for i, _branch in enumerate(branches):
+                x, out = xs.pop(i), outs.pop(i)
                 flat = x.ndim < len(shape[0])
                 found.append(BranchRecord(x, out, shape[0] if flat else x.shape))
             if to is None:
@@ -134,15 +142,16 @@ def record_branches(
             else:
                 to(index, found)
 
-        handles = [block.module.register_forward_pre_hook(enter, with_kwargs=True)]
-        for i, branch in enumerate(block.branches):
+        module = blocks[indices[0]].module
+        handles = [module.register_forward_pre_hook(enter, with_kwargs=True)]
+        for i, branch in enumerate(branches):
             handles.append(branch.entry.register_forward_pre_hook(see_x(i), with_kwargs=True))
-        for module in {id(b.out): b.out for b in block.branches}.values():
-            handles.append(module.register_forward_hook(see_out))
-        handles.append(block.module.register_forward_hook(leave))
+        for out in {id(b.out): b.out for b in branches}.values():
+            handles.append(out.register_forward_hook(see_out))
+        handles.append(module.register_forward_hook(leave))
         stack.enter_context(hooked(*handles))
 
     with ExitStack() as stack:
-        for index, block in enumerate(blocks):
-            tap(stack, index, block)
+        for indices in places.values():
+            tap(stack, indices)
         yield records

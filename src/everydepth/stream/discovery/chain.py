@@ -1,0 +1,197 @@
+"""The chains of residual blocks in a recorded forward pass, and which of them predicts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from everydepth.stream.discovery.recording import Key, ModuleCall, Recording
+from everydepth.stream.discovery.residual import Paths, Sum, equal
+
+
+@dataclass(frozen=True)
+class Link:
+    """One block of a chain: the call of a module, and the residual sums from its input on."""
+
+    call: ModuleCall
+    sums: tuple[Sum, ...]
+    path: str
+
+    @property
+    def identity(self) -> bool:
+        """Every skip passes the state on as it is."""
+        return all(each.skip is None for each in self.sums)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Residual blocks in the order in which they are called, each fed by the one before.
+
+    paths: the module lists that hold them.
+    """
+
+    links: tuple[Link, ...]
+    paths: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return " + ".join(self.paths)
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return tuple(dict.fromkeys(link.call.module for link in self.links))
+
+    @property
+    def size(self) -> int:
+        """How many parameters its blocks have."""
+        own = {id(p): p.numel() for module in self.modules for p in module.parameters()}
+        return sum(own.values())
+
+
+def chains(model: nn.Module, recording: Recording) -> list[Chain]:
+    """Every chain of residual blocks, in the order in which they ran."""
+    groups = _groups(model, recording)
+    groups.sort(key=lambda group: group.links[0].call.begin)
+    found: list[Chain] = []
+    reach = Reach(recording)
+    for group in groups:
+        for index in range(len(found) - 1, -1, -1):
+            if _follows(reach, found[index], group):
+                joined = Chain(
+                    found[index].links + group.links,
+                    tuple(dict.fromkeys(found[index].paths + group.paths)),
+                )
+                found[index] = joined
+                break
+        else:
+            found.append(group)
+    return found
+
+
+def _follows(reach: Reach, first: Chain, then: Chain) -> bool:
+    """Whether one list goes on where another ended: stages of one stream."""
+    end, start = first.links[-1].call.given, then.links[0].call.state
+    assert end is not None
+    assert start is not None
+    if start == end or _same(reach.recording, start, end):
+        return True
+    alike = _pattern(first.paths[-1]) == _pattern(then.paths[0])
+    return alike and reach.leads(end, start)
+
+
+def _same(recording: Recording, a: Key, b: Key) -> bool:
+    return equal(recording.values[a], recording.values[b])
+
+
+def _pattern(path: str) -> str:
+    return re.sub(r"\d+", "#", path)
+
+
+def _groups(model: nn.Module, recording: Recording) -> list[Chain]:
+    """Lists of modules whose members are residual: outermost of equals, innermost of stages.
+
+    A list is taken as it is if most of its members pass the state on by identity skips. A member
+    that changes the shape (a stage with its downsampling) is not a block: then the lists inside.
+    """
+    paths = Paths(recording, [call for call in recording.calls if call.end >= 0])
+    by_module: dict[int, list[ModuleCall]] = {}
+    for call in paths.calls:
+        by_module.setdefault(id(call.module), []).append(call)
+    taken: list[Chain] = []
+    inside: list[str] = []
+    spare: list[Chain] = []
+    for path, children in _lists(model):
+        if any(path == done or path.startswith(f"{done}.") for done in inside):
+            continue
+        called = sorted(
+            (
+                (call, name)
+                for name, child in children
+                for call in by_module.get(id(child), ())
+                if call.state is not None and call.given is not None
+            ),
+            key=lambda pair: pair[0].begin,
+        )
+        links = [
+            Link(call, sums, name)
+            for call, name in called
+            if call.given != call.state and (sums := _sums(paths, call))
+        ]
+        if not links:
+            continue
+        chain = Chain(tuple(links), (path,))
+        if sum(link.identity for link in links) * 2 > len(called):
+            taken.append(chain)
+            inside.append(path)
+        else:
+            spare.append(chain)
+    for chain in sorted(spare, key=lambda c: -len(c.paths[0])):
+        path = chain.paths[0]
+        if not any(other == path or other.startswith(f"{path}.") for other in inside):
+            taken.append(chain)
+            inside.append(path)
+    return taken
+
+
+def _sums(paths: Paths, call: ModuleCall) -> tuple[Sum, ...] | None:
+    assert call.state is not None
+    assert call.given is not None
+    return paths.between(call.state, call.given)
+
+
+def _lists(model: nn.Module) -> Iterator[tuple[str, list[tuple[str, nn.Module]]]]:
+    """The lists of modules, outermost first; a module called again and again is a list of one."""
+    for path, module in model.named_modules():
+        if isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
+            prefix = f"{path}." if path else ""
+            yield path, [(f"{prefix}{name}", child) for name, child in module.named_children()]
+
+
+class Reach:
+    """Which values depend on which, in one recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._readers: dict[Key, list[int]] | None = None
+
+    def leads(self, start: Key, end: Key, *, around: Iterable[Key] = ()) -> bool:
+        """Whether `end` was computed from `start`, without passing any value of `around`."""
+        return end in self.after(start, around=around)
+
+    def after(self, start: Key, *, around: Iterable[Key] = ()) -> set[Key]:
+        """All values computed from one."""
+        if self._readers is None:
+            self._readers = {}
+            for index, operation in enumerate(self.recording.operations):
+                for key in operation.reads:
+                    self._readers.setdefault(key, []).append(index)
+        blocked, seen, todo = set(around), {start}, [start]
+        while todo:
+            for index in self._readers.get(todo.pop(), ()):
+                for key in self.recording.operations[index].made:
+                    if key not in seen and key not in blocked:
+                        seen.add(key)
+                        todo.append(key)
+        return seen
+
+
+def predicting(found: Sequence[Chain], recording: Recording, prediction: Tensor) -> list[Chain]:
+    """The chains whose end leads to the prediction other than through the blocks of another."""
+    reach, goal = Reach(recording), recording.key(prediction)
+    result: list[Chain] = []
+    for chain in found:
+        others = [
+            link.call.given
+            for other in found
+            if other is not chain
+            for link in other.links
+            if link.call.given is not None
+        ]
+        end = chain.links[-1].call.given
+        assert end is not None
+        if reach.leads(end, goal, around=others):
+            result.append(chain)
+    return result

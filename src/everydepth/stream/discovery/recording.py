@@ -1,0 +1,229 @@
+"""What one forward pass did: every operation on tensors, and every call of a module, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from everydepth.errors import UnsupportedModelError
+from everydepth.stream.taps import hooked, state_key
+
+Key = tuple[int, int]
+"""One value of one tensor: the tensor, and how often its memory had been written to."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation: which values it read, which it made."""
+
+    name: str
+    func: Any
+    reads: tuple[Key, ...]
+    made: tuple[Key, ...]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass
+class ModuleCall:
+    """One call of a module: the values it was given and gave, and when it began and ended.
+
+    state: the value of its first tensor argument, `key` the keyword it came under.
+    given: the value of its first output; `made` of all.
+    number: which call of this module it is, from 0.
+    """
+
+    module: nn.Module
+    number: int
+    begin: int
+    state: Key | None
+    key: str | None
+    reads: tuple[Key, ...]
+    parent: ModuleCall | None
+    end: int = -1
+    order: int = -1
+    given: Key | None = None
+    made: tuple[Key, ...] = ()
+    plain: bool = True
+    output: Any = None
+    arguments: Mapping[str | int, Any] = field(default_factory=dict[str | int, Any])
+
+    def inside(self, other: ModuleCall) -> bool:
+        """Whether it ran within another call."""
+        here = self.parent
+        while here is not None:
+            if here is other:
+                return True
+            here = here.parent
+        return False
+
+
+@dataclass
+class Recording:
+    """Operations and module calls of one forward pass, and the tensors, kept alive."""
+
+    operations: list[Operation] = field(default_factory=list[Operation])
+    calls: list[ModuleCall] = field(default_factory=list[ModuleCall])
+    tensors: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    versions: dict[int, int] = field(default_factory=dict[int, int])
+    values: dict[Key, Tensor] = field(default_factory=dict[Key, Tensor])
+    producers: dict[Key, int] = field(default_factory=dict[Key, int])
+    drops: dict[Key, float] = field(default_factory=dict[Key, float])
+    output: Any = None
+
+    def key(self, tensor: Tensor) -> Key:
+        """The present value of a tensor."""
+        self.tensors[id(tensor)] = tensor
+        found = (id(tensor), self.versions.get(_memory(tensor), 0))
+        self.values.setdefault(found, tensor)
+        return found
+
+    def keys(self, values: Any) -> tuple[Key, ...]:
+        return tuple(self.key(tensor) for tensor in tensors_in(values))
+
+    def producer(self, key: Key) -> Operation | None:
+        """The operation that made a value; None if it came from outside."""
+        index = self.producers.get(key)
+        return None if index is None else self.operations[index]
+
+
+def _memory(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (RuntimeError, NotImplementedError):  # a tensor subclass without memory of its own
+        return id(tensor)
+
+
+def tensors_in(value: Any) -> Iterable[Tensor]:
+    """The tensors inside nested tuples, lists and mappings, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def first_state(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor | None, str | None]:
+    """The first tensor a module is called with, and the keyword it came under."""
+    if not any(True for _ in tensors_in((args[:1], kwargs))):
+        return None, None
+    try:
+        key = state_key(args, kwargs)
+    except UnsupportedModelError:  # tensors only inside of something
+        return None, None
+    return (args[0] if key is None else kwargs[key]), key
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.recording = recording
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        recording = self.recording
+        reads = recording.keys((args, kwargs))
+        written = [
+            args[position] if position < len(args) else kwargs.get(argument.name)
+            for position, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        written = [tensor for tensor in written if isinstance(tensor, Tensor)]
+        for tensor in written:
+            # The memory is about to hold another value.
+            recording.values[recording.key(tensor)] = tensor.clone()
+        output = func(*args, **kwargs)
+        for memory in {_memory(tensor) for tensor in written}:
+            recording.versions[memory] = recording.versions.get(memory, 0) + 1
+        made = recording.keys(output)
+        index = len(recording.operations)
+        for key in made:
+            recording.producers.setdefault(key, index)
+        recording.operations.append(
+            Operation(str(func).removeprefix("aten."), func, reads, made, args, kwargs)
+        )
+        return output
+
+
+class _Drops(TorchFunctionMode):
+    """Notes functional dropout, which leaves no trace in eval mode."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.recording, self.inside = recording, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if getattr(func, "__name__", "").startswith("dropout") and not self.inside:
+            rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+            if isinstance(output, Tensor) and isinstance(rate, (int, float)):
+                self.recording.drops[self.recording.key(output)] = float(rate)
+        return output
+
+
+@contextmanager
+def recording(model: nn.Module) -> Generator[Recording, None, None]:
+    """Record the next forward pass of a model; nothing stays on it."""
+    record = Recording()
+    drops = _Drops(record)
+    numbers: dict[nn.Module, int] = {}
+    open_calls: list[ModuleCall] = []
+    ended = count()
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        state, key = first_state(args, kwargs)
+        number = numbers.get(module, 0)
+        numbers[module] = number + 1
+        call = ModuleCall(
+            module,
+            number,
+            len(record.operations),
+            None if state is None else record.key(state),
+            key,
+            record.keys((args, kwargs)),
+            open_calls[-1] if open_calls else None,
+        )
+        call.arguments = {**dict(enumerate(args)), **kwargs}
+        record.calls.append(call)
+        open_calls.append(call)
+        drops.inside += isinstance(module, nn.Dropout)
+
+    def leave(module: nn.Module, _: Any, output: Any) -> None:
+        call = open_calls.pop()
+        drops.inside -= isinstance(module, nn.Dropout)
+        call.end, call.order = len(record.operations), next(ended)
+        call.made, call.output = record.keys(output), output
+        call.plain = isinstance(output, Tensor)
+        first = output if call.plain else _first(output)
+        call.given = record.key(first) if isinstance(first, Tensor) else None
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            pre = module.register_forward_pre_hook(enter, with_kwargs=True)
+            # Last, so that what other hooks make of the output is what is seen.
+            post = module.register_forward_hook(leave)
+            stack.enter_context(hooked(pre, post))
+        stack.enter_context(drops)
+        stack.enter_context(_Operations(record))
+        yield record
+
+
+def _first(output: Any) -> Any:
+    if isinstance(output, (tuple, list)) and output:
+        return output[0]
+    return next(iter(tensors_in(output)), None)

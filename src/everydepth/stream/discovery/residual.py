@@ -1,0 +1,268 @@
+"""The residual path through a recorded piece of a network: from a value to a later one, by sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from everydepth.stream.discovery.recording import Key, ModuleCall, Operation, Recording
+
+# Operations that move numbers without changing them.
+MOVES = frozenset(
+    [
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "unsqueeze",
+        "squeeze",
+        "transpose",
+        "t",
+        "permute",
+        "expand",
+        "contiguous",
+        "alias",
+        "clone",
+        "detach",
+        "_to_copy",
+        "to",
+        "slice",
+        "select",
+        "flatten",
+        "unflatten",
+        "lift_fresh",
+        "as_strided",
+        "_reshape_alias",
+        "native_dropout",
+        "roll",
+        "split",
+        "split_with_sizes",
+        "index",
+        "constant_pad_nd",
+        "cat",
+        "copy_",
+    ]
+)
+# Of these, the ones a residual path may take: all elements stay.
+KEEPS = MOVES - frozenset(
+    ["slice", "select", "split", "split_with_sizes", "index", "constant_pad_nd", "cat", "copy_"]
+)
+_SUMS = frozenset(("add", "add_", "sub", "sub_"))
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "relu_": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "silu_": nn.SiLU,
+    "hardswish": nn.Hardswish,
+    "tanh": nn.Tanh,
+}
+
+
+def base(operation: Operation) -> str:
+    """The name of an operation without its overload."""
+    return operation.name.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One residual connection `after = post(skip(x) * weight + scale * out)`, by its values.
+
+    post: a module, or a function's module, applied to the sum; `then` is the value after it.
+    """
+
+    x: Key
+    side: Key
+    out: Key
+    after: Key
+    skip: ModuleCall | None = None
+    weight: float | Tensor = 1.0
+    scale: float | Tensor = 1.0
+    post: nn.Module | None = None
+    then: Key | None = None
+
+    @property
+    def end(self) -> Key:
+        return self.after if self.then is None else self.then
+
+
+class Paths:
+    """Residual paths inside one recording, among the module calls of one piece."""
+
+    def __init__(self, recording: Recording, calls: Sequence[ModuleCall]) -> None:
+        self.recording, self.calls = recording, calls
+        self.by_output: dict[Key, list[ModuleCall]] = {}
+        for call in calls:
+            if call.given is not None and call.given != call.state:
+                self.by_output.setdefault(call.given, []).append(call)
+        self._found: dict[tuple[Key, Key], tuple[Sum, ...] | None] = {}
+
+    def between(self, start: Key, end: Key) -> tuple[Sum, ...] | None:
+        """The sums on the way from `start` to `end`, in order; None if no skip leads there."""
+        memo = (start, end)
+        if memo not in self._found:
+            self._found[memo] = None  # no way leads through itself
+            self._found[memo] = self._search(start, end)
+        return self._found[memo]
+
+    def _search(self, start: Key, end: Key) -> tuple[Sum, ...] | None:
+        if start == end:
+            return ()
+        operation = self.recording.producer(end)
+        if operation is None:
+            return None
+        name = base(operation)
+        if name in _SUMS:
+            found = self._sum(start, end, operation)
+            if found is not None:
+                return found
+        if name in KEEPS and operation.reads:
+            return self.between(start, operation.reads[0])
+        if name in _ACTIVATIONS:
+            return self._after(start, end, operation.reads[0], _ACTIVATIONS[name]())
+        for call in sorted(self.by_output.get(end, ()), key=lambda c: -c.order):
+            leaf = next(call.module.children(), None) is None
+            if leaf and call.state is not None and not _mixes(call.module):
+                found = self._after(start, end, call.state, call.module)
+                if found is not None:
+                    return found
+        return None
+
+    def _after(
+        self, start: Key, end: Key, before: Key, module: nn.Module
+    ) -> tuple[Sum, ...] | None:
+        """A sum that something was applied to: its `post`."""
+        found = self.between(start, before)
+        if not found or found[-1].post is not None:
+            return None
+        return (*found[:-1], replace(found[-1], post=module, then=end))
+
+    def factor(self, key: Key, stop: Key | None = None) -> tuple[Key, float | Tensor]:
+        """A value as a constant times another value; not further back than `stop`."""
+        scale: float | Tensor = 1.0
+        while True:
+            operation = self.recording.producer(key)
+            if operation is None or key == stop or self.by_output.get(key):
+                return key, scale
+            name = base(operation)
+            if name in ("mul", "mul_", "div", "div_") and len(operation.args) >= 2:
+                a, b = operation.args[:2]
+                tensors = [isinstance(v, Tensor) for v in (a, b)]
+                if tensors == [True, False] or (
+                    all(tensors) and isinstance(b, Tensor) and self._constant(b)
+                ):
+                    value, constant = operation.reads[0], b
+                elif name.startswith("mul") and isinstance(a, Tensor) and self._constant(a):
+                    value, constant = operation.reads[1], a
+                else:
+                    return key, scale
+                constant = constant.detach() if isinstance(constant, Tensor) else float(constant)
+                scale = scale / constant if name.startswith("div") else scale * constant
+                key = value
+            else:
+                return key, scale
+
+    def _constant(self, tensor: Tensor) -> bool:
+        """A parameter or buffer, or one of these moved: not computed from the batch."""
+        key = self.recording.key(tensor)
+        while True:
+            operation = self.recording.producer(key)
+            if operation is None:
+                return tensor.numel() == 1 or isinstance(tensor, nn.Parameter) or self._held(key)
+            if base(operation) not in MOVES or not operation.reads:
+                return False
+            key = operation.reads[0]
+
+    def _held(self, key: Key) -> bool:
+        return isinstance(self.recording.tensors.get(key[0]), nn.Parameter)
+
+    def moved(self, key: Key, names: frozenset[str] = KEEPS) -> Key:
+        """Back over operations that only move numbers, to where a value was made."""
+        while True:
+            operation = self.recording.producer(key)
+            if operation is None or base(operation) not in names or not operation.reads:
+                return key
+            key = operation.reads[0]
+
+    def _sum(self, start: Key, end: Key, operation: Operation) -> tuple[Sum, ...] | None:
+        if len(operation.reads) < 2:
+            return None
+        sides = operation.reads[0], operation.reads[1]
+        alpha = operation.kwargs.get("alpha", operation.args[2] if len(operation.args) > 2 else 1)
+        alpha = -alpha if base(operation).startswith("sub") else alpha
+        weights = (1.0, float(alpha))
+        options: list[tuple[Sum, ...]] = []
+        for i in (0, 1):
+            side, weight = self.factor(sides[i], start)
+            before = self.between(start, side)
+            if before is None:
+                continue
+            x = before[-1].end if before else start
+            out, scale = self.factor(sides[1 - i])
+            options.append(
+                (
+                    *before,
+                    Sum(
+                        x,
+                        side,
+                        out,
+                        end,
+                        weight=_times(weight, weights[i]),
+                        scale=_times(scale, weights[1 - i]),
+                    ),
+                )
+            )
+        if options:
+            # Two ways to the start: a branch with a sum of its own inside; the skip is the shorter.
+            return min(options, key=len)
+        return self._skipped(start, end, sides, weights)
+
+    def _skipped(
+        self, start: Key, end: Key, sides: tuple[Key, Key], weights: tuple[float, float]
+    ) -> tuple[Sum, ...] | None:
+        """A sum whose skip is a module: the side that is the simpler map of the stream."""
+        options: list[tuple[int, tuple[Sum, ...]]] = []
+        for i in (0, 1):
+            side, weight = self.factor(sides[i], start)
+            for call in self.by_output.get(self.moved(side), ()):
+                before = None if call.state is None else self.between(start, call.state)
+                if before is None:
+                    continue
+                out, scale = self.factor(sides[1 - i])
+                x = before[-1].end if before else start
+                effort = call.end - call.begin
+                if effort < len(self.cone(out, x)):
+                    found = Sum(
+                        x, sides[i], out, end, skip=call, weight=_times(weight, weights[i]),
+                        scale=_times(scale, weights[1 - i]),
+                    )  # fmt: skip
+                    options.append((effort, (*before, found)))
+        return min(options, key=lambda option: option[0])[1] if options else None
+
+    def cone(self, value: Key, x: Key) -> list[Operation]:
+        """The operations through which a value was computed, back to `x`."""
+        producers, operations = self.recording.producers, self.recording.operations
+        begin = producers.get(x, -1)
+        seen: set[int] = set()
+        todo = [value]
+        while todo:
+            index = producers.get(todo.pop())
+            if index is not None and index > begin and index not in seen:
+                seen.add(index)
+                todo.extend(operations[index].reads)
+        return [operations[i] for i in sorted(seen)]
+
+
+def _times(a: float | Tensor, b: float) -> float | Tensor:
+    return a if b == 1.0 else a * b
+
+
+def _mixes(module: nn.Module) -> bool:
+    """A map that mixes channels or positions is no norm: it holds a matrix."""
+    return any(p.ndim > 1 and min(p.shape[:2]) > 1 for p in module.parameters(recurse=False))
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)

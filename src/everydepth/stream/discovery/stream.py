@@ -1,0 +1,478 @@
+"""A stream read off a running model: no model class is named here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from everydepth.errors import EveryDepthError, SettingError, UnsupportedModelError
+from everydepth.stream.block import Block
+from everydepth.stream.contract import ResidualStream, Task, unwrapped
+from everydepth.stream.discovery.branches import BlockParts, NotFound
+from everydepth.stream.discovery.chain import Chain, chains, predicting
+from everydepth.stream.discovery.example import examples, parameters_of
+from everydepth.stream.discovery.readout import Capped, Parts, Pick, Whole, parts, picks
+from everydepth.stream.discovery.recording import Recording, recording
+from everydepth.stream.discovery.shorten import shortened
+from everydepth.stream.discovery.tail import Form, Tail
+from everydepth.stream.modes import evaluating
+
+_FAILURES = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    AssertionError,
+)
+
+
+@dataclass(frozen=True)
+class Readout:
+    """How a state becomes a prediction.
+
+    how: "modules" where pick, norms and head are known; "head" where only the head is, and its
+        input comes from the tail; "tail" where the prediction does.
+    picked: which part of the state predicts, in words; `late` if the model picks after its head.
+    exact: the modules give the model's own prediction bit for bit.
+    """
+
+    how: str
+    head: nn.Module
+    parts: Parts
+    pick: Pick | None = None
+    picked: str = ""
+    late: bool = False
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What one batch told about a model.
+
+    direct: for each depth but the last, whether the next block receives just what a block gave.
+    still: for each depth, whether nothing but blocks lies between it and the last.
+    missing: block -> why its branches are not known.
+    others: the names of other chains in the model.
+    """
+
+    blocks: tuple[Block, ...]
+    tail: Tail
+    direct: tuple[bool, ...]
+    still: tuple[bool, ...]
+    readout: Readout
+    task: Task
+    paths: tuple[str, ...]
+    missing: Mapping[int, str]
+    others: tuple[str, ...]
+
+
+@final
+class DiscoveredStream(ResidualStream):
+    """The residual stream of any model, found on the first batch (or one that was made up).
+
+    stream: which chain to follow, where there are several: a part of its path.
+    example: a batch to look at now; otherwise one is made up from the model's own config.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        stream: str | None = None,
+        example: Mapping[str, Any] | Tensor | None = None,
+    ) -> None:
+        self.model = model
+        self._inner = unwrapped(model)
+        self._names, self._more = parameters_of(self._inner)
+        self._stream = stream
+        self._found: Structure | None = None
+        main = getattr(self._inner, "main_input_name", None)
+        first = main if main in self._names else (self._names[0] if self._names else "input")
+        text = ("input_ids", "inputs_embeds") if first == "input_ids" else ()
+        self.inputs = tuple(dict.fromkeys((first, *text)))
+        if not hasattr(self._inner, "config"):
+            self.inputs = tuple(dict.fromkeys((first, "pixel_values", "inputs", "input", "x")))
+        if example is not None:
+            self.confirm(self.check_batch(example))
+
+    # -- what was found ---------------------------------------------------------------------------
+
+    @property
+    def structure(self) -> Structure:
+        if self._found is None:
+            self._found = self._from_example()
+        return self._found
+
+    def confirm(self, batch: Mapping[str, Any]) -> None:
+        if self._found is None:
+            self._found = self._look(batch)
+
+    def _from_example(self) -> Structure:
+        errors: list[Exception] = []
+        for batch in examples(self._inner):
+            try:
+                with torch.no_grad(), evaluating(self._inner):
+                    self.call(self.arguments(batch, None))
+            except _FAILURES as error:
+                errors.append(error)
+                continue
+            return self._look(batch)
+        reason = f"; the last one made up was refused: {errors[-1]}" if errors else ""
+        raise UnsupportedModelError(
+            f"how {type(self._inner).__name__} runs is not known before a batch{reason}; pass one: "
+            "as_stream(model, example=batch)"
+        ) from (errors[-1] if errors else None)
+
+    @torch.no_grad()
+    def _look(self, batch: Mapping[str, Any]) -> Structure:
+        with evaluating(self._inner):
+            return self._seen(batch)
+
+    def _seen(self, batch: Mapping[str, Any]) -> Structure:
+        with recording(self._inner) as record:
+            record.output = self.call(self.arguments(batch, None))
+        prediction = self.prediction(record.output)
+        chain, others = self._chain(record, prediction)
+        blocks: list[Block] = []
+        missing: dict[int, str] = {}
+        for number, link in enumerate(chain.links, start=1):
+            try:
+                blocks.append(BlockParts(record, link).block())
+            except NotFound as reason:
+                missing[number] = str(reason)
+                blocks.append(Block(module=link.call.module, plain=link.call.plain))
+        skips = {
+            number: link.sums[0].skip.module
+            for number, link in enumerate(chain.links, start=1)
+            if link.sums[0].skip is not None
+        }
+        forms = [
+            Form.of(link.call, None if after is None else after.call)
+            for link, after in zip(chain.links, (*chain.links[1:], None), strict=True)
+        ]
+        tail = Tail(lambda given: self.call(self.arguments(given, None)), blocks, forms, skips)
+        direct = tuple(
+            link.call.given == after.call.state or _equal(record, link.call.given, after.call.state)
+            for link, after in zip(chain.links, chain.links[1:], strict=False)
+        )
+        changes = [*(not same for same in direct), False]
+        still = tuple(
+            not any(changes[depth:]) and not any(n > depth for n in skips)
+            for depth in range(len(blocks) + 1)
+        )
+        end = chain.links[-1].call.given
+        assert end is not None
+        h = record.values[end]
+        found = self.prediction(tail.output(h, len(blocks), batch))
+        if not _same(found, prediction):
+            raise UnsupportedModelError(
+                f"the prediction of {self._label()} does not come from the end of {chain.name} "
+                "alone: with its blocks passing the last state through, it is another; it may be "
+                "random, keep a state between calls, or read the blocks on the way"
+            )
+        readout = self._readout(record, chain, tail, prediction, batch)
+        task = self._task(prediction, batch)
+        return Structure(
+            tuple(blocks), tail, direct, still, readout, task, chain.paths, missing, others
+        )
+
+    def _chain(self, record: Recording, prediction: Tensor) -> tuple[Chain, tuple[str, ...]]:
+        found = chains(self._inner, record)
+        if not found:
+            raise UnsupportedModelError(
+                f"{self._label()} has no chain of residual blocks: none of its module lists holds "
+                "modules that add something to the state they are given; say where its blocks are: "
+                'as_stream(model, blocks="path.to.blocks", readout=(...))'
+            )
+        names = tuple(chain.name for chain in found)
+        if self._stream is not None:
+            chosen = [chain for chain in found if any(self._stream in path for path in chain.paths)]
+            if not chosen:
+                raise SettingError(
+                    f"stream={self._stream!r}, but {self._label()} has the chains {list(names)}; "
+                    "use a part of one of these paths"
+                )
+            chain = max(chosen, key=lambda each: each.size)
+        else:
+            ends = predicting(found, record, prediction)
+            if not ends:
+                raise UnsupportedModelError(
+                    f"no chain of {self._label()} leads to its prediction; found {list(names)}"
+                )
+            largest = max(ends, key=lambda each: each.size)
+            rivals = [each for each in ends if each is not largest and 4 * each.size > largest.size]
+            if rivals:
+                raise SettingError(
+                    f"{self._label()} has {1 + len(rivals)} streams of equal right: "
+                    f"{', '.join(repr(each.name) for each in (largest, *rivals))}; say which: "
+                    f"as_stream(model, stream={largest.paths[0]!r})"
+                )
+            chain = largest
+        return chain, tuple(name for name in names if name != chain.name)
+
+    # -- the readout ------------------------------------------------------------------------------
+
+    def _readout(
+        self,
+        record: Recording,
+        chain: Chain,
+        tail: Tail,
+        prediction: Tensor,
+        batch: Mapping[str, Any],
+    ) -> Readout:
+        end = chain.links[-1].call.given
+        assert end is not None
+        found = parts(record, end, record.key(prediction))
+        whole = Whole(prediction.shape[-1])
+        if found.linear is None:
+            return Readout("tail", whole, found)
+        head = Capped(found.linear, found.after) if found.after else found.linear
+        h = record.values[end]
+        if found.whole:
+            picked = self._picked(found, head, tail, h, batch)
+            if picked is not None:
+                return picked
+        try:
+            x = tail.input_of(found.linear, h, len(tail.blocks), batch)
+            if _near(head(x), prediction):
+                return Readout("head", head, found)
+        except (*_FAILURES, EveryDepthError):
+            pass
+        return Readout("tail", whole, found)
+
+    def _picked(
+        self, found: Parts, head: nn.Module, tail: Tail, h: Tensor, batch: Mapping[str, Any]
+    ) -> Readout | None:
+        """The one way of picking that agrees with the tail on every variant of the batch."""
+        last = len(tail.blocks)
+        generator = torch.Generator().manual_seed(0)
+        other = torch.randn(h.shape, generator=generator).to(h)
+        cases = [(h, batch), (other, batch)]
+        cases += [(other, variant) for variant in _padded(batch, self._inner)]
+        wanted: list[tuple[Tensor, Mapping[str, Any], Tensor]] = []
+        for state, given in cases:
+            try:
+                wanted.append((state, given, self.prediction(tail.output(state, last, given))))
+            except _FAILURES:  # a variant the model does not take says nothing
+                continue
+        close: Readout | None = None
+        for name, pick in picks(_text_config(self._inner)).items():
+            for late in (False, True):
+                ready = Readout("modules", head, found, pick, name, late)
+                try:
+                    got = [_read(ready, state, given) for state, given, _ in wanted]
+                except (*_FAILURES, EveryDepthError):
+                    continue
+                pairs = [(a, z) for a, (_, _, z) in zip(got, wanted, strict=True)]
+                if all(_same(a, z) for a, z in pairs):
+                    return replace(ready, exact=True)
+                if close is None and all(_near(a, z) for a, z in pairs):
+                    close = ready
+        return close
+
+    def _task(self, prediction: Tensor, batch: Mapping[str, Any]) -> Task:
+        inner: Any = self._inner
+        if not hasattr(inner, "config"):
+            return "classification"
+        if prediction.ndim <= 2:
+            return (
+                "regression" if getattr(inner.config, "num_labels", None) == 1 else "classification"
+            )
+        return "causal_lm" if self._causal(prediction, batch) else "masked_lm"
+
+    def _causal(self, prediction: Tensor, batch: Mapping[str, Any]) -> bool:
+        """Whether every token is predicted from those before it: another last token tells."""
+        ids = batch.get("input_ids")
+        generates = getattr(self._inner, "can_generate", None)
+        if not isinstance(ids, Tensor) or generates is None or not generates() or not self._caches:
+            return False
+        if "decoder_input_ids" in batch or ids.shape != prediction.shape[:2] or ids.shape[1] < 2:
+            return False
+        changed = ids.clone()
+        changed[:, -1] = changed[:, 0]
+        other = self.prediction(self.call(self.arguments({**batch, "input_ids": changed}, None)))
+        return _near(other[:, :-1], prediction[:, :-1])
+
+    @property
+    def task(self) -> Task:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.structure.task
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        return self.structure.blocks
+
+    @property
+    def head(self) -> nn.Module:
+        return self.structure.readout.head
+
+    def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        found = self.structure
+        if found.readout.how == "modules":
+            assert found.readout.pick is not None
+            return found.readout.pick(self._arrived(h, depth, batch), batch)
+        if found.readout.how == "head":
+            assert found.readout.parts.linear is not None
+            return found.tail.input_of(found.readout.parts.linear, h, depth, batch)
+        return self.prediction(found.tail.output(h, depth, batch))
+
+    def normed(self, feature: Tensor, depth: int) -> Tensor:
+        readout = self.structure.readout
+        if readout.how == "modules":
+            for step in readout.parts.before:
+                feature = step(feature)
+        return feature
+
+    def readout(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        found = self.structure
+        self.check_depth(depth)
+        if found.readout.exact:
+            return _read(found.readout, self._arrived(h, depth, batch), batch)
+        return self.prediction(found.tail.output(h, depth, batch))
+
+    def _arrived(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        """A state as it would leave the last block, were all from `depth` on silent."""
+        found = self.structure
+        return h if found.still[depth] else found.tail.arriving(h, depth, batch)
+
+    def between(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        found = self.structure
+        if depth == len(found.blocks) or found.direct[depth - 1]:
+            return h
+        return found.tail.following(h, depth, batch)
+
+    def silent(
+        self, h: Tensor, number: int, run: Callable[[], Any], given: Mapping[str | int, Any]
+    ) -> Any:
+        return self.structure.tail.silent(h, number, run, given)
+
+    # -- other depths -----------------------------------------------------------------------------
+
+    def truncated(self, depth: int, *, share: bool) -> nn.Module:
+        found = self.structure
+        return shortened(
+            self._inner,
+            [block.module for block in found.blocks],
+            depth,
+            found.tail.skips,
+            share=share,
+        )
+
+    # -- how it is called -------------------------------------------------------------------------
+
+    @property
+    def _caches(self) -> bool:
+        return "past_key_values" in self._names and self._can_cache
+
+    @property
+    def _can_cache(self) -> bool:
+        if "use_cache" in self._names:
+            return True
+        config = _text_config(self._inner)
+        return self._more and getattr(config, "use_cache", None) is True
+
+    def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
+        # Without this the model would build and fill a cache of its own on every pass.
+        own = {"use_cache": cache is not None} if self._can_cache else {}
+        if self._caches:
+            own["past_key_values"] = cache
+            cache = None
+        return {**super().arguments(batch, cache), **own}
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        if hasattr(self._inner, "config"):
+            return self.model(**arguments)
+        key = next(key for key in self.inputs if arguments.get(key) is not None)
+        rest = {k: v for k, v in arguments.items() if k != key and k in self._names}
+        return self.model(arguments[key], **rest)
+
+    def prediction(self, output: Any) -> Tensor:
+        return _prediction(output)
+
+    def new_cache(self) -> Any:
+        if not self._caches or self.task != "causal_lm":
+            return super().new_cache()
+        from transformers import DynamicCache
+
+        return DynamicCache(config=_text_config(self._inner))
+
+    @property
+    def positions(self) -> int | None:
+        return getattr(_text_config(self._inner), "max_position_embeddings", None)
+
+    def window(self, depth: int) -> int | None:
+        config = _text_config(self._inner)
+        kinds = getattr(config, "layer_types", None)
+        slides = kinds is None or kinds[depth - 1] == "sliding_attention"
+        return getattr(config, "sliding_window", None) if slides else None
+
+    def _label(self) -> str:
+        return type(self._inner).__name__
+
+
+def _text_config(model: nn.Module) -> Any:
+    config = getattr(model, "config", None)
+    own = getattr(config, "get_text_config", None)
+    return config if own is None else own()
+
+
+def _read(readout: Readout, h: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    assert readout.pick is not None
+    x = h if readout.late else readout.pick(h, batch)
+    for step in readout.parts.before:
+        x = step(x)
+    x = readout.head(x)
+    return readout.pick(x, batch) if readout.late else x
+
+
+def _prediction(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    for name in ("logits", "prediction_logits", "logits_per_image"):
+        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(value, Tensor):
+            return value
+    values = output.values() if isinstance(output, Mapping) else output
+    return next(v for v in values if isinstance(v, Tensor) and v.is_floating_point())
+
+
+def _equal(record: Recording, a: Any, b: Any) -> bool:
+    x, y = record.values[a], record.values[b]
+    return x.shape == y.shape and torch.equal(x, y)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(b.dtype, 5e-2)
+    scale = float(b.detach().float().nan_to_num().abs().max()) if b.numel() else 0.0
+    gap = (a.float().nan_to_num() - b.float().nan_to_num()).abs()
+    return not gap.numel() or float(gap.max()) <= tolerance * max(scale, 1e-3)
+
+
+def _padded(batch: Mapping[str, Any], model: nn.Module) -> list[dict[str, Any]]:
+    """The batch with padding on the right and on the left, for what depends on it."""
+    ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+    pad = getattr(_text_config(model), "pad_token_id", None)
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.shape[1] < 4:
+        return []
+    found: list[dict[str, Any]] = []
+    for where in (slice(ids.shape[1] - 2, None), slice(0, 2)):
+        changed = dict(batch)
+        if isinstance(pad, int):
+            changed["input_ids"] = ids.clone()
+            changed["input_ids"][-1, where] = pad
+        if isinstance(mask, Tensor) and mask.shape == ids.shape:
+            changed["attention_mask"] = mask.clone()
+            changed["attention_mask"][-1, where] = 0
+        found.append(changed)
+    return found

@@ -1,0 +1,185 @@
+"""The tail of a network: its own forward, with its blocks passing a given state through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from everydepth.errors import UnsupportedModelError
+from everydepth.stream.block import Block
+from everydepth.stream.discovery.recording import ModuleCall
+from everydepth.stream.taps import replaced_forward, state_key
+
+
+class _Reached(Exception):
+    """Leaves the model's forward once the wanted value is there; never seen outside."""
+
+
+@dataclass
+class Tail:
+    """Everything of a model but its blocks.
+
+    call: runs the model on a batch and gives its output.
+    forms: for each block the form of its output.
+    """
+
+    call: Callable[[Mapping[str, Any]], Any]
+    blocks: Sequence[Block]
+    forms: Sequence[Form]
+    skips: Mapping[int, nn.Module] = field(default_factory=dict[int, nn.Module])
+
+    def silent(
+        self, h: Tensor, number: int, run: Callable[[], Any], given: Mapping[str | int, Any]
+    ) -> Any:
+        """What a silent block gives: the state itself, or what its skip makes of it."""
+        skip = self.skips.get(number)
+        return self.forms[number - 1].made(h if skip is None else skip(h), run, given)
+
+    def output(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Any:
+        """The model's output if the blocks from `depth` on were silent and their input `h`."""
+        with self._passing({depth + 1: h}, {depth: h} if depth == len(self.blocks) else {}):
+            return self.call(batch)
+
+    def following(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        """What the block after `depth` receives if the one before it gave `h`."""
+        reached: list[Tensor] = []
+        with self._passing({}, {depth: h}, reached, depth + 1):
+            try:
+                self.call(batch)
+            except _Reached:
+                return reached[0]
+        raise UnsupportedModelError(f"block {depth + 1} was not reached")
+
+    def arriving(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        """What the last block gives if it and all from `depth` on are silent, their input `h`."""
+        last = len(self.blocks)
+        reached: list[Tensor] = []
+        with self._passing({depth + 1: h}, {}, reached, last):
+            try:
+                self.call(batch)
+            except _Reached:
+                skip = self.skips.get(last)
+                return reached[0] if skip is None else skip(reached[0])
+        raise UnsupportedModelError(f"block {last} was not reached")
+
+    def input_of(
+        self, module: nn.Module, h: Tensor, depth: int, batch: Mapping[str, Any]
+    ) -> Tensor:
+        """What a module of the tail receives last, if the blocks from `depth` on were silent."""
+        seen: list[Tensor] = []
+
+        def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            key = state_key(args, kwargs)
+            seen[:] = [args[0] if key is None else kwargs[key]]
+
+        handle = module.register_forward_pre_hook(see, with_kwargs=True)
+        try:
+            self.output(h, depth, batch)
+        finally:
+            handle.remove()
+        if not seen:
+            raise UnsupportedModelError(f"{type(module).__name__} was not called")
+        return seen[0]
+
+    def _passing(
+        self,
+        inputs: Mapping[int, Tensor],
+        outputs: Mapping[int, Tensor],
+        reached: list[Tensor] | None = None,
+        stop: int = 0,
+    ) -> ExitStack:
+        """Exchange the blocks' forwards; a context that puts them back."""
+        calls = 0
+
+        def passing(real: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                number = calls
+                key = state_key(args, kwargs)
+                x: Tensor = inputs.get(number, args[0] if key is None else kwargs[key])
+                if reached is not None and number == stop:
+                    reached.append(x)
+                    raise _Reached
+                if number > len(self.forms):
+                    raise UnsupportedModelError(
+                        f"block {number} of {len(self.forms)} was called: the model's forward "
+                        "depends on its data; switch early stopping and layer drop off"
+                    )
+                given = {**dict(enumerate(args)), **kwargs}
+
+                def run() -> Any:
+                    return real(*args, **kwargs)
+
+                h = outputs.get(number)
+                if h is None:
+                    return self.silent(x, number, run, given)
+                return self.forms[number - 1].made(h, run, given)
+
+            return forward
+
+        stack = ExitStack()
+        try:
+            for module in dict.fromkeys(block.module for block in self.blocks):
+                stack.enter_context(replaced_forward(module, passing(module.forward)))
+        except BaseException:
+            stack.close()
+            raise
+        return stack
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a block's output: the state alone, or a tuple that begins with it.
+
+    beside: what follows the state, in order: a constant, the argument that is passed on, or
+        `FRESH` where the block makes something that those after it read.
+    """
+
+    beside: tuple[Any, ...] | None = None
+
+    @classmethod
+    def of(cls, call: ModuleCall, then: ModuleCall | None) -> Form:
+        """Read off a call, and the call of the block after it."""
+        if isinstance(call.output, Tensor):
+            return cls()
+        read = set() if then is None else {id(value) for value in then.arguments.values()}
+        given = {id(value): key for key, value in call.arguments.items() if value is not None}
+        beside: list[Any] = []
+        for value in call.output[1:]:
+            if id(value) in given:
+                beside.append(Passed(given[id(value)]))
+            elif isinstance(value, (Tensor, tuple, list)):
+                beside.append(FRESH if id(value) in read else None)
+            else:
+                beside.append(value)
+        return cls(tuple(beside))
+
+    def made(self, h: Tensor, run: Callable[[], Any], given: Mapping[str | int, Any]) -> Any:
+        """An output of this form for a state."""
+        if self.beside is None:
+            return h
+        real: Any = run() if FRESH in self.beside else ()
+        rest = [
+            real[place]
+            if value is FRESH
+            else given.get(value.key)
+            if isinstance(value, Passed)
+            else value
+            for place, value in enumerate(self.beside, start=1)
+        ]
+        return (h, *rest)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """An argument of the block, by position or keyword."""
+
+    key: str | int
+
+
+FRESH = object()
