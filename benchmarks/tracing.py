@@ -290,7 +290,7 @@ def trace_language(tokens: int) -> Any:
         for _ in range(max(1, tokens // TOKENS))
     ]
     found = ed.trace(model, batches, progress=False)
-    print(found.table(), found.meta, file=sys.stderr)
+    print(found.table(), found.about, file=sys.stderr)
     return found
 
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from everydepth.objectives import multi_classifier as multi_classifier
     from everydepth.objectives import weighted as weighted
     from everydepth.report import report as report
+    from everydepth.results import Result as Result
+    from everydepth.results import Results as Results
     from everydepth.runs import Run as Run
     from everydepth.runs.sweep import sweep as sweep
     from everydepth.stream import Block as Block
@@ -119,6 +121,8 @@ _HOMES = {
     "Branch": "everydepth.stream",
     "Cursor": "everydepth.stream",
     "ResidualStream": "everydepth.stream",
+    "Result": "everydepth.results",
+    "Results": "everydepth.results",
     "Run": "everydepth.runs",
     "States": "everydepth.stream",
     "as_stream": "everydepth.stream",

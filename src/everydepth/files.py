@@ -21,10 +21,15 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 def write_text(path: Path, text: str) -> None:
     """Replace a file by a new version, safe against a crash at any moment."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """`write_text` for what is no text."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
     with removed_on_error(temporary):
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from everydepth.results.result import Kind, Result
+from everydepth.tracing.metric import in_words
 from everydepth.tracing.record import Trace
 
 HOSTILE = "</script><script>window.harmed = true</script><img src=x onerror='window.harmed = true'>"
@@ -106,12 +107,5 @@ def _scalars(**values: float) -> dict[str, np.ndarray]:
 
 
 def trace_of(*results: Result, depth: int = 4, **meta: Any) -> Trace:
-    return Trace(
-        model="Sample",
-        task="classification",
-        depth=depth,
-        samples=100,
-        rows=100,
-        results={result.name: result for result in results},
-        meta=meta,
-    )
+    about = {"model": "Sample", "task": "classification", "depth": depth, "samples": 100}
+    return Trace(results={r.name: in_words(r) for r in results}, about={**about, **meta})

@@ -85,7 +85,7 @@ def test_two_models_are_compared_depth_by_depth() -> None:
     x, y = samples.features(a, data), samples.features(b, data)
     expected = [[centred_cosines(p, q).mean() for q in y[1:]] for p in x[1:]]
     np.testing.assert_allclose(t["cos_between"][1:, 1:], expected, atol=1e-5)
-    assert t.meta["against"] == "ViTForImageClassification"
+    assert t.about["against"] == "ViTForImageClassification"
 
 
 def test_clip_is_compared_within_and_across_modalities() -> None:

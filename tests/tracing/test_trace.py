@@ -160,8 +160,8 @@ def test_features_that_do_not_fit_are_computed_twice_with_the_same_result() -> N
     names = ["cos", "adjacent_cos", "neural_collapse", "norm_ratio"]
     held, again = (traced(data, metrics=names, memory_budget=m) for m in (2**30, 0))
     assert (held.passes, again.passes) == (1, 2)
-    assert held.meta["features"] == "features held in memory"
-    assert again.meta["features"] == "data run twice"
+    assert held.about["features"] == "features held in memory"
+    assert again.about["features"] == "data run twice"
     assert_same(held, again, 1e-9)
 
 
@@ -217,8 +217,10 @@ def test_the_model_is_left_as_it_was() -> None:
 
 def test_a_trace_is_immutable() -> None:
     t = traced(samples.pictures(8), metrics=["loss"])
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError, match="no setter"):
         t.depth = 5  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(FrozenInstanceError):
+        t.about = {}  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(TypeError):
         t.results["x"] = t.results["loss"]  # pyright: ignore[reportIndexIssue]
     with pytest.raises(ValueError, match="read-only"):
@@ -240,29 +242,30 @@ def test_a_saved_trace_loads_with_every_array_mask_and_note(tmp_path: Any) -> No
     assert {n: r.note for n, r in t.results.items()} == {
         n: r.note for n, r in loaded.results.items()
     }
-    assert loaded.meta == t.meta
+    assert loaded.about == t.about
     assert loaded.skipped == t.skipped
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["trace.json", "trace.npz"]
+    names = sorted(p.name for p in (tmp_path / "run").iterdir())
+    assert [name.partition("-")[0] for name in names] == ["measured", "measured.json"]
 
 
 def test_a_trace_of_another_version_is_refused(tmp_path: Any) -> None:
     folder = traced(samples.pictures(8), metrics=["loss"]).save(tmp_path)
-    text = json.loads((folder / "trace.json").read_text())
-    (folder / "trace.json").write_text(json.dumps({**text, "version": 99}))
-    with pytest.raises(DataError, match="a trace of version 99, but this everydepth reads"):
+    text = json.loads((folder / "measured.json").read_text())
+    (folder / "measured.json").write_text(json.dumps({**text, "format": 99}))
+    with pytest.raises(DataError, match="results of format 99, but this everydepth reads"):
         ed.Trace.load(folder)
-    with pytest.raises(DataError, match=r"no trace in .*; pass the folder given to `Trace\.save`"):
+    with pytest.raises(DataError, match=r"no results in .*; give a folder written by"):
         ed.Trace.load(tmp_path / "nowhere")
 
 
 def test_the_table_has_one_row_per_depth() -> None:
     t = traced(samples.pictures(8), metrics=["loss", "norm_ratio"])
-    lines = t.table().splitlines()
-    assert lines[1].split() == ["depth", "loss", "norm_ratio"]
+    lines = str(t.table()).splitlines()
+    assert lines[1].split() == ["depth", "loss", "(nat)", "norm_ratio"]
     assert [line.split()[0] for line in lines[2:6]] == ["0", "1", "2", "3"]
     assert lines[2].split()[2] == "-"  # no block before depth 0
-    frame = t.to_pandas()
-    assert list(frame.index) == [0, 1, 2, 3]
+    frame = t.table().to_pandas()
+    assert list(frame["depth"]) == [0, 1, 2, 3]
     assert frame["loss"].to_numpy() == pytest.approx(t["loss"])
 
 

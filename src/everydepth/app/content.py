@@ -16,6 +16,7 @@ import torch
 from everydepth.app.tales import save_tokenizer, tales
 from everydepth.data import load_digits, surface_data, token_blocks
 from everydepth.objectives import Objective, end_to_end, lpa
+from everydepth.results.saving import is_saved
 from everydepth.runs import Run
 from everydepth.tracing import trace
 from everydepth.training import EveryDepth, fit
@@ -197,8 +198,12 @@ def _surface(folder: Path, effort: Effort) -> None:
 
 def _whole(run: Path) -> bool:
     """Trained to the end and traced."""
-    parts = ("results.json", "model/model.safetensors", "trace/trace.npz")
-    return Run.exists(run) and all((run / part).is_file() for part in parts)
+    parts = ("results.json", "model/model.safetensors")
+    return (
+        Run.exists(run)
+        and all((run / part).is_file() for part in parts)
+        and is_saved(run / "trace")
+    )
 
 
 def _traced(model: Any, data: Any, run: Path) -> None:

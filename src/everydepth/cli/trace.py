@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,9 +103,11 @@ def trace(
         tokenizer = load_tokenizer(model)
         grid = token_grid(network, tokenizer, prompt)
         text = text_at_depth(network, tokenizer, [prompt])
-        found = replace(found, results={**found.results, grid.name: grid, text.name: text})
-    facts = {**config, "parameters_by_depth": parameters_by_depth(as_stream(network))}
-    found = replace(found, meta={**found.meta, **facts})
+        found = found.with_results(grid, text)
+    parameters = parameters_by_depth(as_stream(network))
+    found = found.with_about(
+        command=config["command"], asked=config, parameters_by_depth=parameters
+    )
     run = place if Run.exists(place) else Run.create(place, config, kind="trace").path
     found.save(run / "trace")
     console = Console()

@@ -151,6 +151,7 @@ def _accuracy(title: str, what: str) -> Drawing:
 def _percent(result: Result) -> Result:
     if result.is_gap:
         return result
+    result = replace(result, unit="%")
     arrays = {k: v if k == "depth" else 100 * numbers(v) for k, v in result.arrays.items()}
     label = result.label(result.series[0])
     return replace(

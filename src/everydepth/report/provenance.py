@@ -30,7 +30,7 @@ def made_by(view: RunView, heading: str) -> str:
 
 
 def _commands(view: RunView) -> list[str]:
-    sources = (view.environment, view.config, view.trace.meta if view.trace else {})
+    sources = (view.environment, view.config, view.trace.about if view.trace else {})
     return list(dict.fromkeys(str(s["command"]) for s in sources if s.get("command")))
 
 
@@ -38,8 +38,8 @@ def _facts(view: RunView) -> Iterator[tuple[str, Any]]:
     if view.trace is not None:
         yield "traced", view.trace
         yield "task", view.trace.task
-        if "seconds" in view.trace.meta:
-            yield "seconds", view.trace.meta["seconds"]
+        if "seconds" in view.trace.about:
+            yield "seconds", view.trace.about["seconds"]
     found = view.environment
     versions = found.get("versions")
     if isinstance(versions, Mapping):

@@ -1,4 +1,4 @@
-"""What a metric gives: named arrays, what they mean, and what is missing."""
+"""A named measurement: arrays, what they mean, how to read them, and what is missing."""
 
 from __future__ import annotations
 
@@ -10,64 +10,107 @@ import numpy as np
 
 from everydepth.errors import SettingError
 
-Kind = Literal["curve", "matrix", "histogram", "grid", "scalar", "table"]
-"""How a result is laid out, and so how it is drawn.
+Kind = Literal[
+    "curve", "family", "histogram", "bars", "scatter", "matrix", "grid", "scalar", "table", "rows"
+]
+"""How a result is laid out, and so how it is drawn. x is `arrays[axis]`, by default the depth.
 
-curve: `arrays["depth"]` and, for every name in `series`, one value per depth. Quantiles, where
-    there are any, are `q05, q25, q50, q75, q95` of the first series.
-matrix: one value per pair of depths; rows are `arrays["depth"]`, columns `arrays["columns"]` (the
-    same depths within one model, those of the second model between two).
-histogram: a count per `arrays["depth"]`, with its `cumulative` share.
-grid: one row per depth, one column per token, text and probability in each cell.
+curve: one value per x for every name in `series`. Quantiles, where there are any, are
+    `q05, q25, q50, q75, q95` of the first series; `<name>_low` and `<name>_high` are a band around
+    a series; `<name>_<axis>` is the x of a series that has its own.
+family: an array (x, columns) for every name in `series`: a line for each of `arrays["columns"]`.
+histogram: a count per x, with its `cumulative` share.
+bars: as curve, but bars; x may be words.
+scatter: points at x and each of `series`; `arrays["text"]` names them, a line joins those for which
+    `arrays["front"]` is true.
+matrix: one value per pair; rows are x, columns `arrays["columns"]` (by default x again).
+grid: one row per x, one column per token, `text` and `probability` in each cell.
 scalar: arrays of one number.
-table: columns of equal length, in the order of `series`.
+table: columns of equal length, in the order of `series`, drawn against the first.
+rows: the same, but to be read, not drawn.
 """
+
+Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One metric's outcome.
+    """One measurement.
 
-    name: the metric's name. kind: see `Kind`.
-    series: names of the arrays to show; the first is what `trace[name]` returns.
+    name: unique within its `Results`. kind, axis: see `Kind`.
+    series: names of the arrays to show; the first is what `results[name]` returns.
     arrays: numpy arrays; a value that is undefined (the cosine of a constant feature) is masked in
         a `numpy.ma.MaskedArray`, never NaN.
     labels: what an array or an axis is called in a figure, with its unit:
         `{"depth": "depth (blocks)", "value": "cross-entropy (nat)"}`.
+    title: a heading; by default the name in words.
+    about: one sentence: what it is and how to read it.
+    unit: of the first series. "share" is a number from 0 to 1, which figures and words show in
+        percent; "bytes", "count" and "FLOP" are shortened in tables.
+    better: "higher", "lower", or None where neither is.
+    section: the part of a report it belongs to, such as "prediction" or "cost"; any word will do.
     meta: settings and facts that fit into JSON (sample count, estimator, thresholds).
     note: what is missing or to be read with care; None if nothing is.
+
+    >>> from everydepth.results import Result
+    >>> speed = Result(
+    ...     name="latency", kind="curve", series=("ms",), unit="ms", better="lower",
+    ...     arrays={"depth": np.arange(3), "ms": np.array([1.0, 2.0, 3.5])},
+    ... )
+    >>> speed.title, speed.value.max()
+    ('Latency', np.float64(3.5))
     """
 
     name: str
     kind: Kind
     series: tuple[str, ...]
     arrays: Mapping[str, np.ndarray]
+    axis: str = "depth"
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    title: str = ""
+    about: str = ""
+    unit: str = ""
+    better: Better | None = None
+    section: str = ""
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
     note: str | None = None
 
     def __post_init__(self) -> None:
         for array in self.arrays.values():
             array.flags.writeable = False
+        if not self.title:
+            object.__setattr__(self, "title", readable(self.name))
 
     @property
     def value(self) -> np.ndarray:
-        """The main array; an error with the reason where the metric could not be computed."""
+        """The main array; an error with the reason where it could not be measured."""
         if not self.series:
-            raise SettingError(f"{self.name} has no values: {self.note}; trace it again without")
+            raise SettingError(f"{self.name} has no values: {self.note}; measure again without it")
         return self.arrays[self.series[0]]
 
     @property
     def is_gap(self) -> bool:
-        """True if nothing could be computed; `note` says why."""
+        """True if nothing could be measured; `note` says why."""
         return not self.series
 
     def label(self, name: str) -> str:
         return self.labels.get(name, name.replace("_", " "))
 
+    def x(self, series: str | None = None) -> np.ndarray:
+        """The positions of a series: its own, or those of the axis."""
+        own = f"{series}_{self.axis}"
+        return np.asarray(self.arrays[own if own in self.arrays else self.axis])
+
+    def at_depth(self, series: str | None = None) -> dict[int, float]:
+        """Depth -> value of one series (the first by default), where it is defined."""
+        values = numbers(self.value if series is None else self.arrays[series])
+        return {
+            int(d): float(v) for d, v in zip(self.x(series), values, strict=True) if np.isfinite(v)
+        }
+
 
 def gap(name: str, kind: Kind, reason: str) -> Result:
-    """A clearly marked gap: the metric was asked for and cannot be computed."""
+    """A clearly marked gap: it was asked for and cannot be measured."""
     return Result(name=name, kind=kind, series=(), arrays={}, note=reason)
 
 
@@ -77,3 +120,14 @@ def defined(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind != "f" or not np.isnan(values).any():
         return values
     return np.ma.masked_array(np.nan_to_num(values, nan=0.0), mask=np.isnan(values))
+
+
+def numbers(values: np.ndarray) -> np.ndarray:
+    """Floats with NaN where a value is undefined."""
+    return np.ma.filled(np.ma.asarray(values).astype(float), np.nan)
+
+
+def readable(name: str) -> str:
+    """`next_token_accuracy` as a heading."""
+    words = name.replace("_", " ")
+    return words[:1].upper() + words[1:]

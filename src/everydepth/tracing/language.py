@@ -70,6 +70,9 @@ def token_grid(
     return Result(
         name="token_grid",
         kind="grid",
+        title="Tokens",
+        about="Best next token at each depth, above the token that was read; darker is surer.",
+        section="tokens",
         series=("text",),
         arrays={
             "depth": depths(stream.depth),
@@ -140,6 +143,9 @@ def text_at_depth(
     return Result(
         name="text_at_depth",
         kind="curve",
+        title="Text",
+        about="The first prompt continued by the prediction of each depth.",
+        section="tokens",
         series=tuple(series),
         arrays={**arrays, "text": np.array(written), "prompts": np.array(list(prompts))},
         labels={

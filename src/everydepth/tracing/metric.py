@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from everydepth.errors import SettingError
-from everydepth.results.result import Kind, Result
+from everydepth.results.result import Better, Kind, Result, readable
 from everydepth.stream import Task
 
 if TYPE_CHECKING:
@@ -29,11 +30,18 @@ class Metric(ABC):
     default: part of `trace(model, data)` without a list of metrics, where needs and task allow;
         or the tasks for which it is.
     group: a name under which related metrics can be asked for together.
+    title, about, unit, better, section: words of the result where `compute` gives none; see
+        `everydepth.results.Result`.
     """
 
     name: ClassVar[str]
     kind: ClassVar[Kind] = "curve"
     group: ClassVar[str] = "own"
+    title: ClassVar[str] = ""
+    about: ClassVar[str] = ""
+    unit: ClassVar[str] = ""
+    better: ClassVar[Better | None] = None
+    section: ClassVar[str] = ""
     needs: ClassVar[frozenset[Need]] = frozenset()
     tasks: ClassVar[frozenset[Task] | None] = None
     default: ClassVar[bool | frozenset[Task]] = True
@@ -126,6 +134,18 @@ def register_metric(metric: M) -> M:
         )
     _registry[metric.name] = metric
     return metric
+
+
+def in_words(result: Result, metric: Metric | type[Metric] | None = None) -> Result:
+    """A result with the words of its metric (by default that of its name) where it has none."""
+    metric = _registry.get(result.name) if metric is None else metric
+    if metric is None:
+        return result
+    words = {key: getattr(metric, key) for key in ("about", "unit", "better", "section")}
+    missing = {key: word for key, word in words.items() if word and not getattr(result, key)}
+    if metric.title and result.title == readable(result.name):
+        missing["title"] = metric.title
+    return replace(result, **missing)
 
 
 def metric_names() -> list[str]:

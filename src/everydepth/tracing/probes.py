@@ -85,6 +85,11 @@ def linear_probe(
     return Result(
         name="linear_probe",
         kind="curve",
+        title="Linear probe",
+        about="Accuracy of a new linear readout trained on the features of each depth.",
+        unit="share",
+        better="higher",
+        section="prediction",
         series=("value", "train"),
         arrays={"depth": depths(len(x) - 1), "value": found[:, 0], "train": found[:, 1]},
         labels={

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from everydepth.data.feeding import Feed, Pieces, gives_batches
 from everydepth.errors import LabelError, SettingError
+from everydepth.results import named, provenance
 from everydepth.stream import (
     IGNORE_INDEX,
     BranchRecord,
@@ -30,7 +31,15 @@ from everydepth.stream import (
     record_branches,
     unwrapped,
 )
-from everydepth.tracing.metric import BatchMetric, FeatureMetric, Level, Metric, Need, chosen
+from everydepth.tracing.metric import (
+    BatchMetric,
+    FeatureMetric,
+    Level,
+    Metric,
+    Need,
+    chosen,
+    in_words,
+)
 from everydepth.tracing.observation import BlockRecords, Observation, token_features
 from everydepth.tracing.record import Trace
 from everydepth.tracing.store import FeatureStore
@@ -68,7 +77,7 @@ def trace(
         parts, which stay in its cache; no row sees another, so results are the same.
     memory_budget: bytes of features held at once. Exact centring needs the mean before the second
         look at the data: features that fit are held, else the data runs through the model again;
-        `trace.passes` and `trace.meta["features"]` say which.
+        `trace.passes` and `trace.about["features"]` say which.
     against: a second model (or stream) that sees the same batches, for metrics between the two.
     options: passed to `as_stream` with `model`.
 
@@ -111,24 +120,27 @@ def trace(
         started = time.perf_counter()
         run.look(bar.over(feed, "trace"))
         again = run.second_look(feed, bar)
-    results = {metric.name: metric.compute() for metric in wanted}
     return Trace(
-        model=stream.name,
-        task=stream.task,
-        depth=stream.depth,
-        samples=run.samples,
-        rows=run.rows,
-        results=results,
-        passes=2 if again else 1,
-        partial=run.interrupted,
-        skipped=skipped,
-        meta={
-            "seconds": round(time.perf_counter() - started, 3),
-            "features": run.how,
-            "memory_budget": memory_budget,
-            "against": None if other is None else other.name,
-            "torch": torch.__version__,
-        },
+        results=named(*(in_words(metric.compute(), metric) for metric in wanted)),
+        about=provenance(
+            model=stream.name,
+            task=stream.task,
+            depth=stream.depth,
+            samples=run.samples,
+            seconds=time.perf_counter() - started,
+            settings={
+                "metrics": [metric.name for metric in wanted],
+                "max_samples": max_samples,
+                "batch_size": batch_size,
+                "memory_budget": memory_budget,
+            },
+            rows=run.rows,
+            passes=2 if again else 1,
+            partial=run.interrupted,
+            skipped=skipped,
+            features=run.how,
+            against=None if other is None else other.name,
+        ),
     )
 
 

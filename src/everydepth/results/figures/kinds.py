@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,35 +24,52 @@ from everydepth.results.figures.chart import (
     Line,
     Mark,
 )
-from everydepth.results.result import Result
+from everydepth.results.layout import cells
+from everydepth.results.result import Result, numbers
+from everydepth.results.table import shown
 
 # Words of labels for which nothing to all is the natural range, so never a logarithm.
 _SHARES = ("%", "accuracy", "diversity", "fraction", "probability", "share")
+MOST_MARKERS = 60  # points of a line; more would hide it
 QUANTILES = ("q05", "q25", "q50", "q75", "q95")
 
 Runs = Mapping[str, Result]
-"""The same metric of one or more runs, by the name of the run."""
+"""The same measurement of one or more runs, by the name of the run."""
 
 
 def charts(runs: Runs, title: str | None = None) -> tuple[Chart, ...]:
-    """The charts of one metric; gaps are left out, and nothing but gaps is an error."""
-    drawn = {run: result for run, result in runs.items() if not result.is_gap}
+    """The charts of one measurement; gaps are left out, and nothing but gaps is an error."""
+    drawn = {run: _in_percent(result) for run, result in runs.items() if not result.is_gap}
     if not drawn:
         first = next(iter(runs.values()))
-        raise SettingError(f"{first.name} cannot be drawn: {first.note}; trace it again without")
+        raise SettingError(f"{first.name} cannot be drawn: {first.note}; measure again without it")
     first = next(iter(drawn.values()))
-    heading = first.name.replace("_", " ") if title is None else title
-    return _BY_KIND[first.kind](drawn, heading)
+    return _BY_KIND[first.kind](drawn, first.title if title is None else title)
 
 
-def numbers(values: Array) -> Array:
-    """Floats with NaN where a value is undefined: both backends leave a gap there."""
-    return np.ma.filled(np.ma.asarray(values).astype(float), np.nan)
+def _in_percent(result: Result) -> Result:
+    """Shares of one as percent; anything else as it is."""
+    if result.unit != "share" or result.kind not in ("curve", "family", "bars", "scatter"):
+        return result
+    shares = {*QUANTILES, *(n + end for n in result.series for end in ("", "_low", "_high"))}
+    arrays = {k: 100 * numbers(v) if k in shares else v for k, v in result.arrays.items()}
+    return replace(result, arrays=arrays, unit="%")
+
+
+def _label(result: Result, name: str) -> str:
+    """What an array is called, with its unit."""
+    label = result.label(name)
+    if name in result.series:
+        if name not in result.labels and len(result.series) == 1:
+            label = result.title.lower()
+        if result.unit and not _unit(label):
+            return f"{label} ({result.unit})"
+    return label
 
 
 def short_names(result: Result, names: Sequence[str] | None = None) -> dict[str, str]:
     """What tells the series from one another: the first words of the label that are enough."""
-    labels = {n: _bare(result.label(n)) for n in (result.series if names is None else names)}
+    labels = {n: _bare(_label(result, n)) for n in (result.series if names is None else names)}
     first = {n: label.partition(": ")[0] for n, label in labels.items()}
     for brief in ({n: label.partition(", ")[0] for n, label in first.items()}, first):
         if len(set(brief.values())) == len(brief):
@@ -79,7 +96,7 @@ def _curve(runs: Runs, title: str) -> tuple[Chart, ...]:
 
 def _quantity(result: Result, name: str) -> str:
     """What series must share to share an axis: the words after a colon, else the unit."""
-    label = result.label(name)
+    label = _label(result, name)
     _, colon, quantity = label.partition(": ")
     return quantity if colon else _unit(label) or label
 
@@ -90,52 +107,154 @@ def _lines(runs: Runs, names: Sequence[str], title: str, *, whole: bool = True) 
     short = short_names(first, None if alone else names)
     marks: list[Mark] = []
     for place, (run, result) in enumerate(runs.items()):
-        depth = np.asarray(result.arrays["depth"])
         boxed = names[0] == result.series[0] and all(q in result.arrays for q in QUANTILES)
         if boxed:
             spread = np.stack([numbers(result.arrays[q]) for q in QUANTILES])
             known = np.isfinite(numbers(result.arrays[names[0]])) & np.isfinite(spread).all(0)
-            box = Boxes(x=depth[known], quantiles=spread[:, known], name=run, colour=place)
+            box = Boxes(x=result.x()[known], quantiles=spread[:, known], name=run, colour=place)
             marks.append(box)
         for order, name in enumerate(names):
             if name not in result.arrays:
                 continue
             words = (run if len(runs) > 1 else "", "" if alone else short[name])
             line = Line(
-                x=depth,
+                x=result.x(name),
                 y=numbers(result.arrays[name]),
+                low=_optional(result, f"{name}_low"),
+                high=_optional(result, f"{name}_high"),
                 name=" · ".join(filter(None, words)),
                 colour=place if len(runs) > 1 else order,
                 dash=order,
+                markers=len(result.x(name)) <= MOST_MARKERS,
             )
             marks.append(line)
     label = _shared_label(first, names)
     values = [mark.y for mark in marks if isinstance(mark, Line)]
     return Chart(
         title=title if whole else short[names[0]] if alone else _bare(label),
-        x=_depth_axis(first),
+        x=_x_axis(first),
         y=_axis(label, log=_spans_decades(label, values)),
         marks=tuple(marks),
         note=first.note or "",
-        dial="x",
+        dial=_dial(first),
     )
+
+
+def _family(runs: Runs, title: str) -> tuple[Chart, ...]:
+    """A line for every column, of every series a chart."""
+    first = next(iter(runs.values()))
+    found: list[Chart] = []
+    for name in first.series:
+        lines = {run: _columns_as_series(r, name) for run, r in runs.items() if name in r.arrays}
+        one = next(iter(lines.values()))
+        chart = _lines(
+            lines, one.series, title if len(first.series) == 1 else _bare(first.label(name))
+        )
+        label = _label(first, name)
+        values = [mark.y for mark in chart.marks if isinstance(mark, Line)]
+        found.append(replace(chart, y=_axis(label, log=_spans_decades(label, values))))
+    return tuple(found)
+
+
+def _columns_as_series(result: Result, name: str) -> Result:
+    word = result.label("columns")
+    columns = {str(i): f"{word} {shown(x)}" for i, x in enumerate(cells(result.arrays["columns"]))}
+    arrays: dict[str, Any] = {result.axis: result.x()}
+    for end in ("", "_low", "_high"):
+        if f"{name}{end}" in result.arrays:
+            values = np.ma.asarray(result.arrays[f"{name}{end}"])
+            arrays |= {f"{i}{end}": values[:, int(i)] for i in columns}
+    kept = {result.axis: result.label(result.axis)}
+    series = tuple(columns)
+    return replace(result, kind="curve", series=series, arrays=arrays, labels={**kept, **columns})
+
+
+def _bars(runs: Runs, title: str) -> tuple[Chart, ...]:
+    """Bars over numbers or words; a band around the bars is a line with a spread."""
+    first = next(iter(runs.values()))
+    words = tuple(map(str, first.x())) if first.x().dtype.kind == "U" else ()
+    short = short_names(first)
+    marks = [
+        Bars(
+            x=np.arange(len(words)) if words else r.x(),
+            y=numbers(r.arrays[name]),
+            name=" · ".join(filter(None, (run, short[name] if len(r.series) > 1 else ""))),
+            colour=place if len(runs) > 1 else order,
+        )
+        for place, (run, r) in enumerate(runs.items())
+        for order, name in enumerate(r.series)
+    ]
+    x = Axis(label=first.label(first.axis), ticks=words) if words else _x_axis(first)
+    chart = Chart(
+        title=title,
+        x=x,
+        y=_axis(_shared_label(first, first.series)),
+        marks=tuple(marks),
+        note=first.note or "",
+        dial=_dial(first),
+    )
+    return (chart,)
+
+
+def _scatter(runs: Runs, title: str) -> tuple[Chart, ...]:
+    """Points, named where there are names; a line joins the unbeaten ones."""
+    first = next(iter(runs.values()))
+    found: list[Chart] = []
+    for name in first.series:
+        marks: list[Mark] = []
+        for place, (run, r) in enumerate(runs.items()):
+            x, y = numbers(r.x(name)), numbers(r.arrays[name])
+            if "front" in r.arrays:
+                front = np.flatnonzero(r.arrays["front"])
+                front = front[np.argsort(x[front])]
+                line = Line(x=x[front], y=y[front], name=f"{run} unbeaten".strip(), colour=place)
+                marks.append(replace(line, markers=False))
+            text = tuple(map(str, r.arrays["text"])) if "text" in r.arrays else ()
+            marks.append(Dots(x=x, y=y, name=run, text=text, colour=place))
+        across, up = first.label(first.axis), _label(first, name)
+        chart = Chart(
+            title=title if len(first.series) == 1 else _bare(up),
+            x=_axis(
+                across, log=_spans_decades(across, [m.x for m in marks if isinstance(m, Dots)])
+            ),
+            y=_axis(up, log=_spans_decades(up, [m.y for m in marks if isinstance(m, Dots)])),
+            marks=tuple(marks),
+            note=first.note or "",
+        )
+        found.append(chart)
+    return tuple(found)
+
+
+def _rows(runs: Runs, title: str) -> tuple[Chart, ...]:
+    """Nothing to draw: a table is what it is."""
+    first = next(iter(runs.values()))
+    raise SettingError(f"{first.name} is a table to be read; use .table({first.name!r})")
+
+
+def _optional(result: Result, name: str) -> Array | None:
+    return numbers(result.arrays[name]) if name in result.arrays else None
+
+
+def _dial(result: Result) -> Literal["x"] | None:
+    """Layer l leads to depth l, so that both can be pointed at."""
+    return "x" if result.axis in ("depth", "layer") else None
 
 
 def _shared_label(result: Result, names: Sequence[str]) -> str:
     """What the axis is called: the quantity that the series share, with its unit."""
-    label = result.label(names[0])
+    label = _label(result, names[0])
     if len(names) == 1 and ": " not in label:
         return label
     quantity = _quantity(result, names[0])
     if quantity != _unit(label):
         return quantity
-    return f"{result.name.replace('_', ' ')} ({quantity})"
+    return f"{result.title.lower()} ({quantity})"
 
 
 def _histogram(runs: Runs, title: str) -> tuple[Chart, ...]:
     marks: list[Mark] = []
     for place, (run, result) in enumerate(runs.items()):
-        depth = np.asarray(result.arrays["depth"])
+        depth = result.x()
         counts = numbers(result.value)
         share = 100 * counts / max(float(np.nansum(counts)), 1.0)
         several = len(runs) > 1
@@ -152,11 +271,11 @@ def _histogram(runs: Runs, title: str) -> tuple[Chart, ...]:
     first = next(iter(runs.values()))
     chart = Chart(
         title=title,
-        x=_depth_axis(first),
+        x=_x_axis(first),
         y=Axis(label="share", unit="%"),
         marks=tuple(marks),
         note=first.note or "",
-        dial="x",
+        dial=_dial(first),
     )
     return (chart,)
 
@@ -167,15 +286,15 @@ def _matrix(runs: Runs, title: str) -> tuple[Chart, ...]:
         maps = {run: r for run, r in runs.items() if name in r.arrays}
         low, high = _shared_range([numbers(result.arrays[name]) for result in maps.values()])
         for run, result in maps.items():
-            rows = np.asarray(result.arrays["depth"])
+            rows = result.x()
             columns = np.asarray(result.arrays.get("columns", rows))
             label = result.labels.get(name, result.labels.get("value", result.name))
             one = len(result.series) == 1
             words = (run if len(runs) > 1 else title, "" if one else short_names(result)[name])
             chart = Chart(
                 title=" · ".join(filter(None, words)),
-                x=_axis(result.labels.get("columns", result.labels.get("depth", "depth")), True),
-                y=_depth_axis(result),
+                x=_axis(result.labels.get("columns", result.label(result.axis)), True),
+                y=_x_axis(result),
                 marks=(
                     Heat(
                         z=numbers(result.arrays[name]),
@@ -187,7 +306,7 @@ def _matrix(runs: Runs, title: str) -> tuple[Chart, ...]:
                     ),
                 ),
                 note=result.note or "",
-                dial="both",
+                dial="both" if _dial(result) else None,
             )
             found.append(chart)
     spread = _to_the_last(runs, title)
@@ -201,7 +320,7 @@ def _to_the_last(runs: Runs, title: str) -> Chart | None:
         if all(name in result.arrays for name in QUANTILES):
             main = result.series[0]
             columns = {name: result.arrays[name][:, -1] for name in (main, *QUANTILES)}
-            columns["depth"] = result.arrays["depth"]
+            columns[result.axis] = result.x()
             last[run] = replace(result, kind="curve", series=(main,), arrays=columns)
     return (
         _lines(last, next(iter(last.values())).series, f"{title} with the last depth".strip())
@@ -219,12 +338,12 @@ def _grid(runs: Runs, title: str) -> tuple[Chart, ...]:
         chart = Chart(
             title=run if len(runs) > 1 else title,
             x=Axis(label=result.labels.get("tokens", "token"), ticks=tuple(map(str, inputs))),
-            y=_depth_axis(result),
+            y=_x_axis(result),
             marks=(
                 Heat(
                     z=chance,
                     x=np.arange(text.shape[1]),
-                    y=np.asarray(result.arrays["depth"]),
+                    y=result.x(),
                     low=0.0,
                     high=1.0,
                     unit="probability",
@@ -272,7 +391,7 @@ def _table(runs: Runs, title: str) -> tuple[Chart, ...]:
     if not columns:
         raise SettingError(
             f"{first.name} has columns {', '.join(first.series)}, and none holds numbers to draw; "
-            "read it with trace.results"
+            f"use .table({first.name!r})"
         )
     across, *up = columns
     x = numbers(first.arrays[across])
@@ -351,6 +470,10 @@ _EXTRA: Mapping[str, Callable[[Runs], tuple[Chart, ...]]] = {"gradient_covarianc
 
 _BY_KIND: Mapping[str, Callable[[Runs, str], tuple[Chart, ...]]] = {
     "curve": _curve,
+    "family": _family,
+    "bars": _bars,
+    "scatter": _scatter,
+    "rows": _rows,
     "matrix": _matrix,
     "histogram": _histogram,
     "grid": _grid,
@@ -359,8 +482,10 @@ _BY_KIND: Mapping[str, Callable[[Runs, str], tuple[Chart, ...]]] = {
 }
 
 
-def _depth_axis(result: Result) -> Axis:
-    return _axis(result.labels.get("depth", "depth (block)"), whole=True)
+def _x_axis(result: Result) -> Axis:
+    default = "depth (block)" if result.axis == "depth" else result.label(result.axis)
+    whole = result.x(result.series[0]).dtype.kind in "iu"
+    return _axis(result.labels.get(result.axis, default), whole=whole)
 
 
 def _axis(label: str, whole: bool = False, log: bool = False) -> Axis:

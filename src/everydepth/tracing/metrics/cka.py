@@ -20,6 +20,9 @@ class Cka(FeatureMetric):
     """
 
     name = "cka"
+    title = "Linear CKA"
+    about = "Similarity of the features that ignores rotation."
+    section = "similarity"
     kind = "matrix"
     group = "similarity"
     between = False
@@ -93,6 +96,9 @@ class CkaBetween(Cka):
     """Depths of the model (rows) against depths of the second model (columns)."""
 
     name = "cka_between"
+    title = "CKA with the other model"
+    about = "Depths of one model by another."
+    section = "similarity"
     needs = frozenset({"against"})
     between = True
 
@@ -102,6 +108,9 @@ class TokenCka(Cka):
     """CKA with every real token as a sample, for streams in which one token predicts."""
 
     name = "token_cka"
+    title = "Linear CKA of tokens"
+    about = "The same over every token."
+    section = "similarity"
     needs = frozenset({"tokens"})
     level = "token"
     default = False

@@ -27,6 +27,9 @@ class Contributions(BatchMetric):
     """
 
     name = "contributions"
+    title = "What each block adds"
+    about = "How much a block moves the output, and how far towards the right answer."
+    section = "blocks"
     group = "contributions"
     tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})
 
@@ -77,6 +80,9 @@ class BranchContributions(BatchMetric):
     """
 
     name = "branch_contributions"
+    title = "The same by branch"
+    about = "What attention and feed-forward branches add to the output, each by itself."
+    section = "blocks"
     group = "contributions"
     needs = frozenset({"branches"})
     tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})

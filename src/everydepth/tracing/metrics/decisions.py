@@ -32,6 +32,9 @@ class Saturation(BatchMetric):
     """Rows (samples or tokens) whose prediction is final from each depth on."""
 
     name = "saturation"
+    title = "Where predictions become final"
+    about = "Share of predictions that no later block changes, at each depth and up to it."
+    section = "decisions"
     kind = "histogram"
     group = "decisions"
     tasks = CLASSES
@@ -75,6 +78,12 @@ class PredictionDepth(BatchMetric):
     """
 
     name = "prediction_depth"
+    title = "Final and right"
+    about = (
+        "From which depth each prediction is final, against from which depth it is right; "
+        "one more than the last depth means never."
+    )
+    section = "decisions"
     kind = "table"
     group = "decisions"
     tasks = CLASSES
@@ -121,6 +130,10 @@ class Margin(BatchMetric):
     """Top-1 minus top-2 logit, mean over rows, with quantiles."""
 
     name = "margin"
+    title = "Margin"
+    about = "How far the best answer is ahead of the second; boxes show the middle half of samples."
+    better = "higher"
+    section = "decisions"
     group = "decisions"
     tasks = CLASSES
 
@@ -172,6 +185,9 @@ class EffectiveDepth(BatchMetric):
     """Epsilon-effective depth, absolute and relative to the full model, for several epsilon."""
 
     name = "effective_depth"
+    title = "Depth needed"
+    about = "The fewest blocks that give up no more than so much accuracy."
+    section = "decisions"
     kind = "table"
     group = "decisions"
     needs = LABELS

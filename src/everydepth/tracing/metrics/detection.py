@@ -29,6 +29,10 @@ class AP50(BatchMetric):
     """
 
     name = "ap50"
+    title = "AP50"
+    about = "Average precision of the boxes of each decoder layer."
+    better = "higher"
+    section = "prediction"
     group = "detection"
     needs = LABELS
     tasks = frozenset({"detection"})

@@ -31,6 +31,11 @@ class GradientNorm(BatchMetric):
     """
 
     name = "gradient_norm"
+    title = "Gradient norm"
+    about = (
+        "Length of the gradient of the loss of one sample at each depth; boxes show the samples."
+    )
+    section = "gradients"
     group = "gradients"
     needs = GRADIENTS
     tasks = CLASSES | NUMBERS
@@ -93,6 +98,9 @@ class GradientMean(BatchMetric):
     """
 
     name = "gradient_mean"
+    title = "Mean gradient"
+    about = "Length of the mean gradient: what all samples together would change."
+    section = "gradients"
     group = "gradients"
     needs = GRADIENTS
     tasks = CLASSES | NUMBERS
@@ -169,6 +177,9 @@ class GradientCovariance(BatchMetric):
     """
 
     name = "gradient_covariance"
+    title = "Gradient covariance"
+    about = "How much of the covariance lies on its diagonal."
+    section = "gradients"
     group = "gradients"
     needs = GRADIENTS
     tasks = CLASSES | NUMBERS
@@ -281,6 +292,9 @@ def gradient_alignment(train: Trace, test: Trace) -> Result:
     return Result(
         name="gradient_alignment",
         kind="curve",
+        title="Gradient alignment",
+        about="Whether the mean gradients of two data sets point the same way.",
+        section="gradients",
         series=("cosine", "bound"),
         arrays={
             "depth": depths(last),

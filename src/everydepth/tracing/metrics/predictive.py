@@ -66,34 +66,15 @@ class _Mean(BatchMetric):
 
 
 @register_metric
-class Loss(_Mean):
-    """Mean cross-entropy of every depth; for language models the negative log-likelihood."""
-
-    name = "loss"
-    label = "cross-entropy (nat)"
-
-    def values(self, p: Predictions, targets: Tensor) -> Tensor:
-        return p.loss
-
-
-@register_metric
-class Perplexity(Loss):
-    """`exp` of the mean negative log-likelihood."""
-
-    name = "perplexity"
-    label = "perplexity"
-    tasks = frozenset({"causal_lm", "masked_lm"})
-
-    def finish(self, mean: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):
-            return np.exp(mean)
-
-
-@register_metric
 class Accuracy(_Mean):
     """Share of rows whose top class is the label."""
 
     name = "accuracy"
+    title = "Accuracy"
+    about = "Accuracy, if the network stopped at this depth and used the shared readout."
+    unit = "share"
+    better = "higher"
+    section = "prediction"
     label = "accuracy"
     tasks = frozenset({"classification", "masked_lm"})
 
@@ -106,8 +87,46 @@ class NextTokenAccuracy(Accuracy):
     """Share of tokens whose successor is the top prediction."""
 
     name = "next_token_accuracy"
+    title = "Next-token accuracy"
+    about = "Next-token accuracy, if the network stopped at this depth and used the shared readout."
+    unit = "share"
+    better = "higher"
+    section = "prediction"
     label = "next-token accuracy"
     tasks = frozenset({"causal_lm"})
+
+
+@register_metric
+class Loss(_Mean):
+    """Mean cross-entropy of every depth; for language models the negative log-likelihood."""
+
+    name = "loss"
+    title = "Loss"
+    about = "Cross-entropy of the prediction read out at each depth; lower is better."
+    unit = "nat"
+    better = "lower"
+    section = "prediction"
+    label = "cross-entropy (nat)"
+
+    def values(self, p: Predictions, targets: Tensor) -> Tensor:
+        return p.loss
+
+
+@register_metric
+class Perplexity(Loss):
+    """`exp` of the mean negative log-likelihood."""
+
+    name = "perplexity"
+    title = "Perplexity"
+    about = "Among how many equally likely tokens the prediction of each depth hesitates."
+    better = "lower"
+    section = "prediction"
+    label = "perplexity"
+    tasks = frozenset({"causal_lm", "masked_lm"})
+
+    def finish(self, mean: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return np.exp(mean)
 
 
 @register_metric
@@ -115,6 +134,11 @@ class Top5(_Mean):
     """Share of rows whose label is among the five highest logits."""
 
     name = "top5"
+    title = "Top-5 accuracy"
+    about = "Top-5 accuracy, if the network stopped at this depth and used the shared readout."
+    unit = "share"
+    better = "higher"
+    section = "prediction"
     label = "top-5 accuracy"
 
     def values(self, p: Predictions, targets: Tensor) -> Tensor:
@@ -126,6 +150,10 @@ class PredictionError(_Mean):
     """`||softmax(z) - onehot(y)||` (SPEC 3.4)."""
 
     name = "prediction_error"
+    title = "Distance to the truth"
+    about = "Length of the difference between predicted probabilities and the right answer."
+    better = "lower"
+    section = "prediction"
     label = "prediction error ‖softmax(z) - y‖"
 
     def values(self, p: Predictions, targets: Tensor) -> Tensor:
@@ -135,6 +163,10 @@ class PredictionError(_Mean):
 @register_metric
 class MeanSquaredError(_Mean):
     name = "mse"
+    title = "Mean squared error"
+    about = "Mean squared error of each depth; lower is better."
+    better = "lower"
+    section = "prediction"
     label = "mean squared error"
     tasks = NUMBERS
 
@@ -145,6 +177,10 @@ class MeanSquaredError(_Mean):
 @register_metric
 class MeanAbsoluteError(_Mean):
     name = "mae"
+    title = "Absolute error"
+    about = "Mean absolute error of each depth."
+    better = "lower"
+    section = "prediction"
     label = "mean absolute error"
     tasks = NUMBERS
 
@@ -157,6 +193,10 @@ class SupError(BatchMetric):
     """`max_x ||f(x) - z_l(x)||`."""
 
     name = "sup_error"
+    title = "Worst error"
+    about = "The largest error over all samples."
+    better = "lower"
+    section = "prediction"
     group = "prediction"
     needs = LABELS
     tasks = NUMBERS
@@ -185,6 +225,12 @@ class Calibration(BatchMetric):
     """Expected calibration error: |confidence - accuracy| in equal bins of confidence, weighted."""
 
     name = "calibration"
+    title = "Calibration error"
+    about = (
+        "How far confidence is from accuracy on average; 0 means that confidence can be trusted."
+    )
+    better = "lower"
+    section = "prediction"
     group = "prediction"
     needs = LABELS
     tasks = CLASSES
@@ -233,6 +279,9 @@ class Monotonicity(BatchMetric):
     """Does the error fall at every depth? Rises of the mean, and the share of rows without any."""
 
     name = "monotonicity"
+    title = "Does more depth always help?"
+    about = "Where the loss rises with depth."
+    section = "prediction"
     kind = "scalar"
     group = "prediction"
     needs = LABELS

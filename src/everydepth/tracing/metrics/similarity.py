@@ -47,6 +47,9 @@ class Cos(FeatureMetric):
     """Mean cosine of the centred features of every pair of depths, with quantiles over samples."""
 
     name = "cos"
+    title = "Cosine similarity"
+    about = "Mean cosine of the features of every two depths, and of each with the last."
+    section = "similarity"
     kind = "matrix"
     group = "similarity"
     passes = 2
@@ -138,6 +141,9 @@ class CosBetween(Cos):
     """Depths of the model (rows) against depths of a second model of the same width."""
 
     name = "cos_between"
+    title = "Cosine with the other model"
+    about = "Depths of one model by another."
+    section = "similarity"
     needs = frozenset({"against"})
     sides = ("own", "other")
 
@@ -147,6 +153,9 @@ class EmbeddingCos(Cos):
     """COS of what the readout makes of every depth: projected features, as in CLIP (2.12)."""
 
     name = "embedding_cos"
+    title = "Cosine of embeddings"
+    about = "Mean cosine of the embeddings that every two depths give."
+    section = "similarity"
     level = "readout"
     tasks = frozenset({"embedding"})
 
@@ -156,6 +165,9 @@ class EmbeddingCosOther(EmbeddingCos):
     """The same within the second model, the other modality."""
 
     name = "embedding_cos_other"
+    title = "Cosine of embeddings, second tower"
+    about = "The same for the second tower."
+    section = "similarity"
     needs = frozenset({"against"})
     sides = ("other", "other")
 
@@ -165,6 +177,9 @@ class EmbeddingCosBetween(EmbeddingCos):
     """Across modalities: depths of one tower against depths of the other."""
 
     name = "embedding_cos_between"
+    title = "Cosine between the towers"
+    about = "Mean cosine of the embeddings of a pair, by the depth of each tower."
+    section = "similarity"
     needs = frozenset({"against"})
     sides = ("own", "other")
 
@@ -174,6 +189,9 @@ class AdjacentCos(FeatureMetric):
     """Cosine of each depth with the one before it, centred; quantiles over samples."""
 
     name = "adjacent_cos"
+    title = "Neighbors"
+    about = "Cosine of the features of each depth with the one before."
+    section = "similarity"
     group = "similarity"
     passes = 2
 
@@ -226,6 +244,9 @@ class NormRatio(FeatureMetric):
     """
 
     name = "norm_ratio"
+    title = "Stream against block"
+    about = "Length of the stream over the length of what the block adds; high means a small step."
+    section = "blocks"
     group = "similarity"
 
     def __init__(self) -> None:

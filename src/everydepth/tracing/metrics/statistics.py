@@ -56,6 +56,9 @@ class StreamStd(BatchMetric):
     """
 
     name = "stream_std"
+    title = "Spread of the stream"
+    about = "Standard deviation where branches read."
+    section = "gradients"
     group = "statistics"
     needs = frozenset({"branches"})
 
@@ -107,6 +110,9 @@ class WeightStd(BatchMetric):
     """Standard deviation of every weight matrix of each block, by its name inside the block."""
 
     name = "weight_std"
+    title = "Spread of the weights"
+    about = "Standard deviation of each matrix."
+    section = "gradients"
     group = "statistics"
 
     def __init__(self) -> None:

@@ -50,6 +50,9 @@ class NeuralCollapse(FeatureMetric):
     """
 
     name = "neural_collapse"
+    title = "Neural collapse"
+    about = "How near the features are to one point a class, equally far apart; 0 is collapsed."
+    section = "structure"
     group = "structure"
     needs = LABELS
     tasks = frozenset({"classification"})
@@ -172,6 +175,9 @@ class Distinguishability(FeatureMetric):
     """
 
     name = "distinguishability"
+    title = "Distinguishability"
+    about = "Whether inputs with different labels stay apart."
+    section = "structure"
     group = "structure"
     needs = LABELS
     tasks = frozenset({"classification"})

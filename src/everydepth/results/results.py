@@ -1,0 +1,297 @@
+"""A collection of measurements with what they were made from: the answer of every verb."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from everydepth.environment import REPORTED_PACKAGES, installed_version
+from everydepth.errors import DataError, SettingError
+from everydepth.results.layout import merged, table_of
+from everydepth.results.result import Result
+from everydepth.results.table import Table
+
+FORMAT = 1
+R = TypeVar("R", bound="Results")  # not Self, which beartype cannot check on methods
+_kinds: dict[str, type[Results]] = {}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Results:
+    """`results["accuracy"]` is a numpy array, `results.result("accuracy")` all there is to say.
+
+    results: measurements by name, in the order in which they are shown.
+    about: what they were made from, as JSON values (see `provenance`).
+    kind: what the verb calls them; kept when a file is loaded without the verb.
+
+    >>> traced = ed.trace(model, test, ["accuracy", "cos"], progress=False)
+    >>> traced["accuracy"].shape, "cos" in traced, len(traced)
+    ((4,), True, 2)
+    >>> again = ed.Results.load(traced.save("answers"))  # whatever the verb was
+    >>> again.kind, again.model, again.table().headings
+    ('trace', 'ViTForImageClassification', ('depth', 'accuracy'))
+    """
+
+    results: Mapping[str, Result]
+    about: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kind: str = ""
+
+    own_kind: ClassVar[str] = "results"
+
+    def __init_subclass__(cls, *, kind: str, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        cls.own_kind = kind
+        _kinds[kind] = cls
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "results", MappingProxyType(dict(self.results)))
+        object.__setattr__(self, "about", MappingProxyType(plain(self.about)))
+        object.__setattr__(self, "kind", self.kind or self.own_kind)
+        wrong = [f"{name!r} holds {r.name!r}" for name, r in self.results.items() if name != r.name]
+        if wrong:
+            raise SettingError(f"{wrong[0]}; give each result under its own name (see `named`)")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Sweeps send results between processes, and a read-only view does not travel."""
+        return {**vars(self), "results": dict(self.results), "about": dict(self.about)}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+    # -- a mapping of names to arrays -------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.result(name).value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.results
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def result(self, name: str) -> Result:
+        """All there is to say about one measurement."""
+        if name not in self.results:
+            close = get_close_matches(name, self.results, 1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise SettingError(
+                f"this {self.kind} has no {name!r}{self._why_not(name)}; {hint}it has "
+                f"{', '.join(self.results) or 'none'}"
+            )
+        return self.results[name]
+
+    def _why_not(self, name: str) -> str:
+        """What a verb knows about a measurement that is not there, in brackets."""
+        skipped = self.about.get("skipped")
+        why = skipped.get(name) if isinstance(skipped, Mapping) else None
+        return f" ({name} was left out: {why})" if why else ""
+
+    @property
+    def main(self) -> Result:
+        """What to look at first: the first that can be better or worse, else the first."""
+        present = [r for r in self.results.values() if not r.is_gap]
+        if not present:
+            raise SettingError(f"this {self.kind} has no measurement with values")
+        return next((r for r in present if r.better), present[0])
+
+    def with_results(self: R, *results: Result) -> R:
+        """The same with further measurements; a name that exists is replaced."""
+        return replace(self, results={**self.results, **named(*results)})
+
+    def with_about(self: R, **facts: Any) -> R:
+        """The same with further facts about where it came from."""
+        return replace(self, about={**self.about, **facts})
+
+    # -- what it was made from --------------------------------------------------------------------
+
+    @property
+    def model(self) -> str:
+        """The model's class name; empty if unknown."""
+        return str(self.about.get("model") or "")
+
+    @property
+    def task(self) -> str:
+        """What the model's readout predicts; empty if unknown."""
+        return str(self.about.get("task") or "")
+
+    @property
+    def depth(self) -> int:
+        """The number of blocks L; 0 if unknown."""
+        return int(self.about.get("depth") or 0)
+
+    @property
+    def samples(self) -> int:
+        """Rows of data that were looked at; 0 if unknown."""
+        return int(self.about.get("samples") or 0)
+
+    # -- shown ------------------------------------------------------------------------------------
+
+    def table(self, name: str | None = None) -> Table:
+        """One measurement, or without a name all that share the axis of the main one."""
+        if name is not None:
+            return table_of(self.result(name))
+        return merged(list(self.results.values()), str(self))
+
+    def plot(self, name: str | None = None, backend: str = "matplotlib") -> Any:
+        """The figure of one measurement, by default the main one.
+
+        backend: "matplotlib" (paper) or "plotly" (page).
+        """
+        from everydepth.results.figures import figure
+
+        return figure(self.main if name is None else self.result(name), backend)
+
+    def figure(self, names: Sequence[str] | None = None, backend: str = "matplotlib") -> Any:
+        """All measurements that can be drawn, or the named ones, on one sheet."""
+        from everydepth.results.figures import sheet
+
+        wanted = self.results.values() if names is None else map(self.result, names)
+        return sheet(list(wanted), backend, strict=names is not None)
+
+    def __str__(self) -> str:
+        facts = [
+            f"{self.depth} blocks" if self.depth else "",
+            f"{self.samples:,} samples" if self.samples else "",
+            f"{len(self)} measurement{'' if len(self) == 1 else 's'}",
+        ]
+        of = f" of {self.model}" if self.model else ""
+        return f"{self.kind.capitalize()}{of}: {', '.join(filter(None, facts))}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()  # pyright: ignore[reportPrivateUsage]
+
+    # -- kept -------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain JSON values; what is undefined is null."""
+        return {
+            "format": FORMAT,
+            "kind": self.kind,
+            "about": dict(self.about),
+            "results": [
+                {**described(r), "arrays": {key: plain(a) for key, a in r.arrays.items()}}
+                for r in self.results.values()
+            ],
+        }
+
+    def save(self, path: str | Path) -> Path:
+        """Write JSON and arrays into the folder `path`, whole or not at all; returns the folder."""
+        from everydepth.results.saving import save
+
+        return save(self, Path(path))
+
+    @classmethod
+    def load(cls: type[R], path: str | Path) -> R:
+        """Read what `save` wrote; nothing in the files can run code.
+
+        `Results.load` reads any; a verb's own class only its own kind.
+        """
+        from everydepth.results.saving import load
+
+        found = load(Path(path))
+        if not isinstance(found, cls):
+            raise DataError(
+                f"{path} holds a {found.kind}, not a {cls.own_kind}; load it with Results.load"
+            )
+        return found
+
+
+def named(*results: Result) -> dict[str, Result]:
+    """Results by their names."""
+    return {result.name: result for result in results}
+
+
+def provenance(
+    *,
+    model: str = "",
+    task: str = "",
+    depth: int | None = None,
+    samples: int | None = None,
+    seconds: float | None = None,
+    settings: Any = None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """What every verb says about where its results came from; versions are added.
+
+    settings: the config that was used, a dataclass or a mapping.
+
+    >>> from everydepth.results import provenance
+    >>> provenance(model="ViT", samples=100, seconds=1.23456, policy="margin")["seconds"]
+    1.235
+    """
+    given = {
+        "model": model,
+        "task": task,
+        "depth": depth,
+        "samples": samples,
+        "seconds": None if seconds is None else round(seconds, 3),
+        "settings": settings,
+    }
+    versions = {name: installed_version(name) for name in REPORTED_PACKAGES}
+    return plain({**{k: v for k, v in given.items() if v not in (None, "")}, **facts}) | {
+        "versions": {name: found for name, found in versions.items() if found}
+    }
+
+
+def described(result: Result) -> dict[str, Any]:
+    """All of a result but its arrays, as JSON values."""
+    return plain(
+        {
+            key: getattr(result, key)
+            for key in (
+                "name",
+                "kind",
+                "series",
+                "axis",
+                "labels",
+                "title",
+                "about",
+                "unit",
+                "better",
+                "section",
+                "meta",
+                "note",
+            )
+        }
+    )
+
+
+def plain(value: Any) -> Any:
+    """As JSON knows it: lists, dictionaries with words as keys, null for what is not finite."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float | np.floating):
+        return float(value) if np.isfinite(value) else None
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())  # masked values become None
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence | set | frozenset):
+        return [plain(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    return str(value)  # paths, devices, classes
+
+
+def class_of(kind: str) -> type[Results]:
+    """The class of a kind, or `Results` where its module was not imported."""
+    return _kinds.get(kind, Results)

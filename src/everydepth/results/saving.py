@@ -1,0 +1,226 @@
+"""Results on disk: JSON for what they are, one npz without pickles for their arrays.
+
+Reading is safe for files from anywhere: only files of known names are read, none that leads out of
+its folder, none unpacked beyond a limit, and every type is checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from everydepth.errors import DataError
+from everydepth.files import write_bytes, write_text
+from everydepth.results.result import Better, Kind, Result
+from everydepth.results.results import FORMAT, Results, class_of, described
+
+FILE = "measured.json"
+DEEPEST = 100_000  # blocks; more would only be there to fill the memory
+LARGEST = 512 * 2**20  # bytes of one file, unpacked
+_MASK = "!mask"  # suffix of the stored mask of a masked array; cannot be part of an array's name
+
+EARLIER = {"trace.json": "everydepth.tracing.earlier"}
+"""Files that verbs wrote before all results were saved alike -> the module whose `convert(folder)`
+reads them."""
+
+# What reading a file can raise that does not look as it should.
+BROKEN = (
+    AttributeError,
+    EOFError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+)
+
+
+def save(results: Results, folder: Path) -> Path:
+    """The arrays first, then the JSON that names their file: a cut-off save leaves the old one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, np.ndarray] = {}
+    for name, result in results.results.items():
+        for key, array in result.arrays.items():
+            arrays[f"{name}/{key}"] = np.ma.getdata(array)
+            if isinstance(array, np.ma.MaskedArray):
+                arrays[f"{name}/{key}{_MASK}"] = np.ma.getmaskarray(array)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)  # pyright: ignore[reportArgumentType]
+    content = packed.getvalue()
+    # A name of its own for every content, so that the old pair stays whole until the JSON changes.
+    file = f"measured-{hashlib.sha256(content).hexdigest()[:12]}.npz"
+    head = {
+        "format": FORMAT,
+        "kind": results.kind,
+        "arrays": file,
+        "about": dict(results.about),
+        "results": [{**described(r), "arrays": list(r.arrays)} for r in results.results.values()],
+    }
+    write_bytes(folder / file, content)
+    write_text(folder / FILE, json.dumps(head, indent=1) + "\n")
+    for old in folder.glob("measured-*.npz"):
+        if old.name != file:
+            old.unlink()
+    return folder
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder holds results, of today or of an earlier version."""
+    return any((folder / name).is_file() for name in (FILE, *EARLIER))
+
+
+def find(folder: Path) -> dict[str, Path]:
+    """The folders of results directly inside a folder; a link that leads out is an error."""
+    return {
+        entry.name: entry
+        for entry in sorted(folder.iterdir())
+        if any(inside(folder, f"{entry.name}/{name}") for name in (FILE, *EARLIER))
+    }
+
+
+def load(folder: Path) -> Results:
+    """The results in a folder, as the class of their kind if its module was imported."""
+    if not is_saved(folder):
+        raise DataError(
+            f"no results in {str(folder)!r}; give a folder written by `Results.save`"
+            + ("" if folder.is_dir() else " (there is no such folder)")
+        )
+    try:
+        for name, module in EARLIER.items():
+            if not (folder / FILE).is_file() and (folder / name).is_file():
+                return import_module(module).convert(folder)
+        return _load(folder)
+    except DataError:
+        raise
+    except BROKEN as error:
+        raise DataError(
+            f"{folder} does not hold whole results ({type(error).__name__}: {error}); "
+            "restore them from a copy, or measure again"
+        ) from error
+
+
+def _load(folder: Path) -> Results:
+    head = read_object(folder, FILE)
+    check_format(folder, head.get("format"), FORMAT)
+    kind = checked(head["kind"], str, "kind")
+    cls = class_of(kind)
+    results = read_results(folder, checked(head["arrays"], str, "arrays"), head["results"])
+    about = checked(head["about"], dict, "about")
+    check_counts(about)
+    return cls(results=results, about=about, kind=kind)
+
+
+def check_format(folder: Path, found: Any, readable: int) -> None:
+    if found != readable:
+        raise DataError(
+            f"{folder} holds results of format {found!r}, but this everydepth reads format "
+            f"{readable}; read them with the everydepth that wrote them"
+        )
+
+
+def read_results(folder: Path, file: str, entries: Sequence[Any]) -> dict[str, Result]:
+    """The results that the entries of the JSON describe, with their arrays."""
+    if Path(file).name != file or not inside(folder, file):
+        raise DataError(f"{folder} has no {file[:80]!r}, which holds the arrays; copy the folder")
+    with zipfile.ZipFile(folder / file) as packed:
+        size = sum(entry.file_size for entry in packed.infolist())
+    if size > LARGEST:
+        raise DataError(
+            f"{folder / file} unpacks to {size / 2**20:.0f} MiB, but up to "
+            f"{LARGEST / 2**20:.0f} MiB are read; save fewer measurements"
+        )
+    with np.load(folder / file, allow_pickle=False) as stored:
+        found = [_result(checked(entry, dict, "a result"), stored) for entry in entries]
+    return {result.name: result for result in found}
+
+
+def _result(entry: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> Result:
+    name = checked(entry["name"], str, "name")
+    arrays: dict[str, np.ndarray] = {}
+    for key in entry["arrays"]:
+        place = f"{name}/{checked(key, str, 'array')}"
+        data, mask = stored[place], f"{place}{_MASK}"
+        arrays[key] = np.ma.masked_array(data, mask=stored[mask]) if mask in stored else data
+    words = {
+        key: checked(entry.get(key, ""), str, key)
+        for key in ("axis", "title", "about", "unit", "section")
+    }
+    note, better = entry.get("note"), entry.get("better")
+    if entry["kind"] not in get_args(Kind) or better not in (None, *get_args(Better)):
+        raise TypeError(f"{name!r:.40} is not a result")
+    labels = checked(entry["labels"], dict, "labels")
+    result = Result(
+        name=name,
+        kind=entry["kind"],
+        series=tuple(entry["series"]),
+        arrays=arrays,
+        labels={key: checked(label, str, "label") for key, label in labels.items()},
+        better=better,
+        meta=checked(entry["meta"], dict, "meta"),
+        note=None if note is None else checked(note, str, "note"),
+        **{key: word for key, word in words.items() if word},
+    )
+    _check_arrays(result)
+    return result
+
+
+def _check_arrays(result: Result) -> None:
+    for series in result.series:
+        if series not in result.arrays:
+            raise KeyError(f"{result.name} has no array {series!r:.40}")
+    depth = result.arrays.get("depth")
+    if depth is not None and (
+        depth.dtype.kind not in "iu" or not depth.size or depth.min() < 0 or depth.max() > DEEPEST
+    ):
+        raise ValueError(f"the depths of {result.name} are not depths")
+
+
+def check_counts(about: Mapping[str, Any]) -> None:
+    """An error if what should be a count is none; pages are as long as a network is deep."""
+    for name in ("depth", "samples"):
+        number = about.get(name)
+        if number is not None and (type(number) is not int or number < 0):
+            raise ValueError(f"{name} is {number!r:.40}, not a count")
+    if (about.get("depth") or 0) > DEEPEST:
+        raise ValueError(f"depth is {about['depth']}, more than {DEEPEST}")
+
+
+def checked(value: Any, kind: type, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} is {value!r:.40}, not {kind.__name__}")
+    return value
+
+
+def inside(folder: Path, name: str) -> bool:
+    """Whether the file is there; an error if it is a link that leads out, or too large."""
+    file = folder / name
+    if not file.is_file():
+        return False
+    real = file.resolve()
+    if not real.is_relative_to(folder.resolve()):
+        raise DataError(f"{file} leads out of {folder}, and only what is inside is read")
+    if real.stat().st_size > LARGEST:
+        raise DataError(
+            f"{file} has {real.stat().st_size / 2**20:.0f} MiB, but up to "
+            f"{LARGEST / 2**20:.0f} MiB are read; shorten it"
+        )
+    return True
+
+
+def read_object(folder: Path, name: str) -> dict[str, Any]:
+    """The object in a file; empty if there is none."""
+    if not inside(folder, name):
+        return {}
+    try:
+        found = json.loads((folder / name).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{folder / name} is not JSON ({error}); restore it from a copy") from error
+    return found if isinstance(found, dict) else {}
