@@ -1,9 +1,9 @@
-"""Do skips carry memorisation? Trained from nothing, one network for each removed layer, on digits.
+"""Do skips carry memorization? Trained from nothing, one network for each removed layer, on digits.
 
 python benchmarks/memorization.py [--run DIR]
 
-The recipes of paper 004 (recipes/004_*) start, as the paper does, from trained networks; this is
-the counterpart without. Finished cells in DIR are not trained again. Nothing was tuned but the
+The recipes of Residual Relay start, as the paper does, from trained networks; this is the
+counterpart without. Finished cells in DIR are not trained again. Nothing was tuned but the
 learning rate, once, so that the untouched model fits most of the noise.
 """
 

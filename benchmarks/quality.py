@@ -99,7 +99,7 @@ def resnet() -> CifarResNet:
 
 def images(root: str | None, split: str) -> dict[str, Images]:
     """Normalised images for each network: the ResNet sees 2x2 means, which cost a quarter."""
-    full = load("fashion-mnist", kind=Images, split=split, root=root).normalised((0.286,), (0.353,))
+    full = load("fashion-mnist", kind=Images, split=split, root=root).normalized((0.286,), (0.353,))
     half = Images(avg_pool2d(full.pixel_values, 2), full.labels, full.classes)
     return {"vit": full, "resnet": half}
 

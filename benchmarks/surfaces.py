@@ -1,4 +1,4 @@
-"""Many small networks at once against one after another (Table 1 of paper 000).
+"""Many small networks at once against one after another (Progressive Approximation, Table 1).
 
     python benchmarks/surfaces.py
 

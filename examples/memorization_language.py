@@ -1,4 +1,4 @@
-"""A tiny GPT-2 learns to say what a sentence is about, wrong labels included (paper 004, 4.4)."""
+"""A tiny GPT-2 learns what a sentence is about, wrong labels included (Residual Relay, 4.4)."""
 
 from __future__ import annotations
 

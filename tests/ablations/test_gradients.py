@@ -142,7 +142,7 @@ def test_x_of_a_layer_is_the_state_before_it() -> None:
 def printed(
     model: Any, x: Tensor, xt: Tensor, error: float, layer: int, tokens: int
 ) -> tuple[float, float]:
-    """SPEC 3.5 as it stands, for one sample of a ViT, layers counted from 1: at x and at x~."""
+    """The bound of Theorem 1 for one sample of a ViT, layers counted from 1: at x and at x~."""
     config, d = model.config, model.config.hidden_size
     heads, size = config.num_attention_heads, d // config.num_attention_heads
     bound = error * model.classifier.weight.std(correction=0).item()

@@ -25,7 +25,7 @@ def test_a_pretrained_cifar_resnet_scores_as_published(
     model.load_state_dict(load_file(data_folder / "resnet-cifar10" / f"resnet{layers}.safetensors"))
     model.eval()
     test = load("cifar10", kind=Images, split="test", root=data_folder).subset(range(2000))
-    test = test.normalised(*IMAGENET)
+    test = test.normalized(*IMAGENET)
     right = 0
     with torch.no_grad():
         for batch in batches(test, 250):

@@ -1,4 +1,4 @@
-"""Exits across stages: the readout follows the skips (SPEC 1.4)."""
+"""Exits across stages: the readout follows the skips."""
 
 from __future__ import annotations
 

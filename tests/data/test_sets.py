@@ -99,7 +99,7 @@ def test_bytes_stay_bytes_until_asked():
     assert data.as_float().pixel_values.dtype == torch.float32
     assert torch.equal(data.as_float().pixel_values, data.pixel_values / 255)
     assert data.as_float().as_float().pixel_values is not data.pixel_values
-    half = data.normalised([0.5, 0.0, 0.0], [0.5, 1.0, 2.0]).pixel_values
+    half = data.normalized([0.5, 0.0, 0.0], [0.5, 1.0, 2.0]).pixel_values
     assert torch.allclose(half[:, 0], (data.pixel_values[:, 0] / 255 - 0.5) / 0.5)
     assert torch.allclose(half[:, 2], data.pixel_values[:, 2] / 255 / 2)
 
@@ -109,7 +109,7 @@ def test_a_mean_and_std_that_do_not_fit_the_channels_are_refused(
     mean: list[float], std: list[float]
 ):
     with pytest.raises(DataError, match=r"these images have 3 channel\(s\); give one mean and one"):
-        images().normalised(mean, std)
+        images().normalized(mean, std)
 
 
 def test_a_data_loader_reads_every_kind_of_rows():

@@ -79,7 +79,7 @@ def test_a_row_leaves_at_the_first_depth_that_reaches_its_threshold() -> None:
 
 
 def test_layer_speedup_counts_blocks() -> None:
-    # SPEC 2.10: sum_i L m_i / sum_i i m_i, with two at depth 1 and one at depth 4.
+    # The layer speed-up is sum_i L m_i / sum_i i m_i, with two at depth 1 and one at depth 4.
     assert layer_speedup(torch.tensor([1, 1, 4]), 4) == pytest.approx(12 / 6)
 
 

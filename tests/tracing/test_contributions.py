@@ -1,4 +1,4 @@
-"""What blocks and branches add to the output telescopes to the whole (SPEC 1.2)."""
+"""What blocks and branches add to the output telescopes to the whole."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_a_pretrained_resnet_is_right_at_the_end_and_collapses_on_the_way(
     model = CifarResNet(CifarResNetConfig.of_depth(32, shortcut="pad", num_labels=10))
     model.load_state_dict(load_file(data_folder / "resnet-cifar10" / "resnet32.safetensors"))
     test = load("cifar10", kind=Images, split="test", root=data_folder).subset(range(1000))
-    t = ed.trace(model, test.normalised(*IMAGENET), batch_size=100, progress=False)
+    t = ed.trace(model, test.normalized(*IMAGENET), batch_size=100, progress=False)
     assert abs(t["accuracy"][-1] - 0.9263) < 0.02
     separation = t.result("neural_collapse").arrays["separation"]
     assert separation[-1] < separation[1] - 2

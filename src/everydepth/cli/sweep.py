@@ -118,7 +118,7 @@ def resnet_cell(
 
     train, test = (_images(data, part, data_root, max_samples, pool) for part in ("train", "test"))
     mean, std = train.pixel_values.mean((0, 2, 3)), train.pixel_values.std((0, 2, 3))
-    train, test = (part.normalised(mean.tolist(), std.tolist()) for part in (train, test))
+    train, test = (part.normalized(mean.tolist(), std.tolist()) for part in (train, test))
     torch.manual_seed(seed)
     config = CifarResNetConfig.of_depth(
         layers,

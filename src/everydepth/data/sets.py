@@ -142,7 +142,7 @@ def _take(column: Tensor | tuple[str, ...], indices: Tensor) -> Tensor | tuple[s
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images(Rows):
-    """Labelled images; bytes stay bytes until `as_float` or `normalised`."""
+    """Labeled images; bytes stay bytes until `as_float` or `normalized`."""
 
     KEYS: ClassVar[Mapping[str, str]] = {"pixel_values": "pixel_values", "labels": "labels"}
 
@@ -158,7 +158,7 @@ class Images(Rows):
             return self
         return replace(self, pixel_values=self.pixel_values.float().div_(255))
 
-    def normalised(self, mean: Sequence[float], std: Sequence[float]) -> Images:
+    def normalized(self, mean: Sequence[float], std: Sequence[float]) -> Images:
         """`(pixel - mean) / std` per channel, with pixels in 0..1."""
         channels = self.pixel_values.shape[1]
         if len(mean) != channels or len(std) != channels or min(std) <= 0:

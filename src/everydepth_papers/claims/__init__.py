@@ -9,14 +9,14 @@ True
 | file | noun |
 |---|---|
 | `claim` | a claim, and when it holds |
-| `catalogue` | all of them |
+| `catalog` | all of them |
 | `facts` | numbers about one network, measured with the verbs |
 | `standard` | the small networks that are trained once a seed and shared by all claims |
 | `ledger` | `check_claims`: who is asked, what is kept, how it is shown |
 """
 
-from everydepth_papers.claims.catalogue import CLAIMS, PAPERS
+from everydepth_papers.claims.catalog import CLAIMS
 from everydepth_papers.claims.claim import Claim, Entry, Measured
 from everydepth_papers.claims.ledger import Ledger, check_claims
 
-__all__ = ["CLAIMS", "PAPERS", "Claim", "Entry", "Ledger", "Measured", "check_claims"]
+__all__ = ["CLAIMS", "Claim", "Entry", "Ledger", "Measured", "check_claims"]

@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from everydepth.ablations import interval
 from everydepth_papers.claims.facts import Facts
-
-Verdict = Literal["holds", "does not hold", "inconclusive", "not applicable"]
-CONFIDENCE = 0.95
+from everydepth_papers.verdict import Verdict, of_all, of_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,7 @@ class Claim:
     cells: by kind of network, the standard trainings it compares; their facts go to `value` in this
         order, one value a seed.
     needs: the groups of facts that `value` reads.
-    own: why it cannot be asked of a single model that somebody brings; empty if it can.
+    own: why it cannot be asked of your own single model; empty if it can.
     """
 
     name: str
@@ -40,20 +39,14 @@ class Claim:
     own: str = ""
 
     def verdict(self, low: float, high: float) -> Verdict:
-        if not (math.isfinite(low) and math.isfinite(high)):
-            return "inconclusive"
         if self.relation == "<=":
-            low, high, threshold = -high, -low, -self.threshold
-        else:
-            threshold = self.threshold
-        if low >= threshold:
-            return "holds"
-        return "does not hold" if high < threshold else "inconclusive"
+            return of_interval(low, high, most=self.threshold)
+        return of_interval(low, high, least=self.threshold)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The number of one claim on one kind of network (or on a model that somebody brought).
+    """The number of one claim on one kind of network (or on your own model).
 
     values: one a seed, or one a part of the data. low, high: Student's 95 % interval of their mean;
         None for fewer than two.
@@ -107,16 +100,12 @@ class Entry:
         }
 
 
-class NotApplicable(Exception):
-    """Steers: a claim that cannot be asked here, with the reason."""
-
-
 def measured(claim: Claim, on: str, values: Sequence[float]) -> Measured:
     """The interval of some values, and the verdict. Undefined values are left out, and said."""
     found = np.asarray(values, dtype=float)
     real = found[np.isfinite(found)]
     gone = f"{len(found) - len(real)} of {len(found)} undefined" if len(real) < len(found) else ""
-    low, high = interval(real)
+    low, high = interval(real)  # Student's: of three seeds a bootstrap would be far too narrow
     few = "one value has no interval" if len(real) == 1 else ""
     return Measured(
         on=on,
@@ -128,27 +117,9 @@ def measured(claim: Claim, on: str, values: Sequence[float]) -> Measured:
     )
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """Student's interval of the mean: with three seeds a bootstrap would be far too narrow."""
-    from scipy.stats import t
-
-    if len(values) < 2:
-        return math.nan, math.nan
-    half = t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
-    return float(values.mean() - half), float(values.mean() + half)
-
-
 def entry(claim: Claim, found: Sequence[Measured], note: str = "") -> Entry:
-    """Holds if it holds on every kind; does not, if it does not on one; else inconclusive."""
-    verdicts = [one.verdict for one in found]
-    if not verdicts:
-        return Entry(claim=claim, measured=(), verdict="not applicable", note=note)
-    if all(v == "holds" for v in verdicts):
-        overall: Verdict = "holds"
-    elif "does not hold" in verdicts:
-        overall = "does not hold"
-    else:
-        overall = "inconclusive"
+    """The claim on all kinds of networks together."""
+    overall = of_all(one.verdict for one in found)
     where = [one.on for one in found if one.verdict == "does not hold"]
     if overall == "does not hold" and len(where) < len(found):
         note = "; ".join(filter(None, (f"not on {', '.join(where)}", note)))

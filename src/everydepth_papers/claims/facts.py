@@ -64,7 +64,7 @@ def plain(value: Any) -> Any:
 def gather(
     model: nn.Module, data: Batches, groups: Iterable[str], *, train: Any = None
 ) -> dict[str, Any]:
-    """The facts of these groups, of one model on labelled (or unlabelled) batches.
+    """The facts of these groups, of one model on labeled (or unlabeled) batches.
 
     train: other rows, for directions that are then judged on `data`; half of `data`, if not given.
     """

@@ -23,15 +23,17 @@ from everydepth.runs import Run
 from everydepth.runs.cells import Cell, cell_key, run_cells
 from everydepth.runs.engine import Engine, check_engine
 from everydepth.stream import ResidualStream, as_stream, unwrapped
-from everydepth_papers.claims.catalogue import CLAIMS, PAPERS
-from everydepth_papers.claims.claim import Claim, Entry, Measured, Verdict, ask, entry, measured
+from everydepth_papers.claims.catalog import CLAIMS
+from everydepth_papers.claims.claim import Claim, Entry, Measured, ask, entry, measured
 from everydepth_papers.claims.facts import GROUPS, Batches, Facts, Missing, gather
 from everydepth_papers.claims.standard import SCALES, cell
+from everydepth_papers.paper import PAPERS, papers_table
+from everydepth_papers.paper import paper as paper_of
+from everydepth_papers.verdict import VERDICTS, Verdict
 
 PARTS = 8
 """Disjoint parts of somebody's data; each gives one value of every claim."""
 FEWEST_BLOCKS = 3
-VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "inconclusive", "not applicable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +95,11 @@ def check_claims(
     seed, and Student's 95 % interval of their mean decides. With a model and data: those claims
     that can be asked of one model, one value for each of 8 disjoint parts of the data.
 
-    only: names of claims. paper: "000" to "004".
+    only: names of claims. paper: a key of `PAPERS`.
     run: a directory; trained networks are not trained again when it is given a second time, so an
         interrupted ledger goes on where it was, and one with more seeds or claims adds to it.
     engine: where the standard networks are trained: "local", "processes" or "ray" (see `sweep`).
-    data: labelled batches, rows, or a data set, as for `trace`.
+    data: labeled batches, rows, or a data set, as for `trace`.
 
     >>> ledger = check_claims(model, test, only=["lpa-monotone", "bound-ordered"], progress=False)
     >>> len(ledger["bound-ordered"].measured[0].values)  # one for each part of the data
@@ -154,12 +156,14 @@ def _now() -> float:
 
 
 def _chosen(only: str | Iterable[str] | None, paper: str | None) -> list[Claim]:
-    if paper is not None and paper not in PAPERS:
-        raise SettingError(f"paper {paper!r}; use one of {', '.join(PAPERS)}")
+    if paper is not None:
+        paper_of(paper)  # an unknown one is refused here
     names = CLAIMS if only is None else checked_names([only] if isinstance(only, str) else only)
     found = [CLAIMS[n] for n in names if paper in (None, CLAIMS[n].paper)]
     if not found:
-        raise SettingError(f"none of these claims is of paper {paper}; leave out one of the two")
+        raise SettingError(
+            f"none of these claims is of {paper_of(paper or '')}; leave out `only` or `paper`"
+        )
     return found
 
 
@@ -280,11 +284,16 @@ def table_of(content: Mapping[str, Any]) -> Table:
     table = Table(title=f"{content['subject']}: {counts}", box=None, title_justify="left")
     for name in ("paper", "claim", "verdict", "measured (95 % interval)"):
         table.add_column(name)
-    colours = {"holds": "green", "does not hold": "red", "inconclusive": "yellow"}
+    colors = {"holds": "green", "does not hold": "red", "inconclusive": "yellow"}
     for row in content["claims"]:
-        colour = colours.get(row["verdict"], "dim")
+        color = colors.get(row["verdict"], "dim")
         lines = [cell_text(row, one) for one in row["measured"]] or [row["note"]]
-        table.add_row(row["paper"], row["name"], f"[{colour}]{row['verdict']}[/]", "\n".join(lines))
+        table.add_row(
+            str(paper_of(row["paper"])),
+            row["name"],
+            f"[{color}]{row['verdict']}[/]",
+            "\n".join(lines),
+        )
     return table
 
 
@@ -343,9 +352,12 @@ def markdown(content: Mapping[str, Any]) -> str:
             f"{machine['python']}, {versions}.",
             "",
         ]
+    lines += [*papers_table(), ""]
     for paper in dict.fromkeys(row["paper"] for row in content["claims"]):
         lines += [
-            f"## Paper {paper}",
+            f"## {PAPERS[paper].name}",
+            "",
+            f"*{PAPERS[paper].title}*",
             "",
             "| claim | test | verdict | measured |",
             "|---|---|---|---|",

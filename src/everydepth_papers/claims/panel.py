@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from everydepth.report.panels import Panel, number, panel
+from everydepth_papers.paper import paper
 
 
 @panel("claims", section="more")
@@ -30,11 +31,10 @@ def claims(runs: Mapping[str, Any]) -> Panel:
 
 
 def _lines(row: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+    name = str(paper(row["paper"]))
     wanted = f"{row['relation']} {number(row['threshold'])}"
     if not row["measured"]:
-        return [
-            (f"{row['statement']} {row['note']}", (row["paper"], "", "", "", "", row["verdict"]))
-        ]
+        return [(f"{row['statement']} {row['note']}", (name, "", "", "", "", row["verdict"]))]
     lines: list[tuple[str, tuple[str, ...]]] = []
     for place, one in enumerate(row["measured"]):
         mean = "undefined" if one["mean"] is None else number(one["mean"], 3)
@@ -42,5 +42,5 @@ def _lines(row: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
         if one["low"] is not None:
             spread = f"{number(one['low'], 3)} to {number(one['high'], 3)}"
         first = f"{row['statement']} ({row['test']})" if place == 0 else ""
-        lines.append((first, (row["paper"], one["on"], mean, spread, wanted, one["verdict"])))
+        lines.append((first, (name, one["on"], mean, spread, wanted, one["verdict"])))
     return lines

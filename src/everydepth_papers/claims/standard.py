@@ -12,7 +12,7 @@
 | `layer:*` | one transformer layer, constructed or trained | maps of `constructions` |
 | `cost:*` | steps of training timed side by side | digits |
 
-The same seed gives the same initialisation and the same order of data to every objective.
+The same seed gives the same initialization and the same order of data to every objective.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ SCALES: Mapping[str, Scale] = {
         lm_steps=200,
         lm_blocks=4,
         sweep=((8, 4), (20, 4), (8, 16), (20, 16)),
-        maps=("wave", "turn", "places", "contrast", "soft_lookup", "neighbours", "prefix", "sort"),
+        maps=("wave", "turn", "places", "contrast", "soft_lookup", "neighbors", "prefix", "sort"),
         precisions=(0.1, 0.05),
         layer_steps=400,
     ),
@@ -391,7 +391,7 @@ def _layer(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[s
         return {"values": {"ratios": ratios}, "missing": {}}
     settings: dict[str, Any] = {"steps": scale.layer_steps, "points": 2000, "seed": seed}
     errors = [
-        fit_single_layer(MAPS["neighbours"], width=w, progress=False, **settings).error
+        fit_single_layer(MAPS["neighbors"], width=w, progress=False, **settings).error
         for w in (8, 128)
     ]
     return {"values": {"errors": errors}, "missing": {}}

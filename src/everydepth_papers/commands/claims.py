@@ -20,7 +20,13 @@ def claims(
         str | None, typer.Option(help="With a model: data by name, a file or a folder.")
     ] = None,
     only: Annotated[str | None, typer.Option(help="Names of claims, separated by commas.")] = None,
-    paper: Annotated[str | None, typer.Option(help="Claims of one paper: 000 to 004.")] = None,
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            help="Claims of one paper, by its key: progressive, expansion, tracing, one_layer or "
+            "residual."
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each standard network.")] = 3,
     preset: Annotated[
         str, typer.Option(help="standard, or smoke: seconds, to see that it runs.")
@@ -57,13 +63,14 @@ def claims(
     from rich.console import Console
 
     from everydepth.runs.engine import check_engine
-    from everydepth_papers.claims.catalogue import CLAIMS
+    from everydepth_papers.claims.catalog import CLAIMS
     from everydepth_papers.claims.ledger import check_claims, listing, markdown, save, table_of
+    from everydepth_papers.paper import paper as paper_of
 
     console = Console()
     if listed:
         for claim in CLAIMS.values():
-            console.print(f"{claim.paper} [bold]{claim.name}[/]: {claim.statement}")
+            console.print(f"{paper_of(claim.paper)}: [bold]{claim.name}[/]: {claim.statement}")
         if docs is not None:
             docs.write_text(markdown(listing()), encoding="utf-8")
         return

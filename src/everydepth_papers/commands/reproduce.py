@@ -45,7 +45,7 @@ def reproduce(
     Stop it at any time, also with kill -9, and give the same command again: it does the cells that
     are missing. It writes comparison.html, reproduction.json and figure.png into the run directory.
 
-    everydepth reproduce 000_table1 --preset small
+    everydepth reproduce progressive_table1 --preset small
     """
     from rich.console import Console
 

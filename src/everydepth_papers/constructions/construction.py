@@ -1,4 +1,4 @@
-"""One transformer layer built, not trained, to a requested precision (SPEC 5, paper 003).
+"""One transformer layer built, not trained, to a requested precision (One-Layer Transformer).
 
 The theorem says that one attention layer and one position-wise ReLU layer reach any continuous map
 of sequences on a compact domain. This is one way to do it with explicit weights.
@@ -12,7 +12,7 @@ of sequences on a compact domain. This is one way to do it with explicit weights
    function of `v.u`, and the cosine series of a function of D variables is made of those alone:
    `prod_j cos(pi k_j u_j)` is a mean of `cos(pi (k_1 u_1 +- k_2 u_2 +- ...))`. So: samples on a
    grid, their cosine transform, the largest terms until the rest adds up to a share of the
-   precision, all terms of one direction together interpolated at knots whose distance minimises
+   precision, all terms of one direction together interpolated at knots whose distance minimizes
    the number of units for the rest of the precision.
 3. *Answers that depend on the position* need one such sum a position: units of position k get a
    large negative bias everywhere else and are exactly zero there.
@@ -424,7 +424,7 @@ def _plan(series: _Series, allowed: float) -> _Plan:
 def _with_knots(ridges: list[_Ridge], allowed: float) -> list[_Ridge]:
     """The fewest knots in all for which interpolation adds at most `allowed`.
 
-    Linear interpolation of `a cos(pi g t)` at distance h is off by `a (pi g h)^2 / 8`. Minimising
+    Linear interpolation of `a cos(pi g t)` at distance h is off by `a (pi g h)^2 / 8`. Minimizing
     `sum T/h` under `sum B h^2 = allowed` gives `h ~ (T/B)^(1/3)`.
     """
     if not ridges:

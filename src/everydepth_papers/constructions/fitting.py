@@ -1,4 +1,4 @@
-"""The same layer trained: what training makes of so many heads and units (SPEC 5b)."""
+"""The same layer trained: what training makes of so many heads and units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequence-to-sequence maps on a cube, to be approximated by one transformer layer (SPEC 5)."""
+"""Sequence-to-sequence maps on a cube, to be approximated by one transformer layer."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ _ALL = (
         permutes=True,
     ),
     SequenceMap(
-        name="neighbours",
+        name="neighbors",
         description="mixing: x_i x_{i+1} around the circle; follows shifts, not permutations",
         domain=Domain(tokens=3),
         function=lambda x: x * x.roll(-1, 1),

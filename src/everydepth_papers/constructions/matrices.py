@@ -1,4 +1,4 @@
-"""Layers as matrices (SPEC 1.7): `vec(AXB) = (B^T (x) A) vec X`, with vec stacking columns."""
+"""Layers as matrices: `vec(AXB) = (B^T (x) A) vec X`, with vec stacking columns."""
 
 from __future__ import annotations
 

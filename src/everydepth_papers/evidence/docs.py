@@ -10,16 +10,22 @@ from everydepth_papers.evidence.discover import load_recipe, recipe_files
 from everydepth_papers.evidence.recipe import PRESETS, Recipe
 from everydepth_papers.evidence.render import markdown_table
 from everydepth_papers.evidence.running import Reproduction
+from everydepth_papers.paper import PAPERS, papers_table
 
 INTRODUCTION = """\
 # Results: published against measured
 
-Written by `everydepth reproduce --docs docs/results.md` from `recipes/*/results/*.json`; do not
-edit. Each table is one recipe. *Published* is what the paper prints, *measured* what the command
-above the table gave on the machine named below it; the spread is the smallest and the largest
-value over the seeds unless the note says otherwise. A *small* preset is a smaller network, smaller
-data or a shorter training than the paper's, so its figures answer whether the effect is there, not
-whether the digits agree. A dash means that the paper, or the preset, gives no such figure.
+Written by `everydepth reproduce --docs docs/results.md` from the `results/*.json` beside each
+recipe of `everydepth_papers`; do not edit. Each table is one recipe. *Published* is what the paper
+prints, *measured* what the command above the table gave on the machine named below it; the spread
+is the smallest and the largest value over the seeds unless the note says otherwise. A *small*
+preset is a smaller network, smaller data or a shorter run than the paper's, so its figures answer
+whether the effect is there, not whether the digits agree. A dash means that the paper, or the
+preset, gives no such figure.
+
+A statement in words *holds* where it is true of every case (or the whole 95 % interval of its
+figure is on the claimed side), *does not hold* where it is true of none, and is *inconclusive* in
+between.
 
 Data sets of the *small* presets are folders under `EVERYDEPTH_DATA`, named as the recipe says
 (`everydepth reproduce NAME --preset small --dry-run`): `fashion-mnist` holds the four official IDX
@@ -41,7 +47,9 @@ def recorded(folder: Path) -> list[Reproduction]:
 def results_page(recipes: Path | None = None) -> str:
     """The page, from what is recorded."""
     found = [(load_recipe(file), file.parent) for file in recipe_files(recipes).values()]
-    return "\n".join([INTRODUCTION, *(_section(recipe, folder) for recipe, folder in found)])
+    found.sort(key=lambda pair: [*PAPERS, ""].index(pair[0].paper))
+    sections = (_section(recipe, folder) for recipe, folder in found)
+    return "\n".join([INTRODUCTION, *papers_table(), "", *sections])
 
 
 def figure_files(recipes: Path | None = None) -> dict[str, Reproduction]:

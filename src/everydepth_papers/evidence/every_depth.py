@@ -1,4 +1,4 @@
-"""What recipes of paper 000 share: data by name, one training, and rows of E2E against LPA."""
+"""What recipes of Progressive Approximation share: data, one run, rows of E2E against LPA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everydepth.data import Images, load
 from everydepth.objectives import Objective, end_to_end, lpa
 from everydepth.training import EveryDepth, fit
 from everydepth_papers.evidence.recipe import Cell, Result, Row, over_seeds
-from everydepth_papers.evidence.verdicts import numbers, paired, where
+from everydepth_papers.evidence.rows import numbers, paired, where
 
 NAMES = {"end_to_end": "E2E", "lpa": "LPA"}
 LONG = 1000  # steps; a longer training keeps checkpoints, so that it too resumes
@@ -26,7 +26,7 @@ def objective_of(settings: Cell) -> Objective:
 
 
 def images(settings: Cell) -> tuple[Any, Any]:
-    """Training and test images, normalised; of the hub, decoded row by row."""
+    """Training and test images, normalized; of the hub, decoded row by row."""
     name, size = settings["data"], settings.get("size")
     if "/" in name:
         from everydepth_papers.evidence.hub_images import HubImages
@@ -44,7 +44,7 @@ def images(settings: Cell) -> tuple[Any, Any]:
         parts.append(part)
     pixels = parts[0].pixel_values
     mean, std = pixels.mean((0, 2, 3)).tolist(), pixels.std((0, 2, 3)).tolist()
-    return parts[0].normalised(mean, std), parts[1].normalised(mean, std)
+    return parts[0].normalized(mean, std), parts[1].normalized(mean, std)
 
 
 def trained(

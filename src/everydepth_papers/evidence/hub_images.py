@@ -19,9 +19,9 @@ ROTATION = 15  # degrees either way
 class HubImages(Dataset[dict[str, Tensor]]):
     """`pixel_values` of one size and `labels`, for sets too large to hold decoded.
 
-    augment: random crop with padding, flip and rotation, as in paper 002, App. B. They are drawn
-    from torch's own generator, which `fit` seeds. noise: standard deviation of Gaussian noise on
-    the normalised pixels.
+    augment: random crop with padding, flip and rotation, as in Tracing Representations, App. B.
+    They are drawn from torch's own generator, which `fit` seeds. noise: standard deviation of
+    Gaussian noise on the normalized pixels.
     """
 
     def __init__(

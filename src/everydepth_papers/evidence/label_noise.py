@@ -1,4 +1,4 @@
-"""The protocol of paper 004, shared by its recipes: wrong labels, skips removed, trained, compared.
+"""The protocol of Residual Relay: wrong labels, skips removed, trained, compared.
 
 A cell is one seed of one task. It trains a network for each removed layer, looks at the gradients
 of the untouched one, and returns everything as JSON; it continues where it was stopped.
@@ -62,8 +62,8 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
     """Train with each layer's skips removed; study the untouched network.
 
     settings: `task` and what its function reads, `noise`, `of_class`, `layers` (all by default),
-    `epochs`, `batch`, `lr`; `scales` (of layer 1, SPEC 3.2) and `watch` (epochs between two looks
-    at gradients, SPEC 3.7) where wanted.
+    `epochs`, `batch`, `lr`; `scales` (of layer 1) and `watch` (epochs between two looks
+    at gradients) where wanted.
     """
     torch.manual_seed(seed)
     task = TASKS[settings["task"]](settings, seed)
@@ -205,9 +205,9 @@ def images(settings: Cell, seed: int) -> Task:
     every = load(name, split="train", kind=Images)
     order = np.random.default_rng(seed).permutation(len(every))
     rows, more = settings["rows"], settings.get("before", 0)
-    chosen = every.subset(order[: rows + more].tolist()).normalised((mean,), (std,))
+    chosen = every.subset(order[: rows + more].tolist()).normalized((mean,), (std,))
     train = chosen.subset(range(rows))
-    test = load(name, split="test", kind=Images).normalised((mean,), (std,))
+    test = load(name, split="test", kind=Images).normalized((mean,), (std,))
     size = train.pixel_values.shape[-1]
     config = hf.ViTConfig(
         image_size=size,
@@ -256,7 +256,7 @@ def words(settings: Cell, seed: int) -> Task:
 
 
 def prompts(settings: Cell, seed: int) -> Task:
-    """SPEC 3.8: a language model continues "<text> The topic is about" with the label.
+    """A language model continues "<text> The topic is about" with the label.
 
     model: a folder of weights with a tokenizer; without, a small GPT-2 whose tokens are words.
     """
@@ -269,7 +269,7 @@ def prompts(settings: Cell, seed: int) -> Task:
         tokenizer = hf.AutoTokenizer.from_pretrained(where)
 
     def written(texts: Texts, labels: Tensor | None) -> Tokens:
-        # Loss on the label alone: what the paper calls memorised is the label.
+        # Loss on the label alone: what the paper calls memorized is the label.
         given = cast(Tensor, texts.labels if labels is None else labels)
         return label_prompts(texts.texts, given, every.classes, tokenizer, length)
 

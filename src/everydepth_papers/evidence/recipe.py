@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from everydepth.errors import SettingError
+from everydepth_papers.paper import paper
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +73,7 @@ class Result:
 @dataclass(frozen=True)
 class Row:
     """A quantity as printed and as measured; low and high are the spread over seeds, or an
-    interval, as `note` says."""
+    interval, as `note` says. Of a statement in words, `measured` is a `Verdict`."""
 
     quantity: str
     published: float | int | str | None = None
@@ -89,14 +90,16 @@ class Row:
 class Recipe:
     """One or several published tables and figures that come from the same computation.
 
-    source: what it covers ("paper 000, Table 1"). cell: `cell(settings, seed, folder)` does one
-    unit of work and returns JSON values; `folder` is its own, for checkpoints. rows: the
-    comparison. about: what was chosen by us, and whatever else a reader must know.
+    paper: its key in `PAPERS`; empty if it is another one, which `item` then names. item: what of
+    it ("Table 1"). cell: `cell(settings, seed, folder)` does one unit of work and returns JSON
+    values; `folder` is its own, for checkpoints. rows: the comparison. about: what was chosen by
+    us, and whatever else a reader must know.
     """
 
     name: str
     title: str
-    source: str
+    paper: str = ""
+    item: str
     presets: Mapping[str, Preset]
     cell: Callable[[Cell, int, Path], Mapping[str, Any]]
     rows: Callable[[Sequence[Result]], Sequence[Row]]
@@ -110,6 +113,13 @@ class Recipe:
                 f"the recipe {self.name} has the presets {', '.join(self.presets)}; give smoke, "
                 "and small and paper where they make sense"
             )
+        if self.paper:
+            paper(self.paper)  # an unknown one is refused here
+
+    @property
+    def source(self) -> str:
+        """What it covers, in words: "Progressive Approximation, Table 1"."""
+        return f"{paper(self.paper)}, {self.item}" if self.paper else self.item
 
     def preset(self, name: str) -> Preset:
         if name not in self.presets:

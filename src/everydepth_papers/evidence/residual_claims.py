@@ -1,7 +1,6 @@
-"""The claims of paper 004 against what the cells of `label_noise` measured.
+"""The claims of Residual Relay against what the cells of `label_noise` measured.
 
-Intervals are Student's, 95 %, over seeds. A claim *held* where the whole interval of its figure
-lies on the claimed side, *did not hold* where none of it does, else it is *undecided*.
+Intervals are Student's, 95 %, over seeds.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from numpy.typing import NDArray
 
 from everydepth.ablations import interval, spearman
 from everydepth_papers.evidence.recipe import Result, Row
+from everydepth_papers.verdict import of_cases, of_interval
 
 Floats = NDArray[np.float64]
 
-SAME = 0.05  # memorisation and standard deviations count as unchanged within 5 %
+SAME = 0.05  # memorization and standard deviations count as unchanged within 5 %
 
 
 def mean_row(
@@ -43,29 +43,23 @@ def claim(statement: str, values: Any, *, low: float = -np.inf, high: float = np
     found = np.asarray(values, dtype=float)
     first, last = interval(found)
     both = np.isfinite([low, high]).all()  # a range has its ends, "smaller" and "larger" have not
-    if np.isnan(first):
-        verdict = "one seed: no verdict"
-    elif (low <= first and last <= high) if both else (low < first and last < high):
-        verdict = "held"
-    elif (last < low or first > high) if both else (last <= low or first >= high):
-        verdict = "did not hold"
-    else:
-        verdict = "undecided"
+    verdict = of_interval(first, last, least=low, most=high, strictly=not both)
     spread = (None, None) if np.isnan(first) else (_short(first), _short(last))
     where = f"{found[np.isfinite(found)].mean():.3g}" if np.isfinite(found).any() else "no figure"
-    return Row(f"claim: {statement}", "held", verdict, *spread, f"figure {where}")
+    note = f"figure {where}" + ("; one seed has no interval" if len(found) == 1 else "")
+    return Row(f"claim: {statement}", "holds", verdict, *spread, note)
 
 
 def removal_rows(results: Sequence[Result]) -> list[Row]:
-    """Figures 1, 2 and 10: memorisation and test accuracy for each layer without its skips."""
+    """Figures 1, 2 and 10: memorization and test accuracy for each layer without its skips."""
     layers = _layers(results)
     mem, acc = _removed(results, "memorization"), _removed(results, "accuracy")
     mem_all, acc_all = _untouched(results, "memorization"), _untouched(results, "accuracy")
     rows = [
-        mean_row("memorisation %, all skips", 100.0, mem_all, _reached(results, None), 100.0),
+        mean_row("memorization %, all skips", 100.0, mem_all, _reached(results, None), 100.0),
         *(
             mean_row(
-                f"memorisation %, layer {layer} without",
+                f"memorization %, layer {layer} without",
                 100.0,
                 mem[:, i],
                 _reached(results, i),
@@ -87,7 +81,7 @@ def removal_rows(results: Sequence[Result]) -> list[Row]:
     lost, drop = mem_all[:, None] - mem, acc_all[:, None] - acc
     rows += [
         claim(
-            f"removing the skips of layer {layer} leaves memorisation as it is (within 5 points)",
+            f"removing the skips of layer {layer} leaves memorization as it is (within 5 points)",
             lost[:, i],
             low=-SAME,
             high=SAME,
@@ -124,12 +118,12 @@ def study_rows(results: Sequence[Result], query: Mapping[str, float] | None = No
         for i, n in enumerate(layers)
     ]
     rows += [
-        mean_row(f"memorisation / learning gradient norm, layer {n}", "< 1", (mem / learn)[:, i])
+        mean_row(f"memorization / learning gradient norm, layer {n}", "< 1", (mem / learn)[:, i])
         for i, n in enumerate(layers)
     ]
     rows += [
         claim(
-            f"the memorisation gradient is smaller at layer {n} (ratio)",
+            f"the memorization gradient is smaller at layer {n} (ratio)",
             (mem / learn)[:, i],
             high=1.0,
         )
@@ -138,9 +132,9 @@ def study_rows(results: Sequence[Result], query: Mapping[str, float] | None = No
     error = {side: _each(results, lambda s: s["error"], side) for side in SIDES}
     rows += [
         mean_row("prediction error, learning", None, error["learning"]),
-        mean_row("prediction error, memorisation", "smaller", error["memorization"]),
+        mean_row("prediction error, memorization", "smaller", error["memorization"]),
         claim(
-            "the error of memorised samples is smaller (ratio)",
+            "the error of memorized samples is smaller (ratio)",
             error["memorization"] / error["learning"],
             high=1.0,
         ),
@@ -231,7 +225,7 @@ def _bound_rows(results: Sequence[Result]) -> list[Row]:
         *rows,
         mean_row("log10 of bound / norm at x_1", None, first, "repaired form"),
         mean_row("log10 of bound / norm at x_L", None, last, "repaired form"),
-        Row("the bound never rises with depth (Theorem 2)", "yes", "yes" if ordered else "no"),
+        Row("the bound never rises with depth (Theorem 2)", "holds", of_cases([ordered])),
     ]
 
 
@@ -267,7 +261,7 @@ def scale_rows(results: Sequence[Result]) -> list[Row]:
     scales = [0.0, *between, 1.0]
     accuracy = _scaled(results, "accuracy")
     for values, published, words in (
-        (_scaled(results, "memorization"), 100.0, "memorisation %"),
+        (_scaled(results, "memorization"), 100.0, "memorization %"),
         (accuracy, None, "test accuracy %"),
     ):
         rows += [
@@ -324,7 +318,7 @@ def named(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
 
 
 def figure(results: Sequence[Result]) -> Any:
-    """Memorisation and accuracy per removed layer; gradients; bound; margin and accuracy.
+    """Memorization and accuracy per removed layer; gradients; bound; margin and accuracy.
 
     Of the first network, with the most wrong labels.
     """
@@ -338,7 +332,7 @@ def figure(results: Sequence[Result]) -> Any:
     axes = np.atleast_1d(page.subplots(1, 4 if studied else 2))
     layers = _layers(results)
     for axis, name, words in (
-        (axes[0], "memorization", "memorisation %"),
+        (axes[0], "memorization", "memorization %"),
         (axes[1], "accuracy", "test accuracy %"),
     ):
         values = 100 * _removed(results, name)

@@ -138,7 +138,7 @@ class ManyMLPs:
         targets: Float[Tensor, "networks rows outputs"],
         rows: int = 100,
     ) -> Errors:
-        """Mean squared, mean absolute and largest error of every depth 0..L (SPEC 1.1)."""
+        """Mean squared, mean absolute and largest error of every depth 0..L."""
         shape = self.depth + 1, len(targets)
         squared, absolute, largest = (inputs.new_zeros(shape, dtype=torch.float64) for _ in "abc")
         for x, y in zip(inputs.split(rows), targets.split(rows, dim=1), strict=True):

@@ -17,10 +17,11 @@ from everydepth.data import batches, load_digits
 from everydepth.errors import DataError, RunError, SettingError
 from everydepth.objectives import lpa
 from everydepth.training import EveryDepth, fit
-from everydepth_papers.claims import CLAIMS, PAPERS, Claim, standard
-from everydepth_papers.claims.claim import entry, interval, measured
+from everydepth_papers.claims import CLAIMS, Claim, standard
+from everydepth_papers.claims.claim import entry, measured
 from everydepth_papers.claims.facts import GROUPS, Facts, Missing, plain
 from everydepth_papers.claims.ledger import check_claims, groups_of, listing, markdown
+from everydepth_papers.paper import PAPERS
 
 CHEAP = ("lpa-worst-error", "one-layer-reaches")
 """Claims on perceptrons and single layers: a second."""
@@ -29,7 +30,7 @@ CHEAP = ("lpa-worst-error", "one-layer-reaches")
 def _claim(relation: Any = ">=", threshold: float = 0.5, **more: Any) -> Claim:
     settings: dict[str, Any] = {
         "name": "test",
-        "paper": "000",
+        "paper": "progressive",
         "source": "",
         "statement": "",
         "test": "",
@@ -57,7 +58,8 @@ def test_the_interval_is_students() -> None:
 
     values = np.array([0.2, 0.5, 0.4])
     expected = ttest_1samp(values, 0.0).confidence_interval(0.95)
-    assert interval(values) == pytest.approx((expected.low, expected.high))
+    found = measured(_claim(), "ViT", values.tolist())
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
 
 
 def test_one_value_alone_decides_nothing() -> None:
@@ -84,12 +86,12 @@ def test_a_claim_on_several_kinds_fails_where_one_kind_fails() -> None:
     assert entry(claim, [], "no labels").verdict == "not applicable"
 
 
-# -- the catalogue ---------------------------------------------------------------------------------
+# -- the catalog ---------------------------------------------------------------------------------
 
 
 def test_every_claim_names_cells_and_facts_that_exist() -> None:
     assert len(CLAIMS) >= 30
-    assert PAPERS == ("000", "001", "002", "003", "004")
+    assert {claim.paper for claim in CLAIMS.values()} == set(PAPERS)
     for claim in CLAIMS.values():
         assert claim.statement
         assert claim.test
@@ -298,10 +300,10 @@ def test_a_claim_that_needs_labels_is_not_applicable_without(digits_vit: torch.n
 def test_wrong_requests_say_what_to_do(digits_vit: torch.nn.Module) -> None:
     with pytest.raises(SettingError, match="did you mean 'lpa-monotone'"):
         check_claims(only="lpa-monoton")
-    with pytest.raises(SettingError, match="paper '007'; use one of 000, 001"):
+    with pytest.raises(SettingError, match="paper '007'; use one of progressive, expansion"):
         check_claims(paper="007")
-    with pytest.raises(SettingError, match="none of these claims is of paper 001"):
-        check_claims(only="lpa-monotone", paper="001")
+    with pytest.raises(SettingError, match="none of these claims is of Depth Expansion"):
+        check_claims(only="lpa-monotone", paper="expansion")
     with pytest.raises(SettingError, match="preset 'huge'; use smoke or standard"):
         check_claims(preset="huge")
     with pytest.raises(SettingError, match="model without data; give both"):

@@ -1,4 +1,4 @@
-"""Layers as matrices (SPEC 1.7), against the modules in float64."""
+"""Layers as matrices, against the modules in float64."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def model():
 
 CELLS = ({{"a": 1}}, {{"a": 2}}, {{"a": 3}})
 RECIPE = Recipe(
-    name="900_demo", title="A <demo>", source="paper 900, Table 1", cell=cell, rows=rows,
+    name="900_demo", title="A <demo>", item="Another Paper, Table 1", cell=cell, rows=rows,
     figure=figure, about="Nothing is trained.",
     presets={{
         "smoke": Preset(cells=CELLS, seeds=3, cost="1 s"),
@@ -157,7 +157,7 @@ def test_a_failing_cell_keeps_its_folder_and_the_finished_cells(tmp_path: Path) 
     recipe = Recipe(
         name="x",
         title="",
-        source="",
+        item="",
         cell=cell,
         rows=lambda results: [Row(str(r.cell["a"]), None, str(r["resumed"])) for r in results],
         presets={"smoke": Preset(cells=({"a": 1}, {"a": 2}), cost="")},
@@ -172,7 +172,7 @@ def test_the_command_lists_runs_records_and_documents(tmp_path: Path) -> None:
     folder = recipes_in(tmp_path)
     listed = invoke("reproduce", "--list", "--recipes", folder).output
     assert "900_demo" in listed
-    assert "paper 900, Table 1: A <demo>" in listed
+    assert "Another Paper, Table 1: A <demo>" in listed
     assert "9 days" in listed
     how = ("reproduce", "900_demo", "--recipes", folder, "--out", tmp_path / "out")
     shown = invoke(*how, "--record").output
@@ -247,7 +247,7 @@ def test_a_recipe_file_that_is_none_is_explained(tmp_path: Path) -> None:
         Recipe(
             name="x",
             title="",
-            source="",
+            item="",
             cell=lambda *_: {},
             rows=lambda _: [],
             presets={"tiny": Preset(cells=(), cost="")},

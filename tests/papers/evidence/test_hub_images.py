@@ -32,7 +32,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return pixels
 
 
-def test_pixels_are_normalised_and_labels_kept(pictures: np.ndarray) -> None:
+def test_pixels_are_normalized_and_labels_kept(pictures: np.ndarray) -> None:
     rows = HubImages("owner/name", "train", size=12)
     assert (len(rows), rows.classes) == (3, ("cat", "dog"))
     expected = (pictures[0] / 255 - np.array(MEAN)) / np.array(STD)

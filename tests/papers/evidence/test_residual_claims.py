@@ -1,4 +1,4 @@
-"""Verdicts on the claims of paper 004, and the rows that carry them."""
+"""Verdicts on the claims of Residual Relay, and the rows that carry them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from everydepth_papers.evidence.residual_claims import claim, mean_row, removal_
 
 
 def test_a_claim_holds_only_where_its_whole_interval_does() -> None:
-    assert claim("x", [0.5, 0.51, 0.52], low=0.0).measured == "held"
-    assert claim("x", [-0.5, -0.51, -0.52], low=0.0).measured == "did not hold"
-    assert claim("x", [-0.5, 0.1, 0.5], low=0.0).measured == "undecided"
-    assert claim("x", [0.01, -0.01, 0.0], low=-0.05, high=0.05).measured == "held"
-    assert claim("x", [0.5], low=0.0).measured == "one seed: no verdict"
+    assert claim("x", [0.5, 0.51, 0.52], low=0.0).measured == "holds"
+    assert claim("x", [-0.5, -0.51, -0.52], low=0.0).measured == "does not hold"
+    assert claim("x", [-0.5, 0.1, 0.5], low=0.0).measured == "inconclusive"
+    assert claim("x", [0.01, -0.01, 0.0], low=-0.05, high=0.05).measured == "holds"
+    alone = claim("x", [0.5], low=0.0)
+    assert (alone.measured, alone.note) == ("inconclusive", "figure 0.5; one seed has no interval")
 
 
 def test_a_claim_carries_the_interval_that_decided_it() -> None:
@@ -30,7 +31,7 @@ def test_a_mean_of_one_seed_has_no_interval() -> None:
     assert (row.measured, row.low, row.high, row.note) == (25.0, None, None, "1 seed")
 
 
-def results(memorised: list[list[float]], accuracy: list[list[float]]) -> list[Result]:
+def results(memorized: list[list[float]], accuracy: list[list[float]]) -> list[Result]:
     """Seeds down; across: layer 1, layer 2, then the untouched network."""
 
     def values(seed: int, mem: list[float], acc: list[float]) -> dict[str, Any]:
@@ -50,27 +51,27 @@ def results(memorised: list[list[float]], accuracy: list[list[float]]) -> list[R
 
     return [
         Result(cell={}, seed=i, values=values(i, m, a), seconds=0.0)
-        for i, (m, a) in enumerate(zip(memorised, accuracy, strict=True))
+        for i, (m, a) in enumerate(zip(memorized, accuracy, strict=True))
     ]
 
 
 def test_removal_is_compared_with_the_untouched_network_of_the_same_seed() -> None:
     found = results(
-        memorised=[[1.0, 0.2, 1.0], [1.0, 0.3, 1.0], [1.0, 0.25, 1.0]],
+        memorized=[[1.0, 0.2, 1.0], [1.0, 0.3, 1.0], [1.0, 0.25, 1.0]],
         accuracy=[[0.3, 0.8, 0.81], [0.35, 0.85, 0.86], [0.4, 0.9, 0.91]],
     )
     rows = {row.quantity: row for row in removal_rows(found)}
-    assert rows["memorisation %, layer 1 without"].measured == 100
-    assert rows["memorisation %, layer 2 without"].measured == 25
-    assert "0 of 3 runs" in rows["memorisation %, layer 2 without"].note
+    assert rows["memorization %, layer 1 without"].measured == 100
+    assert rows["memorization %, layer 2 without"].measured == 25
+    assert "0 of 3 runs" in rows["memorization %, layer 2 without"].note
     assert rows["epochs of training, layer 2 without"].measured == 30
     verdicts = {q.removeprefix("claim: "): r.measured for q, r in rows.items() if "claim" in q}
-    same = "removing the skips of layer {} leaves memorisation as it is (within 5 points)"
-    assert verdicts[same.format(1)] == "held"
-    assert verdicts[same.format(2)] == "did not hold"
+    same = "removing the skips of layer {} leaves memorization as it is (within 5 points)"
+    assert verdicts[same.format(1)] == "holds"
+    assert verdicts[same.format(2)] == "does not hold"
     # Seeds differ by more than the drop, which is the same in each.
-    assert verdicts["removing the skips of layer 2 lowers test accuracy"] == "held"
-    assert verdicts["test accuracy falls more without layer 1 than without 2"] == "held"
+    assert verdicts["removing the skips of layer 2 lowers test accuracy"] == "holds"
+    assert verdicts["test accuracy falls more without layer 1 than without 2"] == "holds"
 
 
 def test_scaling_is_ranked_by_the_factor_with_removal_and_the_untouched_network() -> None:
@@ -85,10 +86,10 @@ def test_scaling_is_ranked_by_the_factor_with_removal_and_the_untouched_network(
     ]
     rows = scale_rows(found)
     assert [row.measured for row in rows[3:6]] == [20.0, 40.0, 60.0]
-    assert (rows[-1].measured, rows[-1].note) == ("held", "figure 1")
+    assert (rows[-1].measured, rows[-1].note) == ("holds", "figure 1")
     last = results([[1.0, 1.0, 1.0]] * 3, [[0.9, 0.8, 0.1]] * 3)
     other = [
         Result(cell={}, seed=r.seed, values={**r.values, "scaled": scaled}, seconds=0.0)
         for r in last
     ]
-    assert scale_rows(other)[-1].measured == "did not hold"
+    assert scale_rows(other)[-1].measured == "does not hold"

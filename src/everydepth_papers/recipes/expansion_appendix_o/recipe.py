@@ -1,0 +1,153 @@
+"""What the planner says at the sizes of App. O's tables, and a refit of the Chinchilla points."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, published
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PUBLISHED = published(__file__)
+WORST = 5  # points of highest loss, which the published refit leaves out
+
+
+def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
+    from everydepth.growth import scaling
+
+    if settings["what"] == "plan":
+        plan = scaling.plan(parameters=settings["parameters"], multiple=1)
+        spent = 6 * settings["parameters"] * settings["tokens"] if "tokens" in settings else None
+        best = None if spent is None else scaling.plan(flops=spent).to_json()
+        return {"plan": plan.to_json(), "same_flops": best}
+    if settings["what"] == "synthetic":
+        n = [10.0 ** (7 + i / 4) for i in range(12)]
+        d = [20 * m * (1 + i % 3) for i, m in enumerate(n)]
+        law = scaling.fit(n, scaling.EPOCH(n, d), d, seed=seed)
+        return {"fit": law.to_json()}
+    n, d, loss = _points()
+    law = scaling.fit(n, loss, d, bootstrap=settings["bootstrap"], seed=seed)
+    share = law["beta"] / (law["alpha"] + law["beta"])
+    return {"fit": law.to_json(), "exponents": [share, 1 - share]}
+
+
+def _points() -> tuple[list[float], list[float], list[float]]:
+    """Parameters, tokens (FLOPs / 6 N) and losses, without the worst."""
+    from everydepth_papers.evidence.running import data_folder
+
+    file = next(iter(sorted(data_folder("chinchilla").glob("*.csv"))))
+    with open(file, encoding="utf-8", newline="") as text:
+        rows = list(csv.DictReader(text))
+    points = [(float(r["Model Size"]), float(r["Training FLOP"]), float(r["loss"])) for r in rows]
+    kept = sorted(points, key=lambda p: p[2])[:-WORST]
+    return [n for n, _, _ in kept], [c / (6 * n) for n, c, _ in kept], [x for _, _, x in kept]
+
+
+def rows(results: Sequence[Result]) -> Sequence[Row]:
+    found: list[Row] = []
+    for r in results:
+        if r.cell["what"] == "plan":
+            found += _planned(r)
+        else:
+            found += _fitted(r)
+    return found
+
+
+def _planned(result: Result) -> list[Row]:
+    name, plan = result.cell["name"], result["plan"]
+    printed = PUBLISHED["levine"].get(name)
+    if printed is not None:
+        notes = {"depth": "read off the table: a check of the code", "width": "N = 12 depth width²"}
+        return [
+            Row(f"Table 3: {name}, {what}", printed[what], plan[what], note=note)
+            for what, note in notes.items()
+        ]
+    printed, best = PUBLISHED["trained"][name], result["same_flops"]
+    ratio = printed["tokens"] / printed["parameters"]
+    note = f"ours: compute-optimal at the same FLOPs, {best['parameters']:.3g} parameters"
+    per = best["tokens"] / best["parameters"]
+    return [Row(f"Table 4: {name}, tokens a parameter", round(ratio, 2), round(per, 1), note=note)]
+
+
+def _fitted(result: Result) -> list[Row]:
+    fit = result["fit"]
+    whose = "refit" if result.cell["what"] == "fit" else "refit of the published law"
+    found: list[Row] = []
+    for name, value in PUBLISHED["refit"].items():
+        low, high = fit["intervals"][name] if fit["intervals"] else (None, None)
+        note = "" if low is None else "95 % bootstrap interval"
+        measured = round(fit["values"][name], 4)
+        found.append(Row(f"{whose}: {name}", value, measured, low, high, note))
+    if "exponents" in result.values:
+        for name, place in (("N ~ C^a", 0), ("D ~ C^b", 1)):
+            found.append(
+                Row(
+                    f"Table 5, parametric loss: {name}",
+                    PUBLISHED["exponents"]["parametric"][place],
+                    round(result["exponents"][place], 3),
+                    note="the published value is of the first fit of these points",
+                )
+            )
+    return found
+
+
+def figure(results: Sequence[Result]) -> Figure:
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(10, 4), layout="constrained")
+    axes = drawn.subplots(1, 2)
+    levine = PUBLISHED["levine"].values()
+    for axis, what in zip(axes, ("depth", "width"), strict=True):
+        sizes = [row["parameters"] for row in levine]
+        axis.plot(sizes, [row[what] for row in levine], "o", label="Table 3, projected")
+        plans = sorted(
+            (r["plan"]["parameters"], r["plan"][what]) for r in results if r.cell["what"] == "plan"
+        )
+        axis.plot(*zip(*plans, strict=True), label="everydepth plan")
+        axis.set(xscale="log", xlabel="parameters", ylabel=what)
+        axis.legend()
+    axes[1].set_yscale("log")
+    return drawn
+
+
+PLANS: list[Cell] = [
+    {
+        "what": "plan",
+        "name": name,
+        **{k: v for k, v in row.items() if k in ("parameters", "tokens")},
+    }
+    for table in ("levine", "trained")
+    for name, row in PUBLISHED[table].items()
+]
+
+RECIPE = Recipe(
+    name="expansion_appendix_o",
+    title="The planner at the sizes of published models",
+    paper="expansion",
+    item="App. O, Tables 3, 4 and 5",
+    presets={
+        "smoke": Preset(cells=[*PLANS, {"what": "synthetic"}], cost="2 s, 1 core"),
+        "small": Preset(
+            cells=[*PLANS, {"what": "fit", "bootstrap": 200}],
+            cost="1 min, 1 core",
+            needs=("chinchilla",),
+        ),
+        "paper": Preset(
+            cells=[*PLANS, {"what": "fit", "bootstrap": 4000}],
+            cost="15 min, 1 core",
+            needs=("chinchilla",),
+        ),
+    },
+    cell=cell,
+    rows=rows,
+    figure=figure,
+    about=(
+        "Depth follows Levine et al.'s projections, so Table 3 checks the code and not the law. "
+        "Tokens follow the refit of the Chinchilla points; the five points of highest loss are "
+        "left out, as in that refit."
+    ),
+)

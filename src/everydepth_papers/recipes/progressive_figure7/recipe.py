@@ -1,0 +1,238 @@
+"""Figure 7: language models fine-tuned with only the top depths supervised, perplexity by depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from everydepth_papers.evidence import (
+    Cell,
+    Preset,
+    Recipe,
+    Result,
+    Row,
+    both,
+    data_folder,
+    later,
+    over_seeds,
+    published,
+)
+from everydepth_papers.evidence.networks import QWEN2_05B
+from everydepth_papers.evidence.rows import holds_in
+
+PUBLISHED = published(__file__)
+HUB = "Qwen/Qwen2-0.5B"
+SETS: dict[str, dict[str, Any]] = {
+    "Salesforce/wikitext": {"task": "wikitext-2-raw-v1", "text": "text"},
+    "tatsu-lab/alpaca": {"text": "instruction", "pair": "output"},
+    "databricks/databricks-dolly-15k": {"text": "instruction", "pair": "response"},
+    "openai/gsm8k": {"task": "main", "text": "question", "pair": "answer"},
+}
+HELD_OUT = 0.1  # of a set that has no test split of its own
+
+
+def build(settings: Cell) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    if settings["model"] == "random":
+        config = LlamaConfig(
+            vocab_size=16,
+            hidden_size=32,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=32,
+        )
+        return LlamaForCausalLM(config), None
+    from everydepth.exits.load import quiet_transformers
+
+    home = HUB if settings["model"] == HUB else str(data_folder(settings["model"]))
+    with quiet_transformers():
+        return AutoModelForCausalLM.from_pretrained(home), AutoTokenizer.from_pretrained(home)
+
+
+def lines(settings: Cell) -> tuple[str, str]:
+    """Two long texts: to train on, and to test on."""
+    from everydepth.data import Corpus, load
+
+    name = settings["data"]
+    options = SETS.get(name, {})
+    own_test = any(word in name for word in ("wikitext", "gsm8k"))
+    splits = ("train", "test") if own_test else ("train",)
+    parts: list[str] = []
+    for split in splits:
+        found: Any = load(name, split=split, **options)
+        if isinstance(found, Corpus):
+            parts.append(found.text)
+            continue
+        pairs = found.pairs or ("",) * len(found.texts)
+        rows = [f"{a}\n{b}".strip() for a, b in zip(found.texts, pairs, strict=True)]
+        parts.append("\n\n".join(rows))
+    if len(parts) == 1:
+        cut = int(len(parts[0]) * (1 - HELD_OUT))
+        parts = [parts[0][:cut], parts[0][cut:]]
+    return parts[0], parts[1]
+
+
+def blocks(text: str, tokenizer: Any, length: int, most: int | None) -> Any:
+    from everydepth.data import token_blocks
+
+    # A few characters a token: no need to encode more than is used.
+    used = text if most is None else text[: most * length * 8]
+    ids = tokenizer(used, add_special_tokens=False, verbose=False)["input_ids"]
+    rows = token_blocks(ids, length)
+    return rows if most is None else rows.subset(range(min(most, len(rows))))
+
+
+def chain(rows: int, seed: int) -> Any:
+    """Sequences in which each token follows from the one before, most of the time."""
+    import torch
+
+    from everydepth.data import Tokens
+
+    generator = torch.Generator().manual_seed(seed)
+    columns = [torch.randint(16, (rows,), generator=generator)]
+    for _ in range(15):
+        noise = torch.randint(16, (rows,), generator=generator)
+        keep = torch.rand(rows, generator=generator) < 0.8
+        columns.append(torch.where(keep, (3 * columns[-1] + 1) % 16, noise))
+    ids = torch.stack(columns, 1)
+    return Tokens(input_ids=ids, labels=ids)
+
+
+def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
+    from everydepth_papers.evidence.every_depth import seeded, trained
+
+    seeded(seed)
+    model, tokenizer = build(settings)
+    if tokenizer is None:
+        parts = [chain(200, 0), chain(100, 1)]
+    else:
+        length = settings["length"]
+        counts = (settings.get("rows"), settings.get("test_rows"))
+        both = zip(lines(settings), counts, strict=True)
+        parts = [blocks(text, tokenizer, length, count) for text, count in both]
+    return trained(model, settings, seed, folder, *parts)
+
+
+def rows(results: Sequence[Result]) -> list[Row]:
+    from everydepth_papers.evidence.every_depth import NAMES, pairs
+
+    found: list[Row] = []
+    for data in dict.fromkeys(r.cell["data"] for r in results):
+        short = data.split("/")[-1]
+        both = pairs(results, data=data)
+        last = len(both[0][0]["perplexity"])
+        for depth in range(1, last + 1) if last <= 8 else range(4, last + 1, 4):
+            for place, name in enumerate(NAMES.values()):
+                values = [pair[place]["perplexity"][depth - 1] for pair in both]
+                found.append(
+                    over_seeds(
+                        f"{short}, {name}, perplexity, depth {depth} of {last}", None, values
+                    )
+                )
+        found.append(
+            holds_in(
+                f"{short}: LPA lower at every depth below the last",
+                PUBLISHED["lower"],
+                both,
+                lambda a, b: bool(np.less(b["perplexity"][:-1], a["perplexity"][:-1]).all()),
+            )
+        )
+        found.append(
+            holds_in(
+                f"{short}: LPA's perplexity falls at every block",
+                PUBLISHED["lower"],
+                both,
+                lambda a, b: bool((np.diff(b["perplexity"]) <= 0).all()),
+            )
+        )
+        ratio = [b["perplexity"][-1] / a["perplexity"][-1] for a, b in both]
+        found.append(over_seeds(f"{short}, LPA / E2E, perplexity, last depth", None, ratio))
+    return found
+
+
+def qwen2() -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            **QWEN2_05B,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+SMALL = {
+    "model": "stories260K",
+    "top": 2,
+    "length": 128,
+    "rows": 960,
+    "test_rows": 100,
+    "steps": 120,
+    "batch": 8,
+    "lr": 1e-3,
+    "clip": 1.0,
+}
+PAPER = {
+    "model": HUB,
+    "top": 5,
+    "length": 512,
+    "epochs": 1,
+    "batch": 16,
+    "lr": 2e-5,
+    "clip": 1.0,
+}
+RECIPE = Recipe(
+    name="progressive_figure7",
+    title="Language models fine-tuned, perplexity against depth",
+    paper="progressive",
+    item="Figure 7",
+    about=(
+        "Small: stories260K (5 blocks, width 64, 512 tokens) fine-tuned for 120 steps of 8 x 128 "
+        "tokens on WikiText-2, GSM8K and 5,000 Alpaca instructions; LPA supervises the top 2 of 5 "
+        "depths, as the paper's top 5 of 24. Dolly-15k is in the paper preset only. Perplexity is "
+        "per token, so it compares depths and objectives, not models. The learning rates are ours."
+    ),
+    presets={
+        "smoke": Preset(
+            cells=both(
+                {
+                    "model": "random",
+                    "data": "synthetic",
+                    "top": 2,
+                    "steps": 15,
+                    "batch": 16,
+                    "lr": 3e-3,
+                }
+            ),
+            cost="3 s",
+        ),
+        "small": Preset(
+            cells=[
+                c
+                for data in ("wikitext-2", "alpaca-5000", "gsm8k")
+                for c in both({**SMALL, "data": data})
+            ],
+            seeds=3,
+            cost="2 min, 1 core",
+            needs=("stories260K", "wikitext-2", "alpaca-5000", "gsm8k"),
+            memory_gib=2.0,
+        ),
+        "paper": Preset(
+            cells=[c for data in SETS for c in both({**PAPER, "data": data})],
+            cost="about 20 GPU hours on one A6000",
+            needs=(*SETS, HUB),
+            models={"Qwen2-0.5B": qwen2},
+            memory_gib=30.0,
+            launch="accelerate launch --mixed_precision bf16 -m everydepth reproduce "
+            "progressive_figure7 --preset paper",
+        ),
+    },
+    cell=cell,
+    rows=rows,
+    figure=later("every_depth:depth_figure", by=("data",), metric="perplexity", log=True),
+)

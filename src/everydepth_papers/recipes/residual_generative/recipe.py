@@ -1,0 +1,133 @@
+"""Residual Relay: the label as a text to continue, "The topic is about <label>"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from everydepth_papers.evidence import (
+    Preset,
+    Recipe,
+    Result,
+    Row,
+    later,
+    published,
+)
+from everydepth_papers.evidence.networks import SMOLLM2_135M
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PUBLISHED = published(__file__)
+
+SMALL = {
+    "name": "Emotions-stories260K",
+    "task": "prompts",
+    "data": "emotion",
+    "model": "stories260K",
+    "tokens": 56,
+    "rows": 160,
+    "before": 1000,
+    "before_epochs": 3,
+    "test": 300,
+    "noise": 0.1,
+    "epochs": 60,
+    "batch": 20,
+    "lr": 1e-3,
+    "study": False,
+}
+SMOKE = {
+    "name": "synthetic-GPT2-tiny",
+    "task": "prompts",
+    "data": "synthetic",
+    "vocabulary": 64,
+    "tokens": 13,
+    "width": 16,
+    "depth": 2,
+    "rows": 40,
+    "before": 40,
+    "before_epochs": 1,
+    "test": 24,
+    "noise": 0.1,
+    "epochs": 2,
+    "batch": 20,
+    "lr": 1e-3,
+    "study": False,
+}
+FINE = {
+    "task": "hub",
+    "generative": True,
+    "data": "cardiffnlp/tweet_topic_single",
+    "text": "text",
+    "label": "label",
+    "train_split": "train_coling2022",
+    "test_split": "test_coling2022",
+    "of_class": 3,
+    "noise": 0.01,
+    "epochs": 70,
+    "batch": 16,
+    "lr": 2e-5,
+    "tokens": 512,
+    "study": False,
+    "scales": [0.25, 0.5, 0.75],
+}
+PAPER = (
+    {"name": "TweetTopic-Smol-LM", "model": "HuggingFaceTB/SmolLM2-135M"},
+    {"name": "TweetTopic-GPT2-Small", "model": "openai-community/gpt2"},
+)
+
+
+def built(name: str) -> nn.Module:
+    """The networks of the paper preset, from their configs alone."""
+    import transformers as hf
+
+    if name == "TweetTopic-GPT2-Small":
+        return hf.GPT2LMHeadModel(hf.GPT2Config())
+    config = hf.LlamaConfig(
+        **SMOLLM2_135M,
+        tie_word_embeddings=True,
+    )
+    return hf.LlamaForCausalLM(config)
+
+
+def rows(results: Sequence[Result]) -> Sequence[Row]:
+    from everydepth_papers.evidence import residual_claims as claims
+
+    found: list[Row] = []
+    for _, own in claims.named(results):
+        found += claims.removal_rows(own)
+        if "scales" in own[0].cell:
+            found += claims.scale_rows(own)
+    return found
+
+
+RECIPE = Recipe(
+    name="residual_generative",
+    title="Memorized labels of a language model that writes them, without skips",
+    paper="residual",
+    item="Figures 4, 12 and 13",
+    presets={
+        "smoke": Preset(cells=(SMOKE,), cost="4 s"),
+        "small": Preset(
+            cells=(SMALL,), seeds=3, cost="3 min, 1 core", needs=("emotion", "stories260K")
+        ),
+        "paper": Preset(
+            cells=tuple({**FINE, **one} for one in PAPER),
+            cost="2 networks x 16 to 34 fine-tunings of up to 70 epochs; about 15 GPU days",
+            needs=(str(FINE["data"]),),
+            models={str(one["name"]): (lambda n=str(one["name"]): built(n)) for one in PAPER},
+            memory_gib=24.0,
+            launch="accelerate launch -m everydepth reproduce residual_generative --preset paper",
+        ),
+    },
+    cell=later("label_noise:cell"),
+    rows=rows,
+    figure=later("residual_claims:figure"),
+    about=(
+        "Small: stories260K, a pretrained Llama of 5 blocks; the loss is on the label's tokens "
+        "alone; first trained on 1,000 clean texts, then on 160 others of which 10 % name a wrong "
+        "label, at most 60 epochs. A label counts as memorized if greedy decoding writes it. A "
+        "GPT-2 of 4 blocks trained from nothing on the same texts did not learn them. Scaling "
+        "(Figure 13) is measured on the classifier of residual_removal_language."
+    ),
+)

@@ -1,0 +1,55 @@
+"""Rows that say whether a statement holds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from everydepth_papers.evidence import Result
+from everydepth_papers.evidence.rows import holds_in, numbers, paired, where
+
+
+def result(seed: int, value: float, **cell: object) -> Result:
+    return Result(cell=dict(cell), seed=seed, values={"value": value}, seconds=0.0)
+
+
+RESULTS = [
+    result(0, 1.0, objective="standard"),
+    result(1, 2.0, objective="standard"),
+    result(1, 3.0, objective="aligned"),
+    result(0, 0.5, objective="aligned"),
+]
+
+
+def test_cells_are_chosen_by_their_settings() -> None:
+    assert [r["value"] for r in where(RESULTS, objective="aligned")] == [3.0, 0.5]
+    assert where(RESULTS, objective="standard", depth=3) == []
+
+
+def test_pairs_have_the_same_seed_and_leave_out_seeds_without_a_partner() -> None:
+    aligned, standard = (where(RESULTS, objective=name) for name in ("aligned", "standard"))
+    pairs = paired(aligned, [*standard, result(7, 9.0)])
+    assert [(a["value"], s["value"]) for a, s in pairs] == [(3.0, 2.0), (0.5, 1.0)]
+
+
+def test_a_statement_holds_in_all_some_or_no_seeds() -> None:
+    pairs = paired(where(RESULTS, objective="aligned"), where(RESULTS, objective="standard"))
+
+    def verdict(threshold: float) -> tuple[object, str]:
+        row = holds_in("q", "p", pairs, lambda a, s: a["value"] > s["value"] + threshold, "why")
+        return row.measured, row.note
+
+    assert verdict(-9) == ("holds", "2 of 2 seeds; why")
+    assert verdict(0) == ("inconclusive", "1 of 2 seeds; why")
+    assert verdict(9) == ("does not hold", "0 of 2 seeds; why")
+
+
+def test_a_statement_without_cases_is_not_judged() -> None:
+    row = holds_in("q", "p", [], lambda r: True, "why")
+    assert row.measured == "not applicable"
+    assert row.note == "no such cell in this preset"
+
+
+def test_undefined_values_become_null_and_are_never_nan() -> None:
+    masked = np.ma.masked_array([0.123456789, 0.0], mask=[False, True])
+    assert numbers(masked) == [0.12346, None]
+    assert numbers(np.eye(2)) == [[1.0, 0.0], [0.0, 1.0]]
