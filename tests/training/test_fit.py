@@ -15,6 +15,7 @@ from accelerate.tracking import GeneralTracker
 from tests.helpers.training import digits, mlp, net, points, same, vit, weights
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, lr_scheduler
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 from transformers import ViTForImageClassification
 
@@ -393,6 +394,43 @@ def test_callbacks_hear_of_every_moment_and_can_log_and_stop() -> None:
     assert ears.heard == ["start", "step 1", "step 2", "validation", "epoch", "end"]
     assert result.stopped == "heard enough"
     assert {"step": 2, "epoch": 0, "gradient": 1.0} in result.history
+
+
+class Waits(TorchDispatchMode):
+    """Counts how often a number is read from a tensor: on a GPU each is a wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_step_waits_for_the_device_once(pieces: int) -> None:
+    counts = []
+    for steps in (4, 9):
+        with Waits() as waits:
+            options = {"optimizer": "sgd", "clip": 1.0, "grad_accumulation": pieces, **QUIET}
+            # Within one epoch: to start one, torch's loader draws a number.
+            ed.fit(net(), points(), steps=steps, batch_size=6, log_every=100, **options)
+        counts.append(waits.count)
+    assert counts[1] - counts[0] == 5
+
+
+def test_the_losses_of_a_step_are_read_when_they_are_asked_for() -> None:
+    seen: list[dict[int, float]] = []
+
+    class Look(Callback):
+        def on_step(self, training: Training) -> None:
+            seen.append(training.losses)
+            assert training.losses is seen[-1]
+
+    result = ed.fit(net(), points(), steps=3, log_every=1, callbacks=[Look()], **QUIET)
+    logged = [line["losses"] for line in result.history if "losses" in line]
+    assert [{str(d): v for d, v in losses.items()} for losses in seen] == logged
 
 
 # -- the run directory -----------------------------------------------------------------------------

@@ -536,6 +536,20 @@ def test_distributed_data_parallel_finds_every_parameter_used(
         assert same_gradients(gradients(model, wrapped(**batch).loss), expected)
 
 
+@pytest.mark.usefixtures("one_process_group")
+def test_a_measure_takes_the_place_of_the_loss_also_in_a_wrapped_module() -> None:
+    model, batch = make(VIT)
+    wrapped = DistributedDataParallel(ed.EveryDepth(model))
+
+    def feature(net: ed.EveryDepth, given: dict[str, Tensor]) -> Tensor:
+        assert net is wrapped.module
+        return net.stream.observe(given).feature(2)
+
+    expected = ed.as_stream(model).observe(batch).feature(2)
+    assert torch.equal(wrapped(measure=feature, **batch), expected)
+    assert wrapped.module.step == 0
+
+
 @pytest.mark.parametrize("kind", [VIT, LLAMA])
 def test_it_runs_under_autocast(kind: str) -> None:
     model, batch = ENTRIES[kind].make()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from everydepth.errors import NonFiniteError
-from everydepth.stream.taps import replaced_forward
+from everydepth.training.module import EveryDepth
 from everydepth.training.processes import of_every_process
 
 if TYPE_CHECKING:
@@ -21,16 +21,8 @@ def not_finite(training: Training, batch: Mapping[str, Any]) -> NonFiniteError:
     """An error that names the first depth at which the states, or else the losses, break."""
     net = training.net
     first = next((d for d, v in sorted(training.losses.items()) if not math.isfinite(v)), None)
-
-    def observed(**inputs: Any) -> int | None:
-        try:
-            net.stream.observe(inputs, check_finite=True)
-        except NonFiniteError as error:
-            return error.depth
-        return None
-
-    with torch.no_grad(), training.autocast(), replaced_forward(net, observed):
-        in_states = training.called(**batch)
+    with torch.no_grad(), training.autocast():
+        in_states = training.called(measure=first_broken_depth, **batch)
     found = of_every_process((in_states, first), training.accelerator)
     states = [depth for depth, _ in found if depth is not None]
     losses = [depth for _, depth in found if depth is not None]
@@ -48,6 +40,15 @@ def not_finite(training: Training, batch: Mapping[str, Any]) -> NonFiniteError:
         "a warm-up",
         depth,
     )
+
+
+def first_broken_depth(net: EveryDepth, batch: Mapping[str, Any]) -> int | None:
+    """The first depth whose state holds NaN or infinity; a measure of `EveryDepth`."""
+    try:
+        net.stream.observe(batch, check_finite=True)
+    except NonFiniteError as error:
+        return error.depth
+    return None
 
 
 def check_weights(training: Training, state: Mapping[str, Tensor]) -> None:

@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -74,8 +75,9 @@ class Training:
         self.run: Run | None = None
         self.step = self.epoch = 0
         self.loss = math.nan
-        self.losses: dict[int, float] = {}
-        self.grad_norm: float | None = None
+        self._losses: dict[int, Tensor] = {}  # of the last step, on the device
+        self._read: dict[int, float] | None = None  # the same, once somebody has asked for them
+        self._grad_norm: Tensor | None = None
         self.valid: Scores = {}
         self.stopped: str | None = None
         self._evaluator = evaluator
@@ -94,6 +96,19 @@ class Training:
     @property
     def model(self) -> nn.Module:
         return unwrapped(self.net.model)
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Of the last step, by depth. Asking waits for the device, once a step."""
+        if self._read is None:
+            values = torch.stack(list(self._losses.values())).tolist() if self._losses else []
+            self._read = dict(zip(self._losses, values, strict=True))
+        return self._read
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Of the last step before it was clipped; None without `clip`. Asking waits, too."""
+        return None if self._grad_norm is None else float(self._grad_norm)
 
     def stop(self, reason: str) -> None:
         """End the training after this step."""
@@ -246,24 +261,27 @@ class Training:
                 group["lr"] = rate * factor
         pieces = pieces_of(batch, self.settings.grad_accumulation)
         shares = shares_of(pieces, self.net, self.accelerator)
-        loss, losses = 0.0, dict[int, float]()
+        self._losses, self._read = {}, None
+        total: Tensor | None = None
         for number, (piece, share) in enumerate(zip(pieces, shares, strict=True), start=1):
             last = number == len(pieces)
             with nullcontext() if last else self.accelerator.no_sync(self.called):
                 with self.autocast():
                     out = self.called(**piece)
-                # One piece in one process has share 1: leave its loss untouched.
-                self.accelerator.backward(out.loss if share == 1.0 else out.loss * share)
-            loss += out.loss.item() * share
+                loss = out.loss if share is None else out.loss * share
+                self.accelerator.backward(loss)
+            total = loss.detach() if total is None else total + loss.detach()
             for depth, value in out.losses.items():
-                losses[depth] = losses.get(depth, 0.0) + value.item() * share
-        self.loss, self.losses = self._over_processes(loss, signals), losses
+                part = value if share is None else value * share
+                self._losses[depth] = self._losses[depth] + part if number > 1 else part
+        self.loss = self._over_processes(cast(Tensor, total), signals)
         if not math.isfinite(self.loss):
             raise not_finite(self, batch)
         self._call("on_gradients")
         if self.settings.clip is not None:
             norm = self.accelerator.clip_grad_norm_(self.net.parameters(), self.settings.clip)
-            self.grad_norm = float(cast(Tensor, norm))
+            # Every process takes part in putting it together, so here and not where it is read.
+            self._grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         # Only a gradient scaler needs accelerate's own step, which takes a millisecond longer.
         optimizer = self.optimizer if self.accelerator.scaler is None else self._prepared
         optimizer.step()
@@ -274,9 +292,10 @@ class Training:
         self._position += 1
 
     def _after_step(self, signals: Signals) -> None:
-        if self.step % self._log_every == 0 or self._done:
+        logged = self.step % self._log_every == 0 or self._done
+        if logged:
             self._log_step()
-        self.display.step(self.step, self.epoch, self.losses)
+        self.display.step(self.step, self.epoch, self.losses if logged else {})
         self._call("on_step")
         every = self.settings.validate_every
         if every is not None and self.step % every == 0:
@@ -348,15 +367,18 @@ class Training:
 
     # -- processes ---------------------------------------------------------------------
 
-    def _over_processes(self, loss: float, signals: Signals) -> float:
-        """The loss over all processes; a signal that one of them got reaches all."""
+    def _over_processes(self, loss: Tensor, signals: Signals) -> float:
+        """The loss over all processes; a signal that one of them got reaches all.
+
+        The one place where every step waits for the device.
+        """
         if self.accelerator.num_processes == 1:
-            return loss
-        number = float(signals.received or 0)
-        mine = torch.tensor([loss, number], device=self.accelerator.device)
-        total, numbers = cast(Tensor, self.accelerator.gather(mine)).view(-1, 2).unbind(1)
-        signals.received = int(numbers.max()) or None
-        return total.mean().item()
+            return loss.item()
+        mine = torch.stack([loss, loss.new_tensor(float(signals.received or 0))])
+        found = cast(Tensor, self.accelerator.gather(mine)).view(-1, 2).tolist()
+        losses, numbers = zip(*found, strict=True)
+        signals.received = int(max(numbers)) or None
+        return sum(losses) / len(losses)
 
     def autocast(self) -> Any:
         if self.settings.precision is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,9 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.training.any_depth_loss import any_depth_loss
+
+Measure = Callable[["EveryDepth", Mapping[str, Any]], Any]
+"""Something else to compute in a pass than the loss, from the network and a batch."""
 
 LARGE_LOGITS = 2**20
 """From this many logits a depth on, the any-depth loss is used. Below, a plain loss is about as
@@ -138,8 +141,18 @@ class EveryDepth(nn.Module):
         """
         self.step, self.total_steps, self._counts_itself = step, total_steps, False
 
-    def forward(self, *, depths: Sequence[int] = (), **batch: Any) -> EveryDepthOutput:
-        """One pass. `depths`: also give prediction and loss at these depths."""
+    def forward(
+        self, *, depths: Sequence[int] = (), measure: Measure | None = None, **batch: Any
+    ) -> Any:
+        """One pass, which gives an `EveryDepthOutput`.
+
+        depths: also give prediction and loss at these depths.
+        measure: give `measure(net, batch)` instead. What it computes goes through this call, also
+            where the module is wrapped: FSDP has gathered the parameters, autocast is on.
+        """
+        return self._pass(batch, depths) if measure is None else measure(self, batch)
+
+    def _pass(self, batch: Mapping[str, Any], depths: Sequence[int]) -> EveryDepthOutput:
         last = self.stream.depth
         asked = [self.stream.check_depth(depth) for depth in depths]
         targets = self._targets(batch)

@@ -23,23 +23,27 @@ def pieces_of(batch: Batch, count: int) -> list[Batch]:
     return [rows_at(batch, slice(a, b)) for a, b in pairwise(bounds)]
 
 
-def shares_of(pieces: list[Batch], net: EveryDepth, accelerator: Accelerator) -> list[float]:
+def shares_of(
+    pieces: list[Batch], net: EveryDepth, accelerator: Accelerator
+) -> list[Tensor] | list[None]:
     """How much the mean loss of each piece counts in the mean over the whole batch.
 
-    DDP and FSDP average the gradients of processes, hence the factor.
+    None where it is the only one. DDP and FSDP average the gradients of processes, hence the
+    factor. Nothing here waits for the device.
     """
     processes = accelerator.num_processes
     if len(pieces) == 1 and processes == 1:
-        return [1.0]
-    amounts = torch.tensor([_amount(piece, net) for piece in pieces], dtype=torch.float32)
-    total = amounts.sum().to(accelerator.device)
+        return [None]
+    amounts = torch.stack([_amount(piece, net) for piece in pieces]).float()
+    amounts = amounts.to(accelerator.device)
+    total = amounts.sum()
     if processes > 1:
         total = cast(Tensor, accelerator.reduce(total))
-    return (amounts * processes / max(total.item(), 1e-12)).tolist()
+    return list((amounts * processes / total.clamp_min(1e-12)).unbind())
 
 
-def _amount(piece: Batch, net: EveryDepth) -> float:
+def _amount(piece: Batch, net: EveryDepth) -> Tensor:
     targets = Targets.of(
         net.stream, piece, class_weights=net.class_weights, criterion=net.criterion, check=False
     )
-    return float(targets.amount)
+    return targets.amount

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from everydepth.data import Rows
 from everydepth.errors import DataError
 from everydepth.stream import Targets, evaluating
-from everydepth.stream.taps import replaced_forward
 from everydepth.training.loader import TrainData, rows_at, rows_of
 from everydepth.training.module import EveryDepth
 
@@ -44,16 +44,13 @@ class Evaluator:
 
     def __call__(self, net: EveryDepth, called: nn.Module, accelerator: Accelerator) -> Scores:
         """`net` is the module itself, `called` what the accelerator made of it."""
-        depths = list(self.depths or range(1, net.stream.depth + 1))
+        depths = tuple(self.depths or range(1, net.stream.depth + 1))
+        scored = partial(_scored, depths=depths)
         sums: _Sums | None = None
-
-        def scored(**batch: Any) -> _Sums:
-            return _scored(net, batch, depths)
-
-        # The exchanged forward runs where FSDP has gathered the parameters.
-        with torch.no_grad(), evaluating(net), replaced_forward(net, scored):
+        with torch.no_grad(), evaluating(net):
             for batch, counts in self._batches(accelerator):
-                found: _Sums = called(**send_to_device(batch, accelerator.device))
+                batch = send_to_device(batch, accelerator.device)
+                found: _Sums = called(measure=scored, **batch)
                 sums = _added(sums, found, counts)
         if sums is None:
             raise DataError("the validation data yields no batch; give at least one row")
@@ -84,7 +81,7 @@ class Evaluator:
             yield from data
 
 
-def _scored(net: EveryDepth, batch: Mapping[str, Any], depths: list[int]) -> _Sums:
+def _scored(net: EveryDepth, batch: Mapping[str, Any], *, depths: Sequence[int]) -> _Sums:
     # No smoothing, so that runs with and without can be compared.
     targets = Targets.of(
         net.stream, batch, class_weights=net.class_weights, criterion=net.criterion
