@@ -32,7 +32,7 @@ from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 from everydepth.data import Images, load, load_digits
 from everydepth.data.feeding import Feed
 from everydepth.growth import grow, jumpboard, score
-from everydepth.growth.candidates import candidate, noted_calls
+from everydepth.growth.candidates import candidate
 from everydepth.growth.fitting import fit_plainly
 from everydepth.growth.jump import _Line, line_search
 from everydepth.growth.losses import mean_loss, row_losses
@@ -125,14 +125,14 @@ def cost(rounds: int = 12) -> dict[str, dict[str, float]]:
                 losses.sum().backward()
                 model.zero_grad(set_to_none=True)
 
-        with torch.no_grad(), noted_calls(stream) as calls:
-            states = stream.observe(batch)
+        with torch.no_grad():
+            states = stream.observe(batch, calls=True)
 
         @torch.no_grad()
-        def forwards(stream=stream, candidates=candidates, states=states, calls=calls) -> None:
+        def forwards(candidates=candidates, states=states) -> None:
             for _ in range(4):
                 for after, tried in candidates.items():
-                    calls[max(after - 1, 0)](tried.block.module, states.h[after])
+                    states.calls[max(after - 1, 0)](tried.block.module, states.h[after])
 
         def scored(count: int, stream=stream, batch=batch) -> None:
             score(stream, [batch] * count, progress=False)

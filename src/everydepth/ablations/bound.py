@@ -9,8 +9,7 @@ docs/memorization.md has the counter-examples.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -22,6 +21,7 @@ from everydepth.ablations.result import Floats
 from everydepth.ablations.taps import Taps
 from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.stream import Batch, ResidualStream, unwrapped
+from everydepth.stream.maps import LinearMap, first_maps
 from everydepth.stream.taps import hooked
 
 Form = Literal["corrected", "as_printed", "repaired"]
@@ -65,29 +65,28 @@ def weight_widths(stream: ResidualStream, batch: Batch, heads: int | None = None
                 "the bound is for pre-norm blocks of attention, then MLP; block "
                 f"{number} of {stream.name} has {', '.join(kinds) or 'no branches'} {shape}{norm}"
             )
-    config: Any = getattr(unwrapped(stream.model), "config", None)
-    count = heads or getattr(config, "num_attention_heads", None)
-    if not isinstance(count, int):
+    count = heads or stream.blocks[0].heads
+    if count is None:
         raise SettingError(
-            f"the config of {stream.name} does not say how many attention heads it has; pass heads="
+            f"nothing in the blocks of {stream.name} says how many attention heads they have; pass "
+            "heads="
         )
     first, gain = _first_maps(stream, batch)
     std = [[_std(m) for m in maps] for maps in first]
     pairs = [block.branches for block in stream.blocks]
-    dim = int(cast(Tensor, stream.head.weight).shape[1])
-    # Whatever the order of its two dimensions, one of them is the width of the stream.
-    inner = cast(Tensor, pairs[0][1].proj.weight).numel() // dim
+    head = stream.linear_head("the bound")
+    attended, inner = (LinearMap(branch.proj).sizes[1] for branch in pairs[0])
     return Widths(
         query=tuple(layer[0] for layer in std),
         output=tuple(_std(attention.proj) for attention, _ in pairs),
         first=tuple(layer[1] for layer in std),
         second=tuple(_std(mlp.proj) for _, mlp in pairs),
-        head=_std(stream.head),
-        dim=dim,
+        head=_std(head),
+        dim=head.in_features,
         inner=inner,
-        classes=stream.classes,
+        classes=head.out_features,
         heads=count,
-        head_dim=getattr(config, "head_dim", None) or dim // count,
+        head_dim=attended // count,
         gain=gain,
     )
 
@@ -146,8 +145,7 @@ def _std(module: nn.Module) -> float:
 
 def _first_maps(stream: ResidualStream, batch: Batch) -> tuple[list[list[nn.Module]], float | None]:
     """The linear map that each branch of each block applies first, and the last norm's gain."""
-    found: list[list[nn.Module | None]] = [[None] * len(b.branches) for b in stream.blocks]
-    with _noting(stream, found), torch.no_grad():
+    with first_maps(stream.blocks) as found, torch.no_grad():
         states = stream.observe(batch)
         gain = _gain(stream, states.feature(stream.depth))
     for number, maps in enumerate(found, start=1):
@@ -171,33 +169,3 @@ def _gain(stream: ResidualStream, feature: Tensor) -> float | None:
     with hooked(*handles):
         stream.normed(feature, stream.depth)
     return float(np.prod(gains)) if gains else None
-
-
-@contextmanager
-def _noting(
-    stream: ResidualStream, found: list[list[nn.Module | None]]
-) -> Generator[None, None, None]:
-    handles: list[Any] = []
-    for block, maps in zip(stream.blocks, found, strict=True):
-        now: list[int] = []
-
-        def begin(i: int, now: list[int] = now) -> Any:
-            return lambda *_: now.__setitem__(slice(None), [i])  # pyright: ignore[reportUnknownLambdaType]
-
-        def note(
-            module: nn.Module,
-            *_: Any,
-            maps: list[nn.Module | None] = maps,
-            now: list[int] = now,
-        ) -> None:
-            if now and maps[now[0]] is None:
-                maps[now[0]] = module
-
-        for i, branch in enumerate(block.branches):
-            handles.append(branch.entry.register_forward_pre_hook(begin(i)))
-        for module in block.module.modules():
-            weight = getattr(module, "weight", None)
-            if isinstance(weight, Tensor) and weight.ndim == 2:
-                handles.append(module.register_forward_pre_hook(note))
-    with hooked(*handles):
-        yield

@@ -16,14 +16,13 @@ from everydepth.errors import SettingError
 from everydepth.growth.candidates import (
     Candidate,
     Direction,
-    has_bias,
-    noted_calls,
     pairs,
     set_maps,
 )
 from everydepth.growth.losses import Criterion, mean_loss, row_losses
 from everydepth.growth.scoring import Score, score
 from everydepth.stream import Cursor, ResidualStream, as_stream, evaluating, first_tensor, unwrapped
+from everydepth.stream.maps import LinearMap
 from everydepth.stream.taps import hooked
 
 MOST = 12
@@ -130,8 +129,7 @@ def jumpboard(
         finally:
             set_maps(tried, directions_used, 0.0)
     if eta:
-        block = as_stream(grown, **stream.options).blocks[site]
-        _identify_norms(Candidate(site, grown, block, dict(stream.options)), feed)
+        _identify_norms(Candidate(site, as_stream(grown, **stream.options)), feed)
         grown.train(unwrapped(stream.model).training)
     best = min([loss for step, loss in history if step == eta], default=scored.loss)
     held = None
@@ -276,7 +274,7 @@ def _product(tried: Candidate, left: Sequence[Direction], right: Sequence[Direct
     total = 0.0
     for module, a, b in zip(tried.maps, left, right, strict=True):
         total += (a.weight.double() * b.weight.double()).sum().item()
-        if has_bias(module):
+        if LinearMap(module).has_bias:
             total += (a.bias.double() * b.bias.double()).sum().item()
     return total
 
@@ -289,12 +287,11 @@ def _preconditioned(
     inner = unwrapped(stream.model)
     with torch.no_grad(), evaluating(inner):
         for batch in feed:
-            with noted_calls(stream) as calls:
-                h = stream.observe(batch).h[tried.after]
-            call = calls[max(tried.after - 1, 0)]
+            states = stream.observe(batch, calls=True)
+            h, call = states.h[tried.after], states.calls[max(tried.after - 1, 0)]
             for i, pair in enumerate(pairs(tried, call, h, torch.zeros_like(h))):
                 phi = pair.phi.flatten(0, 1).double()
-                if has_bias(tried.maps[i]):
+                if LinearMap(tried.maps[i]).has_bias:
                     phi = torch.cat([phi, torch.ones_like(phi[:, :1])], 1)
                 moment = phi.T @ phi
                 if i < len(moments):
@@ -303,7 +300,7 @@ def _preconditioned(
                     moments.append(moment)
     found: list[Direction] = []
     for module, direction, moment in zip(tried.maps, directions, moments, strict=True):
-        with_bias = has_bias(module)
+        with_bias = LinearMap(module).has_bias
         g = direction.weight.double()
         if with_bias:
             g = torch.cat([g, direction.bias.double()[:, None]], 1)

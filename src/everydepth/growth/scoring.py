@@ -22,14 +22,13 @@ from everydepth.growth.candidates import (
     Candidate,
     Direction,
     candidate,
-    has_bias,
-    noted_calls,
     pairs,
     settle,
 )
 from everydepth.growth.losses import Criterion, check_finite, row_losses
 from everydepth.growth.statistics import GROUPS, GroupSums, adjusted_p, evidence
 from everydepth.stream import ResidualStream, as_stream, evaluating, insert, sites, unwrapped
+from everydepth.stream.maps import LinearMap
 
 FEWEST = 8
 """Rows below which signs cannot be flipped in enough ways to say anything at 5 %."""
@@ -224,11 +223,7 @@ def score(
         raise SettingError(f"alpha={alpha}; use a probability between 0 and 1, such as 0.05")
     inner = unwrapped(stream.model)
     with evaluating(inner):
-        options = dict(stream.options)
-        candidates = {
-            after: candidate(as_stream(inner, **options), after, seed=seed, init=init)
-            for after in chosen
-        }
+        candidates = {after: candidate(stream, after, seed=seed, init=init) for after in chosen}
         feed = Feed(data, stream, batch_size=batch_size)
         seen = _pass(stream, feed, candidates, criterion, progress)
         if seen.rows < FEWEST:
@@ -268,8 +263,8 @@ def _pass(
     quiet = not (progress and sys.stderr.isatty())
     with differentiable(unwrapped(stream.model)):
         for batch in track(feed, "scoring", feed.batches, disable=quiet, transient=True):
-            with noted_calls(stream) as calls, torch.enable_grad():
-                states = stream.observe(batch)
+            with torch.enable_grad():
+                states = stream.observe(batch, calls=True)
                 losses, counts = row_losses(stream, states.logits(stream.depth), batch, criterion)
                 check_finite(losses, "the loss", stream.depth)
                 gradients = torch.autograd.grad(losses.sum(), [states.h[d] for d in depths])
@@ -285,7 +280,7 @@ def _pass(
                     continue
                 tried = candidates[depth]
                 # Masks and positions as its neighbour gets them, which is of the same kind.
-                h, call = states.h[depth].detach(), calls[max(depth - 1, 0)]
+                h, call = states.h[depth].detach(), states.calls[max(depth - 1, 0)]
                 if first == 0:
                     settle(tried, call, h)
                 _add(seen, tried, first, pairs(tried, call, h, g))
@@ -297,7 +292,7 @@ def _add(seen: _Seen, tried: Candidate, first: int, found: Sequence[Any]) -> Non
     own = seen.directions.setdefault(tried.after, [])
     for branch, (module, pair) in enumerate(zip(tried.maps, found, strict=True)):
         sums = seen.sums[tried.after]
-        weight = sums.add(branch, first, pair.g, pair.phi, has_bias(module))
+        weight = sums.add(branch, first, pair.g, pair.phi, LinearMap(module).has_bias)
         bias = pair.g.sum((0, 1))
         if len(own) <= branch:
             own.append(Direction(weight, bias))
@@ -355,7 +350,9 @@ def _judged(
             direction.weight.div_(seen.labels)
             direction.bias.div_(seen.labels)
         maps = candidates[after].maps
-        squared = sum(d.squared(has_bias(m)) for d, m in zip(directions, maps, strict=True))
+        squared = sum(
+            d.squared(LinearMap(m).has_bias) for d, m in zip(directions, maps, strict=True)
+        )
         facts = evidence(gram, seed=seed)
         needed = _needed(facts.z, critical, seen.rows)
         verdict = DEEPEN if p_site <= alpha else UNSURE if needed is not None else NO

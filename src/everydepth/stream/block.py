@@ -79,3 +79,28 @@ class Block:
     branches: tuple[Branch, ...] = ()
     parallel: bool = False
     plain: bool = True
+
+    @property
+    def heads(self) -> int | None:
+        """How many heads its attention has; None where it has none, or no module says it."""
+        for branch in self.branches:
+            if branch.kind == "attention":
+                return _heads(self.module, branch.proj)
+        return None
+
+
+# How modules and their configs call the number of heads.
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+
+
+def _heads(block: nn.Module, proj: nn.Module) -> int | None:
+    """What is said nearest to the projection: beside it, or beside what holds it."""
+    around = [module for module in block.modules() if proj in module.modules()]
+    for holder in reversed(around):
+        for module in holder.modules():
+            for said in (module, getattr(module, "config", None)):
+                for name in _HEADS:
+                    count = getattr(said, name, None)
+                    if type(count) is int:
+                        return count
+    return None

@@ -178,6 +178,23 @@ class ResidualStream(ABC):
         """How many tokens block `depth` sees, the token itself included; None: all before it."""
         return None
 
+    @property
+    def attention(self) -> str | None:
+        """Which implementation of attention the model runs with; None where it does not say."""
+        return self._setting("config", "_attn_implementation")
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        found = self._setting("generation_config", "eos_token_id")
+        found = self._setting("config", "eos_token_id") if found is None else found
+        return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+
+    @property
+    def pad_token(self) -> int | None:
+        """The token that fills a row up."""
+        return self._setting("config", "pad_token_id")
+
     # -- what every stream can do -----------------------------------------------------------------
 
     @final
@@ -230,20 +247,31 @@ class ResidualStream(ABC):
 
     @final
     @_untraced
-    def observe(self, batch: Batch, *, check_finite: bool = False, logits: bool = True) -> States:
+    def observe(
+        self,
+        batch: Batch,
+        *,
+        check_finite: bool = False,
+        logits: bool = True,
+        calls: bool = False,
+    ) -> States:
         """Run the model's own forward and keep every state. Exact, and differentiable.
 
         logits: False passes over the model's own head, for a large vocabulary that is read in
         another way; `output` is then None, and a prediction is computed where it is asked for.
+        calls: keep how the model calls each block, too, as `States.calls`.
         """
         batch = self.check_batch(batch)
         self.confirm(batch)
         h: list[Tensor] = []
         last: list[Tensor] = []
+        seen: list[Call] = []
 
         def see_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             key = state_key(args, kwargs)
             h.append(args[0] if key is None else kwargs[key])
+            if calls:
+                seen.append(Call.of(args, kwargs))
 
         def see_output(_: nn.Module, __: Any, output: Any) -> None:
             last[:] = [first_tensor(output)]
@@ -262,7 +290,7 @@ class ResidualStream(ABC):
             output = self.call(self.arguments(batch, None))
         h.extend(self.after_block(given, self.depth) for given in last)
         self._check_observed(h)
-        states = States(self, tuple(h), batch, output if logits else None)
+        states = States(self, tuple(h), batch, output if logits else None, tuple(seen))
         return states.check_finite() if check_finite else states
 
     @final
@@ -286,8 +314,7 @@ class ResidualStream(ABC):
             def note(*args: Any, **kwargs: Any) -> Any:
                 key = state_key(args, kwargs)
                 h = args[0] if key is None else kwargs[key]
-                rest = {k: v for k, v in kwargs.items() if k != key}
-                calls.append(Call(args[1:] if key is None else args, rest, key))
+                calls.append(Call.of(args, kwargs))
                 embedded.append(h)
                 if exporting:
                     return forward(*args, **kwargs)
@@ -410,6 +437,9 @@ class ResidualStream(ABC):
                 f"label {wrong}, but the head of {self.name} has {self.outputs} classes; use 0 to "
                 f"{last}, or {IGNORE_INDEX} to ignore a position"
             )
+
+    def _setting(self, holder: str, name: str) -> Any:
+        return getattr(getattr(unwrapped(self.model), holder, None), name, None)
 
     def _block_list(self, need: str) -> BlockList:
         """The module list of the model that holds the blocks and nothing else."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from everydepth.stream.rows import as_rows, select_rows
+from everydepth.stream.taps import state_key
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,13 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     key: str | None
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """A call as it was made, its state taken out."""
+        key = state_key(args, kwargs)
+        rest = {name: value for name, value in kwargs.items() if name != key}
+        return cls(args[1:] if key is None else args, rest, key)
 
     def __call__(self, module: nn.Module, h: Tensor) -> Any:
         if self.key is None:

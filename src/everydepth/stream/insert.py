@@ -63,7 +63,24 @@ def insert(
     >>> big.config.num_hidden_layers, torch.equal(big(images).logits, model(images).logits)
     (4, True)
     """
-    stream = as_stream(model, **options)
+    return inserted(as_stream(model, **options), after, like=like, init=init, share=share).model
+
+
+def inserted(
+    stream: ResidualStream,
+    after: int,
+    *,
+    like: int | None = None,
+    init: str = "fresh",
+    share: bool = False,
+    trainable: bool = False,
+) -> ResidualStream:
+    """`insert`, from a stream to that of the deeper model.
+
+    trainable: make the last *linear* map of each branch zero, and a norm behind it neutral, where
+        else that norm would be zero: the map then has a gradient, and the block is still silent
+        in eval mode.
+    """
     if init not in ("fresh", "copy"):
         raise SettingError(f"init={init!r}; use 'fresh' or 'copy'")
     stream.check_depth(after)
@@ -78,15 +95,21 @@ def insert(
     assert block is not None
     block.train(pattern.training)
     grown = stream.inserted(after, block, like, share=share)
-    new = as_stream(grown, **stream.options).blocks[after]
+    deeper = as_stream(grown, **stream.options)
+    new = deeper.blocks[after]
     if init == "fresh":
         initialise(unwrapped(stream.model), new.module)
     with torch.no_grad():
         for branch in new.branches:
-            for last in branch.last:
-                for parameter in last.parameters(recurse=False):
+            last = branch.last
+            if trainable and branch.mixing is not None:
+                neutral: Any = branch.proj
+                neutral.reset_parameters()  # weight 1, bias 0, and running statistics 0 and 1
+                last = (branch.mixing,)
+            for module in last:
+                for parameter in module.parameters(recurse=False):
                     parameter.zero_()
-    return grown
+    return deeper
 
 
 def sites(model: nn.Module | ResidualStream, **options: Any) -> tuple[int, ...]:

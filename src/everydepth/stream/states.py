@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from everydepth.errors import NonFiniteError
+from everydepth.stream.cursor import Call
 
 if TYPE_CHECKING:
     from everydepth.stream.contract import ResidualStream
@@ -20,6 +21,7 @@ class States:
     """`h_0 .. h_L` of one batch, the model's own output, and the readout at any depth.
 
     output: None if the model's own head was passed over.
+    calls: how the model called each block, if that was asked for.
 
     >>> batch = test.batch(range(4))
     >>> states = ed.as_stream(model).observe(batch)
@@ -33,6 +35,7 @@ class States:
     h: tuple[Tensor, ...]
     batch: Mapping[str, Any]
     output: Any
+    calls: tuple[Call, ...] = ()
 
     def __len__(self) -> int:
         return len(self.h)

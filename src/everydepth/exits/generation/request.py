@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from everydepth.errors import BatchError, DepthError, SettingError, UnsupportedModelError
-from everydepth.stream import ResidualStream, unwrapped
+from everydepth.stream import ResidualStream
 
 Prompts = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]]
 """Token ids: a tensor `(rows, length)`, a tokenizer's output, one list of ids, or a list of such
@@ -36,12 +36,11 @@ def check_model(stream: ResidualStream) -> None:
             f"{stream.name} predicts {stream.task}, not the next token; "
             "load the model with a language-modelling head (AutoModelForCausalLM)"
         )
-    config = getattr(unwrapped(stream.model), "config", None)
-    attention = getattr(config, "_attn_implementation", "sdpa")
-    if attention not in ATTENTION:
+    if stream.attention not in (None, *ATTENTION):
         raise UnsupportedModelError(
-            f"{stream.name} runs with {attention!r} attention, which cannot leave out tokens row "
-            f"by row; load it with attn_implementation={' or '.join(map(repr, ATTENTION))}"
+            f"{stream.name} runs with {stream.attention!r} attention, which cannot leave out "
+            "tokens row by row; load it with attn_implementation="
+            f"{' or '.join(map(repr, ATTENTION))}"
         )
 
 
@@ -75,7 +74,7 @@ def check_prompt(
 ) -> tuple[Prompt, int]:
     """The prompt, and how many tokens may follow it."""
     ids, mask = _as_tensors(prompts, attention_mask, pad)
-    ids = ids.to(next(unwrapped(stream.model).parameters()).device)
+    ids = ids.to(stream.device)
     if ids.ndim != 2 or ids.is_floating_point():
         raise BatchError(
             f"the prompt has shape {tuple(ids.shape)} and type {ids.dtype}; "
@@ -114,22 +113,13 @@ def _fitting(stream: ResidualStream, longest: int, max_new_tokens: int | None) -
 
 def stop_tokens(stream: ResidualStream, eos_token_id: int | Sequence[int] | None) -> list[int]:
     if eos_token_id is None:
-        model = unwrapped(stream.model)
-        for holder in ("generation_config", "config"):
-            found = getattr(getattr(model, holder, None), "eos_token_id", None)
-            if found is not None:
-                eos_token_id = found
-                break
-        else:
-            return []
-    return [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)  # pyright: ignore[reportArgumentType]
+        return list(stream.end_tokens)
+    return [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
 
 
 def pad_token(stream: ResidualStream, pad_token_id: int | None, stops: list[int]) -> int:
-    if pad_token_id is not None:
-        return pad_token_id
-    own = getattr(getattr(unwrapped(stream.model), "config", None), "pad_token_id", None)
-    return own if own is not None else stops[0] if stops else 0
+    given = stream.pad_token if pad_token_id is None else pad_token_id
+    return given if given is not None else stops[0] if stops else 0
 
 
 def _as_tensors(
