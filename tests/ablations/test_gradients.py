@@ -35,7 +35,9 @@ def labelled(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, 
     model, batch = ENTRIES[name].make(dtype)
     stream = as_stream(model)
     if stream.task == "causal_lm":
-        batch["labels"] = batch["input_ids"].masked_fill(batch["input_ids"] == PAD, -100)
+        pad = batch["input_ids"] == PAD
+        batch["labels"] = batch["input_ids"].masked_fill(pad, -100)
+        batch["labels"][:, 1:][pad[:, :-1]] = -100  # padding predicts nothing
     else:
         batch["labels"] = torch.randint(0, stream.classes, (len(next(iter(batch.values()))),))
     return model, batch
@@ -309,7 +311,7 @@ def test_bad_input_of_a_study_is_named() -> None:
     model, batch = labelled("ViT")
     with pytest.raises(SettingError, match="which samples have a wrong label is not known"):
         ed.gradient_study(model, batch, batch)
-    with pytest.raises(LabelError, match="gradients need a loss"):
+    with pytest.raises(LabelError, match=r"asked of ViT.* needs 'labels'"):
         tapped(as_stream(model), {"pixel_values": batch["pixel_values"]})
     generic = as_stream(
         nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 3)), blocks="0", readout="1"

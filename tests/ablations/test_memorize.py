@@ -123,7 +123,7 @@ def test_bad_input_of_memorization_is_named() -> None:
         ed.memorization(model, data, flipped=[])
     with pytest.raises(DataError, match="flipped row 99, but the noisy data has 12 rows"):
         ed.memorization(model, data, flipped=[99])
-    with pytest.raises(LabelError, match="it needs 'labels'"):
+    with pytest.raises(LabelError, match=r"asked of ViT.* needs 'labels'"):
         ed.memorization(model, {"pixel_values": data.pixel_values}, flipped=[0])
     regression, batch = ENTRIES["ResidualMLP-norm0-skips1-regression1"].make()
     with pytest.raises(SettingError, match="needs a class or a token to predict"):
@@ -266,7 +266,7 @@ def test_bad_input_of_an_audit_is_named(audited: Any) -> None:
         ed.audit(models, blobs.batch, folds=where + 1)
     with pytest.raises(DataError, match="410 fold numbers"):
         ed.audit(models, blobs.batch, folds=torch.cat([where, where[:10]]))
-    with pytest.raises(LabelError, match="an audit needs 'labels'"):
+    with pytest.raises(LabelError, match="asked of ResidualMLP needs 'labels'"):
         ed.audit(models[0], {"inputs": blobs.inputs})
     causal, batch = CAUSAL["GPT2-CausalLM-left"].make()
     with pytest.raises(SettingError, match="an audit is of class labels"):

@@ -62,7 +62,9 @@ def naive(model: nn.Module, batch: dict[str, Tensor], layer: int, c: float) -> d
             continue
         for t in range(z.shape[1]):
             at = t + 1 if task == "causal_lm" else t
-            if at < z.shape[1] and labels[i, at] != -100:
+            # Padding predicts nothing, also not the first token behind it.
+            real = "attention_mask" not in batch or batch["attention_mask"][i, t]
+            if real and at < z.shape[1] and labels[i, at] != -100:
                 rows.append((z[i, t], plain[i, t], int(labels[i, at])))
     two = [row.sort(descending=True).values for row, _, _ in rows]
     found = {

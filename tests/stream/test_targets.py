@@ -102,7 +102,7 @@ def test_without_labels_all_but_padding_counts_and_a_loss_is_refused() -> None:
     assert every.labels is None
     assert not every.labelled.any()
     assert len(every) == int(batch["attention_mask"].sum())
-    with pytest.raises(LabelError, match=r"has keys \['att.*a loss of Bert.* needs 'labels'"):
+    with pytest.raises(LabelError, match=r"has keys \['att.* asked of Bert.* needs 'labels'"):
         Targets.of(stream, batch)
 
 

@@ -12,11 +12,18 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from everydepth.ablations.result import Floats
-from everydepth.ablations.scores import Targets, check_predicts_classes
+from everydepth.ablations.scores import check_predicts_classes
 from everydepth.data import NoisyLabels
 from everydepth.data.feeding import Feed, Source
-from everydepth.errors import DataError, LabelError, SettingError
-from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.errors import DataError, SettingError
+from everydepth.stream import (
+    ResidualStream,
+    Targets,
+    as_stream,
+    evaluating,
+    nothing_asked,
+    unwrapped,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,29 +99,34 @@ def memorization(
     check_predicts_classes(stream, "memorization")
     rows = flipped_rows(flipped)
     truth = flipped.original if isinstance(flipped, NoisyLabels) else None
-    hits, true_hits = _hits(
+    hits, known, true_hits = _hits(
         stream,
         Feed(noisy, stream, batch_size=batch_size, again=True),
         "training data",
         progress,
         truth,
     )
-    seen = torch.zeros(hits.shape[1], dtype=torch.bool)
+    seen = torch.zeros(hits.shape[1], dtype=torch.bool)  # flipped rows that have a label
     if int(rows.max()) >= len(seen):
         raise DataError(
             f"flipped row {int(rows.max())}, but the noisy data has {len(seen)} rows; pass the "
             "data set whose labels were flipped, in the same order"
         )
     seen[rows] = True
+    seen &= known
+    flips = int(seen.sum())
+    if flips == 0:
+        raise nothing_asked()
     clean_hits = None
     if clean is not None:
         feed = Feed(clean, stream, batch_size=batch_size, again=True)
-        clean_hits, _ = _hits(stream, feed, "test data", progress, None)
-    last = hits[-1]
-    kept, learnt = int(last[seen].sum()), float(last.double().mean())
+        clean_hits, kept_rows, _ = _hits(stream, feed, "test data", progress, None)
+        clean_hits = clean_hits[:, kept_rows]
+    last = hits[-1, known]
+    kept, learnt = int(hits[-1, seen].sum()), float(last.double().mean())
     return Memorization(
-        memorization=kept / len(rows),
-        interval=wilson(kept, len(rows)),
+        memorization=kept / flips,
+        interval=wilson(kept, flips),
         recovered=None if true_hits is None else float(true_hits[seen].double().mean()),
         train_accuracy=learnt,
         reached=bool(last.all()),
@@ -122,7 +134,7 @@ def memorization(
         test_interval=None
         if clean_hits is None
         else wilson(int(clean_hits[-1].sum()), clean_hits.shape[1]),
-        flipped=len(rows),
+        flipped=flips,
         samples=len(last),
         by_depth=hits[:, seen].double().mean(1).numpy(),
         test_by_depth=None if clean_hits is None else clean_hits.double().mean(1).numpy(),
@@ -149,30 +161,28 @@ def flipped_rows(flipped: NoisyLabels | Tensor | Sequence[int] | None) -> Int[Te
 @torch.no_grad()
 def _hits(
     stream: ResidualStream, feed: Feed, what: str, progress: bool, truth: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """(depths 0..L, samples): whether the label is predicted; and the true label, at the last."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(depths 0..L, samples): whether the label is predicted; which samples have one; whether the
+    last depth predicts the true label."""
     found: list[Tensor] = []
+    known: list[Tensor] = []
     true: list[Tensor] = []
     with evaluating(unwrapped(stream.model)):
         for numbers, batch in feed.numbered(what, progress):
-            if not isinstance(batch.get("labels"), Tensor):
-                raise LabelError(
-                    f"a batch of the {what} has keys {sorted(batch)}; it needs 'labels'"
-                )
-            stream.check_labels(batch["labels"])
+            targets = Targets.of(stream, batch, weighted=False)
             states = stream.observe(batch)
-            logits = states.logits(stream.depth)
-            targets = Targets.of(stream, batch, logits)
             each = [
-                targets.sample_hits(targets.pick(states.logits(depth)))
+                targets.sample_hits(targets.predicted(states, depth))
                 for depth in range(stream.depth + 1)
             ]
             found.append(torch.stack(each).cpu())
-            if truth is not None and logits.ndim == 2:
-                true.append(logits.argmax(-1).cpu() == truth[numbers])
+            known.append(targets.known.cpu())
+            if truth is not None and len(targets.shape) == 1:
+                best = states.logits(stream.depth).argmax(-1)
+                true.append(best.cpu() == truth[numbers])
     if not found:
         raise DataError(f"the {what} has no batches; pass at least one sample")
-    return torch.cat(found, 1), torch.cat(true) if true else None
+    return torch.cat(found, 1), torch.cat(known), torch.cat(true) if true else None
 
 
 def wilson(hits: int, total: int, z: float = 1.959964) -> tuple[float, float]:

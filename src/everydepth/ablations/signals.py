@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from everydepth.ablations.result import Floats
 from everydepth.data.feeding import Feed
 from everydepth.errors import BatchError, LabelError
-from everydepth.stream import ResidualStream, evaluating, unwrapped
+from everydepth.stream import ResidualStream, Targets, evaluating, unwrapped
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,16 +81,16 @@ def trajectories(stream: ResidualStream, feed: Feed, progress: bool) -> Trajecto
     numbers: list[Tensor] = []
     with evaluating(unwrapped(stream.model)):
         for rows, batch in feed.numbered("auditing", progress):
-            given = batch.get("labels")
-            if not isinstance(given, Tensor) or given.ndim != 1:
+            targets = Targets.of(stream, batch, weighted=False)
+            if targets.labels.shape != (stream.rows(batch),):
                 raise LabelError(
-                    f"a batch has keys {sorted(batch)}; an audit needs 'labels', one class a row"
+                    f"{len(targets)} of {stream.rows(batch)} rows have a label, as "
+                    f"{tuple(targets.labels.shape)}; an audit needs one class a row, for every row"
                 )
-            stream.check_labels(given)
             states = stream.observe(batch)
             each = [states.logits(depth).float().cpu() for depth in range(stream.depth + 1)]
             logits.append(torch.stack(each, 1))
-            labels.append(given.cpu())
+            labels.append(targets.labels.cpu())
             numbers.append(rows)
     if not logits:
         raise BatchError("the data has no samples; pass at least one")

@@ -15,8 +15,15 @@ from everydepth.ablations.result import Ablation, Floats, as_lists
 from everydepth.ablations.taps import tapped
 from everydepth.data import NoisyLabels
 from everydepth.data.feeding import Feed, Source
-from everydepth.errors import BatchError, SettingError, UnsupportedModelError
-from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.errors import SettingError, UnsupportedModelError
+from everydepth.stream import (
+    ResidualStream,
+    as_stream,
+    evaluating,
+    labelled_samples,
+    nothing_asked,
+    unwrapped,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,6 +200,8 @@ def _side(
                 widths = weight_widths(stream, batch, heads)
             except (UnsupportedModelError, SettingError) as reason:
                 note = f"no bound: {reason}"
+        if labelled_samples(stream, batch) is None:
+            continue
         taps = tapped(stream, batch)
         for name in names:
             norms[name].append(_by_layer(stream, taps.norms, name))
@@ -203,7 +212,7 @@ def _side(
             for form, found in bounds.items():
                 found.append(upper_bound(widths, taps, form))
     if not parts["error"]:
-        raise BatchError(f"the data of {what} has no samples; pass at least one")
+        raise nothing_asked()
 
     def joined(found: list[tuple[Floats, Floats]]) -> dict[str, Floats]:
         pairs = zip(*found, strict=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from everydepth.ablations.cells import Train, trained_sweep
 from everydepth.ablations.result import Ablation, Floats
-from everydepth.ablations.scores import Targets, margins
+from everydepth.ablations.scores import margins
 from everydepth.ablations.skips import (
     ScaledSkip,
     Which,
@@ -25,7 +25,16 @@ from everydepth.data import NoisyLabels
 from everydepth.data.feeding import Feed, Source
 from everydepth.errors import SettingError
 from everydepth.runs.engine import Engine
-from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.stream import (
+    ResidualStream,
+    Targets,
+    as_stream,
+    at_least_float32,
+    evaluating,
+    has_labels,
+    nothing_asked,
+    unwrapped,
+)
 
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -132,6 +141,8 @@ def ablate(
     with torch.no_grad(), evaluating(unwrapped(stream.model)):
         for batch in feed.shown("ablating", progress):
             samples += _sweep(stream, batch, skips, sums)
+    if sums[None].rows == 0:
+        raise nothing_asked()
     metrics = sums[None].metrics(stream.task)
     found = {key: one.metrics(stream.task) for key, one in sums.items()}
 
@@ -159,16 +170,16 @@ def _sweep(
     sums: Mapping[Any, _Sums],
 ) -> int:
     """One batch through every cell; returns its number of samples."""
-    labels = batch.get("labels")
-    if isinstance(labels, Tensor) and not labels.is_floating_point():
-        stream.check_labels(labels)
     # Cursors are values: the one at depth l is where every change of layer l + 1 starts.
     cursors = [stream.start(batch)]
     for _ in range(stream.depth):
         cursors.append(stream.step(cursors[-1]))
     logits = stream.logits(cursors[-1])
-    targets = Targets.of(stream, batch, logits)
-    plain = targets.pick(logits)
+    if has_labels(stream, batch) and stream.task != "detection":
+        targets = Targets.of(stream, batch, weighted=False)
+    else:
+        targets = Targets.every(stream, batch, logits)
+    plain = at_least_float32(targets.pick(logits))
     decisions = plain.argmax(-1)
     sums[None].add(plain, targets, decisions, stream.task)
     for (layer, scale), skip in skips.items():
@@ -177,7 +188,7 @@ def _sweep(
         else:
             with skip:
                 changed = stream.step(cursors[layer - 1])
-            z = targets.pick(stream.logits(stream.advance(changed)))
+            z = at_least_float32(targets.pick(stream.logits(stream.advance(changed))))
         sums[layer, scale].add(z, targets, decisions, stream.task)
     return targets.samples
 
@@ -196,7 +207,7 @@ class _Sums:
         if task != "regression" and z.shape[-1] > 1:
             top = z.argmax(-1)
             if targets.labels is not None:
-                values["accuracy"] = top == targets.labels
+                values["accuracy"] = targets.hits(z)
             values["margin"] = margins(z)
             values["agreement"] = top == decisions
         self.rows += len(z)
@@ -204,7 +215,7 @@ class _Sums:
             self.totals[name] = self.totals.get(name, 0.0) + float(value.double().sum())
 
     def metrics(self, task: str) -> dict[str, float]:
-        found = {name: total / max(self.rows, 1) for name, total in self.totals.items()}
+        found = {name: total / self.rows for name, total in self.totals.items()}
         if task in ("causal_lm", "masked_lm") and "loss" in found:
             # Beyond e^700 a float64 overflows.
             found["perplexity"] = math.exp(min(found["loss"], 700.0))

@@ -9,14 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everydepth.ablations.scores import Targets, margins
+from everydepth.ablations.scores import margins
 from everydepth.errors import UnsupportedModelError
-from everydepth.stream import BranchRecord, ResidualStream, observe_gradients
+from everydepth.stream import (
+    BranchRecord,
+    ResidualStream,
+    Targets,
+    at_least_float32,
+    labelled_samples,
+    nothing_asked,
+    observe_gradients,
+    real_tokens,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Taps:
-    """One batch. Rows are samples.
+    """One batch. Rows are samples that have a label.
 
     norms: per layer `(branches, samples)`, `||dLoss_i/dx||` at the entry of each branch: `x_l` and
         `x~_l` of a transformer. The gradient is that of the stream: it includes the skip path.
@@ -51,13 +60,15 @@ def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool
             f"{stream.name} is followed block by block, without its branches, so there is no tap "
             "inside a block; teach everydepth its branches (docs/add-an-architecture.md)"
         )
-    states, records, gradients = observe_gradients(stream, batch)
-    logits = states.logits(stream.depth)
-    targets = Targets.of(stream, states.batch, logits)
-    z = targets.pick(logits).detach()
+    kept = labelled_samples(stream, batch)
+    if kept is None:
+        raise nothing_asked()
+    states, records, gradients = observe_gradients(stream, kept)
+    targets = Targets.of(stream, states.batch)
+    z = at_least_float32(targets.pick(states.logits(stream.depth))).detach()
     losses, samples = gradients.losses, targets.samples
     mask = _real(states.batch, records)
-    classes = stream.task != "regression"
+    classes = targets.has_classes
     return Taps(
         norms=gradients.branch_norms,
         std=[torch.stack([_std(r, mask) for r in block]) for block in records]
@@ -79,17 +90,14 @@ def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool
 
 
 def _sample_margins(targets: Targets, z: Tensor) -> Tensor:
-    count = torch.bincount(targets.sample, minlength=targets.samples).clamp(min=1)
-    return z.new_zeros(targets.samples).index_add(0, targets.sample, margins(z)) / count
+    return targets.sample_sums(margins(z)) / targets.sample_weights
 
 
 def _real(batch: Mapping[str, Any], records: Sequence[Sequence[BranchRecord]]) -> Tensor | None:
     """(batch, token): tokens that are not padding; None where there is no padding."""
-    mask = batch.get("attention_mask")
-    shape = next(block[0].shape for block in records if block)
-    if not isinstance(mask, Tensor) or mask.shape != shape[:2] or bool(mask.all()):
-        return None
-    return mask.bool()
+    first = next(block[0] for block in records if block)
+    real = real_tokens(batch, tuple(first.shape[:2]), first.x.device)
+    return None if real is None or bool(real.all()) else real
 
 
 def _std(record: BranchRecord, mask: Tensor | None) -> Tensor:

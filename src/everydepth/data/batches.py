@@ -13,11 +13,10 @@ from torch import Tensor
 
 from everydepth.data.sets import Batch, Rows, Texts, Tokens, random_stream
 from everydepth.errors import DataError
+from everydepth.stream import IGNORE_INDEX
 
 Transform = Callable[[Batch, torch.Generator], Batch]
 """Changes a batch (normalise, augment, trim); the generator is fixed by seed, epoch and batch."""
-
-IGNORED = -100  # the label torch's cross entropy leaves out
 
 
 @dataclass(kw_only=True)
@@ -150,7 +149,7 @@ def tokenized(
         return torch.from_numpy(table)
 
     types = encoded.get("token_type_ids")
-    target = texts.labels if labels != "tokens" else padded(rows, IGNORED)
+    target = texts.labels if labels != "tokens" else padded(rows, IGNORE_INDEX)
     return Tokens(
         input_ids=padded(rows, pad or 0),
         attention_mask=padded([[1] * len(row) for row in rows], 0),

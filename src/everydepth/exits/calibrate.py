@@ -27,7 +27,16 @@ from everydepth.exits.policies import (
 )
 from everydepth.exits.reading import certainties
 from everydepth.exits.risk import P_VALUES, Counts, samples_needed
-from everydepth.stream import IGNORE_INDEX, ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.stream import (
+    ResidualStream,
+    Targets,
+    as_stream,
+    evaluating,
+    has_labels,
+    labelled_samples,
+    nothing_asked,
+    unwrapped,
+)
 
 
 class NotCertifiedWarning(UserWarning):
@@ -129,14 +138,18 @@ def observe(
     labels: list[Tensor] = []
     with evaluating(unwrapped(stream.model)):
         for batch in Feed(data, stream, batch_size=batch_size).shown("observe", progress):
-            real = slice(None)
-            if isinstance(batch.get("labels"), Tensor):
-                stream.check_labels(batch["labels"])
-                real = batch["labels"] != IGNORE_INDEX
-                labels.append(batch["labels"][real].cpu())
-            scores, classes = certainties(stream.observe(batch), policy(threshold=NEVER))
-            certainty.append(scores[real].cpu())
-            predicted.append(classes[real].cpu())
+            kept = labelled_samples(stream, batch) if has_labels(stream, batch) else batch
+            if kept is None:
+                continue
+            scores, classes = certainties(stream.observe(kept), policy(threshold=NEVER))
+            certainty.append(scores.cpu())
+            predicted.append(classes.cpu())
+            if has_labels(stream, kept):
+                given = Targets.of(stream, kept, check=False).classes
+                assert given is not None
+                labels.append(given.cpu())
+    if not certainty:
+        raise nothing_asked()
     rows = torch.cat(certainty)
     all_labelled = sum(map(len, labels)) == len(rows)
     return Outcomes(

@@ -16,7 +16,7 @@ from everydepth.errors import SettingError
 from everydepth.exits.measure import seconds
 from everydepth.exits.policies import Policy, layer_speedup
 from everydepth.exits.predict import Prediction, predict
-from everydepth.stream import IGNORE_INDEX, ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.stream import ResidualStream, Targets, as_stream, evaluating, has_labels, unwrapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,8 @@ def evaluate(
     stream = as_stream(model, **options)
     policy.for_stream(stream)
     depths: list[Tensor] = []
-    hits: list[Tensor] = []
+    labels = same = 0
+    right = torch.zeros(2, dtype=torch.int64)  # by the policy, by the full model
     time = torch.zeros(2, dtype=torch.float64)
     with evaluating(unwrapped(stream.model)):
         for batch in Feed(data, stream, batch_size=batch_size).shown("evaluate", progress):
@@ -94,16 +95,20 @@ def evaluate(
             time += torch.tensor([run[0] for run in runs], dtype=torch.float64).amin(0)
             _, full, left = runs[0]
             depths.append(left.depths.cpu())
-            hits.append(_hits(stream, batch, full, left.labels).cpu())
-    left, hit = torch.cat(depths), torch.cat(hits)
-    known = hit[:, 0] >= 0
-    accuracy = hit[known, :2].double().mean(0).tolist() if known.any() else [None, None]
+            same += int((left.labels == full.argmax(-1)).sum())
+            if has_labels(stream, batch):
+                targets = Targets.of(stream, batch, weighted=False)
+                labels += len(targets)
+                both = [targets.hits(targets.pick(z)).sum() for z in (left.logits, full)]
+                right += torch.stack(both).cpu()
+    left = torch.cat(depths)
+    accuracy = (right / labels).tolist() if labels else [None, None]
     return Evaluation(
         samples=len(left),
         exits=tuple(torch.bincount(left, minlength=stream.depth + 1)[1:].tolist()),
         accuracy=accuracy[0],
         accuracy_full=accuracy[1],
-        agreement=float(hit[:, 2].double().mean()),
+        agreement=same / len(left),
         mean_depth=float(left.double().mean()),
         layer_speedup=layer_speedup(left, stream.depth),
         measured_speedup=float(time[1] / time[0]),
@@ -117,16 +122,4 @@ def _both(
 ) -> tuple[tuple[float, float], Tensor, Prediction]:
     early, left = seconds(lambda: predict(stream, batch, policy=policy), stream)
     whole, output = seconds(lambda: stream.call(stream.arguments(batch, None)), stream)
-    return (early, whole), stream.prediction(output).argmax(-1), left
-
-
-def _hits(stream: ResidualStream, batch: Mapping[str, Any], full: Tensor, early: Tensor) -> Tensor:
-    """Per row: early right, full right (-1 without a label), both the same."""
-    labels = batch.get("labels")
-    if not isinstance(labels, Tensor):
-        labels = torch.full_like(full, IGNORE_INDEX)
-    else:
-        stream.check_labels(labels)
-    right = torch.stack([early == labels, full == labels], 1).long()
-    right[labels == IGNORE_INDEX] = -1
-    return torch.cat([right, (early == full)[:, None].long()], 1)
+    return (early, whole), stream.prediction(output), left

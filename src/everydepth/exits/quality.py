@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from everydepth.stream import IGNORE_INDEX, ResidualStream, States
+from everydepth.stream import ResidualStream, States, Targets, has_labels, nothing_asked
 
 
 class Totals:
@@ -27,18 +25,20 @@ class Totals:
         self.count = self.samples = 0
 
     def quality(self, depth: int) -> float:
-        mean = float(self.sums[depth - 1] / max(self.count, 1))
+        if self.count == 0:
+            raise nothing_asked()
+        mean = float(self.sums[depth - 1] / self.count)
         return float(torch.tensor(mean).exp()) if self.metric == "perplexity" else mean
 
 
 def quality_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Totals:
     """Empty totals of the metric that fits the task and the batch."""
-    labelled = isinstance(batch.get("labels"), Tensor)
+    labelled = has_labels(stream, batch)
     if stream.task == "classification":
         metric = "accuracy" if labelled else "agreement"
-    elif stream.task == "causal_lm" or (stream.task == "masked_lm" and labelled):
+    elif labelled and stream.task in ("causal_lm", "masked_lm"):
         metric = "perplexity"
-    elif stream.task == "regression" and labelled:
+    elif labelled and stream.task == "regression":
         metric = "mse"
     else:
         metric = "error"
@@ -47,41 +47,29 @@ def quality_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Totals:
 
 def watch(totals: Totals, states: States) -> None:
     """Add one batch."""
-    stream = states.stream
-    targets = _targets(totals.metric, states)
-    if totals.metric in ("accuracy", "perplexity"):
-        stream.check_labels(targets)
-    totals.samples += states[0].shape[0]
+    stream, batch = states.stream, states.batch
     last = states.logits(stream.depth)
+    if totals.metric in ("agreement", "error"):
+        targets = Targets.every(stream, batch, last)
+    else:
+        targets = Targets.of(stream, batch, weighted=False)
+    totals.samples += targets.samples
+    last = targets.pick(last)
     for depth in range(1, stream.depth + 1):
-        values = _values(totals.metric, states.logits(depth), last, targets)
+        values = _values(totals.metric, targets, targets.predicted(states, depth), last)
         totals.sums[depth - 1] += values.double().sum().cpu()
         if depth == 1:
             totals.count += values.numel()
 
 
-def _targets(metric: str, states: States) -> Tensor:
-    labels, stream = states.batch.get("labels"), states.stream
+def _values(metric: str, targets: Targets, z: Tensor, last: Tensor) -> Tensor:
+    if metric == "accuracy":
+        return targets.hits(z)
     if metric == "agreement":
-        return states.logits(stream.depth).argmax(-1)
-    if metric == "perplexity" and stream.task == "causal_lm":
-        given = states.batch["input_ids"] if labels is None else labels
-        mask = states.batch.get("attention_mask")
-        given = given if mask is None else given.masked_fill(mask == 0, IGNORE_INDEX)
-        # Position t predicts token t + 1.
-        return F.pad(given[:, 1:], (0, 1), value=IGNORE_INDEX)
-    return torch.empty(0) if labels is None or metric == "error" else labels
-
-
-def _values(
-    metric: str, logits: Float[Tensor, "rows ..."], last: Tensor, targets: Tensor
-) -> Tensor:
+        return z.argmax(-1) == last.argmax(-1)
     if metric == "error":
-        gap = (logits - last).flatten(1).norm(dim=1)
-        return gap / last.flatten(1).norm(dim=1).clamp_min(torch.finfo(last.dtype).tiny)
-    if metric == "mse":
-        return (logits - targets.reshape(logits.shape)).square()
-    real = targets != IGNORE_INDEX
-    if metric == "perplexity":
-        return F.cross_entropy(logits[real].float(), targets[real], reduction="none")
-    return logits[real].argmax(-1) == targets[real]
+        gap, whole = (
+            targets.sample_sums(x.flatten(1).square().sum(1)).sqrt() for x in (z - last, last)
+        )
+        return gap / whole.clamp_min(torch.finfo(last.dtype).tiny)
+    return targets.losses(z)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from everydepth.errors import UnsupportedModelError
 from everydepth.exits.policies import Memory, Policy
 from everydepth.stream import ResidualStream, States
 
@@ -21,8 +22,15 @@ def exit_logits(
     The last depth is read in the model's own order, so that it is the model's own output.
     """
     if depth == stream.depth:
-        return stream.readout(h, depth, batch)
-    return stream.head(stream.normed(stream.feature(h, depth, batch), depth))
+        z = stream.readout(h, depth, batch)
+    else:
+        z = stream.head(stream.normed(stream.feature(h, depth, batch), depth))
+    if z.ndim != 2:
+        raise UnsupportedModelError(
+            f"{stream.name} predicts a class of every token, but leaving early needs one class per "
+            "sample; use one fixed depth: everydepth.at_depth(model, k)"
+        )
+    return z
 
 
 def certainties(

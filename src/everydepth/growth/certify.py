@@ -12,8 +12,8 @@ from everydepth.errors import SettingError
 from everydepth.growth.generalization import CROSS_ENTROPY, Theorem, gamma, log_covering, theorems
 from everydepth.growth.held_out import Paired, paired_losses
 from everydepth.growth.lipschitz import network_constants
-from everydepth.growth.losses import Criterion, losses_of
-from everydepth.stream import ResidualStream, as_stream
+from everydepth.growth.losses import losses_of
+from everydepth.stream import Criterion, ResidualStream, as_stream
 
 
 @dataclass(frozen=True)

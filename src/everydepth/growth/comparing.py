@@ -21,12 +21,12 @@ from everydepth.errors import SettingError
 from everydepth.growth.fitting import fit_plainly
 from everydepth.growth.jump import jumpboard
 from everydepth.growth.loop import halves
-from everydepth.growth.losses import Criterion, mean_loss, row_losses
+from everydepth.growth.losses import beside, mean_loss, row_losses
 from everydepth.growth.optimizers import frozen_but
 from everydepth.growth.scoring import score
 from everydepth.runs import Run
 from everydepth.runs.sweep import sweep
-from everydepth.stream import ResidualStream, as_stream, insert, unwrapped
+from everydepth.stream import Criterion, ResidualStream, as_stream, insert, unwrapped
 from everydepth.stream.insert import initialise
 
 ARMS = ("grown", "grown, new block only", "longer", "one old block", "random", "stacked", "scratch")
@@ -312,7 +312,8 @@ class _Plan:
         batch = self._first_batch(stream)
         with FlopCounterMode(display=False) as counter:
             output = stream.call(stream.arguments(batch, None))
-            losses, counts = row_losses(stream, stream.prediction(output), batch, self.criterion)
+            logits = stream.prediction(output)
+            losses, counts = row_losses(stream, logits, batch, self.criterion, beside(output))
             (losses.sum() / counts.sum()).backward()
         model.zero_grad(set_to_none=True)
         return float(counter.get_total_flops())

@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from everydepth.data import Rows, batches
 from everydepth.data.feeding import Feed
 from everydepth.errors import NonFiniteError
-from everydepth.growth.losses import Criterion, row_losses
+from everydepth.growth.losses import beside, row_losses
 from everydepth.growth.optimizers import load_named_state, named_state
 from everydepth.runs import Run
-from everydepth.stream import ResidualStream, unwrapped
+from everydepth.stream import Criterion, ResidualStream, unwrapped
 from everydepth.stream.rows import select_rows
 
 Trainer = Callable[[nn.Module, Any, Optimizer, int, Path | None], None]
@@ -69,7 +69,8 @@ def fit_plainly(
                 batch if world == 1 else select_rows(batch, torch.arange(rank, size, world), size)
             )
             output = stream.call(stream.arguments(part, None))
-            losses, counts = row_losses(stream, stream.prediction(output), part, criterion)
+            logits = stream.prediction(output)
+            losses, counts = row_losses(stream, logits, part, criterion, beside(output))
             total = counts.sum()
             if world > 1:
                 dist.all_reduce(total)

@@ -19,9 +19,17 @@ from everydepth.growth.candidates import (
     pairs,
     set_maps,
 )
-from everydepth.growth.losses import Criterion, mean_loss, row_losses
+from everydepth.growth.losses import mean_loss, row_losses
 from everydepth.growth.scoring import Score, score
-from everydepth.stream import Cursor, ResidualStream, as_stream, evaluating, first_tensor, unwrapped
+from everydepth.stream import (
+    Criterion,
+    Cursor,
+    ResidualStream,
+    as_stream,
+    evaluating,
+    first_tensor,
+    unwrapped,
+)
 from everydepth.stream.maps import LinearMap
 from everydepth.stream.taps import hooked
 
@@ -252,8 +260,11 @@ class _Line:
         set_maps(self._tried, self._directions, eta)
         total = count = 0.0
         for cursor in self._cursors:
-            logits = self._stream.logits(self._stream.advance(cursor))
-            losses, counts = row_losses(self._stream, logits, cursor.batch, self._criterion)
+            end = self._stream.advance(cursor)
+            extras = self._stream.extras(end.h, end.depth, end.batch)
+            losses, counts = row_losses(
+                self._stream, self._stream.logits(end), end.batch, self._criterion, extras
+            )
             total += losses.double().sum().item()
             count += counts.double().sum().item()
         return total / count

@@ -19,12 +19,12 @@ from everydepth.growth.certify import certificate
 from everydepth.growth.fitting import Trainer, fit_plainly, is_main, wait_for_all
 from everydepth.growth.held_out import paired_losses
 from everydepth.growth.jump import Jumpboard, jumpboard
-from everydepth.growth.losses import Criterion, losses_of, mean_loss
+from everydepth.growth.losses import losses_of, mean_loss
 from everydepth.growth.optimizers import carried, frozen_but, load_named_state, named_state, twin
 from everydepth.growth.rounds import Choice, Grown, Round, Settings, round_of
 from everydepth.growth.scoring import DEEPEN, Score, score
 from everydepth.runs import Run
-from everydepth.stream import ResidualStream, as_stream, insert, unwrapped
+from everydepth.stream import Criterion, ResidualStream, as_stream, insert, unwrapped
 
 
 def grow(

@@ -25,9 +25,17 @@ from everydepth.growth.candidates import (
     pairs,
     settle,
 )
-from everydepth.growth.losses import Criterion, check_finite, row_losses
+from everydepth.growth.losses import beside, check_finite, row_losses
 from everydepth.growth.statistics import GROUPS, GroupSums, adjusted_p, evidence
-from everydepth.stream import ResidualStream, as_stream, evaluating, insert, sites, unwrapped
+from everydepth.stream import (
+    Criterion,
+    ResidualStream,
+    as_stream,
+    evaluating,
+    insert,
+    sites,
+    unwrapped,
+)
 from everydepth.stream.maps import LinearMap
 
 FEWEST = 8
@@ -208,7 +216,7 @@ def score(
     at: the sites; by default all that are legal.
     alpha: the chance of a false "deepen" anywhere in the model.
     init: of the candidate blocks, as in `insert`.
-    criterion: a loss of your own, one number a row.
+    criterion: a loss of your own, `f(prediction, labels, context)`, one number a row.
 
     The model is scored in eval mode (no dropout, batch norms with running statistics), and is left
     as it was. Inner batch norms of a fresh candidate take the statistics of the first batch.
@@ -265,7 +273,8 @@ def _pass(
         for batch in track(feed, "scoring", feed.batches, disable=quiet, transient=True):
             with torch.enable_grad():
                 states = stream.observe(batch, calls=True)
-                losses, counts = row_losses(stream, states.logits(stream.depth), batch, criterion)
+                z, extras = states.logits(stream.depth), beside(states.output)
+                losses, counts = row_losses(stream, z, batch, criterion, extras)
                 check_finite(losses, "the loss", stream.depth)
                 gradients = torch.autograd.grad(losses.sum(), [states.h[d] for d in depths])
             first = seen.rows

@@ -16,7 +16,7 @@ from everydepth.stream.cursor import Call, Cursor
 from everydepth.stream.depth import at_depth
 from everydepth.stream.edit import copy_without, edited, lengthened, name_stages, shortened
 from everydepth.stream.generic import GenericStream
-from everydepth.stream.gradients import TapGradients, labels_of, observe_gradients
+from everydepth.stream.gradients import TapGradients, observe_gradients
 from everydepth.stream.insert import insert, sites
 from everydepth.stream.modes import evaluating
 from everydepth.stream.registry import Family, as_stream, families, model_class, register
@@ -27,6 +27,7 @@ from everydepth.stream.targets import (
     Targets,
     at_least_float32,
     has_labels,
+    labelled_samples,
     nothing_asked,
     real_tokens,
     with_labels,
@@ -63,7 +64,7 @@ __all__ = [
     "first_tensor",
     "has_labels",
     "insert",
-    "labels_of",
+    "labelled_samples",
     "lengthened",
     "model_class",
     "name_stages",

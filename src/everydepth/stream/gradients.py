@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from everydepth.errors import LabelError, SettingError
-from everydepth.stream.contract import IGNORE_INDEX, ResidualStream, unwrapped
+from everydepth.stream.contract import ResidualStream, unwrapped
 from everydepth.stream.states import States
 from everydepth.stream.taps import BranchRecord, hooked, record_branches, state_key
+from everydepth.stream.targets import Targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,60 +62,29 @@ def observe_gradients(
 ) -> tuple[States, list[list[BranchRecord]], TapGradients]:
     """Observe a batch and take the gradient of its losses at every tap.
 
-    Parameters get no gradient, so the backward pass costs about half of a training step's.
+    Parameters get no gradient, so the backward pass costs about half of a training step's. Samples
+    without a label have no loss, and are left out of the gradients.
     """
+    targets = Targets.of(stream, stream.check_batch(batch), weighted=False)
     with torch.enable_grad(), _only_the_stream(stream), record_branches(stream.blocks) as records:
         states = stream.observe(batch)
         logits = states.logits(stream.depth)
-        losses = sample_losses(states, logits)
+        losses = targets.sample_losses(targets.pick(logits))
         total = losses.sum()
     wanted = [*states.h, *(record.x for block in records for record in block), logits]
     unique = list({id(t): t for t in wanted}.values())
     grads = torch.autograd.grad(total, unique, allow_unused=True, materialize_grads=True)
+    if not bool(targets.known.all()):
+        grads = tuple(g[targets.known] for g in grads)
+        losses = losses[targets.known]
     by_id = {id(t): g for t, g in zip(unique, grads, strict=True)}
     taps = TapGradients(
         losses.detach(),
         [by_id[id(h)] for h in states.h],
-        [[by_id[id(r.x)].view(r.shape) for r in block] for block in records],
+        [[by_id[id(r.x)].reshape(-1, *r.shape[1:]) for r in block] for block in records],
         by_id[id(logits)],
     )
     return states, records, taps
-
-
-def labels_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Tensor | None:
-    """The labels of a batch; a causal language model without labels predicts its own tokens."""
-    labels = batch.get("labels")
-    if labels is None and stream.task == "causal_lm":
-        labels = batch.get("input_ids")
-    return labels if isinstance(labels, Tensor) else None
-
-
-def sample_losses(states: States, z: Tensor) -> Tensor:
-    """One loss per sample: cross-entropy, squared error, or the mean over a sequence's targets."""
-    stream, batch = states.stream, states.batch
-    labels = labels_of(stream, batch)
-    if labels is None:
-        raise LabelError(
-            f"gradients need a loss, but the batch of {stream.name} has keys {sorted(batch)}; "
-            "pass 'labels', or leave out what needs gradients"
-        )
-    if stream.task in ("detection", "embedding"):
-        raise SettingError(
-            f"{stream.name} does {stream.task}, for which there is no loss per sample; "
-            "use a classifier, a regression or a language model"
-        )
-    z = z if z.dtype == torch.float64 else z.float()
-    if stream.task == "regression":
-        return (z - labels.reshape(z.shape).to(z.dtype)).square().mean(-1)
-    if z.ndim == 2:
-        return F.cross_entropy(z, labels, reduction="none", ignore_index=IGNORE_INDEX)
-    mask = batch.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.shape == labels.shape:
-        labels = labels.masked_fill(~mask.bool(), IGNORE_INDEX)
-    if stream.task == "causal_lm":
-        z, labels = z[:, :-1], labels[:, 1:]
-    each = F.cross_entropy(z.mT, labels, reduction="none", ignore_index=IGNORE_INDEX)
-    return each.sum(-1) / (labels != IGNORE_INDEX).sum(-1).clamp(min=1)
 
 
 @contextmanager

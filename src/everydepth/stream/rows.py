@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,16 @@ def select_rows(value: Any, rows: Tensor, batch_size: int, min_ndim: int = 1) ->
     if isinstance(value, Mapping):
         return {k: select_rows(item, rows, batch_size, min_ndim) for k, item in value.items()}
     return value
+
+
+def pick_rows(batch: Mapping[str, Any], rows: Tensor, size: int) -> dict[str, Any]:
+    """Rows of a batch: of every tensor, and of lists with one item a row (boxes of a detector)."""
+    return {
+        key: [value[i] for i in rows.tolist()]
+        if isinstance(value, list) and len(cast(list[Any], value)) == size
+        else select_rows(value, rows, size)
+        for key, value in batch.items()
+    }
 
 
 def as_rows(rows: Tensor) -> Tensor:

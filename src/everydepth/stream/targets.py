@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from everydepth.errors import LabelError, SettingError
 from everydepth.stream.contract import IGNORE_INDEX, ResidualStream, unwrapped
+from everydepth.stream.rows import pick_rows
 from everydepth.stream.states import States
 
 Criterion = Callable[[Tensor, Any, Mapping[str, Any]], Tensor]
@@ -150,7 +151,9 @@ class Targets:
             rows = real.flatten().nonzero().flatten()
             rows = None if len(rows) == real.numel() else rows
         labels = None if labels is None else _taken(labels, rows)
-        if labels is not None and labels.ndim == 1:
+        if labels is not None and labels.ndim == 2:
+            _check_numbers(labels, prediction)
+        elif labels is not None:
             _check_classes(stream, labels[labels != IGNORE_INDEX])
         count = math.prod(shape) if rows is None else len(rows)
         return cls(
@@ -187,6 +190,13 @@ class Targets:
         if none or self.numbers or self.labels.ndim > 1:
             return torch.full((len(self),), not none, device=self.weights.device)
         return self.labels != IGNORE_INDEX
+
+    @property
+    def classes(self) -> Tensor | None:
+        """`(n,)`: the class of each row, of soft labels the largest share; None without classes."""
+        if not self.has_classes:
+            return None
+        return self.labels.argmax(-1) if self.labels.ndim == 2 else self.labels
 
     def pick(self, x: Tensor) -> Tensor:
         """The rows of a feature or a prediction: `(n, dim)`. With a criterion, `x` as it is."""
@@ -282,11 +292,8 @@ class Targets:
                     "return one number a row"
                 )
             return found
-        if self.labels.ndim == 2 and z.numel() != self.labels.numel():
-            raise LabelError(
-                f"labels have {self.labels.shape[1]} numbers a row, predictions {z.shape[-1]}; "
-                "give as many, or one whole number (a class) a row"
-            )
+        if self.labels.ndim == 2:
+            _check_numbers(self.labels, z)
         if self.numbers:
             return (z.reshape(self.labels.shape) - self.labels.to(z.dtype)).square().mean(1)
         if z.ndim != 2:
@@ -306,10 +313,10 @@ class Targets:
 
     def hits(self, z: Tensor) -> Tensor:
         """`(n,)`: whether the label is the most likely class; of soft labels the largest share."""
-        if not self.has_classes:
+        classes = self.classes
+        if classes is None:
             raise SettingError("whether a label is predicted needs class labels; pass classes")
-        wanted = self.labels.argmax(-1) if self.labels.ndim == 2 else self.labels
-        return z.argmax(-1) == wanted
+        return z.argmax(-1) == classes
 
     # -- samples ----------------------------------------------------------------------------------
 
@@ -362,10 +369,19 @@ def with_labels(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping[str
         return batch
     if not has_labels(stream, batch):
         raise LabelError(
-            f"the batch has keys {sorted(batch)}, but a loss of {stream.name} needs 'labels'; add "
-            "them, or leave out what needs them"
+            f"the batch has keys {sorted(batch)}, but what is asked of {stream.name} needs "
+            "'labels'; add them, or leave out what asks for them"
         )
     return {**batch, "labels": batch["input_ids"]}
+
+
+def labelled_samples(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The samples of a batch that have a label; None if there is none."""
+    known = Targets.of(stream, stream.check_batch(batch), weighted=False).known
+    if bool(known.all()):
+        return batch
+    rows = known.nonzero().flatten()
+    return pick_rows(batch, rows, len(known)) if len(rows) else None
 
 
 def real_tokens(
@@ -473,6 +489,14 @@ def _real(batch: Mapping[str, Any], labels: Tensor) -> Tensor:
     shape = tuple(labels.shape[:-1])
     real = real_tokens(batch, shape, labels.device)
     return torch.ones(shape, dtype=torch.bool, device=labels.device) if real is None else real
+
+
+def _check_numbers(labels: Tensor, z: Tensor) -> None:
+    if labels.shape[1] != z.shape[-1]:
+        raise LabelError(
+            f"labels have {labels.shape[1]} numbers a row, predictions {z.shape[-1]}; give as "
+            "many, or one whole number (a class) a row"
+        )
 
 
 def _check_classes(stream: ResidualStream, labels: Tensor) -> None:

@@ -12,20 +12,21 @@ from torch import Tensor
 
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream import (
-    IGNORE_INDEX,
     Block,
     BranchRecord,
     ResidualStream,
     States,
     TapGradients,
-    labels_of,
+    Targets,
+    real_tokens,
 )
 from everydepth.tracing.predictions import LOGIT_BYTES, Predictions, predictions
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureRows:
-    """A chunk of rows: features (depths 0..L, rows, dim), targets, the second model's features.
+    """A chunk of rows: features (depths 0..L, rows, dim), the second model's features, and targets
+    for metrics that need labels.
 
     second: this is the second look at the same rows.
     """
@@ -87,23 +88,32 @@ class Observation:
         return self._last_logits.ndim == 3
 
     @cached_property
-    def mask(self) -> Tensor | None:
-        """(batch, token): the tokens that are rows; None where a sample is a row."""
-        if not self.per_token:
-            return None
-        return predicting_tokens(self.states, self._last_logits.shape[1])
+    def asked(self) -> Targets:
+        """The rows, and what each should predict."""
+        return Targets.every(self.stream, self.states.batch, self._last_logits)
 
     @cached_property
+    def rows(self) -> Targets:
+        """The rows alone: labels that nobody reads may be those of another task."""
+        if self.stream.task == "masked_lm":
+            return self.asked  # only what is masked is a row
+        batch = {key: value for key, value in self.states.batch.items() if key != "labels"}
+        return Targets.every(self.stream, batch, self._last_logits)
+
+    @property
     def row_sample(self) -> Tensor:
-        numbers = torch.arange(self.samples) + self.first_sample
-        if self.mask is None:
-            return numbers
-        return numbers[:, None].expand(self.mask.shape)[self.mask.cpu()]
+        return self.rows.sample.cpu() + self.first_sample
 
     @cached_property
     def features(self) -> Tensor:
         """(depths 0..L, rows, dim), float32 (float64 for a float64 model)."""
-        return picked_features(self.states, self.mask)
+        found: list[Tensor] = []
+        for depth in range(len(self.states)):
+            feature = self.rows.pick(self.states.feature(depth).detach())
+            # A readout that sees all tokens of a sample is followed by their mean.
+            feature = feature if feature.ndim == 2 else feature.flatten(1, -2).mean(1)
+            found.append(feature if feature.dtype == torch.float64 else feature.float())
+        return torch.stack(found)
 
     @property
     def outputs(self) -> int:
@@ -121,23 +131,10 @@ class Observation:
         found = [self._readout(depth, slice(None)).detach() for depth in range(self.depth + 1)]
         return torch.stack([z if z.dtype == torch.float64 else z.float() for z in found])
 
-    @cached_property
+    @property
     def targets(self) -> Tensor | None:
-        """A class per row (IGNORE_INDEX where there is none), or numbers per row; None unlabelled.
-
-        Of a causal language model the target of a token is the label of the next one.
-        """
-        if self.stream.task in ("detection", "embedding"):
-            return None
-        labels = labels_of(self.stream, self.states.batch)
-        if labels is None or self.mask is None:
-            return labels
-        if self.stream.task == "causal_lm":
-            # The label of a token that is padding is not a target, whatever it says.
-            labels = torch.where(self.mask, labels, IGNORE_INDEX)
-            end = torch.full_like(labels[:, :1], IGNORE_INDEX)
-            labels = torch.cat([labels[:, 1:], end], 1)
-        return labels[self.mask]
+        """A class per row (-100 where there is none), or numbers per row; None unlabelled."""
+        return self.asked.labels if self.asked.numbers else self.asked.classes
 
     @cached_property
     def predictions(self) -> Predictions:
@@ -150,8 +147,7 @@ class Observation:
 
     def _readout(self, depth: int, rows: slice) -> Tensor:
         if depth == self.depth:
-            own = self._last_logits
-            return (own if self.mask is None else self._own_rows)[rows]
+            return self._own_rows[rows]
         if self.per_token:
             return self.stream.head(self.stream.normed(self._head_inputs[depth][rows], depth))
         if self._per_sample_features:
@@ -164,9 +160,8 @@ class Observation:
 
     @cached_property
     def _own_rows(self) -> Tensor:
-        assert self.mask is not None
         # Without padding this is a view: nothing of the size of the vocabulary is copied.
-        return self._last_logits.flatten(0, 1) if self.mask.all() else self._last_logits[self.mask]
+        return self.rows.pick(self._last_logits)
 
     @cached_property
     def _head_inputs(self) -> Tensor:
@@ -180,38 +175,6 @@ class Observation:
         return self.states.feature(self.depth).ndim == 2
 
 
-def real_tokens(h: Tensor, batch: Mapping[str, Any], length: int) -> Tensor:
-    """(batch, token): True where a token is not padding."""
-    mask = batch.get("attention_mask")
-    real = torch.ones(h.shape[0], length, dtype=torch.bool, device=h.device)
-    if isinstance(mask, Tensor) and mask.shape == real.shape:
-        real &= mask.bool()
-    return real
-
-
-def predicting_tokens(states: States, length: int) -> Tensor:
-    """(batch, token): the tokens that are rows; of a masked language model those with a label."""
-    real, labels = real_tokens(states.h[0], states.batch, length), states.batch.get("labels")
-    if states.stream.task == "masked_lm" and isinstance(labels, Tensor):
-        real &= labels != IGNORE_INDEX
-    return real
-
-
-def picked_features(states: States, mask: Tensor | None) -> Tensor:
-    """The feature of every depth, in rows."""
-    found: list[Tensor] = []
-    everything = mask is None or bool(mask.all())
-    for depth in range(len(states)):
-        feature = states.feature(depth).detach()
-        if mask is None:
-            # A readout that sees all tokens of a sample is followed by their mean.
-            feature = feature if feature.ndim == 2 else feature.flatten(1, -2).mean(1)
-        else:
-            feature = feature.flatten(0, 1) if everything else feature[mask]
-        found.append(feature if feature.dtype == torch.float64 else feature.float())
-    return torch.stack(found)
-
-
 def token_features(states: States) -> Tensor:
     """Every real token of every state, in rows."""
     if any(h.ndim != 3 or h.shape != states.h[0].shape for h in states.h):
@@ -220,7 +183,7 @@ def token_features(states: States) -> Tensor:
             f"token-level metrics need states of one shape (token, dim), but {states.stream.name} "
             f"has {shapes}; drop them and use the metrics on its pooled features"
         )
-    mask = real_tokens(states.h[0], states.batch, states.h[0].shape[1])
-    everything = bool(mask.all())
+    mask = real_tokens(states.batch, tuple(states.h[0].shape[:2]), states.h[0].device)
+    everything = mask is None or bool(mask.all())
     rows = [h.detach().flatten(0, 1) if everything else h.detach()[mask] for h in states.h]
     return torch.stack([r if r.dtype == torch.float64 else r.float() for r in rows])

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from everydepth.stream import IGNORE_INDEX
-
 if TYPE_CHECKING:
     from everydepth.tracing.observation import Observation
 
@@ -60,24 +58,23 @@ def predictions(o: Observation) -> Predictions:
 
 def _chunk(o: Observation, rows: slice, group: int) -> Predictions:
     final = _wide(o.logits(o.depth, rows))
-    targets = None if o.targets is None else o.targets[rows].to(final.device)
-    regression = o.stream.task == "regression"
+    asked = o.asked
+    targets = None if asked.labels is None else asked.labels[rows].to(final.device)
+    labelled = asked.labelled[rows].to(final.device)
     n = final.shape[0]
-    if targets is None:
-        labelled = torch.zeros(n, dtype=torch.bool, device=final.device)
-    elif regression:
-        labelled = torch.ones(n, dtype=torch.bool, device=final.device)
-    else:
-        labelled = targets != IGNORE_INDEX
-    top = final.argmax(-1)
-    follow = top if targets is None or regression else torch.where(labelled, targets, top)
+    shares = follow = None
+    if o.stream.task != "regression":
+        shares = targets if targets is not None and targets.ndim == 2 else None
+        classes = targets if shares is None else shares.argmax(-1)
+        top = final.argmax(-1)
+        follow = top if classes is None else torch.where(labelled, classes, top)
     names = ("loss", "error", "followed", "top", "rank", "confidence", "margin", "absolute")
     found: dict[str, list[Tensor]] = {name: [] for name in names}
     steps: list[Tensor] = []
     previous: Tensor | None = None
     for start in range(0, o.depth + 1, group):
         z = o.readouts if group > 1 else _wide(o.logits(start, rows))[None]
-        values = _regression(z, targets) if regression else _classification(z, follow)
+        values = _regression(z, targets) if follow is None else _classification(z, follow, shares)
         for name, value in values.items():
             found[name].append(value)
         step = z.diff(dim=0) if previous is None else z - previous
@@ -93,8 +90,8 @@ def _wide(z: Tensor) -> Tensor:
     return z if z.dtype == torch.float64 else z.float()
 
 
-def _classification(z: Tensor, follow: Tensor) -> dict[str, Tensor]:
-    """`z` is (depth, row, class)."""
+def _classification(z: Tensor, follow: Tensor, shares: Tensor | None) -> dict[str, Tensor]:
+    """`z` is (depth, row, class). shares: soft labels, of which `follow` is the largest."""
     followed = z.gather(-1, follow.expand(z.shape[:-1])[..., None])[..., 0]
     total = torch.logsumexp(z, -1)
     highest, classes = z.topk(min(2, z.shape[-1]), -1)
@@ -102,9 +99,14 @@ def _classification(z: Tensor, follow: Tensor) -> dict[str, Tensor]:
     chance = (followed - total).exp()
     # ||p - y||^2 = sum p^2 - 2 p_y + 1
     squares = (torch.logsumexp(2 * z, -1) - 2 * total).exp()
+    loss, error = total - followed, squares - 2 * chance + 1
+    if shares is not None:
+        y = shares.to(z.dtype)
+        loss = total * y.sum(-1) - (z * y).sum(-1)
+        error = ((z - total[..., None]).exp() - y).square().sum(-1)
     return {
-        "loss": total - followed,
-        "error": (squares - 2 * chance + 1).clamp(min=0).sqrt(),
+        "loss": loss,
+        "error": error.clamp(min=0).sqrt(),
         "followed": followed,
         "top": classes[..., 0].int(),
         "rank": (z > followed[..., None]).sum(-1).int(),

@@ -20,13 +20,12 @@ from everydepth.data.feeding import Feed, Pieces, gives_batches
 from everydepth.errors import LabelError, SettingError
 from everydepth.results import named, provenance
 from everydepth.stream import (
-    IGNORE_INDEX,
     BranchRecord,
     ResidualStream,
     Task,
     as_stream,
     evaluating,
-    labels_of,
+    has_labels,
     observe_gradients,
     record_branches,
     unwrapped,
@@ -170,7 +169,6 @@ class _Run:
         needs = {need for m in self.metrics for need in m.needs}
         self.gradients = "gradients" in needs
         self.branches = [m for m in self.batch_metrics if "branches" in m.needs]
-        self.labels = "labels" in needs
 
     def look(self, batches: Iterator[Mapping[str, Any]]) -> None:
         """The first pass."""
@@ -227,9 +225,6 @@ class _Run:
 
     def _observed(self, batch: Mapping[str, Any]) -> Observation:
         stream, gradients = self.stream, None
-        labels = labels_of(stream, batch) if self.labels else None
-        if labels is not None and bool(_is_class(labels).any()):
-            stream.check_labels(labels)
         if self.gradients:
             states, records, gradients = observe_gradients(stream, batch)
             for index, seen in enumerate(records):
@@ -275,12 +270,7 @@ class _Run:
                     f"the two models give {mine.shape[1]} and {theirs.shape[1]} rows for one "
                     "batch; compare models of the same task on the same data"
                 )
-            store.add(mine, None if store.level == "token" else o.targets, theirs)
-
-
-def _is_class(labels: Tensor) -> Tensor:
-    """Where a label is a class; nowhere if labels are numbers to be met."""
-    return (labels != IGNORE_INDEX) & (not labels.is_floating_point())
+            store.add(mine, o.targets if store.needs_labels else None, theirs)
 
 
 def _level(o: Observation, level: Level) -> Tensor:
@@ -296,9 +286,8 @@ def _fitting(
     other: ResidualStream | None,
 ) -> tuple[list[Metric], dict[str, str]]:
     """The metrics that can run, and why the others cannot."""
-    has_labels = labels_of(stream, batch) is not None or "labels" in batch
     missing: dict[Need, str] = {}
-    if not has_labels:
+    if not has_labels(stream, batch):
         missing["labels"] = f"labels, but the batch has keys {sorted(batch)}"
     if other is None:
         missing["against"] = "a second model; pass against="

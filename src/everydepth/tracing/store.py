@@ -41,6 +41,10 @@ class FeatureStore:
         return [m for m in self.metrics if m.passes == 2]
 
     @property
+    def needs_labels(self) -> bool:
+        return self.level != "token" and any("labels" in m.needs for m in self.metrics)
+
+    @property
     def must_run_again(self) -> bool:
         """The second look is wanted and the features are no longer here."""
         return bool(self.twice) and self.held is None

@@ -110,7 +110,7 @@ class BranchContributions(BatchMetric):
         size = max(1, LOGIT_BYTES // (4 * o.outputs))
         follow = _followed(o)
         for depth, block in enumerate(o.stream.blocks, start=1):
-            between = [f if o.mask is None else f[o.mask] for f in self.between.pop(depth)]
+            between = [o.rows.pick(f) for f in self.between.pop(depth)]
             for start in range(0, n, size):
                 rows = slice(start, start + size)
                 points = [

@@ -52,7 +52,7 @@ class GradientNorm(BatchMetric):
         assert taps is not None
         found = taps.state_norms.sum(1, dtype=torch.float64)
         self.states = found if self.states is None else self.states + found
-        self.samples += observation.samples
+        self.samples += len(taps.losses)
         self.kept.add(taps.state_norms.T)
         for depth, block in enumerate(observation.stream.blocks, start=1):
             norms = taps.branch_norms[depth - 1]
@@ -61,8 +61,8 @@ class GradientNorm(BatchMetric):
                 self.branches[key] = self.branches.get(key, 0.0) + float(norm.double().sum())
 
     def compute(self) -> Result:
-        if self.states is None:
-            return gap(self.name, "curve", "no data was seen")
+        if self.states is None or not self.samples:
+            return gap(self.name, "curve", "no row of the data has a label")
         value = array(self.states) / self.samples
         names = list(dict.fromkeys(name for name, _ in self.branches))
         where = depths(len(value) - 1)
@@ -122,11 +122,11 @@ class GradientMean(BatchMetric):
         room = max(SPECTRUM_ROWS - self.samples, 0)
         if room:
             self.rows.append([g[:room].clone() for g in taps.vectors])
-        self.samples += observation.samples
+        self.samples += len(taps.losses)
 
     def compute(self) -> Result:
-        if self.squares is None:
-            return gap(self.name, "curve", "no data was seen")
+        if self.squares is None or not self.samples:
+            return gap(self.name, "curve", "no row of the data has a label")
         means = [array(s) / self.samples for s in self.sums]
         norm = np.array([np.linalg.norm(m) for m in means])
         total = array(self.squares) / self.samples - norm**2
@@ -209,7 +209,7 @@ class GradientCovariance(BatchMetric):
         self.sums = (
             [(a + c, b + d) for (a, b), (c, d) in zip(old, found, strict=True)] if old else found
         )
-        self.samples += observation.samples
+        self.samples += len(taps.losses)
 
     def compute(self) -> Result:
         if self.samples < 2:

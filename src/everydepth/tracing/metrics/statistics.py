@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.results.result import Result, defined, gap
+from everydepth.stream import real_tokens
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.contributions import branch_names
 from everydepth.tracing.metrics.shared import DEPTH, depths
-from everydepth.tracing.observation import BlockRecords, Observation, real_tokens
+from everydepth.tracing.observation import BlockRecords, Observation
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,9 @@ class StreamStd(BatchMetric):
     def see_block(self, seen: BlockRecords) -> None:
         for name, record in zip(branch_names(seen.block), seen.branches, strict=True):
             x = record.x.detach()
-            if len(record.shape) == 3 and isinstance(seen.batch.get("attention_mask"), Tensor):
-                x = x.view(record.shape)
-                real = real_tokens(x, seen.batch, x.shape[1])
-                x = x if bool(real.all()) else x[real]
+            real = real_tokens(seen.batch, tuple(record.shape[:2]), x.device)
+            if len(record.shape) == 3 and real is not None and not bool(real.all()):
+                x = x.view(record.shape)[real]
             self.batch[name, seen.depth] = _Moments.of(x)
 
     def update(self, observation: Observation) -> None:

@@ -67,11 +67,12 @@ def trained(settings: Cell, seed: int) -> tuple[Any, Any]:
     mask = (ids > 0).long()
     model = build(settings, ids)
 
-    def contrast(images: Any, labels: Any, extras: Any) -> Any:
+    def contrast(images: Any, labels: Any, context: Any) -> Any:
         """Of all sentences, the image's own: the contrastive loss where captions repeat."""
         texts = model.get_text_features(input_ids=ids, attention_mask=mask).pooler_output
         images, texts = (functional.normalize(x, dim=-1) for x in (images, texts))
-        return functional.cross_entropy(model.logit_scale.exp() * images @ texts.T, labels)
+        scores = model.logit_scale.exp() * images @ texts.T
+        return functional.cross_entropy(scores, labels, reduction="none")
 
     net = ed.EveryDepth(model, ed.end_to_end(), criterion=contrast, tower="vision")
     mean, std = (f(train.as_float().pixel_values).item() for f in (torch.mean, torch.std))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PUBLISHED = published(__file__)
 BOX, OVERLAP = 5, 2  # weights of the two box losses, as in DETR
+NOTHING = 0.1  # weight of the class "no object", as in DETR
 
 
 def build(settings: Cell) -> Any:
@@ -98,17 +99,32 @@ def coco(settings: Cell, split: str) -> Any:
 
 
 def detection_loss(classes: int) -> Callable[..., Any]:
-    """DETR's own loss of one layer, after the best matching of queries and objects."""
+    """DETR's own loss of one layer, after the best matching of queries and objects, an image a row.
+
+    Rows are weighted so that their mean is DETR's loss of the batch: boxes count alike, and so do
+    classes, of which "no object" counts a tenth.
+    """
+    import torch
     from transformers.loss.loss_for_object_detection import HungarianMatcher, ImageLoss
 
     matcher = HungarianMatcher(class_cost=1, bbox_cost=BOX, giou_cost=OVERLAP)
     parts = ImageLoss(
-        matcher=matcher, num_classes=classes, eos_coef=0.1, losses=["labels", "boxes"]
+        matcher=matcher, num_classes=classes, eos_coef=NOTHING, losses=["labels", "boxes"]
     )
 
-    def loss(logits: Any, labels: Any, extras: Mapping[str, Any]) -> Any:
-        found = parts({"logits": logits, "pred_boxes": extras["pred_boxes"]}, labels)
-        return found["loss_ce"] + BOX * found["loss_bbox"] + OVERLAP * found["loss_giou"]
+    def loss(logits: Any, labels: Any, context: Mapping[str, Any]) -> Any:
+        each = [
+            parts({"logits": z[None], "pred_boxes": boxes[None]}, [label])
+            for z, boxes, label in zip(logits, context["pred_boxes"], labels, strict=True)
+        ]
+        kinds, near, overlap = (
+            torch.stack([one[name] for one in each])
+            for name in ("loss_ce", "loss_bbox", "loss_giou")
+        )
+        objects = kinds.new_tensor([len(label["class_labels"]) for label in labels])
+        queries = objects + NOTHING * (logits.shape[1] - objects)
+        by_object, by_query = (x / x.sum().clamp(min=1) * len(x) for x in (objects, queries))
+        return by_query * kinds + by_object * (BOX * near + OVERLAP * overlap)
 
     return loss
 
