@@ -52,3 +52,10 @@ def test_the_map_of_the_stream_names_every_module() -> None:
     folder = ROOT / "src" / "everydepth" / "stream"
     named = set(re.findall(r"^\| `([\w./]+)`", (folder / "README.md").read_text(), flags=re.M))
     assert named == listed(folder) - {"__init__.py"}
+
+
+def test_the_page_on_the_architecture_names_only_what_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    paths = set(re.findall(r"`(\w+(?:/\w+)*(?:/|\.py))`", text))
+    assert len(paths) > 15
+    assert [path for path in paths if not (ROOT / "src" / "everydepth" / path).exists()] == []
