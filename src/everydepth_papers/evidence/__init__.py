@@ -3,9 +3,9 @@
 from everydepth_papers.evidence.discover import find_recipe, find_recipes
 from everydepth_papers.evidence.recipe import (
     Cell,
+    Finished,
     Preset,
     Recipe,
-    Result,
     Row,
     both,
     later,
@@ -16,10 +16,10 @@ from everydepth_papers.evidence.running import Reproduction, data_folder, dry_ru
 
 __all__ = [
     "Cell",
+    "Finished",
     "Preset",
     "Recipe",
     "Reproduction",
-    "Result",
     "Row",
     "both",
     "data_folder",

@@ -13,7 +13,7 @@ from torch import nn
 from everydepth.data import Images, load
 from everydepth.objectives import Objective, end_to_end, lpa
 from everydepth.training import EveryDepth, fit
-from everydepth_papers.evidence.recipe import Cell, Result, Row, over_seeds
+from everydepth_papers.evidence.recipe import Cell, Finished, Row, over_seeds
 from everydepth_papers.evidence.rows import numbers, paired, where
 
 NAMES = {"end_to_end": "E2E", "lpa": "LPA"}
@@ -77,7 +77,7 @@ def trained(
 
 
 def trained_on_images(
-    build: Callable[[Cell], nn.Module], settings: Cell, seed: int, folder: Path
+    settings: Cell, seed: int, folder: Path, *, build: Callable[[Cell], nn.Module]
 ) -> dict[str, Any]:
     """A cell: the data named in the settings, the network built after the seed is set."""
     train, test = images(settings)
@@ -85,14 +85,14 @@ def trained_on_images(
     return trained(build(settings), settings, seed, folder, train, test)
 
 
-def pairs(results: Sequence[Result], **settings: Any) -> list[tuple[Result, Result]]:
+def pairs(results: Sequence[Finished], **settings: Any) -> list[tuple[Finished, Finished]]:
     """(end-to-end, LPA) of the same settings and seed."""
     first, second = (where(results, objective=name, **settings) for name in NAMES)
     return paired(first, second)
 
 
 def depth_rows(
-    results: Sequence[Result],
+    results: Sequence[Finished],
     what: str,
     printed: Mapping[str, Any],
     metric: str = "accuracy",
@@ -122,12 +122,21 @@ def depth_rows(
     return found
 
 
+def last_gain(
+    results: Sequence[Finished], model: str, printed: Mapping[str, Any], last: str
+) -> Row:
+    """LPA minus E2E at the last depth, in points of accuracy. printed: one value a depth."""
+    gain = [100 * (b["accuracy"][-1] - a["accuracy"][-1]) for a, b in pairs(results, model=model)]
+    shown = round(printed["LPA"][-1] - printed["E2E"][-1], 2)
+    return over_seeds(f"{model}, LPA - E2E, accuracy, {last}", shown, gain)
+
+
 def falls(values: Sequence[float]) -> float:
     """The largest step in the wrong direction of values that should rise."""
     return float(max(0.0, -np.diff(values).min(initial=0.0)))
 
 
-def worst_fall(results: Sequence[Result], what: str, **settings: Any) -> list[Row]:
+def worst_fall(results: Sequence[Finished], what: str, **settings: Any) -> list[Row]:
     """How far from monotone: the largest fall of accuracy from one depth to the next, in points."""
     found: list[Row] = []
     for objective, name in NAMES.items():
@@ -140,7 +149,7 @@ def worst_fall(results: Sequence[Result], what: str, **settings: Any) -> list[Ro
 
 
 def depth_figure(
-    results: Sequence[Result], by: Sequence[str], metric: str = "accuracy", *, log: bool = False
+    results: Sequence[Finished], by: Sequence[str], metric: str = "accuracy", *, log: bool = False
 ) -> Any:
     """A panel for each combination of the settings `by`: the metric against depth."""
     from matplotlib.figure import Figure

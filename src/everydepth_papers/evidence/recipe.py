@@ -43,7 +43,8 @@ class Preset:
         `hf:name` a data set of the Hugging Face hub, `package:name` a Python package; what ships
         with everydepth (digits, surfaces) need not be named.
     models: name -> a function that builds it; a dry run counts the parameters without memory.
-    memory_gib: what the largest cell takes. launch: how to start it, if not `everydepth reproduce`.
+    memory_gib: what the largest cell takes. launch: what starts it on several devices, such as
+        "accelerate launch --multi_gpu".
     """
 
     cells: Sequence[Cell]
@@ -58,7 +59,7 @@ class Preset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Finished:
     """One finished cell: `result["accuracy"]` is what the cell function returned by that name."""
 
     cell: Cell
@@ -102,8 +103,8 @@ class Recipe:
     item: str
     presets: Mapping[str, Preset]
     cell: Callable[[Cell, int, Path], Mapping[str, Any]]
-    rows: Callable[[Sequence[Result]], Sequence[Row]]
-    figure: Callable[[Sequence[Result]], Figure | None] | None = None
+    rows: Callable[[Sequence[Finished]], Sequence[Row]]
+    figure: Callable[[Sequence[Finished]], Figure | None] | None = None
     about: str = ""
 
     def __post_init__(self) -> None:

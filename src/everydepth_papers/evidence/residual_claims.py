@@ -6,13 +6,15 @@ Intervals are Student's, 95 %, over seeds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from everydepth.ablations import interval, spearman
-from everydepth_papers.evidence.recipe import Result, Row
+from everydepth_papers.evidence.recipe import Finished, Row
+from everydepth_papers.evidence.rows import where
 from everydepth_papers.verdict import of_cases, of_interval
 
 Floats = NDArray[np.float64]
@@ -50,7 +52,32 @@ def claim(statement: str, values: Any, *, low: float = -np.inf, high: float = np
     return Row(f"claim: {statement}", "holds", verdict, *spread, note)
 
 
-def removal_rows(results: Sequence[Result]) -> list[Row]:
+def rows(
+    results: Sequence[Finished],
+    query: Mapping[str, Mapping[str, float]] | None = None,
+    by_noise: bool = False,
+) -> list[Row]:
+    """Everything that the cells of each network measured.
+
+    query: by network, what Table 2 prints (see `study_rows`). by_noise: a share of wrong labels is
+    a setting that the rows name.
+    """
+    found: list[Row] = []
+    for name, noise in dict.fromkeys((r.cell["name"], r.cell["noise"]) for r in results):
+        own = [r for r in results if (r.cell["name"], r.cell["noise"]) == (name, noise)]
+        mine = removal_rows(own)
+        if "study" in own[0].values:
+            mine += study_rows(own, (query or {}).get(name))
+        if "scaled" in own[0].values:
+            mine += scale_rows(own)
+        if "watched" in own[0].values:
+            mine += epoch_rows(own)
+        words = f"{noise:.0%} noise: " if by_noise else ""
+        found += [replace(row, quantity=f"{words}{row.quantity}") for row in mine]
+    return found
+
+
+def removal_rows(results: Sequence[Finished]) -> list[Row]:
     """Figures 1, 2 and 10: memorization and test accuracy for each layer without its skips."""
     layers = _layers(results)
     mem, acc = _removed(results, "memorization"), _removed(results, "accuracy")
@@ -106,7 +133,7 @@ def removal_rows(results: Sequence[Result]) -> list[Row]:
     return rows
 
 
-def study_rows(results: Sequence[Result], query: Mapping[str, float] | None = None) -> list[Row]:
+def study_rows(results: Sequence[Finished], query: Mapping[str, float] | None = None) -> list[Row]:
     """Figures 5 to 9 and 14 to 24, Table 2: gradients, errors, spreads, bound, margins.
 
     query: mean and std of the standard deviation of W_Q, as Table 2 prints them for this network.
@@ -156,7 +183,7 @@ def study_rows(results: Sequence[Result], query: Mapping[str, float] | None = No
 SIDES = ("learning", "memorization")
 
 
-def _spread_rows(results: Sequence[Result]) -> list[Row]:
+def _spread_rows(results: Sequence[Finished]) -> list[Row]:
     std = {
         side: np.array([np.mean(list(r["study"][side]["std"].values()), 0) for r in results])
         for side in SIDES
@@ -185,7 +212,7 @@ def _spread_rows(results: Sequence[Result]) -> list[Row]:
     ]
 
 
-def _query_rows(results: Sequence[Result], printed: Mapping[str, float] | None) -> list[Row]:
+def _query_rows(results: Sequence[Finished], printed: Mapping[str, float] | None) -> list[Row]:
     """Table 2. Without a figure for this very network the range over the paper's eight."""
     if any(r["query_std"] is None for r in results):
         return [Row("std of W_Q (Table 2)", None, "none", note=str(results[0]["study"]["note"]))]
@@ -197,7 +224,7 @@ def _query_rows(results: Sequence[Result], printed: Mapping[str, float] | None) 
     ]
 
 
-def _bound_rows(results: Sequence[Result]) -> list[Row]:
+def _bound_rows(results: Sequence[Finished]) -> list[Row]:
     rows: list[Row] = []
     for form in ("corrected", "as_printed", "repaired"):
         shares = [r["study"]["learning"]["violations"].get(form) for r in results]
@@ -229,7 +256,7 @@ def _bound_rows(results: Sequence[Result]) -> list[Row]:
     ]
 
 
-def _margin_rows(results: Sequence[Result]) -> list[Row]:
+def _margin_rows(results: Sequence[Finished]) -> list[Row]:
     rows = [mean_row("margin (logits), all skips", None, _untouched(results, "margin"))]
     margin = _removed(results, "margin")
     layers = _layers(results)
@@ -254,7 +281,7 @@ def _margin_rows(results: Sequence[Result]) -> list[Row]:
     return rows
 
 
-def scale_rows(results: Sequence[Result]) -> list[Row]:
+def scale_rows(results: Sequence[Finished]) -> list[Row]:
     """Figure 13: the skips of layer 1 scaled by c; 0 and 1 are those of the removal."""
     rows: list[Row] = []
     between = results[0]["scaled"]["c"]
@@ -273,7 +300,7 @@ def scale_rows(results: Sequence[Result]) -> list[Row]:
     return [*rows, claim("test accuracy rises with c (Spearman, 0 to 1)", rank, low=0.0)]
 
 
-def _scaled(results: Sequence[Result], name: str) -> Floats:
+def _scaled(results: Sequence[Finished], name: str) -> Floats:
     """(seed, c) at layer 1, from c = 0 to c = 1."""
     own = _metric(results[0], name)
     between = np.array([r["scaled"]["runs"][own][0][0] for r in results])
@@ -281,7 +308,7 @@ def _scaled(results: Sequence[Result], name: str) -> Floats:
     return np.concatenate([first, between, _untouched(results, name)[:, None]], 1)
 
 
-def epoch_rows(results: Sequence[Result]) -> list[Row]:
+def epoch_rows(results: Sequence[Finished]) -> list[Row]:
     """Figures 25 and 26: gradient norms and margins over epochs."""
     rows: list[Row] = []
     for name in results[0]["watched"]:
@@ -311,22 +338,15 @@ def _margin_lost(plain: Sequence[Any], without: Sequence[Any]) -> float:
     return float(np.mean([a["learning_margin"] - b["learning_margin"] for a, b in pairs]))
 
 
-def named(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
-    """The results of each network by its name."""
-    names = dict.fromkeys(str(r.cell["name"]) for r in results)
-    return [(name, [r for r in results if r.cell["name"] == name]) for name in names]
-
-
-def figure(results: Sequence[Result]) -> Any:
+def figure(results: Sequence[Finished]) -> Any:
     """Memorization and accuracy per removed layer; gradients; bound; margin and accuracy.
 
     Of the first network, with the most wrong labels.
     """
     from matplotlib.figure import Figure
 
-    results = named(results)[0][1]
-    most = max(r.cell["noise"] for r in results)
-    results = [r for r in results if r.cell["noise"] == most]
+    results = where(results, name=results[0].cell["name"])
+    results = where(results, noise=max(r.cell["noise"] for r in results))
     studied = "study" in results[0].values
     page = Figure(figsize=(12, 3.4) if studied else (6, 3.4), layout="constrained")
     axes = np.atleast_1d(page.subplots(1, 4 if studied else 2))
@@ -369,45 +389,45 @@ def _half(values: Floats) -> Floats:
     return np.nan_to_num(np.array([(high - low) / 2 for low, high in found]))
 
 
-def _layers(results: Sequence[Result]) -> list[int]:
+def _layers(results: Sequence[Finished]) -> list[int]:
     return list(results[0]["removed"]["layers"])
 
 
-def _metric(result: Result, name: str) -> str:
+def _metric(result: Finished, name: str) -> str:
     """A language model is right about a sample if it writes all of its label."""
     whole = name == "accuracy" and "sample_accuracy" in result["removed"]["runs"]
     return "sample_accuracy" if whole else name
 
 
-def _removed(results: Sequence[Result], name: str) -> Floats:
+def _removed(results: Sequence[Finished], name: str) -> Floats:
     """(seed, layer), without the skips."""
     name = _metric(results[0], name)
     return np.array([np.array(r["removed"]["runs"][name])[0, :, 0] for r in results])
 
 
-def _untouched(results: Sequence[Result], name: str) -> Floats:
+def _untouched(results: Sequence[Finished], name: str) -> Floats:
     name = _metric(results[0], name)
     return np.array([r["removed"]["untouched"][name][0] for r in results])
 
 
-def _reached(results: Sequence[Result], index: int | None) -> str:
+def _reached(results: Sequence[Finished], index: int | None) -> str:
     flags = (
         _untouched(results, "reached") if index is None else _removed(results, "reached")[:, index]
     )
     return f"all training labels fitted in {int(flags.sum())} of {len(flags)} runs"
 
 
-def _epochs(results: Sequence[Result], layer: int | None) -> list[int]:
+def _epochs(results: Sequence[Finished], layer: int | None) -> list[int]:
     """Until all labels were fitted, or to the limit."""
     name = "untouched" if layer is None else f"layer-{layer:02d}-c-0"
     return [r["epochs"][f"{name}-seed-{r.seed}"]["epochs"] for r in results]
 
 
-def _norms(results: Sequence[Result], side: str) -> Floats:
+def _norms(results: Sequence[Finished], side: str) -> Floats:
     return np.array([r["study"][side]["norm"] for r in results], dtype=float)
 
 
-def _each(results: Sequence[Result], read: Callable[[Any], float], side: str) -> Floats:
+def _each(results: Sequence[Finished], read: Callable[[Any], float], side: str) -> Floats:
     return np.array([read(r["study"][side]) for r in results])
 
 

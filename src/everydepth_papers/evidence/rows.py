@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from everydepth_papers.evidence.recipe import Result, Row
+from everydepth_papers.evidence.recipe import Finished, Row
 from everydepth_papers.verdict import of_cases
 
 
-def where(results: Sequence[Result], **settings: Any) -> list[Result]:
+def where(results: Sequence[Finished], **settings: Any) -> list[Finished]:
     """The results whose cells have these settings."""
     return [r for r in results if all(r.cell.get(k) == v for k, v in settings.items())]
 
 
-def paired(first: Sequence[Result], second: Sequence[Result]) -> list[tuple[Result, Result]]:
+def paired(
+    first: Sequence[Finished], second: Sequence[Finished]
+) -> list[tuple[Finished, Finished]]:
     """Results of the same seed, side by side."""
     by_seed = {result.seed: result for result in second}
     return [(result, by_seed[result.seed]) for result in first if result.seed in by_seed]

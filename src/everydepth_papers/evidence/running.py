@@ -15,7 +15,7 @@ from typing import Any
 
 from everydepth.environment import DATA_VARIABLE, machine
 from everydepth.errors import DataError, SettingError
-from everydepth_papers.evidence.recipe import Cell, Preset, Recipe, Result, Row
+from everydepth_papers.evidence.recipe import Cell, Finished, Preset, Recipe, Row
 
 BUNDLED = ("digits", "surface", "synthetic")
 
@@ -33,7 +33,7 @@ class Reproduction:
     seeds: int
     seconds: float
     rows: tuple[Row, ...]
-    results: tuple[Result, ...]
+    results: tuple[Finished, ...]
     machine: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Reproduction:
     def of_json(cls, content: Mapping[str, Any]) -> Reproduction:
         own = {k: v for k, v in content.items() if k not in ("rows", "cells")}
         rows = tuple(Row(**row) for row in content["rows"])
-        return cls(**own, rows=rows, results=tuple(Result(**c) for c in content["cells"]))
+        return cls(**own, rows=rows, results=tuple(Finished(**c) for c in content["cells"]))
 
 
 def reproduce(
@@ -91,7 +91,7 @@ def reproduce(
     work = partial(_work, recipe)
     found = sweep(cells, work, run=out, folders=True, progress=progress).results
     results = tuple(
-        Result(
+        Finished(
             cell={k: v for k, v in cell.items() if k not in ("recipe", "seed")},
             seed=cell["seed"],
             values=found[cell_key(cell)]["values"],
@@ -128,6 +128,7 @@ def dry_run(
     from everydepth.runs.sweep import sweep
 
     chosen = recipe.preset(preset)
+    command = f"everydepth reproduce {recipe.name} --preset {preset}"
     cells = _cells(recipe, chosen, seeds)
     found = sweep(cells, lambda **_: {}, run=out, dry_run=True)
     sizes: dict[str, int] = {}
@@ -144,7 +145,7 @@ def dry_run(
         "needs": list(chosen.needs),
         "missing": [need for need in chosen.needs if _missing(need) is not None],
         "memory_gib": chosen.memory_gib,
-        "launch": chosen.launch or f"everydepth reproduce {recipe.name} --preset {preset}",
+        "launch": f"{chosen.launch} -m {command}" if chosen.launch else command,
     }
 
 

@@ -20,10 +20,10 @@ from everydepth.cli.main import build_app
 from everydepth.environment import machine
 from everydepth.errors import DataError, SettingError
 from everydepth_papers.evidence import (
+    Finished,
     Preset,
     Recipe,
     Reproduction,
-    Result,
     Row,
     data_folder,
     dry_run,
@@ -70,7 +70,7 @@ RECIPE = Recipe(
         "smoke": Preset(cells=CELLS, seeds=3, cost="1 s"),
         "small": Preset(cells=CELLS, cost="1 min", needs=("imagined-set",)),
         "paper": Preset(cells=CELLS, cost="9 days", needs=("owner/set",), memory_gib=1e6,
-                        models={{"wide": model}}, launch="accelerate launch -m everydepth ..."),
+                        models={{"wide": model}}, launch="accelerate launch"),
     }},
 )
 '''
@@ -198,7 +198,7 @@ def test_a_dry_run_counts_without_memory_and_starts_nothing(tmp_path: Path) -> N
     assert "model wide: 1,000,001,000,000 parameters" in shown
     assert "3 cells, 0 done" in shown
     assert "data: owner/set" in shown
-    assert "launch: accelerate launch -m everydepth" in shown
+    assert "launch: accelerate launch -m everydepth reproduce 900_demo --preset paper" in shown
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "log").exists()
 
@@ -265,7 +265,7 @@ def test_a_page_shows_what_data_says_and_never_runs_it() -> None:
         seeds=1,
         seconds=1.0,
         rows=(Row("<b>", "<i>", float("nan"), note="<u>"),),
-        results=(Result(cell={"<p>": 1}, seed=0, values={"<q>": 1}, seconds=0.0),),
+        results=(Finished(cell={"<p>": 1}, seed=0, values={"<q>": 1}, seconds=0.0),),
         machine=machine(),
     )
     page = html_page(found)

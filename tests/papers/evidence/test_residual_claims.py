@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from everydepth_papers.evidence import Result
+from everydepth_papers.evidence import Finished
 from everydepth_papers.evidence.residual_claims import claim, mean_row, removal_rows, scale_rows
 
 
@@ -31,7 +31,7 @@ def test_a_mean_of_one_seed_has_no_interval() -> None:
     assert (row.measured, row.low, row.high, row.note) == (25.0, None, None, "1 seed")
 
 
-def results(memorized: list[list[float]], accuracy: list[list[float]]) -> list[Result]:
+def results(memorized: list[list[float]], accuracy: list[list[float]]) -> list[Finished]:
     """Seeds down; across: layer 1, layer 2, then the untouched network."""
 
     def values(seed: int, mem: list[float], acc: list[float]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def results(memorized: list[list[float]], accuracy: list[list[float]]) -> list[R
         }
 
     return [
-        Result(cell={}, seed=i, values=values(i, m, a), seconds=0.0)
+        Finished(cell={}, seed=i, values=values(i, m, a), seconds=0.0)
         for i, (m, a) in enumerate(zip(memorized, accuracy, strict=True))
     ]
 
@@ -81,7 +81,7 @@ def test_scaling_is_ranked_by_the_factor_with_removal_and_the_untouched_network(
     }
     plain = results([[1.0, 1.0, 1.0]] * 3, [[0.1, 0.8, 0.8]] * 3)
     found = [
-        Result(cell={}, seed=r.seed, values={**r.values, "scaled": scaled}, seconds=0.0)
+        Finished(cell={}, seed=r.seed, values={**r.values, "scaled": scaled}, seconds=0.0)
         for r in plain
     ]
     rows = scale_rows(found)
@@ -89,7 +89,7 @@ def test_scaling_is_ranked_by_the_factor_with_removal_and_the_untouched_network(
     assert (rows[-1].measured, rows[-1].note) == ("holds", "figure 1")
     last = results([[1.0, 1.0, 1.0]] * 3, [[0.9, 0.8, 0.1]] * 3)
     other = [
-        Result(cell={}, seed=r.seed, values={**r.values, "scaled": scaled}, seconds=0.0)
+        Finished(cell={}, seed=r.seed, values={**r.values, "scaled": scaled}, seconds=0.0)
         for r in last
     ]
     assert scale_rows(other)[-1].measured == "does not hold"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from everydepth_papers.evidence import Result
+from everydepth_papers.evidence import Finished
 from everydepth_papers.evidence.rows import holds_in, numbers, paired, where
 
 
-def result(seed: int, value: float, **cell: object) -> Result:
-    return Result(cell=dict(cell), seed=seed, values={"value": value}, seconds=0.0)
+def result(seed: int, value: float, **cell: object) -> Finished:
+    return Finished(cell=dict(cell), seed=seed, values={"value": value}, seconds=0.0)
 
 
 RESULTS = [

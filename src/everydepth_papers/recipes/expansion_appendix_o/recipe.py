@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, published
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ def _points() -> tuple[list[float], list[float], list[float]]:
     return [n for n, _, _ in kept], [c / (6 * n) for n, c, _ in kept], [x for _, _, x in kept]
 
 
-def rows(results: Sequence[Result]) -> Sequence[Row]:
+def rows(results: Sequence[Finished]) -> Sequence[Row]:
     found: list[Row] = []
     for r in results:
         if r.cell["what"] == "plan":
@@ -57,7 +57,7 @@ def rows(results: Sequence[Result]) -> Sequence[Row]:
     return found
 
 
-def _planned(result: Result) -> list[Row]:
+def _planned(result: Finished) -> list[Row]:
     name, plan = result.cell["name"], result["plan"]
     printed = PUBLISHED["levine"].get(name)
     if printed is not None:
@@ -73,7 +73,7 @@ def _planned(result: Result) -> list[Row]:
     return [Row(f"Table 4: {name}, tokens a parameter", round(ratio, 2), round(per, 1), note=note)]
 
 
-def _fitted(result: Result) -> list[Row]:
+def _fitted(result: Finished) -> list[Row]:
     fit = result["fit"]
     whose = "refit" if result.cell["what"] == "fit" else "refit of the published law"
     found: list[Row] = []
@@ -95,7 +95,7 @@ def _fitted(result: Result) -> list[Row]:
     return found
 
 
-def figure(results: Sequence[Result]) -> Figure:
+def figure(results: Sequence[Finished]) -> Figure:
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(10, 4), layout="constrained")

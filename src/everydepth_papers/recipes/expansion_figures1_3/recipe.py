@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     return resnet_cell(**settings, seed=seed, folder=folder / "training")
 
 
-def rows(results: Sequence[Result]) -> Sequence[Row]:
+def rows(results: Sequence[Finished]) -> Sequence[Row]:
     found: list[Row] = []
     for data in dict.fromkeys(r.cell["data"] for r in results):
         mine = [r for r in results if r.cell["data"] == data]
@@ -40,7 +40,7 @@ def over_networks(quantity: str, said: str, values: Sequence[float], note: str) 
     return Row(quantity, said, mean, low, high, f"{len(values)} networks: {note}")
 
 
-def _covariance(mine: Sequence[Result], data: str) -> list[Row]:
+def _covariance(mine: Sequence[Finished], data: str) -> list[Row]:
     return [
         over_networks(
             f"{data}, Fig. 1: share of off-diagonal entries within {percent} % of the mean "
@@ -54,7 +54,7 @@ def _covariance(mine: Sequence[Result], data: str) -> list[Row]:
     ]
 
 
-def _decay(mine: Sequence[Result], data: str) -> list[Row]:
+def _decay(mine: Sequence[Finished], data: str) -> list[Row]:
     found: list[Row] = []
     shallow, deep = _ends(mine, "layers")
     for width in _values(mine, "width"):
@@ -71,7 +71,7 @@ def _decay(mine: Sequence[Result], data: str) -> list[Row]:
     return found
 
 
-def _losses(mine: Sequence[Result], data: str) -> list[Row]:
+def _losses(mine: Sequence[Finished], data: str) -> list[Row]:
     found: list[Row] = []
     shallow, deep = _ends(mine, "layers")
     narrow, wide = _ends(mine, "width")
@@ -90,17 +90,17 @@ def _losses(mine: Sequence[Result], data: str) -> list[Row]:
     return found
 
 
-def _values(results: Sequence[Result], name: str) -> list[int]:
+def _values(results: Sequence[Finished], name: str) -> list[int]:
     return sorted({r.cell[name] for r in results})
 
 
-def _ends(results: Sequence[Result], name: str) -> tuple[int, int]:
+def _ends(results: Sequence[Finished], name: str) -> tuple[int, int]:
     values = _values(results, name)
     return values[0], values[-1]
 
 
 def _paired(
-    results: Sequence[Result], fixed: tuple[str, int], name: str, a: int, b: int, what: str
+    results: Sequence[Finished], fixed: tuple[str, int], name: str, a: int, b: int, what: str
 ) -> list[tuple[float, float]]:
     """Seed by seed: the value at one end and at the other."""
     mine = [r for r in results if r.cell[fixed[0]] == fixed[1]]
@@ -108,7 +108,7 @@ def _paired(
     return [(ends[0][seed], ends[1][seed]) for seed in sorted(ends[0])]
 
 
-def figure(results: Sequence[Result]) -> Figure:
+def figure(results: Sequence[Finished]) -> Figure:
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(r.cell["data"] for r in results))
@@ -133,7 +133,7 @@ def figure(results: Sequence[Result]) -> Figure:
     return drawn
 
 
-def _curve(axis: Any, mine: Sequence[Result], what: str, x: str, label: str) -> None:
+def _curve(axis: Any, mine: Sequence[Finished], what: str, x: str, label: str) -> None:
     at = _values(mine, x)
     values = [[r[what] for r in mine if r.cell[x] == place] for place in at]
     mean, std = np.array([np.mean(v) for v in values]), np.array([np.std(v) for v in values])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,7 +102,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     }
 
 
-def rows(results: Sequence[Result]) -> Sequence[Row]:
+def rows(results: Sequence[Finished]) -> Sequence[Row]:
     sites = [site for r in results for site in r["sites"]]
     found = [site for site in sites if site["found"]]
     grew = [r for r in results if r["rounds"] and r["rounds"][0]["safe"] != "old"]
@@ -152,7 +152,7 @@ def rows(results: Sequence[Result]) -> Sequence[Row]:
     ]
 
 
-def figure(results: Sequence[Result]) -> Figure:
+def figure(results: Sequence[Finished]) -> Figure:
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(10, 4), layout="constrained")

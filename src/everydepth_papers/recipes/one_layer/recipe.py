@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     }
 
 
-def rows(results: Sequence[Result]) -> Sequence[Row]:
+def rows(results: Sequence[Finished]) -> Sequence[Row]:
     built, trained = _split(results)
     table: list[Row] = []
     for result in built:
@@ -88,17 +88,17 @@ def rows(results: Sequence[Result]) -> Sequence[Row]:
     return table
 
 
-def _split(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+def _split(results: Sequence[Finished]) -> tuple[list[Finished], list[Finished]]:
     # A construction does not depend on a seed.
     built = [r for r in results if r.cell["how"] == "constructed" and r.seed == 0]
     return built, [r for r in results if r.cell["how"] == "trained"]
 
 
-def _names(results: Sequence[Result]) -> list[str]:
+def _names(results: Sequence[Finished]) -> list[str]:
     return list(dict.fromkeys(r.cell["map"] for r in results))
 
 
-def _slope(results: Sequence[Result]) -> float | None:
+def _slope(results: Sequence[Finished]) -> float | None:
     points = {(r["parameters"], r["error"]) for r in results}
     if len({p for p, _ in points}) < 3:
         return None
@@ -106,7 +106,7 @@ def _slope(results: Sequence[Result]) -> float | None:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def figure(results: Sequence[Result]) -> Figure | None:
+def figure(results: Sequence[Finished]) -> Figure | None:
     """Sup-norm error against parameters, log-log."""
     from matplotlib.figure import Figure
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from everydepth_papers.evidence import (
     Cell,
+    Finished,
     Preset,
     Recipe,
-    Result,
     Row,
     both,
     data_folder,
     later,
     published,
 )
-from everydepth_papers.evidence.networks import QWEN2_05B
+from everydepth_papers.evidence.networks import unloaded
 from everydepth_papers.evidence.rows import holds_in
 
 PUBLISHED = published(__file__)
@@ -117,7 +118,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
     return {**trained(model, settings, seed, folder, *parts), "majority": round(majority, 4)}
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Finished]) -> list[Row]:
     from everydepth_papers.evidence.every_depth import depth_rows, pairs, worst_fall
 
     found: list[Row] = []
@@ -138,19 +139,6 @@ def rows(results: Sequence[Result]) -> list[Row]:
             )
         )
     return found
-
-
-def qwen2() -> Any:
-    from transformers import Qwen2Config, Qwen2ForSequenceClassification
-
-    return Qwen2ForSequenceClassification(
-        Qwen2Config(
-            **QWEN2_05B,
-            tie_word_embeddings=True,
-            num_labels=2,
-            pad_token_id=151_643,
-        )
-    )
 
 
 SMALL = {
@@ -220,10 +208,13 @@ RECIPE = Recipe(
             ],
             cost="about 40 GPU hours on one A6000",
             needs=(GLUE, HUB),
-            models={"Qwen2-0.5B": qwen2},
+            models={
+                "Qwen2-0.5B": partial(
+                    unloaded, HUB, "SequenceClassification", num_labels=2, pad_token_id=151_643
+                )
+            },
             memory_gib=20.0,
-            launch="accelerate launch --mixed_precision bf16 -m everydepth reproduce "
-            "progressive_figure6 --preset paper",
+            launch="accelerate launch --mixed_precision bf16",
         ),
     },
     cell=cell,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 
 from everydepth_papers.evidence import (
     Cell,
+    Finished,
     Preset,
     Recipe,
-    Result,
     Row,
     both,
     data_folder,
@@ -20,7 +21,7 @@ from everydepth_papers.evidence import (
     over_seeds,
     published,
 )
-from everydepth_papers.evidence.networks import QWEN2_05B
+from everydepth_papers.evidence.networks import unloaded
 from everydepth_papers.evidence.rows import holds_in
 
 PUBLISHED = published(__file__)
@@ -118,7 +119,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
     return trained(model, settings, seed, folder, *parts)
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Finished]) -> list[Row]:
     from everydepth_papers.evidence.every_depth import NAMES, pairs
 
     found: list[Row] = []
@@ -153,17 +154,6 @@ def rows(results: Sequence[Result]) -> list[Row]:
         ratio = [b["perplexity"][-1] / a["perplexity"][-1] for a, b in both]
         found.append(over_seeds(f"{short}, LPA / E2E, perplexity, last depth", None, ratio))
     return found
-
-
-def qwen2() -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            **QWEN2_05B,
-            tie_word_embeddings=True,
-        )
-    )
 
 
 SMALL = {
@@ -226,10 +216,9 @@ RECIPE = Recipe(
             cells=[c for data in SETS for c in both({**PAPER, "data": data})],
             cost="about 20 GPU hours on one A6000",
             needs=(*SETS, HUB),
-            models={"Qwen2-0.5B": qwen2},
+            models={"Qwen2-0.5B": partial(unloaded, HUB, "CausalLM")},
             memory_gib=30.0,
-            launch="accelerate launch --mixed_precision bf16 -m everydepth reproduce "
-            "progressive_figure7 --preset paper",
+            launch="accelerate launch --mixed_precision bf16",
         ),
     },
     cell=cell,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
 
 PUBLISHED = published(__file__)
 
@@ -66,7 +66,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
     return {"milliseconds": {name: round(1000 * value, 3) for name, value in best.items()}}
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Finished]) -> list[Row]:
     def ratio(name: str, base: str) -> list[float]:
         return [r["milliseconds"][name] / r["milliseconds"][base] for r in results]
 

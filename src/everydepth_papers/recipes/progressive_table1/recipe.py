@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
 
 PUBLISHED = published(__file__)
 OBJECTIVES = ("end_to_end", "lpa", "lpa_annealed", "aligned")
@@ -29,17 +29,17 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
     return train_surfaces(SURFACES, objectives, seed=seed, folder=folder, **settings)
 
 
-def trajectories(results: Sequence[Result], surface: str, objective: str) -> np.ndarray:
+def trajectories(results: Sequence[Finished], surface: str, objective: str) -> np.ndarray:
     """Test MSE, a row a seed, a column a depth 0..L."""
     return np.array([r["networks"][surface][objective]["mse"] for r in results])
 
 
-def last(results: Sequence[Result], surface: str, objective: str) -> np.ndarray:
+def last(results: Sequence[Finished], surface: str, objective: str) -> np.ndarray:
     """One number a seed: the error of the last depth."""
     return trajectories(results, surface, objective)[:, -1]
 
 
-def relative(results: Sequence[Result], objective: str) -> np.ndarray:
+def relative(results: Sequence[Finished], objective: str) -> np.ndarray:
     """For each seed, the geometric mean over surfaces of the error relative to end-to-end."""
     logs = [np.log(last(results, s, objective) / last(results, s, "end_to_end")) for s in SURFACES]
     return np.exp(np.mean(logs, axis=0))
@@ -50,13 +50,13 @@ def printed_ratio() -> float:
     return float(np.exp(np.mean([np.log(v["lpa"] / v["end_to_end"]) for v in both])))
 
 
-def falls(results: Sequence[Result], objective: str) -> float:
+def falls(results: Sequence[Finished], objective: str) -> float:
     """The share of networks whose error falls from every depth 1..L to the next."""
     found = np.concatenate([trajectories(results, s, objective)[:, 1:] for s in SURFACES])
     return float((np.diff(found) <= 0).all(1).mean())
 
 
-def few_steps(results: Sequence[Result]) -> list[Row]:
+def few_steps(results: Sequence[Finished]) -> list[Row]:
     """The same comparison where each epoch is one step on all points: far from converged."""
     found: list[Row] = []
     rates = dict.fromkeys(r.cell["lr"] for r in results)
@@ -75,12 +75,12 @@ def few_steps(results: Sequence[Result]) -> list[Row]:
     return found
 
 
-def converged(results: Sequence[Result]) -> list[Result]:
+def converged(results: Sequence[Finished]) -> list[Finished]:
     """The results of trainings in batches: what the table is about."""
     return [r for r in results if r.cell["batch_size"] < r.cell["points"]]
 
 
-def rows(everything: Sequence[Result]) -> list[Row]:
+def rows(everything: Sequence[Finished]) -> list[Row]:
     results = converged(everything)
     found = [
         over_seeds(
@@ -122,7 +122,7 @@ def rows(everything: Sequence[Result]) -> list[Row]:
     return found
 
 
-def figure(everything: Sequence[Result]) -> Any:
+def figure(everything: Sequence[Finished]) -> Any:
     """Error against depth, one panel a surface; the band is the smallest and largest seed."""
     from matplotlib.figure import Figure
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from everydepth_papers.evidence import (
     Cell,
+    Finished,
     Preset,
     Recipe,
-    Result,
     Row,
     both,
     later,
@@ -43,14 +42,8 @@ def build(settings: Cell) -> Any:
     )
 
 
-def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
-    from everydepth_papers.evidence.every_depth import trained_on_images
-
-    return trained_on_images(build, settings, seed, folder)
-
-
-def rows(results: Sequence[Result]) -> list[Row]:
-    from everydepth_papers.evidence.every_depth import NAMES, pairs, worst_fall
+def rows(results: Sequence[Finished]) -> list[Row]:
+    from everydepth_papers.evidence.every_depth import NAMES, last_gain, worst_fall
 
     found: list[Row] = []
     for model in dict.fromkeys(r.cell["model"] for r in results):
@@ -64,10 +57,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
                 share = (place + 1) * len(printed[name]) / (last // 2) - 1
                 shown = printed[name][int(share)] if share == int(share) else None
                 found.append(over_seeds(f"{model}, {name}, accuracy, layer {depth}", shown, values))
-        both = pairs(results, model=model)
-        gain = [100 * (b["accuracy"][-1] - a["accuracy"][-1]) for a, b in both]
-        shown = round(printed["LPA"][-1] - printed["E2E"][-1], 2)
-        found.append(over_seeds(f"{model}, LPA - E2E, accuracy, last layer", shown, gain))
+        found.append(last_gain(results, model, printed, "last layer"))
         found += worst_fall(results, model, model=model)
     return found
 
@@ -137,11 +127,10 @@ RECIPE = Recipe(
             needs=("ILSVRC/imagenet-1k",),
             models={name: lambda name=name: build({**IMAGENET, "model": name}) for name in SIZES},
             memory_gib=40.0,
-            launch="accelerate launch --multi_gpu --mixed_precision bf16 -m everydepth reproduce "
-            "progressive_table4 --preset paper",
+            launch="accelerate launch --multi_gpu --mixed_precision bf16",
         ),
     },
-    cell=cell,
+    cell=later("every_depth:trained_on_images", build=build),
     rows=rows,
     figure=later("every_depth:depth_figure", by=("model", "data")),
 )

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from everydepth_papers.evidence import (
     Cell,
+    Finished,
     Preset,
     Recipe,
-    Result,
     Row,
     both,
     later,
     over_seeds,
     published,
 )
+from everydepth_papers.evidence.networks import unloaded
 from everydepth_papers.evidence.rows import where
 
 PUBLISHED = published(__file__)
@@ -48,28 +49,8 @@ def build(settings: Cell) -> Any:
     return model
 
 
-def unloaded(name: str) -> Any:
-    """The network of a checkpoint without its weights, to count parameters."""
-    from transformers import ViTConfig, ViTForImageClassification
-
-    width, heads = {"ViT-Base": (768, 12), "ViT-Small": (384, 6)}[name]
-    config = ViTConfig(
-        hidden_size=width,
-        num_attention_heads=heads,
-        intermediate_size=4 * width,
-        num_labels=1000,
-    )
-    return ViTForImageClassification(config)
-
-
-def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
-    from everydepth_papers.evidence.every_depth import trained_on_images
-
-    return trained_on_images(build, settings, seed, folder)
-
-
-def rows(results: Sequence[Result]) -> list[Row]:
-    from everydepth_papers.evidence.every_depth import NAMES, pairs, worst_fall
+def rows(results: Sequence[Finished]) -> list[Row]:
+    from everydepth_papers.evidence.every_depth import NAMES, last_gain, worst_fall
 
     found: list[Row] = []
     for model in dict.fromkeys(r.cell["model"] for r in results):
@@ -82,10 +63,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
                 values = [100 * r["accuracy"][depth - 1] for r in mine]
                 quantity = f"{model}, {name}, accuracy, block {depth} of {last}"
                 found.append(over_seeds(quantity, printed[name][share - 1], values))
-        both = pairs(results, model=model)
-        gain = [100 * (b["accuracy"][-1] - a["accuracy"][-1]) for a, b in both]
-        shown = round(printed["LPA"][-1] - printed["E2E"][-1], 2)
-        found.append(over_seeds(f"{model}, LPA - E2E, accuracy, last block", shown, gain))
+        found.append(last_gain(results, model, printed, "last block"))
         found += worst_fall(results, model, model=model)
     return found
 
@@ -149,13 +127,15 @@ RECIPE = Recipe(
             cells=[c for model in HUB for c in both({**IMAGENET, "model": model})],
             cost="8 GPUs for about a day",
             needs=("ILSVRC/imagenet-1k", *HUB.values()),
-            models={name: lambda name=name: unloaded(name) for name in HUB},
+            models={
+                name: partial(unloaded, hub, "ImageClassification", num_labels=1000)
+                for name, hub in HUB.items()
+            },
             memory_gib=40.0,
-            launch="accelerate launch --multi_gpu --mixed_precision bf16 -m everydepth reproduce "
-            "progressive_table5 --preset paper",
+            launch="accelerate launch --multi_gpu --mixed_precision bf16",
         ),
     },
-    cell=cell,
+    cell=later("every_depth:trained_on_images", build=build),
     rows=rows,
     figure=later("every_depth:depth_figure", by=("model", "data")),
 )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everydepth_papers.evidence import (
     Cell,
+    Finished,
     Preset,
     Recipe,
-    Result,
     Row,
     both,
     later,
@@ -83,13 +82,7 @@ def build(settings: Cell) -> nn.Module:
     return resnet(int(name[7:]), classes)
 
 
-def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
-    from everydepth_papers.evidence.every_depth import trained_on_images
-
-    return trained_on_images(build, settings, seed, folder)
-
-
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Finished]) -> list[Row]:
     from everydepth_papers.evidence.every_depth import depth_rows, worst_fall
 
     found: list[Row] = []
@@ -164,10 +157,10 @@ RECIPE = Recipe(
                 "ResNet-34": lambda: resnet(34, 10),
             },
             memory_gib=8.0,
-            launch="accelerate launch -m everydepth reproduce progressive_tables2_3 --preset paper",
+            launch="accelerate launch",
         ),
     },
-    cell=cell,
+    cell=later("every_depth:trained_on_images", build=build),
     rows=rows,
     figure=later("every_depth:depth_figure", by=("model", "data")),
 )

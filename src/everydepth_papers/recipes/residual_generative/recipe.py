@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from everydepth_papers.evidence import (
-    Preset,
-    Recipe,
-    Result,
-    Row,
-    later,
-    published,
-)
-from everydepth_papers.evidence.networks import SMOLLM2_135M
-
-if TYPE_CHECKING:
-    from torch import nn
-
-PUBLISHED = published(__file__)
+from everydepth_papers.evidence import Preset, Recipe, later
+from everydepth_papers.evidence.networks import hub_models
 
 SMALL = {
     "name": "Emotions-stories260K",
@@ -77,30 +62,6 @@ PAPER = (
 )
 
 
-def built(name: str) -> nn.Module:
-    """The networks of the paper preset, from their configs alone."""
-    import transformers as hf
-
-    if name == "TweetTopic-GPT2-Small":
-        return hf.GPT2LMHeadModel(hf.GPT2Config())
-    config = hf.LlamaConfig(
-        **SMOLLM2_135M,
-        tie_word_embeddings=True,
-    )
-    return hf.LlamaForCausalLM(config)
-
-
-def rows(results: Sequence[Result]) -> Sequence[Row]:
-    from everydepth_papers.evidence import residual_claims as claims
-
-    found: list[Row] = []
-    for _, own in claims.named(results):
-        found += claims.removal_rows(own)
-        if "scales" in own[0].cell:
-            found += claims.scale_rows(own)
-    return found
-
-
 RECIPE = Recipe(
     name="residual_generative",
     title="Memorized labels of a language model that writes them, without skips",
@@ -115,13 +76,13 @@ RECIPE = Recipe(
             cells=tuple({**FINE, **one} for one in PAPER),
             cost="2 networks x 16 to 34 fine-tunings of up to 70 epochs; about 15 GPU days",
             needs=(str(FINE["data"]),),
-            models={str(one["name"]): (lambda n=str(one["name"]): built(n)) for one in PAPER},
+            models=hub_models(PAPER, "CausalLM"),
             memory_gib=24.0,
-            launch="accelerate launch -m everydepth reproduce residual_generative --preset paper",
+            launch="accelerate launch",
         ),
     },
     cell=later("label_noise:cell"),
-    rows=rows,
+    rows=later("residual_claims:rows"),
     figure=later("residual_claims:figure"),
     about=(
         "Small: stories260K, a pretrained Llama of 5 blocks; the loss is on the label's tokens "

@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from everydepth_papers.evidence import (
-    Cell,
-    Preset,
-    Recipe,
-    Result,
-    Row,
-    later,
-    published,
-)
-from everydepth_papers.evidence.networks import SMOLLM2_135M
-
-if TYPE_CHECKING:
-    from torch import nn
-
-PUBLISHED = published(__file__)
+from everydepth_papers.evidence import Cell, Preset, Recipe, later
+from everydepth_papers.evidence.networks import hub_models
 
 SMALL = {
     "name": "digits-ViT",
@@ -74,31 +60,6 @@ def noisy(settings: Cell, noises: Sequence[float]) -> tuple[Cell, ...]:
     return tuple({**settings, "noise": noise} for noise in noises)
 
 
-def built(name: str) -> nn.Module:
-    """The networks of the paper preset, from their configs alone."""
-    import transformers as hf
-
-    if name == "UTK-Face-DeiT":
-        return hf.DeiTForImageClassification(hf.DeiTConfig())
-    config = hf.LlamaConfig(
-        **SMOLLM2_135M,
-    )
-    return hf.LlamaForSequenceClassification(config)
-
-
-def rows(results: Sequence[Result]) -> Sequence[Row]:
-    from dataclasses import replace
-
-    from everydepth_papers.evidence import residual_claims as claims
-
-    found: list[Row] = []
-    for name, noise in dict.fromkeys((r.cell["name"], r.cell["noise"]) for r in results):
-        own = [r for r in results if (r.cell["name"], r.cell["noise"]) == (name, noise)]
-        for row in claims.removal_rows(own):
-            found.append(replace(row, quantity=f"{noise:.0%} noise: {row.quantity}"))
-    return found
-
-
 RECIPE = Recipe(
     name="residual_noise",
     title="Memorization and accuracy without skips, at 1, 5, 10 and 20 % wrong labels",
@@ -111,13 +72,16 @@ RECIPE = Recipe(
             cells=tuple(c for one in PAPER for c in noisy({**FINE, **one}, (0.05, 0.1, 0.2))),
             cost="2 networks x 3 ratios x 13 to 31 fine-tunings; about 30 GPU days",
             needs=tuple(str(one["data"]) for one in PAPER),
-            models={str(one["name"]): (lambda n=str(one["name"]): built(n)) for one in PAPER},
+            models={
+                **hub_models(PAPER[:1], "SequenceClassification"),
+                **hub_models(PAPER[1:], "ImageClassification"),
+            },
             memory_gib=12.0,
-            launch="accelerate launch -m everydepth reproduce residual_noise --preset paper",
+            launch="accelerate launch",
         ),
     },
     cell=later("label_noise:cell"),
-    rows=rows,
+    rows=later("residual_claims:rows", by_noise=True),
     figure=later("residual_claims:figure"),
     about=(
         "Small: a ViT of 4 blocks on 200 of scikit-learn's digits, first trained on 400 clean "

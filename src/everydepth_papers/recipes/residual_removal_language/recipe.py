@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from everydepth_papers.evidence import (
-    Preset,
-    Recipe,
-    Result,
-    Row,
-    later,
-    published,
-)
-from everydepth_papers.evidence.networks import QWEN2_05B, SMOLLM2_135M
-
-if TYPE_CHECKING:
-    from torch import nn
+from everydepth_papers.evidence import Preset, Recipe, later, published
+from everydepth_papers.evidence.networks import hub_models
 
 PUBLISHED = published(__file__)
 
@@ -92,37 +79,6 @@ PAPER = (
 )
 
 
-def built(name: str) -> nn.Module:
-    """The networks of the paper preset, from their configs alone."""
-    import transformers as hf
-
-    if name == "Emotions-GPT2-Medium":
-        medium = hf.GPT2Config(n_embd=1024, n_layer=24, n_head=16)
-        return hf.GPT2ForSequenceClassification(medium)
-    if name == "TweetTopic-Smol-LM":
-        config = hf.LlamaConfig(
-            **SMOLLM2_135M,
-        )
-        return hf.LlamaForSequenceClassification(config)
-    if name == "TweetTopic-Qwen2":
-        config = hf.Qwen2Config(
-            **QWEN2_05B,
-        )
-        return hf.Qwen2ForSequenceClassification(config)
-    return hf.GPT2ForSequenceClassification(hf.GPT2Config())
-
-
-def rows(results: Sequence[Result]) -> Sequence[Row]:
-    from everydepth_papers.evidence import residual_claims as claims
-
-    found: list[Row] = []
-    for name, own in claims.named(results):
-        found += claims.removal_rows(own)
-        found += claims.study_rows(own, PUBLISHED["query_std"].get(name))
-        found += claims.scale_rows(own)
-    return found
-
-
 RECIPE = Recipe(
     name="residual_removal_language",
     title="Do skips carry memorization? A GPT-2 trained without, or with scaled, skips",
@@ -135,14 +91,13 @@ RECIPE = Recipe(
             cells=tuple({**FINE, **one} for one in PAPER),
             cost="4 networks x 16 to 34 fine-tunings of up to 70 epochs; about 40 GPU days",
             needs=tuple(dict.fromkeys(str(one["data"]) for one in PAPER)),
-            models={str(one["name"]): (lambda n=str(one["name"]): built(n)) for one in PAPER},
+            models=hub_models(PAPER, "SequenceClassification"),
             memory_gib=24.0,
-            launch="accelerate launch -m everydepth reproduce residual_removal_language "
-            "--preset paper",
+            launch="accelerate launch",
         ),
     },
     cell=later("label_noise:cell"),
-    rows=rows,
+    rows=later("residual_claims:rows", query=PUBLISHED["query_std"]),
     figure=later("residual_claims:figure"),
     about=(
         "Small: a GPT-2 of 4 blocks whose tokens are words, first trained on 1,200 clean texts, "

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from everydepth_papers.evidence import (
-    Preset,
-    Recipe,
-    Result,
-    Row,
-    later,
-    published,
-)
-
-if TYPE_CHECKING:
-    from torch import nn
+from everydepth_papers.evidence import Preset, Recipe, later, published
+from everydepth_papers.evidence.networks import hub_models
 
 PUBLISHED = published(__file__)
 
@@ -80,31 +68,6 @@ PAPER = (
 )
 
 
-def built(name: str) -> nn.Module:
-    """The networks of the paper preset, from their configs alone."""
-    import transformers as hf
-
-    if name == "CIFAR100-TinyViT":
-        config = hf.ViTConfig(hidden_size=192, num_attention_heads=3, intermediate_size=768)
-        return hf.ViTForImageClassification(config)
-    if name == "Places365Mini-BEiT":
-        return hf.BeitForImageClassification(hf.BeitConfig())
-    if name == "UTK-Face-DeiT":
-        return hf.DeiTForImageClassification(hf.DeiTConfig())
-    return hf.ViTForImageClassification(hf.ViTConfig())
-
-
-def rows(results: Sequence[Result]) -> Sequence[Row]:
-    from everydepth_papers.evidence import residual_claims as claims
-
-    found: list[Row] = []
-    for name, own in claims.named(results):
-        found += claims.removal_rows(own)
-        found += claims.study_rows(own, PUBLISHED["query_std"].get(name))
-        found += claims.epoch_rows(own)
-    return found
-
-
 RECIPE = Recipe(
     name="residual_removal_vision",
     title="Do skips carry memorization? A ViT trained without the skips of each layer",
@@ -117,14 +80,13 @@ RECIPE = Recipe(
             cells=tuple({**FINE, **one} for one in PAPER),
             cost="4 networks x 13 fine-tunings of up to 70 epochs; about 20 GPU days",
             needs=tuple(str(one["data"]) for one in PAPER),
-            models={str(one["name"]): (lambda n=str(one["name"]): built(n)) for one in PAPER},
+            models=hub_models(PAPER, "ImageClassification"),
             memory_gib=12.0,
-            launch="accelerate launch -m everydepth reproduce residual_removal_vision "
-            "--preset paper",
+            launch="accelerate launch",
         ),
     },
     cell=later("label_noise:cell"),
-    rows=rows,
+    rows=later("residual_claims:rows", query=PUBLISHED["query_std"]),
     figure=later("residual_claims:figure"),
     about=(
         "Small: a ViT of 4 blocks, first trained on 2,000 clean images, then, as the paper does "

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, published
 
 PUBLISHED = published(__file__)
 # The query map of a block by the name of its weight; `c_attn` holds query, key and value.
@@ -74,7 +74,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     return {"std": found, "layers": len(found)}
 
 
-def rows(results: Sequence[Result]) -> Sequence[Row]:
+def rows(results: Sequence[Finished]) -> Sequence[Row]:
     import numpy as np
 
     found: list[Row] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
 from everydepth_papers.evidence.rows import holds_in, numbers
 
 if TYPE_CHECKING:
@@ -132,12 +132,12 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     return {"accuracy": accuracy, **{name: numbers(seen[metric]) for name, metric in PAIRS.items()}}
 
 
-def to_last(result: Result, name: str) -> np.ndarray:
+def to_last(result: Finished, name: str) -> np.ndarray:
     """COS with the last depth. Depth 0 is left out: its feature is the same for all samples."""
     return np.array(result[name], dtype=object)[1:, -1].astype(float)
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Finished]) -> list[Row]:
     found = [
         over_seeds(
             "accuracy of choosing the sentence",
@@ -183,7 +183,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
     return found
 
 
-def figure(results: Sequence[Result]) -> Figure:
+def figure(results: Sequence[Finished]) -> Figure:
     from matplotlib.figure import Figure
 
     page = Figure(figsize=(13, 3.6), layout="constrained")

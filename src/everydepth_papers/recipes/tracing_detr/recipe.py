@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
 from everydepth_papers.evidence.rows import holds_in, numbers, paired, where
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _pretrained_backbone(model: Any) -> None:
     )
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Finished]) -> list[Row]:
     of = {name: where(results, objective=name) for name in ("standard", "aligned")}
     depth = results[0].cell["depth"]
     found = [
@@ -208,7 +208,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
     ]
 
 
-def figure(results: Sequence[Result]) -> Figure:
+def figure(results: Sequence[Finished]) -> Figure:
     from matplotlib.figure import Figure
 
     page = Figure(figsize=(5, 3.5), layout="constrained")
@@ -251,8 +251,7 @@ RECIPE = Recipe(
             needs=("detection-datasets/coco",),
             models={"DETR-R50": lambda: build(PAPER)},
             memory_gib=20.0,
-            launch="accelerate launch --multi_gpu -m everydepth reproduce tracing_detr "
-            "--preset paper",
+            launch="accelerate launch --multi_gpu",
         ),
     },
     cell=cell,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
 from everydepth_papers.evidence.rows import holds_in, numbers, paired, where
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     }
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Finished]) -> list[Row]:
     found: list[Row] = []
     for task in dict.fromkeys(r.cell["task"] for r in results):
         of = {name: where(results, task=task, objective=name) for name in ("standard", "aligned")}
@@ -190,7 +190,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
     return found
 
 
-def figure(results: Sequence[Result]) -> Figure:
+def figure(results: Sequence[Finished]) -> Figure:
     from matplotlib.figure import Figure
 
     tasks = list(dict.fromkeys(r.cell["task"] for r in results))

@@ -10,9 +10,9 @@ import numpy as np
 
 from everydepth_papers.evidence import (
     Cell,
+    Finished,
     Preset,
     Recipe,
-    Result,
     Row,
     data_folder,
     over_seeds,
@@ -170,13 +170,13 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     }
 
 
-def below(result: Result, name: str) -> float:
+def below(result: Finished, name: str) -> float:
     """The mean over layers 1 to L-1; of perplexity the geometric one."""
     values = np.array(result[name][:-1], float)
     return float(np.exp(np.log(values).mean()) if name == "perplexity" else values.mean())
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Finished]) -> list[Row]:
     found: list[Row] = []
     for model in dict.fromkeys(r.cell["model"] for r in results):
         of = {name: where(results, model=model, objective=name) for name in ("standard", "aligned")}
@@ -220,7 +220,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
     return found
 
 
-def figure(results: Sequence[Result]) -> Figure:
+def figure(results: Sequence[Finished]) -> Figure:
     from matplotlib.figure import Figure
 
     models = list(dict.fromkeys(r.cell["model"] for r in results))

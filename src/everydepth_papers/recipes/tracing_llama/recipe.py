@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, data_folder, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, data_folder, published
 from everydepth_papers.evidence.rows import holds_in, numbers
 
 if TYPE_CHECKING:
@@ -94,12 +94,12 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     }
 
 
-def early(result: Result) -> float:
+def early(result: Finished) -> float:
     """The share of tokens that are final before the last layer."""
     return sum(result["saturated"][:-1]) / result["tokens"]
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Finished]) -> list[Row]:
     found: list[Row] = []
     for result in results:
         name, depth = result.cell["model"], result["depth"]
@@ -138,7 +138,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
     ]
 
 
-def figure(results: Sequence[Result]) -> Figure:
+def figure(results: Sequence[Finished]) -> Figure:
     """The grid of the first prompt, a panel a model: text, and its probability as color."""
     from matplotlib.figure import Figure
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
 from everydepth_papers.evidence.rows import holds_in, numbers, paired, where
 
 if TYPE_CHECKING:
@@ -67,17 +67,17 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     }
 
 
-def correlation(result: Result, a: str, b: str) -> float:
+def correlation(result: Finished, a: str, b: str) -> float:
     """Over depths 0..L."""
     return float(np.corrcoef(result[a], result[b])[0, 1])
 
 
-def gap(result: Result) -> float:
+def gap(result: Finished) -> float:
     """How much more alike CKA finds the depths below the last than COS does."""
     return float(np.mean(np.subtract(result["cka"], result["cos"])[:-1]))
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Finished]) -> list[Row]:
     groups = {"with": where(results, skips=True), "without": where(results, skips=False)}
     found: list[Row] = []
     for name, group in groups.items():
@@ -127,7 +127,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
     ]
 
 
-def figure(results: Sequence[Result]) -> Figure:
+def figure(results: Sequence[Finished]) -> Figure:
     from matplotlib.figure import Figure
 
     page = Figure(figsize=(9, 3.5), layout="constrained")

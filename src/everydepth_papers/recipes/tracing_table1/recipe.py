@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, published
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,11 +60,11 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     }
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Finished]) -> list[Row]:
     return [row for result in results for row in _rows(result)]
 
 
-def _rows(result: Result) -> list[Row]:
+def _rows(result: Finished) -> list[Row]:
     name = result.cell["model"]
     printed = PUBLISHED[name]
     own = _three(name, "config", result["parameters"], result["layers"], _head(result.values))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everydepth_papers.evidence import Cell, Preset, Recipe, Result, Row, over_seeds, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
 from everydepth_papers.evidence.rows import holds_in, numbers, paired, where
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def shallow(values: Sequence[float]) -> float:
     return float(np.mean(values[1:-1]))
 
 
-def to_last(result: Result) -> np.ndarray:
+def to_last(result: Finished) -> np.ndarray:
     """COS of depths 1..L with the last; the class token at depth 0 is the same for all samples."""
     return np.array(result["cos"], dtype=object)[1:, -1].astype(float)
 
@@ -208,7 +208,7 @@ def rises(values: Any, slack: float) -> bool:
     return bool((np.diff(np.array(values, float)) >= -slack).all())
 
 
-def closer(result: Result) -> bool:
+def closer(result: Finished) -> bool:
     """Along each row of the COS matrix the values fall away from the diagonal, up to 0.02."""
     cos = np.array(result["cos"], dtype=object)[1:, 1:].astype(float)
     return all(
@@ -216,19 +216,19 @@ def closer(result: Result) -> bool:
     )
 
 
-def best_read(result: Result) -> list[float]:
+def best_read(result: Finished) -> list[float]:
     """Accuracy by depth, through own classifiers where there are several."""
     return result["own_accuracy" if result.cell["objective"] == "multi" else "accuracy"]
 
 
-def effective(result: Result) -> float:
+def effective(result: Finished) -> float:
     """Smallest depth within two points of the network's own training accuracy."""
     from everydepth.tracing import effective_depth
 
     return float(effective_depth(np.array(result["train_accuracy"]), 0.02)[1])
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Finished]) -> list[Row]:
     deepest = max(r.cell["depth"] for r in results)
     of = {
         name: where(results, objective=name, depth=deepest)
@@ -413,11 +413,11 @@ def rows(results: Sequence[Result]) -> list[Row]:
 
 
 def exit_rows(
-    standard: Sequence[Result], aligned: Sequence[Result], multi: Sequence[Result]
+    standard: Sequence[Finished], aligned: Sequence[Finished], multi: Sequence[Finished]
 ) -> list[Row]:
     p = PUBLISHED
 
-    def late(r: Result) -> bool:
+    def late(r: Finished) -> bool:
         return r["exit"]["leaving"][-1] > sum(r["exit"]["leaving"]) / 2
 
     sure = f"confidence above {TAU}, chosen beforehand; networks of this accuracy rarely have it"
@@ -469,7 +469,7 @@ def exit_rows(
     return found
 
 
-def figure(results: Sequence[Result]) -> Figure:
+def figure(results: Sequence[Finished]) -> Figure:
     """COS, accuracy and saturation by depth (Figures 1, 4, 14, 15), and two heat maps."""
     from matplotlib.figure import Figure
 
@@ -544,10 +544,7 @@ RECIPE = Recipe(
             needs=("uoft-cs/cifar10", "uoft-cs/cifar100", "ILSVRC/imagenet-1k"),
             models={"DeiT-S": lambda: build(IMAGENET)},
             memory_gib=20.0,
-            launch=(
-                "accelerate launch --multi_gpu -m everydepth reproduce tracing_vision "
-                "--preset paper"
-            ),
+            launch="accelerate launch --multi_gpu",
         ),
     },
     cell=cell,
