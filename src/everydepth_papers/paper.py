@@ -16,7 +16,12 @@ from everydepth.errors import SettingError
 @dataclass(frozen=True, kw_only=True)
 class Paper:
     """name: short, as it is called here. authors: "anonymous" for a paper under review, empty if
-    the text that was used does not say."""
+    the text that was used does not say.
+
+    >>> from everydepth_papers.paper import PAPERS
+    >>> [str(paper) for paper in PAPERS.values()][:2]
+    ['Progressive Approximation', 'Depth Expansion']
+    """
 
     key: str
     name: str
@@ -70,6 +75,7 @@ PAPERS: Mapping[str, Paper] = MappingProxyType(
 def paper(key: str) -> Paper:
     """The paper of a key.
 
+    >>> from everydepth_papers.paper import paper
     >>> paper("one_layer").authors
     'Esmail Gumaan'
     """

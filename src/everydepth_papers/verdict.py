@@ -23,6 +23,7 @@ def of_interval(
     It holds where the whole interval is there, does not hold where none of it is, and is
     inconclusive in between or without an interval. strictly: `least` and `most` are not there.
 
+    >>> from everydepth_papers.verdict import of_interval
     >>> of_interval(0.1, 0.2, least=0.0), of_interval(-0.1, 0.2, least=0.0)
     ('holds', 'inconclusive')
     """
@@ -38,6 +39,7 @@ def of_interval(
 def of_cases(cases: Iterable[bool]) -> Verdict:
     """Whether a statement is true in every case; inconclusive where it is in some.
 
+    >>> from everydepth_papers.verdict import of_cases
     >>> of_cases([True, True]), of_cases([True, False]), of_cases([])
     ('holds', 'inconclusive', 'not applicable')
     """
@@ -50,6 +52,7 @@ def of_cases(cases: Iterable[bool]) -> Verdict:
 def of_all(verdicts: Iterable[Verdict]) -> Verdict:
     """Holds if it holds everywhere; does not, if it does not somewhere; else inconclusive.
 
+    >>> from everydepth_papers.verdict import of_all
     >>> of_all(["holds", "does not hold", "inconclusive"])
     'does not hold'
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 import everydepth
 from everydepth.cli import main as main_module
 from everydepth.cli.main import build_app
+from everydepth.cli.trace import trace
 from everydepth.errors import DepthError
 
 
@@ -60,3 +63,41 @@ def test_an_error_of_ours_is_one_line_and_exit_code_one(
     assert stopped.value.code == 1
     expected = "error: depth 14, but this network has 12 blocks; use 0 to 12\n"
     assert capsys.readouterr().err == expected
+
+
+def _brought(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    points = [
+        EntryPoint(name=name, value=value, group="everydepth.commands")
+        for name, value in values.items()
+    ]
+    monkeypatch.setattr(main_module, "entry_points", lambda group: EntryPoints(points))
+
+
+def test_another_package_brings_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("brought")
+    module.greet = lambda: print("hello")  # type: ignore[attr-defined]
+    module.greet.__name__ = "greet"
+    monkeypatch.setitem(sys.modules, "brought", module)
+    _brought(monkeypatch, greet="brought:greet")
+    assert CliRunner().invoke(build_app(), ["greet"]).output == "hello\n"
+
+
+def test_a_command_that_cannot_be_loaded_is_said_and_the_others_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _brought(monkeypatch, absent="nowhere.at.all:absent")
+    assert CliRunner().invoke(build_app(), ["--version"]).exit_code == 0
+    build_app()
+    assert "warning: no command absent from nowhere.at.all:absent" in capsys.readouterr().err
+
+
+def test_no_package_replaces_a_command_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    _brought(monkeypatch, trace="nowhere.at.all:trace")
+    names = [command.callback for command in build_app().registered_commands]
+    assert names.count(trace) == 1
+    assert len(names) == len(main_module.COMMANDS)
+
+
+def test_the_papers_bring_claims_and_reproduce() -> None:
+    names = {command.callback.__name__ for command in build_app().registered_commands}  # type: ignore[union-attr]
+    assert {"claims", "reproduce"} <= names - {c.__name__ for c in main_module.COMMANDS}

@@ -7,6 +7,7 @@ import doctest
 import inspect
 import re
 from collections.abc import Callable
+from importlib import import_module
 from inspect import isfunction
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -32,9 +33,16 @@ NAMES += [
     for n in everydepth.data.__all__
     if isfunction(getattr(everydepth.data, n)) and n not in ABSENT
 ]
+# Of the papers' package, all that the reference shows.
+NAMES += re.findall(
+    r"^::: (everydepth_papers\.\S+)", (PREAMBLE.parent / "papers.md").read_text(), re.MULTILINE
+)
 
 
 def documented(name: str) -> Any:
+    home, _, own = name.rpartition(".")
+    if home.startswith("everydepth_papers"):
+        return getattr(import_module(home), own)
     found: Any = ed
     for part in name.split("."):
         found = getattr(found, part)

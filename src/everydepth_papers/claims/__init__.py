@@ -2,6 +2,7 @@
 
 `everydepth claims` prints it; `docs/claims.md` shows the last one that was recorded.
 
+>>> from everydepth_papers.claims import check_claims
 >>> ledger = check_claims(model, test, only="lpa-monotone", progress=False)
 >>> ledger["lpa-monotone"].verdict in ("holds", "does not hold", "inconclusive")
 True

@@ -42,6 +42,7 @@ class Ledger:
 
     seeds: of the standard networks; 0 for somebody's model, whose values come from parts of data.
 
+    >>> from everydepth_papers.claims import check_claims
     >>> ledger = check_claims(model, test, only="cos-agrees-with-cka", progress=False)
     >>> sum(ledger.counts().values())
     1
@@ -101,6 +102,7 @@ def check_claims(
     engine: where the standard networks are trained: "local", "processes" or "ray" (see `sweep`).
     data: labeled batches, rows, or a data set, as for `trace`.
 
+    >>> from everydepth_papers.claims import check_claims
     >>> ledger = check_claims(model, test, only=["lpa-monotone", "bound-ordered"], progress=False)
     >>> len(ledger["bound-ordered"].measured[0].values)  # one for each part of the data
     8

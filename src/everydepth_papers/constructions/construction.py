@@ -94,6 +94,11 @@ def construct(
     points: of the lattice on which the result is verified.
 
     Raises `SettingError` before any grid is made that would not fit, and where no grid was enough.
+
+    >>> from everydepth_papers.constructions import Domain, construct
+    >>> found = construct(lambda x: x * x.flip(1), Domain(tokens=2), precision=0.1, points=2500)
+    >>> found.error <= 0.1, type(found.layer.attention).__name__
+    (True, 'MultiheadAttention')
     """
     map_ = as_map(f, domain)
     if not 0 < precision < math.inf:

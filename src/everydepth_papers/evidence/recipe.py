@@ -45,6 +45,10 @@ class Preset:
     models: name -> a function that builds it; a dry run counts the parameters without memory.
     memory_gib: what the largest cell takes. launch: what starts it on several devices, such as
         "accelerate launch --multi_gpu".
+
+    >>> from everydepth_papers.evidence import Preset
+    >>> Preset(cells=[{"depth": 2}, {"depth": 4}], seeds=3, cost="3 min, 1 core").seeds
+    3
     """
 
     cells: Sequence[Cell]
@@ -95,6 +99,16 @@ class Recipe:
     it ("Table 1"). cell: `cell(settings, seed, folder)` does one unit of work and returns JSON
     values; `folder` is its own, for checkpoints. rows: the comparison. about: what was chosen by
     us, and whatever else a reader must know.
+
+    >>> from everydepth_papers.evidence import Preset, Recipe, Row
+    >>> recipe = Recipe(
+    ...     name="progressive_sum", title="A sum", paper="progressive", item="Table 9",
+    ...     presets={"smoke": Preset(cells=[{"a": 1}, {"a": 2}], cost="nothing")},
+    ...     cell=lambda settings, seed, folder: {"sum": settings["a"] + seed},
+    ...     rows=lambda results: [Row("sum", published=3, measured=sum(r["sum"] for r in results))],
+    ... )
+    >>> recipe.source
+    'Progressive Approximation, Table 9'
     """
 
     name: str

@@ -78,6 +78,12 @@ def reproduce(
 
     out: a run directory in which every finished cell is a file. The same call again, also after
     kill -9, does the rest and repeats nothing; without it nothing is written.
+
+    >>> from everydepth_papers.evidence import find_recipe, reproduce
+    >>> recipe, folder = find_recipe("tracing_table1")
+    >>> found = reproduce(recipe, "smoke", out="run", progress=False)
+    >>> found.source, found.rows[0].published is None
+    ('Tracing Representations, Table 1', False)
     """
     from everydepth.runs import Run
     from everydepth.runs.cells import cell_key
