@@ -31,6 +31,7 @@ from everydepth.ablations import (
 )
 from everydepth.ablations.prompts import TEMPLATE
 from everydepth.data import Images, Rows, Texts, Tokens, flip_labels, load, tokenized
+from everydepth.files import read_json
 from everydepth.objectives import end_to_end
 from everydepth.runs import Run
 from everydepth.stream import as_stream
@@ -100,14 +101,15 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
         )
 
     removed = swept(settings.get("layers"), (0.0, 1.0), folder / "removal")
-    cells = folder / "removal" / "cells"
-    trained = cells / f"untouched-seed-{seed}" / "training" / "model"
+    cells = _cells(folder / "removal")
+    untouched, without = cells[f"untouched-seed-{seed}"], cells.get(f"layer-01-c-0-seed-{seed}")
+    trained = untouched / "model"
     model: Any = type(start).from_pretrained(trained).eval()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     found: dict[str, Any] = {
         "rows": len(task.labels),
         "flipped": len(noise.flipped),
         "removed": removed.to_json(),
-        "epochs": {path.name: _epochs(path) for path in sorted(cells.iterdir())},
+        "epochs": {name: _epochs(path) for name, path in sorted(cells.items())},
         "by_depth": memorization(model, noisy, task.test, flipped=noise, progress=False).to_json(),
     }
     if settings.get("study", True):
@@ -115,12 +117,9 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
     if "scales" in settings:
         found["scaled"] = swept((1,), tuple(settings["scales"]), folder / "scaled").to_json()
     if "watch" in settings:
-        names = {None: f"untouched-seed-{seed}", 1: f"layer-01-c-0-seed-{seed}"}
-        found["watched"] = {
-            "all skips" if layer is None else f"layer {layer} without": _watched(cells / name)
-            for layer, name in names.items()
-            if (cells / name).is_dir()
-        }
+        found["watched"] = {"all skips": _watched(untouched)}
+        if without is not None:
+            found["watched"]["layer 1 without"] = _watched(without)
     return found
 
 
@@ -184,15 +183,26 @@ def _fit(
     )
 
 
+def _cells(run: Path) -> dict[str, Path]:
+    """The folders of the cells of `ablate`, by what was removed."""
+    found: dict[str, Path] = {}
+    for file in (run / "cells").glob("*.json"):
+        cell = read_json(file)["cell"]
+        layer, c = cell["layer"], cell["c"]
+        what = "untouched" if layer is None else f"layer-{layer:02d}-c-{c:g}"
+        found[f"{what}-seed-{cell['seed']}"] = run / "work" / file.stem
+    return found
+
+
 def _epochs(folder: Path) -> dict[str, Any]:
     """How long a training went on, and whether it fitted every label."""
-    results = Run.open(folder / "training").results()
+    results = Run.open(folder).results()
     until = results["callbacks"]["UntilAccuracy"]
     return {"epochs": len(until["accuracy"]), "reached": until["reached"]}
 
 
 def _watched(folder: Path) -> list[dict[str, Any]]:
-    return Run.open(folder / "training").results()["callbacks"]["GradientWatch"]["epochs"]
+    return Run.open(folder).results()["callbacks"]["GradientWatch"]["epochs"]
 
 
 # -- tasks ----------------------------------------------------------------------------------------
