@@ -134,6 +134,18 @@ def test_models_of_our_own_and_of_transformers_load_by_their_folder(tmp_path: Pa
             torch.testing.assert_close(loaded.state_dict()[key], value)
 
 
+def test_a_model_whose_stream_is_discovered_loads_at_a_depth(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    model = hf.PhiForCausalLM(hf.PhiConfig(**sizes, num_hidden_layers=3)).eval()
+    model.save_pretrained(tmp_path)
+    small = load(tmp_path, depth=2)
+    assert small.config.num_hidden_layers == 2
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        expected = as_stream(model).observe({"input_ids": ids}).logits(2)
+        torch.testing.assert_close(small(ids).logits, expected)
+
+
 def test_a_model_that_cannot_be_loaded_is_an_error_that_says_why(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'no/such-model' is neither a folder here nor a model fo"):
         load("no/such-model")

@@ -30,9 +30,9 @@ def load(
 
     Its class is the one its own config names. Only safetensors weights are read, and no code that
     comes with the model is run. Only the tensors of the wanted blocks, the embedding and the
-    readout are read, so time and memory grow with `depth`. The exception is a depth whose readout
-    is computed from later blocks (one before the last change of shape): there the whole checkpoint
-    is read first.
+    readout are read, so time and memory grow with `depth`. The exceptions are a depth whose readout
+    is computed from later blocks (one before the last change of shape), and a class whose stream
+    is found by running it: there the whole checkpoint is read first.
 
     source: a folder written by `save_pretrained` or `export`, a run directory, or a name on the
         Hugging Face hub.
@@ -155,13 +155,21 @@ def _opened(
         return _read(cls, folder, config)
     with torch.device("meta"), quiet_transformers():
         whole = cls(config)
-    stream = as_stream(whole, **options)
+    try:
+        stream = as_stream(whole, **options)
+    except UnsupportedModelError:  # what is read off a forward pass needs more than shapes
+        return _cut(_read(cls, folder, config), depth, options)
     small: Any = stream.truncated(stream.check_depth(depth, lowest=1), share=True)
     known = {name: tensor.shape for name, tensor in whole.state_dict().items()}
     if any(known.get(name) != tensor.shape for name, tensor in small.state_dict().items()):
-        full = as_stream(_read(cls, folder, config), **options)
-        return cast("PreTrainedModel", full.truncated(depth, share=True))
+        return _cut(_read(cls, folder, config), depth, options)
     return _read(cls, folder, small.config)
+
+
+def _cut(full: PreTrainedModel, depth: int, options: dict[str, Any]) -> PreTrainedModel:
+    stream = as_stream(full, **options)
+    small = stream.truncated(stream.check_depth(depth, lowest=1), share=True)
+    return cast("PreTrainedModel", small)
 
 
 def _described(folder: Path, trusted: bool) -> tuple[type[PreTrainedModel], Any]:
