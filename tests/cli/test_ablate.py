@@ -53,7 +53,7 @@ def test_ablate_prints_tables_and_writes_a_run_that_can_be_reported(
     assert found.samples == 40
     page = tmp_path / "page.html"
     run("report", str(out), "-o", str(page))
-    assert "Without its skips" in page.read_text()
+    assert "Accuracy without skips" in page.read_text()
 
 
 def test_audit_shows_the_rows_to_review(model: str, tmp_path: Path) -> None:

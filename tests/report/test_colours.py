@@ -1,4 +1,4 @@
-"""A run has one colour on the whole page, also in panels that show only some of the runs."""
+"""A run has one colour on the whole page, also in cards that show only some of the runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everydepth.results.figures.chart import PALETTE
 from everydepth.runs import Run
 
 
-def test_a_panel_of_the_second_run_alone_has_the_second_colour(tmp_path: Path) -> None:
+def test_a_card_of_the_second_run_alone_has_the_second_colour(tmp_path: Path) -> None:
     trace = trace_of(next(iter(every_kind().values())))
     for name in ("first", "second"):
         run = Run.create(tmp_path / name, {})
@@ -24,5 +24,5 @@ def test_a_panel_of_the_second_run_alone_has_the_second_colour(tmp_path: Path) -
     assert found is not None
     figures = [chart["figure"]["data"] for chart in json.loads(found[1])["charts"]]
     (bars,) = [mark for figure in figures for mark in figure if mark["type"] == "bar"]
-    assert bars["name"] == "second"
+    assert "<figcaption>second</figcaption>" in page.read_text()
     assert bars["marker"]["color"] == PALETTE[1]

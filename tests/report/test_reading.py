@@ -18,7 +18,7 @@ ACCURACY = curve("accuracy", [0.1, 0.5, 0.9])
 
 @pytest.fixture
 def traced(tmp_path: Path) -> Path:
-    return trace_of(ACCURACY, depth=2, parameters_by_depth=[1, 2, 3]).save(tmp_path / "a trace")
+    return trace_of(ACCURACY, depth=2).save(tmp_path / "a trace")
 
 
 @pytest.fixture
@@ -33,27 +33,29 @@ def run(tmp_path: Path) -> Run:
 def test_a_saved_trace_is_read_under_the_name_of_its_folder(traced: Path) -> None:
     view = read(traced)
     assert view.name == "a trace"
-    assert view.trace is not None
-    assert view.results["accuracy"].value.tolist() == [0.1, 0.5, 0.9]
-    assert view.results["parameters_by_depth"] == [1, 2, 3]
+    assert view.answers["trace"]["accuracy"].tolist() == [0.1, 0.5, 0.9]
 
 
-def test_a_run_brings_its_trace_its_results_and_its_history(run: Run) -> None:
-    (run.path / "profile.json").write_text('{"depths": []}')
+def test_a_run_brings_its_results_and_its_history(run: Run) -> None:
+    run.log({"step": 2, "loss": 1.0})
     view = read(run.path, "mine")
     assert view.name == "mine"
-    assert view.results["best"] == 0.5
-    assert view.results["profile"] == {"depths": []}
-    assert view.results["accuracy"].name == "accuracy"
-    assert view.history == [{"step": 1, "loss": 2.0}]
+    assert list(view.answers) == ["trace", "training"]
+    assert view.answers["training"]["loss"].tolist() == [2.0, 1.0]
     assert view.config["lr"] == 0.1
     assert "python" in view.environment
 
 
-def test_a_run_that_goes_on_has_no_results_yet_and_is_still_shown(tmp_path: Path) -> None:
-    view = read(Run.create(tmp_path / "new", {}).path)
-    assert view.trace is None
-    assert view.results == {}
+def test_what_was_written_by_an_earlier_version_and_is_broken_is_said(tmp_path: Path) -> None:
+    made = Run.create(tmp_path / "new", {})
+    (made.path / "profile.json").write_text('{"depths": 3}')
+    found = read(made.path).answers["profile"].result("profile")
+    assert found.is_gap
+    assert found.note == "could not be read (TypeError: 'int' object is not iterable)"
+
+
+def test_a_run_that_goes_on_has_no_results_yet_and_is_still_read(tmp_path: Path) -> None:
+    assert not read(Run.create(tmp_path / "new", {}).path).answers
 
 
 def test_a_link_that_leads_out_of_the_folder_is_not_followed(run: Run) -> None:
@@ -91,7 +93,7 @@ def test_a_run_with_a_file_of_another_kind_is_refused(run: Run, name: str, conte
 
 
 def test_a_folder_of_something_else_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds neither a run .* nor a trace"):
+    with pytest.raises(DataError, match=r"holds neither a run .* nor results"):
         read(tmp_path)
     with pytest.raises(DataError, match="is not a folder; give a run directory or a folder"):
         read(tmp_path / "nothing")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,13 +15,13 @@ import pytest
 from tests.helpers.results import HOSTILE, curve, every_kind, trace_of
 
 import everydepth
-from everydepth.errors import DataError, SettingError
-from everydepth.report import Panel, page, panel, report
+from everydepth.errors import DataError
+from everydepth.report import page, report
+from everydepth.report.cards import card
 from everydepth.report.markup import script_json, text
-from everydepth.report.panels import _registry as registry  # pyright: ignore[reportPrivateUsage]
-from everydepth.report.panels import draw
+from everydepth.results import Results, gap, named, rows
 from everydepth.runs import Run
-from everydepth.tracing import gap
+from everydepth.tracing.earlier import parameters
 
 LINES = curve("accuracy", [0.1, 0.62, 0.9], "accuracy")
 OTHER = curve("accuracy", [0.1, 0.895, 0.9], "accuracy")
@@ -57,14 +56,6 @@ def data_of(content: str) -> dict[str, Any]:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "page.html"
-
-
-@pytest.fixture(autouse=True)
-def registry_restored() -> Iterator[None]:
-    before = dict(registry)
-    yield
-    registry.clear()
-    registry.update(before)
 
 
 def test_the_page_is_one_file_without_links_and_below_six_megabytes(out: Path) -> None:
@@ -130,14 +121,14 @@ def test_what_is_no_character_is_still_written(out: Path) -> None:
 
 
 def test_the_dial_says_what_each_depth_gives_up(out: Path) -> None:
-    first = trace_of(LINES, depth=2, parameters_by_depth=[10, 60, 100])
+    first = trace_of(LINES, parameters(np.array([10, 60, 100])), depth=2)
     report({"E2E": first, "LPA": trace_of(OTHER, depth=2)}, out)
     found = data_of(out.read_text())
     assert found["depth"] == 2
     assert found["texts"][0] == [
-        "10.0 % accuracy, gives up 80.0 points; keeps 10 % of the parameters.",
-        "62.0 % accuracy, gives up 28.0 points; keeps 60 % of the parameters.",
-        "90.0 % accuracy, all there is; keeps 100 % of the parameters.",
+        "10.0 % accuracy, gives up 80.0 points; 10 % of the parameters.",
+        "62.0 % accuracy, gives up 28.0 points; 60 % of the parameters.",
+        "90.0 % accuracy, all there is; 100 % of the parameters.",
     ]
     assert found["texts"][1][1] == "89.5 % accuracy, gives up 0.5 points."
     assert found["titles"] == [
@@ -178,7 +169,7 @@ def test_a_shallower_network_stays_at_its_last_depth(out: Path) -> None:
     assert all(len(texts) == 4 for texts in found["texts"])
 
 
-def test_a_result_without_a_panel_is_drawn_by_its_kind_and_a_gap_says_why(out: Path) -> None:
+def test_a_new_metric_is_drawn_by_its_kind_and_a_gap_says_why(out: Path) -> None:
     own = curve("my_own_metric", [1, 2, 3], "furlongs (fn)")
     report(trace_of(own, gap("cka", "matrix", "one sample"), depth=2), out)
     shown = "".join(Parsed(out.read_text()).texts)
@@ -188,29 +179,29 @@ def test_a_result_without_a_panel_is_drawn_by_its_kind_and_a_gap_says_why(out: P
 
 
 def test_a_result_that_cannot_be_drawn_is_said_and_the_others_are_shown(out: Path) -> None:
-    broken = replace(LINES, name="loss", arrays={"x": np.zeros(2)})
-    report(trace_of(LINES, depth=2), out)
-    drawn = draw("loss", {"a": broken})
-    assert drawn is not None
-    assert drawn.notes == ("loss could not be drawn (KeyError: 'depth')",)
+    broken = replace(every_kind(2)["token_grid"], name="loss", arrays={"text": np.zeros(2)})
+    shown = "".join(Parsed(report(trace_of(LINES, broken, depth=2), out).read_text()).texts)
+    assert "loss could not be drawn (KeyError:" in shown
+    assert "90.0 % accuracy" in json.dumps(data_of(out.read_text()))
+    assert card({"a": broken}).title == "Token grid"
 
 
-def test_a_panel_can_be_added_for_a_result_of_another_command(tmp_path: Path, out: Path) -> None:
-    @panel("my_study", section="blocks")
-    def my_study(runs: Mapping[str, Any]) -> Panel:
-        texts = {run: [f"drops {x}" for x in found] for run, found in runs.items()}
-        return Panel(title="Without a block", readings=texts, gives_up=texts)
-
+def test_results_of_any_verb_are_shown_under_their_own_words(tmp_path: Path, out: Path) -> None:
+    table = rows("found", {"where": ["attic"], "count": [3]}, title="Spiders", section="the house")
+    effort = replace(
+        LINES, name="effort", title="Effort", about="Sweat.", section="cost", better="lower"
+    )
+    mine = Results(results=named(effort, table), kind="my study")
     made = Run.create(tmp_path / "run", {})
-    made.write_results({"my_study": [1, 2, 3], "seconds": 4})
-    report(made.path, out)
-    assert "Without a block" in out.read_text()
-    assert data_of(out.read_text())["texts"][0] == ["drops 1.", "drops 2.", "drops 3."]
-    with pytest.raises(SettingError, match="section 'attic'; use one of prediction, cost"):
-        panel("x", section="attic")
+    mine.save(made.path / "mine")
+    parsed = Parsed(report(made.path, out).read_text())
+    shown = "".join(parsed.texts)
+    for said in ("Effort", "Sweat.", "Spiders", "The house", "attic", "What each depth costs"):
+        assert said in shown
+    assert data_of(out.read_text())["texts"][0][0] == "11 % of the effort."
 
 
-def test_time_and_exits_have_panels(tmp_path: Path, out: Path) -> None:
+def test_time_and_exits_of_earlier_versions_are_shown(tmp_path: Path, out: Path) -> None:
     made = Run.create(tmp_path / "run", {})
     trace_of(LINES, depth=2).save(made.path / "trace")
     rows = [
@@ -224,9 +215,13 @@ def test_time_and_exits_have_panels(tmp_path: Path, out: Path) -> None:
     content = out.read_text()
     texts = data_of(content)["texts"]
     assert texts[0][0] == "10.0 % accuracy, gives up 80.0 points."
-    assert texts[0][1].endswith("gives up 28.0 points; takes 50 % of the time.")
-    assert ["", "75.0 % leave here, 75.0 % by now", "25.0 % leave here, 100.0 % by now"] in texts
-    assert "1.50 times as fast as the full model, 1.60 times by counted layers" in content
+    assert texts[0][1].endswith("gives up 28.0 points; 50 % of the time.")
+    assert [
+        "0.0 % here, 0.0 % by now",
+        "75.0 % here, 75.0 % by now",
+        "25.0 % here, 100.0 % by now",
+    ] in texts
+    assert "<td>measured speedup</td><td>1.5</td>" in content
 
 
 def test_training_is_shown_with_a_line_a_run_and_thinned_to_what_a_screen_shows(
@@ -267,7 +262,7 @@ def test_where_it_came_from_is_on_the_page(
 def test_every_curve_is_in_the_table_of_numbers(out: Path) -> None:
     content = report(trace_of(LINES, curve("loss", [3, 2], first=1), depth=2), out).read_text()
     assert '<tr data-depth="1" data-last="2"><td>1</td><td>0.62</td><td>3</td></tr>' in content
-    assert '<tr data-depth="0" data-last="2"><td>0</td><td>0.1</td><td></td></tr>' in content
+    assert '<tr data-depth="0" data-last="2"><td>0</td><td>0.1</td><td>-</td></tr>' in content
 
 
 def test_runs_of_one_name_are_told_apart(out: Path) -> None:
@@ -278,7 +273,7 @@ def test_runs_of_one_name_are_told_apart(out: Path) -> None:
 def test_a_page_beyond_the_limit_and_a_run_without_depths_are_errors(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DataError, match="no trace in new, so there is no depth to show; run"):
+    with pytest.raises(DataError, match="no results in new, so there is nothing to show; run"):
         report(Run.create(tmp_path / "new", {}).path, out)
     with pytest.raises(DataError, match="no run to report"):
         report([], out)

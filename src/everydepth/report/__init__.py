@@ -1,7 +1,7 @@
 """One HTML page from runs: charts, a depth dial, and where it all came from.
 
 `report(["runs/e2e", "runs/lpa"], "page.html")` writes a page that opens without a network. What it
-shows are panels, one function a result: `everydepth.report.panels` says how to add one.
+shows is whatever `Results` the runs hold: a new measurement needs nothing here.
 
 >>> trace = ed.trace(model, test, ["accuracy"], progress=False)
 >>> ed.report({"my model": trace}, "page.html").name
@@ -12,10 +12,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from everydepth.report.panels import Panel, panel
 from everydepth.report.write import report
 
-__all__ = ["Panel", "panel", "report"]
+__all__ = ["report"]
 
 
 class _CallablePackage(ModuleType):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from html import escape
+from itertools import zip_longest
 from typing import Any
 
 
@@ -19,11 +20,14 @@ def script_json(content: Any) -> str:
     return written.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """A row of headings, then rows of cells."""
-    head = "".join(f"<th>{text(cell)}</th>" for cell in rows[0])
+def table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], attributes: Sequence[str] = ()
+) -> str:
+    """Rows of cells below a row of headings. attributes: markup of each row."""
+    head = "".join(f"<th>{text(cell)}</th>" for cell in headings)
     body = "".join(
-        f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in rows[1:]
+        f"<tr{f' {more}' if more else ''}>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>"
+        for row, more in zip_longest(rows, attributes)
     )
     return (
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'

@@ -8,27 +8,22 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
 
 from everydepth.environment import installed_version
 from everydepth.errors import DataError
-from everydepth.report import ablations as _ablations
-from everydepth.report import builtin as _builtin
-from everydepth.report import growth as _growth
-from everydepth.report import sweeps as _sweeps
+from everydepth.report.cards import Card, card, heading, in_order
 from everydepth.report.markup import script_json, table, text
-from everydepth.report.panels import SECTIONS, Panel, Texts, draw, registered
 from everydepth.report.provenance import made_by
 from everydepth.report.reading import RunView
-from everydepth.report.words import headline, start_depth
+from everydepth.report.words import gives_up, headline, start_depth
+from everydepth.results import Result
 from everydepth.results.figures.chart import PALETTE, Chart, Heat
 from everydepth.results.figures.web import description
+from everydepth.results.layout import is_line, merged
 
-# Importing them registers their panels.
-_REGISTERED = (_builtin, _ablations, _growth, _sweeps)
 LARGEST_PAGE = 6 * 10**6  # bytes; what mail and issue trackers still take
 HEIGHT, LINE = 290, 18  # pixels of a chart, and of a line in its legend
 LONGEST_LEGEND = 8  # names; more leave no room for the chart, and pointing at a line names it
@@ -36,15 +31,15 @@ LONGEST_LEGEND = 8  # names; more leave no room for the chart, and pointing at a
 
 def render(views: Sequence[RunView], title: str, command: str | None = None) -> str:
     """The page as one string, without a link to anything outside itself."""
-    panels = _panels(views)
-    page = _Page(views=views, depth=_depth(views, panels))
+    cards = _cards(views)
+    page = _Page(views=views, depth=_depth(views, cards))
     version = installed_version("everydepth") or ""
     body = "".join(
         (
             page.header(title),
-            page.dial(panels),
+            page.dial(),
             "<main>",
-            *(page.section(key, panels) for key in SECTIONS),
+            *(page.section(key, cards) for key in in_order(cards)),
             page.numbers(),
             page.provenance(command),
             "</main>",
@@ -109,11 +104,11 @@ class _Page:
         lines = [f"<li>{self._run(v.name)} {text(headline(v))}</li>" for v in self.views]
         return f'<header><h1>{text(title)}</h1><ul class="headline">{"".join(lines)}</ul></header>'
 
-    def dial(self, panels: Sequence[Panel]) -> str:
+    def dial(self) -> str:
         if self.depth == 0:
             return ""  # a comparison or a ledger: nothing follows a depth
         words = "".join(
-            f"<li>{self._run(view.name)} {self._following(self._sentences(view.name, panels))}</li>"
+            f"<li>{self._run(view.name)} {self._following(self._sentences(view))}</li>"
             for view in self.views
         )
         return f"""<section class="dial" aria-label="depth dial"><div><div>
@@ -123,20 +118,15 @@ class _Page:
 <button id="depth-more" aria-label="one block more">+</button></div></div>
 <ul class="words" aria-live="polite">{words}</ul></div></section>"""
 
-    def section(self, key: str, panels: Sequence[Panel]) -> str:
-        cards = [self._card(panel) for panel in panels if panel.section == key]
-        if not cards:
-            return ""
-        return (
-            f'<h2 id="section-{key}">{SECTIONS[key]}</h2><div class="cards">{"".join(cards)}</div>'
-        )
+    def section(self, key: str, cards: Sequence[Card]) -> str:
+        inner = "".join(self._card(card) for card in cards if card.section == key)
+        name = text(key.replace(" ", "-"))
+        return f'<h2 id="section-{name}">{text(heading(key))}</h2><div class="cards">{inner}</div>'
 
     def numbers(self) -> str:
-        """Every curve at every depth, for reading without charts and for copying."""
-        tables = [self._numbers_of(view) for view in self.views if view.trace is not None]
-        if not tables:
-            return ""
-        return f'<h2>Numbers at every depth</h2><div class="cards">{"".join(tables)}</div>'
+        """Every value at every depth, for reading without charts and for copying."""
+        tables = "".join(map(self._numbers_of, self.views))
+        return f'<h2>Numbers at every depth</h2><div class="cards">{tables}</div>' if tables else ""
 
     def provenance(self, command: str | None) -> str:
         cards = [made_by(view, self._run(view.name)) for view in self.views]
@@ -158,64 +148,69 @@ class _Page:
         self.texts.append(padded)
         return f'<span data-text="{len(self.texts) - 1}"></span>'
 
-    def _sentences(self, run: str, panels: Sequence[Panel]) -> list[str]:
-        found = [panel.gives_up[run] for panel in panels if panel.gives_up.get(run)]
-        if not found:
+    def _sentences(self, view: RunView) -> list[str]:
+        lines = gives_up(view)
+        if not lines:
             return ["has no accuracy, error or cost to compare."]
-        deep = max(map(len, found))
-        lines = [
-            "; ".join(texts[k] for texts in found if k < len(texts) and texts[k]) + "."
-            for k in range(deep)
-        ]
-        if deep <= self.depth:
-            lines.append(f"ends at depth {deep - 1}: {lines[-1]}")
+        if len(lines) <= self.depth:
+            lines.append(f"ends at depth {len(lines) - 1}: {lines[-1]}")
         return lines
 
-    def _card(self, panel: Panel) -> str:
-        broad = panel.table and len(panel.table[0]) > 4
-        wide = " wide" if broad or len(panel.charts) > 1 or any(map(_is_grid, panel.charts)) else ""
-        notes = "".join(f'<p class="note">{text(note)}</p>' for note in panel.notes)
-        about = f'<p class="soft">{text(panel.about)}</p>' if panel.about else ""
-        rows = table(panel.table) if panel.table else ""
+    def _card(self, card: Card) -> str:
+        broad = card.table is not None and len(card.table.headings) > 4
+        wide = " wide" if broad or len(card.charts) > 1 or any(map(_is_grid, card.charts)) else ""
+        notes = "".join(f'<p class="note">{text(note)}</p>' for note in card.notes)
+        about = f'<p class="soft">{text(card.about)}</p>' if card.about else ""
+        rows = "" if card.table is None else table(card.table.heads, card.table.cells)
         return (
-            f'<div class="card{wide}"><h3>{text(panel.title)}</h3>{about}{self._charts(panel)}'
-            f"{rows}{self._readings(panel.readings)}{notes}</div>"
+            f'<div class="card{wide}"><h3>{text(card.title)}</h3>{about}{self._charts(card)}'
+            f"{rows}{self._readings(card.readings)}{notes}</div>"
         )
 
-    def _charts(self, panel: Panel) -> str:
-        grids = "".join(_token_grid(chart) for chart in panel.charts if _is_grid(chart))
-        named = bool(panel.readings)
-        drawn = "".join(self._chart(chart, named) for chart in panel.charts if not _is_grid(chart))
+    def _charts(self, card: Card) -> str:
+        grids = "".join(_token_grid(chart) for chart in card.charts if _is_grid(chart))
+        drawn = "".join(self._chart(chart, card) for chart in card.charts if not _is_grid(chart))
         return f'{grids}<div class="charts">{drawn}</div>' if drawn else grids
 
-    def _chart(self, chart: Chart, named: bool) -> str:
-        """`named`: the readings below the chart already say which colour is which run."""
+    def _chart(self, chart: Chart, card: Card) -> str:
         last = [mark.y[-1] for mark in chart.marks if isinstance(mark, Heat)] or [self.depth]
-        figure = description([replace(chart, title="", marks=self._coloured(chart))])
+        figure = description([replace(chart, title="", marks=self._coloured(chart, card))])
         layout = figure["layout"]
-        known = named and chart.names <= {view.name for view in self.views}
+        # The readings below a chart already say which colour is which run.
+        known = card.readings and chart.names <= {view.name for view in self.views}
         if known or len(chart.names) > LONGEST_LEGEND:
             layout["showlegend"] = False
         if not layout["showlegend"]:
             layout["margin"] |= {"t": 8}
         self.charts.append({"figure": figure, "dial": chart.dial, "last": int(max(last))})
-        title = f"<figcaption>{text(chart.title)}</figcaption>" if chart.title else ""
+        alone = card.runs[0] if len(card.runs) == 1 < len(self.views) else ""
+        caption = " · ".join(filter(None, (alone, chart.title)))
+        title = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
         extra = LINE * max(0, len(chart.names) - 4) if layout["showlegend"] else 0
         height = f' style="height:{HEIGHT + extra}px"'
         place = f'<div class="chart" data-chart="{len(self.charts) - 1}"{height}></div>'
         return f"<figure>{title}{place}</figure>"
 
-    def _coloured(self, chart: Chart) -> tuple[Any, ...]:
-        """A panel may show some of the runs only: each keeps its colour from panel to panel."""
+    def _coloured(self, chart: Chart, card: Card) -> tuple[Any, ...]:
+        """A card may show some of the runs only: each keeps its colour from card to card."""
         place = {view.name: i for i, view in enumerate(self.views)}
+        if len(card.runs) == 1:
+            own = place[card.runs[0]]
+            swapped = {0: own, own: 0}
+            return tuple(
+                mark
+                if isinstance(mark, Heat)
+                else replace(mark, colour=swapped.get(mark.colour, mark.colour))
+                for mark in chart.marks
+            )
 
-        def own(mark: Any) -> Any:
+        def of_run(mark: Any) -> Any:
             run = "" if isinstance(mark, Heat) else mark.name.partition(" · ")[0]
             return replace(mark, colour=place[run]) if run in place else mark
 
-        return chart.marks if len(place) == 1 else tuple(map(own, chart.marks))
+        return tuple(map(of_run, chart.marks))
 
-    def _readings(self, readings: Texts) -> str:
+    def _readings(self, readings: Mapping[str, Sequence[str]]) -> str:
         lines = [
             f"<li>{self._run(run)} {self._following(texts)}</li>"
             for run, texts in readings.items()
@@ -224,20 +219,22 @@ class _Page:
         return f'<ul class="readings">{"".join(lines)}</ul>' if lines else ""
 
     def _numbers_of(self, view: RunView) -> str:
-        assert view.trace is not None
-        columns = view.trace.columns()
-        head = "".join(f"<th>{text(name)}</th>" for name in ("depth", *columns))
-        rows: list[str] = []
-        for depth in range(view.trace.depth + 1):
-            cells = ["" if c[depth] is None else f"{c[depth]:.4g}" for c in columns.values()]
-            line = "".join(f"<td>{cell}</td>" for cell in (str(depth), *cells))
-            rows.append(f'<tr data-depth="{depth}" data-last="{view.trace.depth}">{line}</tr>')
-        return (
-            f'<details class="card wide"><summary>{self._run(view.name)} '
-            f"{len(columns)} curves</summary>"
-            f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-            f"<tbody>{''.join(rows)}</tbody></table></div></details>"
-        )
+        found: list[str] = []
+        for results in view.answers.values():
+            lines = [r for r in results.results.values() if r.axis == "depth" and is_line(r)]
+            if not lines:
+                continue
+            every = merged(lines, lines[0], "", every=True)
+            last = max(int(row[0] or 0) for row in every.rows)
+            rows = table(
+                every.headings,
+                every.cells,
+                [f'data-depth="{int(row[0] or 0)}" data-last="{last}"' for row in every.rows],
+            )
+            count = f"{len(every.headings) - 1} curves of the {text(results.kind)}"
+            summary = f"<summary>{self._run(view.name)} {count}</summary>"
+            found.append(f'<details class="card wide">{summary}{rows}</details>')
+        return "".join(found)
 
 
 def _is_grid(chart: Chart) -> bool:
@@ -276,35 +273,33 @@ def _token(token: str) -> str:
     return text(shown if shown.strip() else "␣" * len(shown) or "∅")
 
 
-def _panels(views: Sequence[RunView]) -> list[Panel]:
-    """Registered panels first, in their order, then what else the runs have."""
-    for point in entry_points(group="everydepth.panels"):
-        point.load()  # registers them
-    present = dict.fromkeys(name for view in views for name in view.results)
-    order = [*(name for name in registered() if name in present)]
-    order += [name for name in present if name not in order]
-    found: list[Panel] = []
-    for name in order:
-        drawn = draw(name, {v.name: v.results[name] for v in views if name in v.results})
-        if drawn is not None:
-            found.append(drawn)
-    return found + _builtin.training({view.name: view.history for view in views})
+def _cards(views: Sequence[RunView]) -> list[Card]:
+    """One for every measurement; where two of a section have one title, the second says of what."""
+    keys = dict.fromkeys((of, name) for v in views for of, a in v.answers.items() for name in a)
+    found: list[Card] = []
+    for of, name in keys:
+        runs: dict[str, Result] = {}
+        for view in views:
+            answer = view.answers.get(of)
+            if answer is not None and name in answer:
+                runs[view.name] = answer.result(name)
+        new = card(runs)
+        if any((new.section, new.title) == (old.section, old.title) for old in found):
+            new = replace(new, title=f"{new.title} · {of}")
+        found.append(new)
+    return found
 
 
-def _depth(views: Sequence[RunView], panels: Sequence[Panel]) -> int:
-    """The last depth of the deepest network."""
-    depths = [view.trace.depth for view in views if view.trace is not None]
-    for panel in panels:
-        for texts in (*panel.readings.values(), *panel.gives_up.values()):
-            depths.append(len(texts) - 1)
-    if not depths and any(panel.table for panel in panels):
-        return 0
-    if not depths:
+def _depth(views: Sequence[RunView], cards: Sequence[Card]) -> int:
+    """The last depth of the deepest network; 0 if nothing is about depths."""
+    if not cards:
         names = ", ".join(view.name for view in views)
         raise DataError(
-            f"no trace in {names}, so there is no depth to show; run `everydepth trace MODEL` first"
+            f"no results in {names}, so there is nothing to show; "
+            "run `everydepth trace MODEL` first"
         )
-    return max(depths)
+    depths = [len(texts) - 1 for found in cards for texts in found.readings.values()]
+    return max([0, *depths, *(a.depth for view in views for a in view.answers.values())])
 
 
 def _digest(script: str) -> str:

@@ -19,9 +19,13 @@ def made_by(view: RunView, heading: str) -> str:
     if view.config:
         settings = json.dumps(dict(view.config), indent=1, ensure_ascii=False)
         more += folded("settings", f"<pre>{text(settings)}</pre>")
-    if view.trace is not None and view.trace.skipped:
-        lines = (f"<li>{text(name)}: {text(why)}</li>" for name, why in view.trace.skipped.items())
-        more += folded("not measured", f"<ul>{''.join(lines)}</ul>")
+    for results in view.answers.values():
+        facts = json.dumps(dict(results.about), indent=1, ensure_ascii=False)
+        more += folded(f"about the {results.kind}", f"<pre>{text(facts)}</pre>")
+        skipped = results.about.get("skipped")
+        if isinstance(skipped, Mapping) and skipped:
+            lines = (f"<li>{text(name)}: {text(why)}</li>" for name, why in skipped.items())
+            more += folded("not measured", f"<ul>{''.join(lines)}</ul>")
     commands = "".join(f"<pre>{text(command)}</pre>" for command in _commands(view))
     return (
         f'<div class="card wide"><h3>{heading}</h3>{commands}'
@@ -30,16 +34,15 @@ def made_by(view: RunView, heading: str) -> str:
 
 
 def _commands(view: RunView) -> list[str]:
-    sources = (view.environment, view.config, view.trace.about if view.trace else {})
+    sources = (view.environment, view.config, *(a.about for a in view.answers.values()))
     return list(dict.fromkeys(str(s["command"]) for s in sources if s.get("command")))
 
 
 def _facts(view: RunView) -> Iterator[tuple[str, Any]]:
-    if view.trace is not None:
-        yield "traced", view.trace
-        yield "task", view.trace.task
-        if "seconds" in view.trace.about:
-            yield "seconds", view.trace.about["seconds"]
+    for results in view.answers.values():
+        if results.model:
+            seconds = results.about.get("seconds")
+            yield results.kind, str(results) + (f", {seconds} s" if seconds else "")
     found = view.environment
     versions = found.get("versions")
     if isinstance(versions, Mapping):

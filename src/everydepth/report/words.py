@@ -1,54 +1,197 @@
-"""What a run comes to, in a sentence."""
+"""Measurements in words: their value at each depth, what a depth gives up, a run in a sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from everydepth.report.panels import at_depth, number
+import numpy as np
+
 from everydepth.report.reading import RunView
-from everydepth.results.result import Result
+from everydepth.results import Result
+from everydepth.results.figures.kinds import short_names
+from everydepth.results.table import shown
 
-CLOSE = 0.01  # accuracy: one point
-NEAR = 1.1  # errors: ten percent
+CLOSE = 0.01  # shares: one point
+NEAR = 1.1  # anything else: ten percent
+MOST_SERIES = 6  # values in one line of words; more are in the table of numbers
 
-# What says best how good a prediction is, the first that is there: the name, what to call it, and
-# whether less is better.
-_MEASURES = (
-    ("accuracy", "accuracy", False),
-    ("next_token_accuracy", "next-token accuracy", False),
-    ("perplexity", "perplexity", True),
-    ("mse", "mean squared error", True),
-    ("loss", "loss", True),
-)
+UNDEFINED = "not defined here"
+
+
+# -- the value at each depth -----------------------------------------------------------------------
+
+
+def by_depth(result: Result) -> list[str]:
+    """One text per depth 0..L; empty if the result is not about depths."""
+    if result.axis not in ("depth", "layer"):
+        return []
+    if result.kind == "histogram":
+        return _shares(result)
+    if "text" in result.arrays and result.kind == "curve":
+        return _texts(result)
+    if result.kind in ("curve", "bars") and len(result.series) <= MOST_SERIES:
+        names = short_names(result)
+        values = {names[name]: result.at_depth(name) for name in result.series}
+    elif result.kind == "family" and result.value.shape[1] <= MOST_SERIES:
+        word = result.label("columns")
+        columns = zip(np.asarray(result.arrays["columns"]), numbers_of(result).T, strict=True)
+        places = [int(x) for x in result.x()]
+        values = {
+            f"{word} {shown(x.item())}": {d: float(v) for d, v in zip(places, line, strict=True)}
+            for x, line in columns
+        }
+    else:
+        return []
+    last = max(int(result.x(name).max()) for name in result.series)
+    alone = len(values) == 1
+    return [
+        ", ".join(
+            f"{'' if alone else f'{name} '}{quantity(found[depth], result.unit)}"
+            for name, found in values.items()
+            if depth in found
+        )
+        or UNDEFINED
+        for depth in range(last + 1)
+    ]
+
+
+def numbers_of(result: Result) -> np.ndarray:
+    return np.ma.filled(np.ma.asarray(result.value).astype(float), np.nan)
+
+
+def _shares(result: Result) -> list[str]:
+    counts = result.at_depth()
+    total, so_far = max(sum(counts.values()), 1), 0.0
+    found: list[str] = []
+    for depth in range(max(counts) + 1):
+        here = 100 * counts.get(depth, 0.0) / total
+        so_far += here
+        found.append(f"{here:.1f} % here, {so_far:.1f} % by now")
+    return found
+
+
+def _texts(result: Result) -> list[str]:
+    """What was written at each depth; of several texts, the first."""
+    depths = [int(depth) for depth in result.x()]
+    first = np.asarray(result.arrays["text"]).reshape(len(depths), -1)[:, 0]
+    written = dict(zip(depths, map(str, first), strict=True))
+    return [written.get(depth, UNDEFINED) for depth in range(max(depths) + 1)]
+
+
+def quantity(value: float, unit: str = "", digits: int = 4) -> str:
+    """A number with its unit, as it is read."""
+    if unit == "share":
+        return f"{100 * value:.1f} %"
+    if unit in ("bytes", "count", "FLOP"):
+        return shown(value, unit)
+    number = f"{value:.{digits}g}" if abs(value) < 1e5 else f"{value:.2e}"
+    return f"{number} {unit}".rstrip()
+
+
+# -- what a depth gives up -------------------------------------------------------------------------
+
+
+def gives_up(view: RunView) -> list[str]:
+    """One sentence per depth 0..L: how good it is, and what it costs; empty if nothing says so."""
+    found = [texts for result in _telling(view) if (texts := _against_full(result))]
+    return [
+        "; ".join(texts[k] for texts in found if k < len(texts) and texts[k]) + "."
+        for k in range(max(map(len, found), default=0))
+    ]
+
+
+def _telling(view: RunView) -> Iterator[Result]:
+    """Of each of its Results what says how good a depth is, then what it costs; none twice."""
+    told: set[str] = set()
+    for is_cost in (False, True):
+        for results in view.answers.values():
+            every = (r for r in results.results.values() if _is_judged(r))
+            first = next((r for r in every if (r.section == "cost") == is_cost), None)
+            if first is not None and first.name not in told:
+                told.add(first.name)
+                yield first
+
+
+def _is_judged(result: Result) -> bool:
+    """A curve over depth of which more or less is better."""
+    is_curve = result.kind == "curve" and result.axis == "depth" and not result.is_gap
+    return is_curve and result.better is not None and bool(result.at_depth())
+
+
+def _against_full(result: Result) -> list[str]:
+    values = result.at_depth()
+    last = max(values)
+    full, name = values[last], _called(result)
+    say = _cost if result.section == "cost" else _points if _is_share(result) else _times
+    return [
+        say(name, values[depth], full, depth == last, result)
+        if depth in values
+        else ("" if depth < min(values) else f"{name} is {UNDEFINED}")
+        for depth in range(last + 1)
+    ]
+
+
+def _cost(name: str, value: float, full: float, is_full: bool, result: Result) -> str:
+    return f"{100 * value / full:.0f} % of the {name}" if full else ""
+
+
+def _points(name: str, value: float, full: float, is_full: bool, result: Result) -> str:
+    level = f"{100 * value:.1f} % {name}"
+    gap = 100 * (full - value) * (1 if result.better == "higher" else -1)
+    if is_full:
+        return f"{level}, all there is"
+    if abs(gap) < 0.05:
+        return f"{level}, as good as full depth"
+    side = "gives up {:.1f} points" if gap > 0 else "{:.1f} points better than full depth"
+    return f"{level}, {side.format(abs(gap))}"
+
+
+def _times(name: str, value: float, full: float, is_full: bool, result: Result) -> str:
+    level = f"{name} {quantity(value, result.unit, 3)}"
+    if is_full or full <= 0:
+        return level
+    return f"{level}, {quantity(value / full, digits=3)} times that of full depth"
+
+
+def _is_share(result: Result) -> bool:
+    return result.unit == "share"
+
+
+def _called(result: Result) -> str:
+    """The title within a sentence; what is written in capitals stays so."""
+    title = result.title
+    return title if title[1:2].isupper() else title[:1].lower() + title[1:]
+
+
+# -- a run in a sentence ---------------------------------------------------------------------------
 
 
 def enough(view: RunView) -> int | None:
-    """The smallest depth that is as good as the last: within a point, or ten percent of error."""
-    found = _measured(view)
-    if found is None:
+    """The smallest depth that is as good as the last: within a point, or ten percent."""
+    result = _main(view)
+    if result is None:
         return None
-    _, less_is_better, values = found
+    values = result.at_depth()
     full = values[max(values)]
-    for depth, value in sorted(values.items()):
-        if value <= full * NEAR if less_is_better else value >= full - CLOSE:
-            return depth
-    return max(values)
+    near = (lambda v: v >= full - CLOSE) if _is_share(result) else (lambda v: v >= full / NEAR)
+    if result.better == "lower":
+        near = (lambda v: v <= full + CLOSE) if _is_share(result) else (lambda v: v <= full * NEAR)
+    return next(depth for depth, value in sorted(values.items()) if near(value))
 
 
 def headline(view: RunView) -> str:
     """The run in one sentence: how good, and from which depth on."""
-    if view.trace is None:
-        return "has not been traced."
-    found, depth = _measured(view), enough(view)
-    if found is None or depth is None:
-        return f"{view.trace.model}, {view.trace.depth} blocks."
-    what, less_is_better, values = found
-    last = max(values)
-    level = number(values[last], 3) if less_is_better else f"{100 * values[last]:.1f} %"
+    result, depth = _main(view), enough(view)
+    if result is None or depth is None:
+        said = [str(results) for results in view.answers.values() if results.kind != "training"]
+        return f"{'; '.join(said)}." if said else "has not been measured."
+    values = result.at_depth()
+    last, name = max(values), _called(result)
+    level = quantity(values[last], result.unit, 3)
     if depth == last:
-        return f"needs all of its {last} blocks for {what} {level}."
-    near = "10 %" if less_is_better else "1 point"
-    return f"is within {near} of its full {what} ({level}) at depth {depth} of {last}."
+        return f"needs all of its {last} blocks for {name} {level}."
+    near = "1 point" if _is_share(result) else "10 %"
+    return f"is within {near} of its full {name} ({level}) at depth {depth} of {last}."
 
 
 def start_depth(views: Sequence[RunView], last: int) -> int:
@@ -57,11 +200,5 @@ def start_depth(views: Sequence[RunView], last: int) -> int:
     return min([last, *depths])
 
 
-def _measured(view: RunView) -> tuple[str, bool, dict[int, float]] | None:
-    for name, what, less_is_better in _MEASURES:
-        result = view.results.get(name)
-        if isinstance(result, Result) and not result.is_gap and result.kind == "curve":
-            values = at_depth(result, result.series[0])
-            if values:
-                return what, less_is_better, values
-    return None
+def _main(view: RunView) -> Result | None:
+    return next((result for result in _telling(view) if result.section != "cost"), None)

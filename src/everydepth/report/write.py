@@ -9,10 +9,10 @@ from pathlib import Path
 from everydepth.errors import DataError
 from everydepth.report.page import LARGEST_PAGE, render
 from everydepth.report.reading import RunView, read, view_of
-from everydepth.tracing.record import Trace
+from everydepth.results import Results
 
-Source = str | Path | Trace
-"""A run directory, a folder written by `Trace.save`, or a trace itself."""
+Source = str | Path | Results
+"""A run directory, a folder written by `Results.save`, or results themselves."""
 
 
 def report(
@@ -25,14 +25,14 @@ def report(
     """Write one HTML page that shows the runs side by side; returns its path.
 
     runs: one, several, or several by name. A run is a directory written by a command of everydepth,
-    a folder written by `Trace.save`, or a `Trace`. command: what to say made the page.
+    a folder written by `Results.save`, or `Results` of any verb. command: what made the page.
     """
     views = _views(runs)
     page = render(views, title, command).encode("utf-8")
     if len(page) > LARGEST_PAGE:
         raise DataError(
             f"the page would have {len(page) / 1e6:.1f} MB, but {LARGEST_PAGE / 1e6:.0f} MB is the "
-            f"limit; report fewer than {len(views)} run(s) at once, or trace fewer metrics"
+            f"limit; report fewer than {len(views)} run(s) at once, or measure less"
         )
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,17 +44,15 @@ def _views(runs: Source | Sequence[Source] | Mapping[str, Source]) -> list[RunVi
     if isinstance(runs, Mapping):
         found = [_view(source, name) for name, source in runs.items()]
     else:
-        several = [runs] if isinstance(runs, str | Path | Trace) else runs
+        several = [runs] if isinstance(runs, str | Path | Results) else runs
         found = [_view(source, None) for source in several]
     if not found:
-        raise DataError("no run to report; give at least one run directory or trace")
+        raise DataError("no run to report; give at least one run directory or Results")
     return _named_apart(found)
 
 
 def _view(source: Source, name: str | None) -> RunView:
-    if isinstance(source, Trace):
-        return view_of(source, name or source.model)
-    return read(source, name)
+    return view_of(source, name) if isinstance(source, Results) else read(source, name)
 
 
 def _named_apart(views: Sequence[RunView]) -> list[RunView]:

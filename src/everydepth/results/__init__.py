@@ -19,9 +19,11 @@ How a verb gives Results:
    unbeaten joined, matrices, single numbers, rows to read). The words that a reader needs (`title`,
    `about`, `unit`, `better`, `section`) stand with the code that measures.
 
-       latency = Result(name="latency", kind="curve", series=("median",), unit="ms",
-                        arrays={"depth": depths, "median": m, "median_low": a, "median_high": b},
-                        better="lower", section="cost", title="Time", about="Median of warm calls.")
+       latency = curve("latency", depths, median, low=first_quartile, high=third_quartile,
+                       unit="ms", better="lower", section="cost", title="Time",
+                       about="Median of warm calls, with quartiles.")
+
+   `curve`, `scalars` and `rows` are short for the most usual; `Result` itself says it all.
 
 3. Return them with their provenance; the first that can be better is the main one.
 
@@ -32,9 +34,10 @@ How a verb gives Results:
 Own words read `self["latency"]` and `self.about[...]`, so that they work on a loaded one too. All
 that is saved is in `results` and `about`. What cannot be saved (modules, tensors) may be a further
 dataclass field with a default; it is missing after loading. Files that were written before all
-results were saved alike are read by the verb's own `convert(folder)`, named in `saving.EARLIER`.
+results were saved alike are read by the verb's own `convert`, named in `results.earlier`.
 """
 
+from everydepth.results.build import curve, rows, scalars
 from everydepth.results.result import Better, Kind, Result, defined, gap
 from everydepth.results.results import Results, named, provenance
 from everydepth.results.table import Table
@@ -45,8 +48,11 @@ __all__ = [
     "Result",
     "Results",
     "Table",
+    "curve",
     "defined",
     "gap",
     "named",
     "provenance",
+    "rows",
+    "scalars",
 ]

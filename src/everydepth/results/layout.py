@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,13 @@ import numpy as np
 from everydepth.results.result import Result
 from everydepth.results.table import Cell, Table, cell, shown
 
-LINES = ("curve", "histogram", "bars", "scatter")
-"""Kinds with one value per position of their axis."""
-
 
 def table_of(result: Result) -> Table:
     """The table of one result: every number it shows."""
     notes = (result.note,) if result.note else ()
     if result.is_gap:
         return Table(headings=(result.name,), rows=(), title=result.title, notes=notes)
-    if result.kind in LINES:
+    if result.kind in ("curve", "histogram", "bars", "scatter"):
         heads, units, rows = _lines(result)
     elif result.kind in ("matrix", "family"):
         heads, units, rows = _matrix(result)
@@ -37,47 +35,47 @@ def table_of(result: Result) -> Table:
     return Table(headings=heads, rows=tuple(rows), units=units, title=result.title, notes=notes)
 
 
-def merged(results: Sequence[Result], title: str) -> Table:
-    """One row per position of the axis that most results share, one column a result.
+def merged(results: Sequence[Result], main: Result, title: str, *, every: bool = False) -> Table:
+    """One row per position of the axis of the main result, one column for each that shares it.
 
-    Single numbers stand below, with the notes; where no result has an axis, the first is shown.
+    Single numbers stand below, with the notes. Where the main result has no such axis, it is shown
+    by itself. every: all series, not only the first of each result.
     """
-    present = [r for r in results if not r.is_gap]
-    lines = [r for r in present if r.kind in LINES and f"{r.series[0]}_{r.axis}" not in r.arrays]
-    notes = (
-        [
-            f"{r.label(n)} {shown(cell(np.ma.asarray(r.arrays[n]).flat[0]))}"
-            for r in present
-            if r.kind == "scalar"
-            for n in r.series
-        ]
-        if lines
-        else []
-    )
-    notes += [f"{r.name}: {r.note}" for r in results if r.note]
-    if not lines:
-        first = next(iter(present), None)
-        found = Table(headings=(), rows=()) if first is None else table_of(first)
-        return Table(
-            headings=found.headings,
-            rows=found.rows,
-            units=found.units,
-            title=title,
-            notes=tuple(notes),
-        )
-    axis = lines[0].axis
-    lines = [r for r in lines if r.axis == axis]
-    columns = [dict(zip(cells(r.x()), cells(r.value), strict=True)) for r in lines]
-    places = list(dict.fromkeys(x for column in columns for x in column))
-    if all(isinstance(x, int | float) for x in places):
-        places.sort(key=lambda x: x if isinstance(x, int | float) else 0)
+    notes = tuple(f"{r.name}: {r.note}" for r in results if r.note)
+    if not is_line(main):
+        return replace(table_of(main), title=title, notes=notes)
+    lines = [r for r in results if is_line(r) and r.axis == main.axis]
+    columns: dict[str, dict[Cell, Cell]] = {}
+    for r in lines:
+        for name in r.series if every else r.series[:1]:
+            heading = r.name if name == r.series[0] else f"{r.name}.{name}"
+            columns[heading] = dict(zip(cells(r.x(name)), cells(r.arrays[name]), strict=True))
+    places = list(dict.fromkeys(x for column in columns.values() for x in column))
+    if not any(isinstance(x, str) for x in places):
+        places.sort(key=lambda x: float(x or 0))
+    units = {r.name: r.unit for r in lines}
     return Table(
-        headings=(axis, *(r.name for r in lines)),
-        rows=tuple((x, *(column.get(x) for column in columns)) for x in places),
-        units=("", *(r.unit for r in lines)),
+        headings=(main.axis, *columns),
+        rows=tuple((x, *(column.get(x) for column in columns.values())) for x in places),
+        units=("", *(units.get(heading, "") for heading in columns)),
         title=title,
-        notes=tuple(notes),
+        notes=(*_single_numbers(results), *notes),
     )
+
+
+def is_line(result: Result) -> bool:
+    """Whether it has one value per position of an axis that others may share."""
+    shared = not any(f"{name}_{result.axis}" in result.arrays for name in result.series)
+    return result.kind in ("curve", "histogram", "bars") and not result.is_gap and shared
+
+
+def _single_numbers(results: Sequence[Result]) -> list[str]:
+    return [
+        f"{r.label(name)}: {shown(cell(np.ma.asarray(r.arrays[name]).flat[0]))}"
+        for r in results
+        if r.kind == "scalar"
+        for name in r.series
+    ]
 
 
 def cells(values: Any) -> list[Cell]:

@@ -31,6 +31,7 @@ rows: the same, but to be read, not drawn.
 """
 
 Better = Literal["higher", "lower"]
+_OVER_AXIS = ("curve", "family", "histogram", "bars", "scatter", "matrix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,24 @@ class Result:
             array.flags.writeable = False
         if not self.title:
             object.__setattr__(self, "title", readable(self.name))
+        self._check()
+
+    def _check(self) -> None:
+        """Whether the arrays are laid out as the kind says."""
+        for name in self.series:
+            if name not in self.arrays:
+                raise SettingError(f"{self.name} has no array {name!r:.40}, which `series` names")
+            if self.kind not in _OVER_AXIS:
+                continue
+            own = f"{name}_{self.axis}" in self.arrays or self.axis in self.arrays
+            values = self.arrays[name]
+            if not own or values.ndim < 1 or self.x(name).shape != values.shape[:1]:
+                raise SettingError(
+                    f"{self.name} has no {self.axis!r:.40} for each value of {name!r:.40}; "
+                    f"give arrays[{self.axis!r:.40}], of one dimension and as long"
+                )
+            if values.dtype.kind not in "biuf":
+                raise SettingError(f"the values of {self.name} are {values.dtype}, not numbers")
 
     @property
     def value(self) -> np.ndarray:

@@ -141,7 +141,11 @@ class Results:
         """One measurement, or without a name all that share the axis of the main one."""
         if name is not None:
             return table_of(self.result(name))
-        return merged(list(self.results.values()), str(self))
+        every = list(self.results.values())
+        if all(r.is_gap for r in every):
+            notes = tuple(f"{r.name}: {r.note}" for r in every)
+            return Table(headings=(), rows=(), title=str(self), notes=notes)
+        return merged(every, self.main, str(self))
 
     def plot(self, name: str | None = None, backend: str = "matplotlib") -> Any:
         """The figure of one measurement, by default the main one.
@@ -224,7 +228,7 @@ def provenance(
     task: str = "",
     depth: int | None = None,
     samples: int | None = None,
-    seconds: float | None = None,
+    seconds: float | int | None = None,
     settings: Any = None,
     **facts: Any,
 ) -> dict[str, Any]:

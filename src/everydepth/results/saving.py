@@ -11,14 +11,14 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
-from everydepth.errors import DataError
+from everydepth.errors import DataError, SettingError
 from everydepth.files import write_bytes, write_text
+from everydepth.results.earlier import converted
 from everydepth.results.result import Better, Kind, Result
 from everydepth.results.results import FORMAT, Results, class_of, described
 
@@ -26,10 +26,8 @@ FILE = "measured.json"
 DEEPEST = 100_000  # blocks; more would only be there to fill the memory
 LARGEST = 512 * 2**20  # bytes of one file, unpacked
 _MASK = "!mask"  # suffix of the stored mask of a masked array; cannot be part of an array's name
-
-EARLIER = {"trace.json": "everydepth.tracing.earlier"}
-"""Files that verbs wrote before all results were saved alike -> the module whose `convert(folder)`
-reads them."""
+EARLIER = ("trace", "profile", "exits")
+"""What verbs wrote as `<name>.json` before all results were saved alike."""
 
 # What reading a file can raise that does not look as it should.
 BROKEN = (
@@ -74,7 +72,7 @@ def save(results: Results, folder: Path) -> Path:
 
 def is_saved(folder: Path) -> bool:
     """Whether a folder holds results, of today or of an earlier version."""
-    return any((folder / name).is_file() for name in (FILE, *EARLIER))
+    return (folder / FILE).is_file() or (folder / "trace.json").is_file()
 
 
 def find(folder: Path) -> dict[str, Path]:
@@ -82,29 +80,35 @@ def find(folder: Path) -> dict[str, Path]:
     return {
         entry.name: entry
         for entry in sorted(folder.iterdir())
-        if any(inside(folder, f"{entry.name}/{name}") for name in (FILE, *EARLIER))
+        if any(inside(folder, f"{entry.name}/{name}") for name in (FILE, "trace.json"))
     }
 
 
 def load(folder: Path) -> Results:
-    """The results in a folder, as the class of their kind if its module was imported."""
-    if not is_saved(folder):
-        raise DataError(
-            f"no results in {str(folder)!r}; give a folder written by `Results.save`"
-            + ("" if folder.is_dir() else " (there is no such folder)")
-        )
+    """The results in a folder, as the class of their kind if its module was imported.
+
+    A file of an earlier version may be given itself.
+    """
+    folder, given = (folder.parent, folder.stem) if folder.is_file() else (folder, None)
     try:
-        for name, module in EARLIER.items():
-            if not (folder / FILE).is_file() and (folder / name).is_file():
-                return import_module(module).convert(folder)
-        return _load(folder)
+        if given is None and (folder / FILE).is_file():
+            return _load(folder)
+        for name in EARLIER if given is None else (given,):
+            if inside(folder, f"{name}.json"):
+                found = converted(name, read_object(folder, f"{name}.json"), folder)
+                if found is not None:
+                    return found
     except DataError:
         raise
-    except BROKEN as error:
+    except (*BROKEN, SettingError) as error:
         raise DataError(
             f"{folder} does not hold whole results ({type(error).__name__}: {error}); "
             "restore them from a copy, or measure again"
         ) from error
+    raise DataError(
+        f"no results in {str(folder)!r}; give a folder written by `Results.save`"
+        + ("" if folder.is_dir() else " (there is no such folder)")
+    )
 
 
 def _load(folder: Path) -> Results:
@@ -168,14 +172,11 @@ def _result(entry: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> Resul
         note=None if note is None else checked(note, str, "note"),
         **{key: word for key, word in words.items() if word},
     )
-    _check_arrays(result)
+    _check_depths(result)
     return result
 
 
-def _check_arrays(result: Result) -> None:
-    for series in result.series:
-        if series not in result.arrays:
-            raise KeyError(f"{result.name} has no array {series!r:.40}")
+def _check_depths(result: Result) -> None:
     depth = result.arrays.get("depth")
     if depth is not None and (
         depth.dtype.kind not in "iu" or not depth.size or depth.min() < 0 or depth.max() > DEEPEST

@@ -155,7 +155,7 @@ def shown(value: Cell, unit: str = "") -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def _short(value: float) -> str:
+def _short(value: float | int) -> str:
     step = 0
     while abs(value) >= 999.5 and step < len(_STEPS) - 1:
         value, step = value / 1000, step + 1

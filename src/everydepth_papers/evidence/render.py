@@ -62,7 +62,7 @@ def html_page(found: Reproduction, figure: Any = None) -> str:
         figure.savefig(file, format="png", dpi=120)
         data = base64.b64encode(file.getvalue()).decode()
         picture = f'<img alt="{text(found.title)}" src="data:image/png;base64,{data}">'
-    rows = html_table([HEAD, *map(cells_of, found.rows)])
+    rows = html_table(HEAD, [*map(cells_of, found.rows)])
     facts = [(str(k), str(v)) for k, v in found.machine.items()]
     cells = [
         (str(r.cell), str(r.seed), f"{r.seconds:.1f}", str(dict(r.values))[:400])
@@ -86,8 +86,8 @@ img{{max-width:100%}}code{{background:#f3f3f3;padding:.1rem .3rem}}
 {found.seconds:.0f} s of work. <code>{text(found.command)}</code></p>
 <p>{text(found.about)}</p>
 {rows}{picture}
-{folded("Machine and versions", html_table([("what", "value"), *facts]))}
-{folded(f"{len(cells)} cells", html_table([("cell", "seed", "seconds", "values"), *cells]))}
+{folded("Machine and versions", html_table(("what", "value"), facts))}
+{folded(f"{len(cells)} cells", html_table(("cell", "seed", "seconds", "values"), cells))}
 </body></html>
 """
 

@@ -31,6 +31,8 @@ from everydepth.results.table import shown
 # Words of labels for which nothing to all is the natural range, so never a logarithm.
 _SHARES = ("%", "accuracy", "diversity", "fraction", "probability", "share")
 MOST_MARKERS = 60  # points of a line; more would hide it
+MOST_COLUMNS = 7  # lines of a family; more could not be told apart
+POINTS_KEPT = 400  # of a line; a screen shows no more
 QUANTILES = ("q05", "q25", "q50", "q75", "q95")
 
 Runs = Mapping[str, Result]
@@ -117,11 +119,12 @@ def _lines(runs: Runs, names: Sequence[str], title: str, *, whole: bool = True) 
             if name not in result.arrays:
                 continue
             words = (run if len(runs) > 1 else "", "" if alone else short[name])
+            every = -(-len(result.x(name)) // POINTS_KEPT)
             line = Line(
-                x=result.x(name),
-                y=numbers(result.arrays[name]),
-                low=_optional(result, f"{name}_low"),
-                high=_optional(result, f"{name}_high"),
+                x=result.x(name)[::every],
+                y=numbers(result.arrays[name])[::every],
+                low=_optional(result, f"{name}_low", every),
+                high=_optional(result, f"{name}_high", every),
                 name=" · ".join(filter(None, words)),
                 colour=place if len(runs) > 1 else order,
                 dash=order,
@@ -158,7 +161,10 @@ def _family(runs: Runs, title: str) -> tuple[Chart, ...]:
 
 def _columns_as_series(result: Result, name: str) -> Result:
     word = result.label("columns")
-    columns = {str(i): f"{word} {shown(x)}" for i, x in enumerate(cells(result.arrays["columns"]))}
+    names = [f"{word} {shown(x)}" for x in cells(result.arrays["columns"])]
+    few = len(names) <= MOST_COLUMNS
+    places = range(len(names)) if few else sorted({0, len(names) // 2, len(names) - 1})
+    columns = {str(i): names[i] for i in places}
     arrays: dict[str, Any] = {result.axis: result.x()}
     for end in ("", "_low", "_high"):
         if f"{name}{end}" in result.arrays:
@@ -231,8 +237,8 @@ def _rows(runs: Runs, title: str) -> tuple[Chart, ...]:
     raise SettingError(f"{first.name} is a table to be read; use .table({first.name!r})")
 
 
-def _optional(result: Result, name: str) -> Array | None:
-    return numbers(result.arrays[name]) if name in result.arrays else None
+def _optional(result: Result, name: str, every: int) -> Array | None:
+    return numbers(result.arrays[name])[::every] if name in result.arrays else None
 
 
 def _dial(result: Result) -> Literal["x"] | None:

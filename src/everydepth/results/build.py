@@ -1,0 +1,91 @@
+"""Short ways to write the measurements that verbs give most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from everydepth.results.result import Kind, Result, defined
+
+Values = Sequence[Any] | np.ndarray
+
+
+def curve(
+    name: str,
+    x: Values,
+    y: Values | Mapping[str, Values],
+    *,
+    axis: str = "depth",
+    kind: Kind = "curve",
+    low: Values | None = None,
+    high: Values | None = None,
+    labels: Mapping[str, str] | None = None,
+    **words: Any,
+) -> Result:
+    """One or more series over an axis; NaN is masked.
+
+    kind: "curve", or anything else that is laid out alike: "bars", "scatter", or "histogram", whose
+        cumulative share is added.
+    low, high: the band around a single series. words: of the `Result`.
+
+    >>> from everydepth.results import curve
+    >>> time = curve("latency", [1, 2], [3.0, 5.5], low=[2.9, 5.1], high=[3.2, 6.0], unit="ms")
+    >>> time.series, sorted(time.arrays)
+    (('value',), ['depth', 'value', 'value_high', 'value_low'])
+    """
+    several = dict(y) if isinstance(y, Mapping) else {"value": y}
+    arrays = {axis: np.array(x)} | {key: defined(_array(values)) for key, values in several.items()}
+    if low is not None and high is not None:
+        first = next(iter(several))
+        arrays |= {f"{first}_low": _array(low), f"{first}_high": _array(high)}
+    if kind == "histogram":
+        counts = np.asarray(next(iter(several.values())), dtype=float)
+        arrays["cumulative"] = counts.cumsum() / max(float(counts.sum()), 1.0)
+    return Result(
+        name=name,
+        kind=kind,
+        axis=axis,
+        series=tuple(several),
+        arrays=arrays,
+        labels=labels or {},
+        **words,
+    )
+
+
+def scalars(name: str, values: Mapping[str, float | int | None], **words: Any) -> Result:
+    """Single numbers, each under its name; what is None is left out.
+
+    >>> from everydepth.results import scalars
+    >>> scalars("speed", {"measured": 1.5, "by_layers": 1.6, "unknown": None}).series
+    ('measured', 'by_layers')
+    """
+    arrays = {key: np.array(float(value)) for key, value in values.items() if value is not None}
+    return Result(name=name, kind="scalar", series=tuple(arrays), arrays=arrays, **words)
+
+
+def rows(name: str, columns: Mapping[str, Sequence[Any]], **words: Any) -> Result:
+    """A table to be read: columns of words or numbers, of equal length.
+
+    >>> from everydepth.results import rows
+    >>> rows("verdicts", {"site": [0, 1], "verdict": ["no", "deepen here"]}).series
+    ('site', 'verdict')
+    """
+    arrays: dict[str, np.ndarray] = {}
+    for key, values in columns.items():
+        found = np.array(["" if v is None else v for v in values] if _is_words(values) else values)
+        arrays[key] = _array(values) if found.dtype.kind == "O" else found
+    return Result(name=name, kind="rows", series=tuple(arrays), arrays=arrays, **words)
+
+
+def _is_words(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, str) for value in values)
+
+
+def _array(values: Any) -> np.ndarray:
+    """As an array; None in it becomes NaN, which is masked."""
+    found = np.asarray(values)
+    if isinstance(values, np.ma.MaskedArray):
+        return values
+    return defined(np.array(values, dtype=float)) if found.dtype.kind == "O" else found

@@ -1,0 +1,101 @@
+"""What growing wrote into run directories so far is what a report shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.helpers.growth import SETTINGS, mlp, teacher_data
+
+from everydepth.growth import grow, scaling
+from everydepth.growth.comparing import Arm, Comparison
+from everydepth.report import report
+from everydepth.report.cards import card
+from everydepth.results import Results
+from everydepth.results.earlier import converted
+from everydepth.runs import Run
+from everydepth.runs.sweep import sweep
+
+NAMES = ("growth_score", "growth", "growth_certificate")
+
+
+def shown(name: str, content: Any) -> Results:
+    """What a report shows of it; everything can be drawn or read."""
+    found = converted(name, json.loads(json.dumps(content)), Path())
+    assert found is not None
+    for result in found.results.values():
+        assert result.section == "growth"
+        assert not any("could not be drawn" in note for note in card({"a": result}).notes)
+    return found
+
+
+def test_a_growth_is_shown_with_scores_rounds_search_and_certificate(tmp_path: Path) -> None:
+    data = teacher_data(512, 0), teacher_data(400, 1), teacher_data(200, 2)
+    grown = grow(mlp(), *data, **{**SETTINGS, "rounds": 1}, run=tmp_path / "run")
+    results = Run.open(tmp_path / "run").results()
+    found = {name: shown(name, results[name]) for name in results}
+    assert tuple(found) == NAMES
+    assert grown.score is not None
+    score = found["growth_score"]
+    table = score.table("sites")
+    assert table.column("verdict") == [site.verdict for site in grown.score.sites]
+    assert np.allclose(score["z"], [s.z for s in grown.score.sites])
+    history = found["growth"]
+    rounds = history.table("rounds")
+    kept = zip(
+        rounds.column("by training loss keep"), rounds.column("by held-out loss keep"), strict=True
+    )
+    assert list(kept) == [(r.paper, r.safe) for r in grown.rounds]
+    search = history.result("search")
+    assert len(search.x("round 1")) == len(grown.rounds[0].tried)
+    note = found["growth_certificate"].result("guarantees").note
+    assert note is not None
+    assert "vacuous" in note
+    page = report(tmp_path / "run", tmp_path / "page.html").read_text()
+    assert all(said in page for said in ("Would a block help here?", "How it grew", "vacuous"))
+
+
+def test_two_runs_stand_side_by_side_in_one_table() -> None:
+    arms = tuple(
+        Arm(name, seed, (0.0, 1.0, 2.0), (1.0, 0.5, loss))
+        for seed in (0, 1)
+        for name, loss in (("grown", 0.3), ("longer", 0.4), ("scratch", 0.9))
+    )
+    content = Comparison(arms, {0: 0.4, 1: 0.4}, {"stacked": "no such block"}).to_json()
+    found = shown("growth_comparison", content)
+    both = card({"a": found.result("ways"), "b": found.result("ways")})
+    assert both.table is not None
+    assert [row[:2] for row in both.table.rows[:3]] == [
+        ("a", way) for way in ("grown", "longer", "scratch")
+    ]
+    assert both.table.column("FLOP to equal loss")[:3] == [
+        "1.00, 1.00",
+        "1.00, 1.00",
+        "never, never",
+    ]
+    drawn = card({"a": found.result("held_out_loss"), "b": found.result("held_out_loss")})
+    assert drawn.notes == ("stacked: no such block",)
+    assert len(drawn.charts[0].marks) == 6
+
+
+def test_sweeps_and_laws_are_drawn() -> None:
+    rows = sweep(
+        {"layers": [8, 14], "width": [4, 8], "seed": [0, 1]},
+        lambda layers, width, seed: {"test_loss": layers / width + seed, "signal": 1 / layers},
+        progress=False,
+    ).rows()
+    found = shown("sweep", rows)
+    # two losses, two signals, one of them relative as well, and all cells
+    assert len(found) == 6
+    assert found["test_loss_by_layers"].tolist() == [2.5, 4.0]
+    assert len(found.table("cells").rows) == 8
+    outcome = {
+        "fit": scaling.EPOCH.to_json(),
+        "points": None,
+        "plan": scaling.plan(flops=1e21).to_json(),
+    }
+    law = shown("scaling", outcome)
+    assert law.table("plan").rows[0][:2] == ("law: E", "1.817")
+    assert law.result("plan").note is None
