@@ -1,4 +1,4 @@
-"""The upper bound on gradient norms of paper 004, Theorem 1, and its ordering, Theorem 2.
+"""The upper bound on gradient norms of Residual Relay, Theorem 1, and its ordering, Theorem 2.
 
 The bound takes the norm of a weight matrix from its standard deviation, as if its entries were
 random and independent. It leaves out the last norm, the gains of all norms, and that a norm divides

@@ -1,4 +1,4 @@
-"""How much of the label noise a network has learnt by heart (SPEC 3.1, 3.8)."""
+"""How much of the label noise a network has learnt by heart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classification as a text to continue (SPEC 3.8): "... The topic is about <label>"."""
+"""Classification as a text to continue: "... The topic is about <label>"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scaling or removing skip connections (SPEC 3.2): `after = post(c skip(x) + out)`."""
+"""Scaling or removing skip connections: `after = post(c skip(x) + out)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning against memorisation, seen by gradients (SPEC 3.3, 3.4, 3.5, 3.7)."""
+"""Learning against memorization, seen by gradients."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ class UnifiedView:
 
 
 def unified_view(study: GradientStudy, ablation: Ablation) -> UnifiedView:
-    """SPEC 3.7. The ablation must hold c = 0.
+    """Gradients, margins and accuracy of every layer side by side. The ablation must hold c = 0.
 
     >>> study = ed.gradient_study(model, valid, noisy, flipped=noise, progress=False)
     >>> ablation = ed.ablate(model, valid, c=(0.0, 1.0), progress=False)

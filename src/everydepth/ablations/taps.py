@@ -31,7 +31,7 @@ class Taps:
         `x~_l` of a transformer. The gradient is that of the stream: it includes the skip path.
     std: likewise, the standard deviation of the entries of `x` (padding left out).
     least_std: likewise, of the token where it is smallest: what a norm divides by at worst.
-    error: `||dLoss_i/dz||`, for a classifier `||softmax(z) - onehot(y)||` (SPEC 3.4).
+    error: `||dLoss_i/dz||`, for a classifier `||softmax(z) - onehot(y)||`.
     margin: of the prediction, the mean over a sample's targets; hit: all of them right.
     length: tokens (or positions) of each sample, padding left out.
     last_std: the smallest standard deviation of a vector that the readout's norm gets.

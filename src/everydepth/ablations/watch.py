@@ -1,4 +1,4 @@
-"""Learning and memorisation over the epochs of a training (SPEC 3.7)."""
+"""Learning and memorization over the epochs of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The 6n+2 ResNet for small images (paper 001, App. N.1), post- or pre-activation."""
+"""The 6n+2 ResNet for small images (Depth Expansion, App. N.1), post- or pre-activation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A residual multi-layer perceptron, for surfaces and small studies (papers 000 and 002)."""
+"""A residual multi-layer perceptron, for surfaces and small studies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ResidualMLPConfig(PreTrainedConfig):
     num_inputs, num_outputs: numbers per sample; hidden_size: width of the stream;
     intermediate_size: width inside a block (hidden_size if not given);
     norm: layer norm at the entry of each block and before the head;
-    skips: False gives the same network without residual connections (paper 002, App. B.2);
+    skips: False gives the same network without residual connections;
     regression: squared error instead of cross-entropy.
     """
 

@@ -1,4 +1,4 @@
-"""ResNets: stages change the shape, so the readout follows the skips to the last one (SPEC 1.4)."""
+"""ResNets: stages change the shape, so the readout follows the skips to the last one."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def resnet_cell(
     pool: int = 1,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """One ResNet of depth 6n+2 (SPEC 4.10): losses, and the signal before the classifier.
+    """One ResNet of depth 6n+2: losses, and the signal before the classifier.
 
     folder: saved into after every epoch, and continued if it holds a run.
     """
@@ -173,7 +173,7 @@ def _trained(
     at_least: int,
     folder: Path | None,
 ) -> list[float]:
-    """SGD as in paper 001, App. N; returns the training loss of every epoch."""
+    """SGD as in Depth Expansion, App. N; returns the training loss of every epoch."""
     import torch
 
     from everydepth.growth.fitting import fit_plainly

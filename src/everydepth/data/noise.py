@@ -1,4 +1,4 @@
-"""Wrong labels on purpose (SPEC 3.1), with the record of which were changed."""
+"""Wrong labels on purpose, with the record of which were changed."""
 
 from __future__ import annotations
 

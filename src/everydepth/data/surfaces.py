@@ -1,4 +1,4 @@
-"""Eight surfaces on a square, to watch an approximation progress block by block (SPEC 1.5).
+"""Eight surfaces on a square, to watch an approximation progress block by block.
 
 The paper's formulas are lost. The ones here are ours, chosen to fit its description of each.
 """

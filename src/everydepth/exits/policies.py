@@ -37,7 +37,7 @@ class Certificate:
     certified: with probability 1 - delta over the draw of the calibration samples, the risk is at
     most `risk`. The risk is the chance of another prediction than the full model's ("full"), or
     the accuracy lost ("labels"). observed: the risk on the calibration samples; p_value: of the
-    threshold that was chosen; speedup: the layer-count speed-up on them (SPEC 2.10).
+    threshold that was chosen; speedup: the layer-count speed-up on them.
 
     >>> policy = ed.calibrate(model, valid, risk=0.2, progress=False)
     >>> policy.certificate.certified, policy.certificate.observed <= 0.2
@@ -327,7 +327,7 @@ def exit_depths(
 
 
 def layer_speedup(depths: Int[Tensor, " rows"], last: int) -> float:
-    """`sum_i L m_i / sum_i i m_i` (SPEC 2.10): blocks without exits over blocks with them."""
+    """`sum_i L m_i / sum_i i m_i`: blocks without exits over blocks with them."""
     return last * depths.numel() / int(depths.sum())
 
 

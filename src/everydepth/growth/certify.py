@@ -74,7 +74,7 @@ def certificate(
     batch_size: int | None = None,
     **options: Any,
 ) -> Certificate:
-    """The bounds of SPEC 4.8 with the constants of the new network, and the paired interval.
+    """Theorems 1 to 3 of Depth Expansion for the new network, and the paired interval.
 
     jump: the jumpboard, to tell its margin `D` from what training added (`gamma`); without it all
         of the gain counts as `D`.

@@ -1,4 +1,4 @@
-"""The generalisation term of depth expansion, and the bounds made of it (SPEC 4.7 and 4.8)."""
+"""The generalization term of Depth Expansion, and the bounds made of it (Theorems 1 to 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jumpboard: one step of the new block's last maps along their gradient (SPEC 4.4)."""
+"""The jumpboard: one step of the new block's last maps along their gradient."""
 
 from __future__ import annotations
 

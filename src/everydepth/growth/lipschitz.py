@@ -1,4 +1,4 @@
-"""Lipschitz constants of the parts of a network, each an upper bound in closed form (SPEC 4.7).
+"""Lipschitz constants of the parts of a network, each an upper bound in closed form.
 
 | part | constant |
 |---|---|

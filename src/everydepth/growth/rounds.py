@@ -54,10 +54,10 @@ class Round:
     """One attempt at growing by one block.
 
     train, valid: mean losses of the old model, the jumpboard and the trained model.
-    paper: what the training loss alone would keep (SPEC 4.5). safe: what was kept.
+    paper: what the training loss alone would keep, Depth Expansion's rule. safe: what was kept.
     held_out: the paired comparison of the old model with the better of the two on `valid`.
     tried: the steps of the line search and the training loss of each, on the rows scored.
-    margin, gamma, margin_valid: `D`, `gamma_opt` and `D_T` of SPEC 4.4, 4.5.
+    margin, gamma, margin_valid: `D`, `gamma_opt` and `D_T` of Depth Expansion.
     """
 
     number: int

@@ -183,7 +183,7 @@ def _named(x: Array, names: list[str]) -> dict[str, float]:
     return {n: float(math.exp(v) if n in logs else v) for n, v in zip(names, x, strict=True)}
 
 
-# -- excess against depth (SPEC 4.11) -------------------------------------------------------------
+# -- excess against depth --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -257,8 +257,8 @@ LEVINE = (
     ("GPT-3 175B", 175.0e9, 96, 12288, 80, 13500),
     ("Projected 1T", 1e12, None, None, 95, 30100),
 )
-"""Levine et al. (2020) as in paper 001, App. O: model, parameters, trained depth and width, and
-the depth and width their fit projects."""
+"""Levine et al. (2020) as in Depth Expansion, App. O: model, parameters, trained depth and width,
+and the depth and width their fit projects."""
 
 TRAINED = (
     ("LaMDA", 137e9, 168e9),
@@ -268,7 +268,7 @@ TRAINED = (
     ("MT-NLG", 530e9, 270e9),
     ("Chinchilla", 70e9, 1.4e12),
 )
-"""Parameters and training tokens, paper 001, Table 4."""
+"""Parameters and training tokens, Depth Expansion, Table 4."""
 
 EXPONENTS = (
     ("Minimum over training curves", 0.50, 0.50),
@@ -276,7 +276,7 @@ EXPONENTS = (
     ("Parametric loss model", 0.46, 0.54),
     ("Kaplan et al.", 0.73, 0.27),
 )
-"""`N ~ C^a`, `D ~ C^b`, paper 001, Table 5."""
+"""`N ~ C^a`, `D ~ C^b`, Depth Expansion, Table 5."""
 
 EPOCH = Fit(
     "chinchilla",

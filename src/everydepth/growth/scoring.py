@@ -47,7 +47,7 @@ DEEPEN, NO, UNSURE = "deepen here", "no", "not enough data"
 
 @dataclass(frozen=True)
 class Alignment:
-    """Whether the mean gradients of training and test data point the same way (SPEC 4.6).
+    """Whether the mean gradients of training and test data point the same way.
 
     cosine: measured. bound: on the probability that their product is not positive; 1 where the
     bound says nothing. rows: of the test data.
@@ -78,12 +78,12 @@ class Covariance:
 class SiteScore:
     """One site. `after`: the depth behind which the block would go.
 
-    norm: `||G||_F` (SPEC 4.3), weight and bias of every branch's last map together.
+    norm: `||G||_F` (Condition 1), weight and bias of every branch's last map together.
     gain: an unbiased estimate of `||E G||^2`, the first-order decrease per unit step; with `low`
         and `high` its 95 % bootstrap interval.
     z: `gain` over its standard error without signal. p: how often the best of all sites would look
         like this without signal.
-    signal: `||gbar||` (SPEC 4.2), the gradient summed over tokens or positions.
+    signal: `||gbar||`, the gradient summed over tokens or positions.
     needed: rows at which a signal of this size would be seen in 9 of 10 cases; None if none is.
     """
 
@@ -398,7 +398,7 @@ def _needed(z: float, critical: float, rows: int) -> int | None:
 
 
 def alignment(g: Tensor, test: Tensor) -> Alignment:
-    """Cosine of the two mean gradients, and the bound of SPEC 4.6 on their disagreement."""
+    """Cosine of the two mean gradients, and the bound of Theorem 5 on their disagreement."""
     a, b = g.mean(0), test.mean(0)
     n, m = len(g), len(test)
     cosine = float(a @ b / (a.norm() * b.norm()).clamp_min(1e-300))

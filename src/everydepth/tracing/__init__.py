@@ -1,4 +1,4 @@
-"""Tracing: one pass over the data, every depth measured (SPEC 1.1, 1.2, 1.6, 2, 3.3-3.6)."""
+"""Tracing: one pass over the data, every depth measured."""
 
 from everydepth.results.result import Kind, Result, gap
 from everydepth.tracing import metrics as _metrics  # registers the built-in metrics

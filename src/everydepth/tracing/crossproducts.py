@@ -3,7 +3,7 @@
 With rows `x_i` of one depth and `y_i` of another, `S = sum x_i y_i^T`, `s = sum x_i`,
 `t = sum y_i`, `a_i = |x_i|^2`, `b_i = |y_i|^2`:
 
-- biased (SPEC 2.2): `HSIC_0 ~ ||S - s t^T / n||_F^2`;
+- biased (Tracing Representations, Eq. 3): `HSIC_0 ~ ||S - s t^T / n||_F^2`;
 - unbiased (HSIC_1) of all n samples at once, with Gram matrices that have a zero diagonal:
   `tr(KL) = ||S||_F^2 - sum a_i b_i`, `1'K1 = |s|^2 - sum a_i`, and
   `1'KL1 = s'St - s'(sum x_i b_i) - t'(sum y_i a_i) + sum a_i b_i`.
@@ -186,7 +186,7 @@ class CrossProducts:
 
 
 class MinibatchCKA:
-    """The average of HSIC_1 over chunks of rows (SPEC 2.2), where the products do not fit.
+    """The average of HSIC_1 over chunks of rows, where the products do not fit.
 
     Its memory grows neither with N nor with the square of the width. Chunks have a fixed size, so
     the estimate does not depend on the batch size of the data; it does depend on the order.

@@ -1,4 +1,4 @@
-"""What a language model would say at every depth (SPEC 2.5, 2.11)."""
+"""What a language model would say at every depth."""
 
 from __future__ import annotations
 

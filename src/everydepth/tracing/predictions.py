@@ -22,10 +22,10 @@ class Predictions:
     loss: cross-entropy (nat), or the mean squared error over outputs.
     top: the predicted class. rank: how many classes score above the target (0: top-1 is right).
     confidence: largest probability. margin: top-1 minus top-2 logit.
-    error: `||softmax(z) - onehot(y)||` (SPEC 3.4), or `||f(x) - z||` (SPEC 1.1).
+    error: `||softmax(z) - onehot(y)||`, or `||f(x) - z||` where numbers are predicted.
     absolute: mean absolute error over outputs, regression only.
     followed: the logit of the target, or of the final prediction where there is none.
-    step: (blocks 1..L, rows) `||z_l - z_{l-1}||`, what block l adds in output space (SPEC 1.2).
+    step: (blocks 1..L, rows) `||z_l - z_{l-1}||`, what block l adds in output space.
     """
 
     labelled: Tensor

@@ -1,4 +1,4 @@
-"""Linear probes: what a fresh linear classifier finds at every depth (SPEC 2.12)."""
+"""Linear probes: what a fresh linear classifier finds at every depth."""
 
 from __future__ import annotations
 

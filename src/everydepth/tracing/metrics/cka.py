@@ -1,4 +1,4 @@
-"""Linear CKA of all pairs of depths, exact where memory allows (SPEC 2.2)."""
+"""Linear CKA of all pairs of depths, exact where memory allows."""
 
 from __future__ import annotations
 

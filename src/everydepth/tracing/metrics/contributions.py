@@ -1,4 +1,4 @@
-"""What each block, and each branch of it, adds to the prediction (SPEC 1.2)."""
+"""What each block and branch adds to the prediction (Progressive Approximation, Eq. 10)."""
 
 from __future__ import annotations
 

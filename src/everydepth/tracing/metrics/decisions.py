@@ -1,4 +1,4 @@
-"""When a prediction is decided: saturation, effective depth, margins (SPEC 2.5, 2.6, 3.6)."""
+"""When a prediction is decided: saturation, effective depth, margins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AP50 of every decoder layer of a detector (SPEC 2.12)."""
+"""AP50 of every decoder layer of a detector."""
 
 from __future__ import annotations
 

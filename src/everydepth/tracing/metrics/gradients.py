@@ -1,4 +1,4 @@
-"""Gradients of the loss at the states: norms, mean, covariance, alignment (SPEC 3.3, 4.2, 4.6)."""
+"""Gradients of the loss at the states: norms, mean, covariance, alignment."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _largest(parts: list[Tensor]) -> float:
 
 @register_metric
 class GradientCovariance(BatchMetric):
-    """The covariance of the gradient's coordinates: how far from diagonal it is (SPEC 4.6).
+    """The covariance of the gradient's coordinates: how far from diagonal it is.
 
     within_1, within_10: share of off-diagonal entries below 1 % and 10 % of the mean variance.
     `covariance` (depth, i, j) is a heat map of evenly spaced coordinates, `coordinates` which;
@@ -255,7 +255,7 @@ class GradientCovariance(BatchMetric):
 
 
 def gradient_alignment(train: Trace, test: Trace) -> Result:
-    """Do the mean gradients of two data sets point the same way, at every depth (SPEC 4.6)?
+    """Do the mean gradients of two data sets point the same way, at every depth?
 
     Both traces need the metric `gradient_mean`, of the same model. `bound` is the probability that
     they do not, at most 1, with `mu` and `Sigma` taken from the first trace.

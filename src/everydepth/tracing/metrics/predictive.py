@@ -1,4 +1,4 @@
-"""How good the prediction of every depth is (SPEC 1.1)."""
+"""How good the prediction of every depth is."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Top5(_Mean):
 
 @register_metric
 class PredictionError(_Mean):
-    """`||softmax(z) - onehot(y)||` (SPEC 3.4)."""
+    """`||softmax(z) - onehot(y)||`."""
 
     name = "prediction_error"
     title = "Distance to the truth"

@@ -1,4 +1,4 @@
-"""How alike the depths are for each sample: COS and what follows from it (SPEC 2.1, 2.3, 2.12)."""
+"""How alike the depths are for each sample: COS and what follows from it."""
 
 from __future__ import annotations
 

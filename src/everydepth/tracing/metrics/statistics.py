@@ -1,4 +1,4 @@
-"""Spread of the stream and of the weights (SPEC 3.4)."""
+"""Spread of the stream and of the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The geometry of the classes: neural collapse and distinguishability (SPEC 2.4, 1.6)."""
+"""The geometry of the classes: neural collapse and distinguishability."""
 
 from __future__ import annotations
 
