@@ -2,12 +2,15 @@
 
 Docstrings here are plain sentences. A paragraph that begins with `name: ` or `name, other: `, where
 the names are parameters or attributes of what is documented, is a list of them; one item reaches to
-the line that begins the next. Examples (`>>>`) become blocks of code.
+the line that begins the next. Examples (`>>>`) become blocks of code. Fields of a config bring
+their own help.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import fields
+from importlib import import_module
 from typing import Any
 
 from griffe import Class, Docstring, Extension, Function, Module
@@ -41,6 +44,15 @@ def fenced(text: str) -> str:
     return EXAMPLE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text)
 
 
+def helped(cls: Class) -> str:
+    """The fields of a config that say what they are: `lr: float = setting(.., help="..")`."""
+    if not any("setting(" in str(getattr(m, "value", "")) for m in cls.members.values()):
+        return ""
+    config = getattr(import_module(cls.module.path), cls.name)
+    found = {f.name: f.metadata.get("setting") for f in fields(config)}
+    return "\n".join(f"{name}: {about.help}" for name, about in found.items() if about.help)
+
+
 class Parameters(Extension):
     """Called by griffe for whatever it documents."""
 
@@ -56,6 +68,9 @@ class Parameters(Extension):
         names = set(cls.members)
         if "__init__" in cls.members:
             names |= {parameter.name for parameter in cls.members["__init__"].parameters}
+        fields = helped(cls)
+        if fields and cls.docstring is not None:
+            cls.docstring.value = f"{cls.docstring.value.rstrip()}\n\n{fields}\n"
         self._rewrite(cls, names)
 
     def on_module(self, *, mod: Module, **_: Any) -> None:

@@ -25,6 +25,7 @@ class Setting:
     least, most, above, below: limits of a number; `above` and `below` are not allowed themselves.
     choices: the names that are allowed; values that are not strings are left alone.
     also: what else may be given, for the error: "an optimizer object".
+    instead_of: the field it replaces; a command drops the default of one if the other is given.
     option: the type on the command line, where it takes less than Python does.
     hidden: it is no option of a command.
     flags: its names on the command line, if not the field's own.
@@ -37,6 +38,7 @@ class Setting:
     below: int | float | None = None
     choices: tuple[str, ...] = ()
     also: str = ""
+    instead_of: str | None = None
     option: Any = None
     hidden: bool = False
     flags: tuple[str, ...] = ()
@@ -114,6 +116,34 @@ def check_names(
             close = difflib.get_close_matches(name, known, 1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise SettingError(f"{what} has no {noun} {name!r}.{hint} It has {', '.join(known)}")
+
+
+def filled(values: Mapping[str, Any], what: str, *into: Config | type[Config]) -> list[Any]:
+    """Several configs with settings by name: a class is made, of an object a changed copy.
+
+    what: has the settings, for the error about one that none of them knows.
+    """
+    kinds = [config if isinstance(config, type) else type(config) for config in into]
+    check_names(values, [name for kind in kinds for name in hints_of(kind)], what)
+    found: list[Any] = []
+    for config, kind in zip(into, kinds, strict=True):
+        before = (
+            {}
+            if isinstance(config, type)
+            else {f.name: getattr(config, f.name) for f in fields(config)}
+        )
+        given = {name: value for name, value in values.items() if name in hints_of(kind)}
+        found.append(kind.of({**before, **given}, what))
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A config as JSON values, all fields of it; whatever else it holds stays as it is."""
+    if isinstance(value, Config):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [plain(item) for item in cast(tuple[Any, ...], value)]
+    return str(value) if isinstance(value, Path) else value
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:

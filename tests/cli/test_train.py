@@ -14,9 +14,11 @@ from typer.testing import CliRunner, Result
 
 from everydepth.cli.main import build_app
 from everydepth.cli.presets import PRESETS, Facts, byte_tokenizer
+from everydepth.config import settings_of
 from everydepth.errors import DataError, EveryDepthError, SettingError
 from everydepth.runs import Run
 from everydepth.stream import as_stream
+from everydepth.training import FitConfig, RunConfig
 
 
 def run(*words: object) -> Result:
@@ -125,8 +127,6 @@ def test_resuming_with_another_option_says_what_changed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-d", "digits"], "--model is missing"),
-        (["-m", "vit-tiny"], "--data is missing"),
         (["-m", "mlp", "-d", "digits"], "preset 'mlp' is for points of a regression"),
         (["-m", "gpt2-tiny", "-d", "digits"], "preset 'gpt2-tiny' is for text"),
         (
@@ -143,10 +143,41 @@ def test_what_cannot_be_is_said_in_a_sentence(words: list[str], message: str) ->
 def test_an_unknown_option_in_the_file_lists_the_known(tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
     file.write_text("modle: vit-tiny\n")
-    with pytest.raises(
-        SettingError, match="has 'modle', which is no option of train; known: batch"
-    ):
+    with pytest.raises(SettingError, match=r"train has no option 'modle'. Did you mean 'model'"):
         run("--config", file)
+
+
+@pytest.mark.parametrize("name", ["model", "data"])
+def test_what_neither_the_command_nor_the_file_gives_is_asked_for(name: str) -> None:
+    given = {"model": "vit-tiny", "data": "digits"}
+    words = [word for key, value in given.items() if key != name for word in (f"--{key}", value)]
+    found = run(*words)
+    assert found.exit_code == 2
+    assert f"Missing option '--{name}'" in found.output
+
+
+def test_the_options_of_training_are_the_fields_of_its_configs() -> None:
+    text = run("--help").output
+    for config in (FitConfig, RunConfig):
+        for name, about in settings_of(config).items():
+            flags = about.flags or (f"--{name.replace('_', '-')}",)
+            assert about.hidden or flags[0] in text
+
+
+def test_a_number_that_yaml_takes_for_a_word_is_a_number(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("model: vit-tiny\ndata: digits\nlr: 1e-3\nblocks: 2\n")
+    shown = yaml.safe_load(run("--config", file, "--dry-run").output.split("depth")[0])
+    assert (shown["lr"], shown["blocks"], shown["epochs"]) == (0.001, 2, 10)
+
+
+def test_a_dry_run_is_a_file_of_options(tmp_path: Path) -> None:
+    words = ("-m", "vit-tiny", "-d", "digits", *SMALL, "--objective", "lpa+annealed:by=0.5")
+    text = run(*words, "--dry-run").output.split("depth")[0]
+    file = tmp_path / "options.yaml"
+    file.write_text(text.rstrip())
+    again = run("--config", file, "--dry-run").output.split("depth")[0]
+    assert yaml.safe_load(again) == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [1\n"])

@@ -25,11 +25,10 @@ from everydepth.objectives import (
     Stage,
     Term,
     WeightSchedule,
-    factory,
-    objective_of,
 )
-from everydepth.objectives.factories import FACTORIES
+from everydepth.objectives.factories import FACTORIES, factory
 from everydepth.objectives.part import parts
+from everydepth.objectives.text import objective_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,10 @@ from everydepth.training import (
     Callback,
     Cosine,
     EarlyStopping,
+    FitConfig,
     MultiStep,
     OneCycle,
+    RunConfig,
     Training,
     UntilAccuracy,
     Warmup,
@@ -520,20 +522,34 @@ def test_trackers_that_cannot_run_are_refused_before_training(
         ({}, "epochs=None and steps=None; give one of the two"),
         ({"epochs": 1, "steps": 1}, "epochs=1 and steps=1; give one of the two"),
         ({"steps": 0}, "steps=0; use a whole number of 1 or more"),
+        ({"steps": 2.5}, "steps=2.5; use a whole number of 1 or more"),
         ({"steps": 1, "batch_size": 0}, "batch_size=0; use a whole number"),
         ({"steps": 1, "lr": -1.0}, "lr=-1.0; use a number above 0"),
-        ({"steps": 1, "optimizer": "adm"}, "optimizer 'adm'; use one of adamw, adam, sgd"),
-        ({"steps": 1, "schedule": "cos"}, "schedule 'cos'; use one of constant, cosine"),
+        ({"steps": 1, "lr": math.inf}, "lr=inf; use a number above 0"),
+        ({"steps": 1, "log_every": 0}, "log_every=0; use a whole number of 1 or more"),
+        ({"steps": 1, "resume": "yes"}, "resume='yes'; use True or False"),
+        ({"steps": 1, "optimizer": "adm"}, "optimizer='adm'; use one of adamw, adam, sgd, or an"),
+        ({"steps": 1, "schedule": "cos"}, "schedule='cos'; use one of constant, cosine"),
         ({"steps": 4, "warmup": 9}, "warmup=9, but there are 4 steps"),
-        ({"steps": 1, "precision": "fp8"}, "precision 'fp8'; use 'fp32' or 'bf16'"),
+        ({"steps": 1, "precision": "fp8"}, "precision='fp8'; use one of fp32, bf16"),
         ({"steps": 1, "early_stopping": 1}, "early_stopping without validation data"),
         ({"steps": 1, "resume": True}, "resume=True without run="),
-        ({"steps": 1, "seed": -1}, "seed=-1; use a whole number from 0 up"),
+        ({"steps": 1, "seed": -1}, "seed=-1; use a whole number of 0 or more"),
+        ({"epoch": 1}, "fit has no setting 'epoch'. Did you mean 'epochs'"),
+        ({"steps": 1, "save_evry": 1}, "fit has no setting 'save_evry'. Did you mean 'save_every'"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_an_error(settings: Any, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         ed.fit(net(), points(), **settings, **QUIET)
+
+
+def test_settings_change_a_copy_of_the_config() -> None:
+    config = FitConfig(steps=2, lr=0.5, optimizer="sgd", schedule="constant")
+    where = RunConfig(progress=False, log_every=1)
+    result = ed.fit(net(), points(), None, config, where=where, lr=0.25)
+    assert [line["lr"] for line in result.history] == [0.25, 0.25]
+    assert config.lr == 0.5
 
 
 def test_a_plain_model_is_to_be_wrapped() -> None:

@@ -1,6 +1,7 @@
 """The `everydepth` command.
 
 To add a command: write `cli/<name>.py` with one function of that name and put it into `COMMANDS`.
+A parameter annotated with a config becomes an option for each of its fields (`cli/configs.py`).
 Import torch and the rest of the package inside the function, so that `--help` answers at once.
 Another package adds one as an entry point of the group `everydepth.commands`: the name of the
 command, and the function.
@@ -18,6 +19,7 @@ import typer
 from everydepth.cli.ablate import ablate
 from everydepth.cli.app import app
 from everydepth.cli.audit import audit
+from everydepth.cli.configs import with_options
 from everydepth.cli.env import env
 from everydepth.cli.export import export
 from everydepth.cli.generate import generate
@@ -96,7 +98,7 @@ def build_app() -> typer.Typer:
     )
     app.callback(epilog=EPILOG)(_root)
     for command in (*COMMANDS, *_brought()):
-        app.command()(command)
+        app.command()(with_options(command))
     return app
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
+
+from everydepth.config import Config, setting
 
 Model = Annotated[
     str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
@@ -21,3 +24,17 @@ NewRun = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="A new run directory; by default nothing is written."),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Config):
+    """Which data, and how much of it."""
+
+    title: ClassVar[str] = "Data"
+
+    data: str = setting(
+        flags=("--data", "-d"), help="By name (digits, fashion-mnist, ...), a file or a folder."
+    )
+    data_root: str | None = setting(None, help="The folder that holds named data sets.")
+    max_samples: int | None = setting(None, least=1, help="Use only the first N rows.")
+    max_length: int = setting(128, least=1, help="Tokens of a text at most.")

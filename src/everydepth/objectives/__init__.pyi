@@ -4,7 +4,6 @@ from .equilibrium import Equilibrium as Equilibrium
 from .factories import aligned as aligned
 from .factories import cosine_regularized as cosine_regularized
 from .factories import end_to_end as end_to_end
-from .factories import factory as factory
 from .factories import layerskip as layerskip
 from .factories import lpa as lpa
 from .factories import multi_classifier as multi_classifier
@@ -32,4 +31,3 @@ from .shapes import Uniform as Uniform
 from .technique import Technique as Technique
 from .term import Pass as Pass
 from .term import Term as Term
-from .text import objective_of as objective_of

@@ -27,7 +27,7 @@ def objective_of(given: str | Mapping[str, Any]) -> Objective:
     A mapping holds `name` and the factory's settings, or is what `Objective.to_json` gave; text
     may be one, as JSON. `seed=` may stand with any part: the objective has one.
 
-    >>> from everydepth.objectives import objective_of
+    >>> from everydepth.objectives.text import objective_of
     >>> objective_of("lpa:early=0.2+annealed:by=0.8") == ed.lpa(early=0.2).annealed(by=0.8)
     True
     """

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from everydepth.errors import SettingError
 from everydepth.stream import ResidualStream
+from everydepth.training.config import EarlyStopping
 from everydepth.training.scoring import Scores
-from everydepth.training.settings import EarlyStopping
 
 LOWER_IS_BETTER = ("loss", "mse", "perplexity")
 

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from everydepth.training.config import OPTIMIZERS
 from everydepth.training.loader import rows_at, rows_of
 from everydepth.training.module import EveryDepth
-
-# Numbers an optimizer keeps for each weight.
-_STATES = {"adamw": 2, "adam": 2, "sgd": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,5 +54,5 @@ def cost_of(
     weights = sum(p.numel() * p.element_size() for p in net.parameters())
     trained = sum(p.numel() * p.element_size() for p in net.parameters() if p.requires_grad)
     activations = sum(kept.values())
-    states = trained * (1 + _STATES.get(optimizer, 2))  # gradients, and the optimizer's own
+    states = trained * (1 + OPTIMIZERS[optimizer].states)  # gradients, and the optimizer's own
     return Cost(seconds=seconds, memory=weights + states + activations, activations=activations)

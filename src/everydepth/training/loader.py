@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from everydepth.data import Batches, Rows
 from everydepth.errors import DataError, SettingError
+from everydepth.training.config import FitConfig
 
 Batch = dict[str, Any]
 TrainData = Dataset[Any] | DataLoader[Any] | Iterable[Mapping[str, Any]]
@@ -43,20 +44,12 @@ class Loader(ABC):
 
 
 def loader_of(
-    data: TrainData,
-    accelerator: Accelerator,
-    *,
-    batch_size: int,
-    seed: int,
-    workers: int,
-    shuffle: bool,
+    data: TrainData, accelerator: Accelerator, config: FitConfig, *, workers: int = 0
 ) -> Loader:
     if isinstance(data, DataLoader):
-        return _FromLoader(cast(DataLoader[Any], data), accelerator, seed)
+        return _FromLoader(cast(DataLoader[Any], data), accelerator, config.seed)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        return _FromRows(
-            data, accelerator, batch_size=batch_size, seed=seed, workers=workers, shuffle=shuffle
-        )
+        return _FromRows(data, accelerator, config, workers)
     return _FromBatches(cast(Iterable[Mapping[str, Any]], data), accelerator)
 
 
@@ -67,21 +60,16 @@ class _FromRows(Loader):
         self,
         data: Dataset[Any],
         accelerator: Accelerator,
-        *,
-        batch_size: int,
-        seed: int,
+        config: FitConfig,
         workers: int,
-        shuffle: bool,
     ) -> None:
         self.data = data
         self.size = len(cast(Sequence[Any], data))
         if self.size == 0:
             raise DataError("the training data has 0 rows; give at least one")
-        if batch_size < 1:
-            raise SettingError(f"batch_size={batch_size}; use a whole number of 1 or more")
         # A set smaller than a batch is one batch. Otherwise the rows that do not fill a batch wait
         # for the order of the next epoch: every step then sees the same number of rows.
-        self.batch_size = min(batch_size, self.size)
+        self.batch_size = min(config.batch_size, self.size)
         self.rank, self.processes = accelerator.process_index, accelerator.num_processes
         if self.batch_size < self.processes:
             raise SettingError(
@@ -89,7 +77,7 @@ class _FromRows(Loader):
                 f"batch_size of {self.processes} or more"
             )
         self.steps = self.batches = self.size // self.batch_size
-        self.seed, self.workers, self.shuffle = seed, workers, shuffle
+        self.seed, self.workers, self.shuffle = config.seed, workers, config.shuffle
         self.pinned = accelerator.device.type == "cuda"
 
     def epoch(self, number: int, start: int) -> Iterator[Batch]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -26,16 +25,17 @@ from everydepth.runs import Checkpoint, Run
 from everydepth.stream import unwrapped, with_labels
 from everydepth.training.best import Best
 from everydepth.training.callbacks import Callback
+from everydepth.training.config import FitConfig, RunConfig
 from everydepth.training.failures import check_weights, not_finite
 from everydepth.training.loader import Batch, Loader
 from everydepth.training.module import EveryDepth
+from everydepth.training.optimizers import optimizer_of
 from everydepth.training.pieces import pieces_of, shares_of
 from everydepth.training.processes import of_every_process, on_main
 from everydepth.training.progress import Display
 from everydepth.training.result import FINISHED, FitResult, flat, write_result
 from everydepth.training.schedules import Schedule, schedule_of
 from everydepth.training.scoring import Evaluator, Scores
-from everydepth.training.settings import Settings, optimizer_of
 from everydepth.training.signals import Signals
 from everydepth.training.snapshot import (
     load_model,
@@ -63,15 +63,13 @@ class Training:
         accelerator: Accelerator,
         loader: Loader,
         evaluator: Evaluator | None,
-        settings: Settings,
+        config: FitConfig,
+        where: RunConfig,
         callbacks: tuple[Callback, ...],
-        save_every: int | None,
-        keep: int,
-        log_every: int,
         about: dict[str, Any],
     ) -> None:
         self.net, self.accelerator, self.loader = net, accelerator, loader
-        self.settings, self.callbacks, self._about = settings, callbacks, about
+        self.config, self.where, self.callbacks, self._about = config, where, callbacks, about
         self.run: Run | None = None
         self.step = self.epoch = 0
         self.loss = math.nan
@@ -81,7 +79,6 @@ class Training:
         self.valid: Scores = {}
         self.stopped: str | None = None
         self._evaluator = evaluator
-        self._save_every, self._keep, self._log_every = save_every, keep, log_every
         self._position = 0  # batches of this epoch that are done
         self._epoch_random: Any = None  # random state at the start of this epoch
         self.best = Best()
@@ -131,32 +128,33 @@ class Training:
 
     # -- set-up -----------------------------------------------------------------------------------
 
-    def prepare(self, optimizer: str | Optimizer, schedule: str | Schedule | LRScheduler) -> None:
-        settings = self.settings
-        seed_everything(settings.seed, self.accelerator.process_index)
-        built = optimizer_of(optimizer, self.net, settings.lr, settings.weight_decay)
+    def prepare(self) -> None:
+        config, schedule = self.config, self.config.schedule
+        seed_everything(config.seed, self.accelerator.process_index)
+        built = optimizer_of(config.optimizer, self.net, config.lr, config.weight_decay)
         self.schedule: Schedule | None = None
         self.scheduler: LRScheduler | None = None
         if isinstance(schedule, LRScheduler):
-            if isinstance(optimizer, str) or schedule.optimizer is not optimizer:
+            if schedule.optimizer is not config.optimizer:
                 raise SettingError(
                     "a torch scheduler belongs to one optimizer; pass that optimizer, too"
                 )
-            if settings.warmup:
+            if config.warmup:
                 raise SettingError("warmup with a torch scheduler; build it into the scheduler")
             self.scheduler = schedule
         else:
-            self.schedule = schedule_of(schedule, settings.warmup, self.total_steps)
+            self.schedule = schedule_of(schedule, config.warmup, self.total_steps)
         self._rates = [group["lr"] for group in built.param_groups]
         called, prepared = self.accelerator.prepare(self.net, built)
         self.called: nn.Module = called
         self.optimizer: Optimizer = built
         self._prepared = prepared
 
-    def config(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
+        """What makes it this training, as JSON: the config of its run."""
         net = self.net
         return {
-            **self.settings.to_json(),
+            **self.config.to_json(),
             "objective": net.objective.to_json(),
             "label_smoothing": net.label_smoothing,
             "model": {
@@ -168,14 +166,14 @@ class Training:
             **({"about": self._about} if self._about else {}),
         }
 
-    def open_run(self, path: str | Path | None, resume: bool) -> None:
+    def open_run(self) -> None:
         """Start or continue the run. The directory must be one that every machine sees."""
+        path, config = self.where.run, self.describe()
         if path is None:
             return
-        config = self.config()
 
         def opened() -> bool:
-            if not (resume and Run.exists(path)):
+            if not (self.where.resume and Run.exists(path)):
                 Run.create(path, config)
                 return False
             begun = Run.open(path)
@@ -193,21 +191,21 @@ class Training:
             self._save()
 
     def _total(self) -> int:
-        if self.settings.steps is not None:
-            return self.settings.steps
+        if self.config.steps is not None:
+            return self.config.steps
         if self.loader.steps is None:
             raise SettingError(
-                f"epochs={self.settings.epochs}, but nobody knows how many batches an epoch of "
+                f"epochs={self.config.epochs}, but nobody knows how many batches an epoch of "
                 f"{self.loader.describe()} has; give steps= instead"
             )
         if self.loader.steps == 0:
             raise DataError(_nothing(self.loader, 0))
-        return cast(int, self.settings.epochs) * self.loader.steps
+        return cast(int, self.config.epochs) * self.loader.steps
 
     # -- the loop ---------------------------------------------------------------------------------
 
-    def go(self, *, progress: bool) -> FitResult:
-        enabled = progress and self.accelerator.is_main_process
+    def go(self) -> FitResult:
+        enabled = self.where.progress and self.accelerator.is_main_process
         self.display = Display(
             self.net.stream.depth, self.total_steps, enabled=enabled, start=self.step
         )
@@ -259,7 +257,7 @@ class Training:
             factor = self.schedule.factor(self.step, self.total_steps)
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
-        pieces = pieces_of(batch, self.settings.grad_accumulation)
+        pieces = pieces_of(batch, self.config.grad_accumulation)
         shares = shares_of(pieces, self.net, self.accelerator)
         self._losses, self._read = {}, None
         total: Tensor | None = None
@@ -278,8 +276,8 @@ class Training:
         if not math.isfinite(self.loss):
             raise not_finite(self, batch)
         self._call("on_gradients")
-        if self.settings.clip is not None:
-            norm = self.accelerator.clip_grad_norm_(self.net.parameters(), self.settings.clip)
+        if self.config.clip is not None:
+            norm = self.accelerator.clip_grad_norm_(self.net.parameters(), self.config.clip)
             # Every process takes part in putting it together, so here and not where it is read.
             self._grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         # Only a gradient scaler needs accelerate's own step, which takes a millisecond longer.
@@ -292,12 +290,12 @@ class Training:
         self._position += 1
 
     def _after_step(self, signals: Signals) -> None:
-        logged = self.step % self._log_every == 0 or self._done
+        logged = self.step % self.where.log_every == 0 or self._done
         if logged:
             self._log_step()
         self.display.step(self.step, self.epoch, self.losses if logged else {})
         self._call("on_step")
-        every = self.settings.validate_every
+        every = self.config.validate_every
         if every is not None and self.step % every == 0:
             self._validate()
         ended = self._position == self.loader.steps
@@ -308,14 +306,14 @@ class Training:
             self._interrupted(signals.received)
 
     def _end_epoch(self) -> None:
-        if self.settings.validate_every is None:
+        if self.config.validate_every is None:
             self._validate()
         self._call("on_epoch")
         self.epoch += 1
         self._position = 0
 
     def _save_if_due(self, ended: bool) -> None:
-        every = self._save_every
+        every = self.where.save_every
         if self.best.new or (ended if every is None else self.step % every == 0):
             self._save()
 
@@ -337,9 +335,7 @@ class Training:
         self._validated_at = self.step
         self.log({"valid": self.valid})
         self.display.validated(self.valid)
-        reason = self.best.judge(
-            self.step, self.valid, self.settings.early_stopping, self.net.stream
-        )
+        reason = self.best.judge(self.step, self.valid, self.config.rule, self.net.stream)
         if reason is not None:
             self.stop(reason)
         self._call("on_validation")
@@ -381,12 +377,12 @@ class Training:
         return sum(losses) / len(losses)
 
     def autocast(self) -> Any:
-        if self.settings.precision is None:
+        if self.config.precision is None:
             return self.accelerator.autocast()
         return torch.autocast(
             self.accelerator.device.type,
             torch.bfloat16,
-            enabled=self.settings.precision == "bf16",
+            enabled=self.config.precision == "bf16",
         )
 
     def _call(self, moment: str) -> None:
@@ -431,7 +427,7 @@ class Training:
         def write() -> None:
             check_weights(self, state)
             content["metrics_size"] = run.metrics_size()
-            run.save_checkpoint(self.step, parts, content, best=best, keep=self._keep)
+            run.save_checkpoint(self.step, parts, content, best=best, keep=self.where.keep)
 
         on_main(self.accelerator, write)
 
@@ -465,7 +461,7 @@ class Training:
             self._epoch_random = state["epoch_random"][rank]
         else:
             # More processes than before: the new ones start streams of their own.
-            seed_everything(self.settings.seed, rank, self.step)
+            seed_everything(self.config.seed, rank, self.step)
             self._epoch_random = state["epoch_random"][0]
         run = cast(Run, self.run)
         on_main(self.accelerator, lambda: run.cut_metrics(state["metrics_size"]))

@@ -91,11 +91,6 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 def schedule_of(schedule: str | Schedule, warmup: float | int, total_steps: int) -> Schedule:
     """The schedule by name or itself, after a warm-up of so many steps (below 1: a share)."""
     if isinstance(schedule, str):
-        if schedule not in SCHEDULES:
-            raise SettingError(
-                f"schedule {schedule!r}; use one of {', '.join(SCHEDULES)}, a Schedule, or a "
-                "torch scheduler together with an optimizer object"
-            )
         schedule = SCHEDULES[schedule]
     steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
     if not 0 <= steps < total_steps:

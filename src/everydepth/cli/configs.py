@@ -1,0 +1,161 @@
+"""A config as options of a command: its fields, with their types, limits, defaults and help.
+
+A command that takes a parameter annotated with a `Config` gets an option for each of its fields,
+and `--config`. We derive typer options from the dataclass, rather than use tyro or jsonargparse,
+because it is one page, keeps one look for all commands, and adds no import to `--help`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import wraps
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+
+import typer
+
+from everydepth.config import Config, alternatives, check_names, hints_of, settings_of
+from everydepth.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Other defaults on the command line: `fitting: Annotated[FitConfig, Defaults({...})]`."""
+
+    values: Mapping[str, Any]
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer is to see it: every config spread out as options."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    configs: dict[str, type[Config]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        hint = hints[parameter.name]
+        kind, extras = (get_args(hint)[0], get_args(hint)[1:]) if _annotated(hint) else (hint, ())
+        if not (isinstance(kind, type) and issubclass(kind, Config)):
+            parameters.append(parameter.replace(annotation=hint))
+            continue
+        configs[parameter.name] = kind
+        own = next((extra.values for extra in extras if isinstance(extra, Defaults)), {})
+        parameters += _options(kind, own)
+    if not configs:
+        return command
+    file = Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            callback=_read_into,
+            is_eager=True,
+            help="A YAML or JSON file with these options; flags override it.",
+        ),
+    ]
+    parameters.append(_parameter("config", file, None))
+    parameters.append(_parameter("context", typer.Context, inspect.Parameter.empty))
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        context = given.pop("context")
+        del given["config"]
+        for name, kind in configs.items():
+            values = {key: given.pop(key) for key in _shown(kind)}
+            _drop_replaced(kind, values, context)
+            given[name] = kind.of(values, command.__name__)
+        command(**given)
+
+    # Options with a default may stand before arguments without one: typer goes by name.
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    cast(Any, called).__signature__ = inspect.Signature(parameters)
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
+    del cast(Any, called).__wrapped__
+    return called
+
+
+def _options(kind: type[Config], defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
+    found: list[inspect.Parameter] = []
+    by_name = {f.name: f.default for f in fields(kind)}
+    for name in _shown(kind):
+        about, default = settings_of(kind)[name], defaults.get(name, by_name[name])
+        of = [about.option] if about.option else alternatives(hints_of(kind)[name])
+        (shown,) = [part for part in of if part is not NoneType]
+        number = shown in (int, float)
+        option = typer.Option(
+            *about.flags,
+            min=about.least if number else None,
+            max=about.most if number else None,
+            help=" ".join(filter(None, (about.help, _listed(about.choices)))),
+            rich_help_panel=kind.title,
+        )
+        if default is MISSING:
+            default = inspect.Parameter.empty
+        elif default == ():
+            default = []
+        elif number and default is not None:
+            default = shown(default)
+        hint: Any = shown | None if default is None else shown
+        found.append(_parameter(name, Annotated[hint, option], default))
+    return found
+
+
+def _shown(kind: type[Config]) -> list[str]:
+    return [name for name, about in settings_of(kind).items() if not about.hidden]
+
+
+def _listed(choices: tuple[str, ...]) -> str:
+    return f"One of {', '.join(choices)}." if choices else ""
+
+
+def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _annotated(hint: Any) -> bool:
+    return get_origin(hint) is Annotated
+
+
+# Where a value came from, the one that counts most last.
+_SOURCES = ("DEFAULT", "DEFAULT_MAP", "COMMANDLINE")
+
+
+def _drop_replaced(kind: type[Config], values: dict[str, Any], context: Any) -> None:
+    """Of two settings that exclude each other, the one on the command line wins over the file's,
+    and either over a default."""
+
+    def rank(name: str) -> int:
+        source = getattr(context.get_parameter_source(name), "name", "DEFAULT")
+        return _SOURCES.index(source) if source in _SOURCES else 0
+
+    for name, about in settings_of(kind).items():
+        other = about.instead_of
+        if other is not None and rank(name) != rank(other):
+            values[other if rank(name) > rank(other) else name] = None
+
+
+def _read_into(context: Any, value: Any) -> Any:
+    """Let the options of a file stand in for the defaults; a callback of typer."""
+    if value is None:
+        return None
+    content = {key.replace("-", "_"): given for key, given in _read(value).items()}
+    known = sorted(p.name for p in context.command.params if p.name not in ("config", "help"))
+    check_names(content, known, f"{value}: {context.command.name}", "option")
+    given = {key: item for key, item in content.items() if item is not None}
+    texts = {key: json.dumps(item) for key, item in given.items() if isinstance(item, dict)}
+    context.default_map = {**(context.default_map or {}), **given, **texts}
+    return value
+
+
+def _read(file: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        # Every JSON file is a YAML file.
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise SettingError(f"{file} cannot be read as YAML or JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise SettingError(f"{file} holds {type(content).__name__}; it needs options by name")
+    return {str(key): value for key, value in cast(dict[Any, Any], content).items()}

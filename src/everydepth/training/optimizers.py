@@ -1,0 +1,38 @@
+"""Optimizers by name."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from everydepth.errors import SettingError
+from everydepth.training.config import OPTIMIZERS
+
+
+def optimizer_of(
+    optimizer: str | Optimizer, net: nn.Module, lr: float | None, weight_decay: float | None
+) -> Optimizer:
+    """The optimizer by name or itself.
+
+    By name, weight decay leaves out biases and norms: everything with fewer than two dimensions.
+    """
+    if isinstance(optimizer, Optimizer):
+        if lr is not None or weight_decay is not None:
+            raise SettingError(
+                "lr and weight_decay belong to the optimizer you pass; leave them out here"
+            )
+        return optimizer
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    if not parameters:
+        raise SettingError("every parameter is frozen; let at least one require a gradient")
+    defaults = OPTIMIZERS[optimizer]
+    rate = defaults.lr if lr is None else lr
+    decay = defaults.weight_decay if weight_decay is None else weight_decay
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if optimizer == "sgd":
+        return SGD(groups, lr=rate, momentum=0.9)
+    return (AdamW if optimizer == "adamw" else Adam)(groups, lr=rate)

@@ -1,0 +1,98 @@
+"""A config says what it takes once, and refuses the rest in a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from everydepth.config import Config, filled, plain, setting
+from everydepth.errors import SettingError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner(Config):
+    level: float = setting(0.5, above=0, most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oven(Config):
+    minutes: int = setting(20, least=1)
+    heat: float | None = setting(None, least=0, below=300)
+    kind: Literal["gas", "electric"] = setting("gas")
+    trays: tuple[float, ...] = setting((), help="Heights.")
+    name: Any = setting("ours", choices=("ours", "theirs"), also="an oven")
+    place: str | Path | None = setting(None)
+    inner: Inner = setting(Inner())
+    fan: bool = setting(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cook(Config):
+    cook: str = setting()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"minutes": 0}, "minutes=0; use a whole number of 1 or more"),
+        ({"minutes": True}, "minutes=True; use a whole number of 1 or more"),
+        ({"minutes": 1.0}, "minutes=1.0; use a whole number of 1 or more"),
+        ({"heat": 300}, "heat=300.0; use a number from 0 to below 300"),
+        ({"heat": float("nan")}, "heat=nan; use a number from 0 to below 300"),
+        ({"kind": "coal"}, "kind='coal'; use one of gas, electric"),
+        ({"trays": ["low"]}, r"trays=\('low',\); use"),
+        ({"name": "mine"}, "name='mine'; use one of ours, theirs, or an oven"),
+        ({"place": 3}, "place=3; use a string or a path"),
+        ({"inner": 3}, "inner=3; use Inner"),
+        ({"fan": 1}, "fan=1; use True or False"),
+        ({"minuts": 3}, "the oven has no setting 'minuts'. Did you mean 'minutes'. It has min"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused_with_what_is(values: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        Oven.of(values, "the oven")
+
+
+def test_limits_are_checked_however_a_config_is_made() -> None:
+    with pytest.raises(SettingError, match=r"level=0.0; use a number above 0, up to 1"):
+        Inner(level=0.0)
+
+
+def test_values_become_those_of_their_type() -> None:
+    oven = Oven.of(
+        {"minutes": np.int64(3), "heat": torch.tensor(2), "trays": [1, np.float32(2)]}, "it"
+    )
+    assert (oven.minutes, oven.heat, oven.trays) == (3, 2.0, (1.0, 2.0))
+    assert (type(oven.minutes), type(oven.heat)) == (int, float)
+    assert Oven.of({"name": object}, "it").name is object
+
+
+def test_a_setting_without_a_default_is_asked_for() -> None:
+    with pytest.raises(SettingError, match="the kitchen needs cook=; it has cook"):
+        Cook.of({}, "the kitchen")
+
+
+def test_several_configs_share_settings_by_name() -> None:
+    before = Oven(minutes=5, fan=True)
+    oven, cook = filled({"cook": "Ada", "minutes": 7}, "the kitchen", before, Cook)
+    assert (oven.minutes, oven.fan, cook.cook, before.minutes) == (7, True, "Ada", 5)
+    with pytest.raises(SettingError, match=r"no setting 'cok'. Did you mean 'cook'"):
+        filled({"cok": 1}, "the kitchen", Oven, Cook)
+
+
+def test_a_config_is_plain_values() -> None:
+    assert plain(Oven(trays=(1.0, 2.0), place=Path("here"))) == {
+        "minutes": 20,
+        "heat": None,
+        "kind": "gas",
+        "trays": [1.0, 2.0],
+        "name": "ours",
+        "place": "here",
+        "inner": {"level": 0.5},
+        "fan": False,
+    }
