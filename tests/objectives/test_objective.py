@@ -63,7 +63,7 @@ def layerskip_by_its_paper(depth: int, scale: float) -> list[float]:
     return [*e, depth - 1 + scale * sum(range(depth - 1))]
 
 
-def test_layerskip_weights_are_its_papers_sums_normalised() -> None:
+def test_layerskip_weights_are_its_papers_sums_normalized() -> None:
     e = np.array(layerskip_by_its_paper(6, 0.2))
     found = weights(ed.layerskip(0.2, curriculum=None), depth=6)
     assert close(found, [0, *(e / e.sum())])

@@ -1,4 +1,4 @@
-"""Resuming is exact: killed at any moment, a training ends with the same bits."""
+"""Resuming is exact: killed at any moment, a run ends with the same bits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
         if line.startswith("step ") and int(line.split()[1]) >= step:
             return
     assert process.stderr is not None
-    pytest.fail(f"the training ended before step {step}: {process.stderr.read()[-2000:]}")
+    pytest.fail(f"the run ended before step {step}: {process.stderr.read()[-2000:]}")
 
 
 def trained(run: Path) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ def trained(run: Path) -> dict[str, Tensor]:
 OPTIONS: dict[str, Any] = {"steps": 20, "save_every": 4, "validate_every": 7, "log_every": 3}
 
 
-def test_a_training_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(
+def test_a_run_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
     """SIGKILL between two checkpoints, with dropout, sampled depths, annealing and clipping."""
@@ -102,7 +102,7 @@ class Signal(Callback):
 @pytest.mark.parametrize(
     ("number", "leaves"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )
-def test_an_interrupted_training_ends_its_step_says_so_and_goes_on_from_there(
+def test_an_interrupted_run_ends_its_step_says_so_and_goes_on_from_there(
     tmp_path: Path,
     number: signal.Signals,
     leaves: type[BaseException],
@@ -122,7 +122,7 @@ def test_an_interrupted_training_ends_its_step_says_so_and_goes_on_from_there(
 
 
 class Stop(Callback):
-    """Leaves a training without a word after some step, as a crash would."""
+    """Leaves a run without a word after some step, as a crash would."""
 
     class Crash(Exception):
         pass
@@ -136,7 +136,7 @@ class Stop(Callback):
 
 
 def crashed_and_resumed(tmp_path: Path, crash: int, make: Any, **settings: Any) -> bool:
-    """Whether a training that crashed at a step ends as one that did not."""
+    """Whether a run that crashed at a step ends as one that did not."""
     results = []
     for name, steps in (("whole", [None]), ("crashed", [crash, None])):
         for step in steps:

@@ -135,7 +135,7 @@ def _data(
 
 
 def _copy_preprocessing(source: str, target: Path, network: PreTrainedModel) -> None:
-    """Put tokenizer and image normalisation beside the trained model, so that it can be used."""
+    """Put tokenizer and image normalization beside the trained model, so that it can be used."""
     from transformers import AutoTokenizer
     from transformers.utils.hub import cached_file
 

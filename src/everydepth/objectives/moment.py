@@ -1,4 +1,4 @@
-"""When and where weights are asked for: a step of a training, in a network of some depth."""
+"""When and where weights are asked for: a step of training, in a network of some depth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everydepth.errors import SettingError
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """A step, counted from 0, of so many; the network's blocks; the seed of what is drawn."""
+    """A step, counted from 0, of `total_steps`; `depth` blocks; the seed of what is drawn."""
 
     step: int
     total_steps: int | None

@@ -1,4 +1,4 @@
-"""Things to do while a training goes on: the one interface that the loop and its guests share."""
+"""Things to do during training: the one interface that the loop and its guests share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Callback:
     """
 
     def on_start(self, training: Any) -> None:
-        """Before the first step, also of a resumed training."""
+        """Before the first step, also of a resumed run."""
 
     def on_step(self, training: Any) -> None:
         """After each optimizer step; `training.losses` are this step's."""
@@ -36,7 +36,7 @@ class Callback:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed training needs, as JSON values."""
+        """What a resumed run needs, as JSON values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Things to do while training goes on: measure, log, stop."""
+"""Things to do during training: measure, log, stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training is asked to do, and where; checked before anything starts. Needs no torch."""
+"""What a run is asked to do, and where; checked before anything starts. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step of a training costs, measured on this machine."""
+"""What one step of training costs, measured on this machine."""
 
 from __future__ import annotations
 

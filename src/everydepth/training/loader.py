@@ -22,11 +22,11 @@ from everydepth.training.config import FitConfig
 
 Batch = dict[str, Any]
 TrainData = Dataset[Any] | DataLoader[Any] | Iterable[Mapping[str, Any]]
-"""Rows by index, a loader, or batches that can be gone through again and again."""
+"""Rows by index, a loader, or a re-iterable of batches."""
 
 
 class Loader(ABC):
-    """Epochs of batches. `steps` is their number in an epoch, None if nobody knows."""
+    """Epochs of batches. `steps` is their number in an epoch, None if unknown."""
 
     steps: int | None
 

@@ -49,7 +49,7 @@ from everydepth.training.snapshot import (
 
 
 class Training:
-    """A training as callbacks see it.
+    """A run in progress, as callbacks see it.
 
     net, model: the module that is trained, and the plain model inside it.
     step, epoch: how many are done. loss, losses: of the last step; losses by depth.
@@ -74,7 +74,7 @@ class Training:
         self.step = self.epoch = 0
         self.loss = math.nan
         self._losses: dict[int, Tensor] = {}  # of the last step, on the device
-        self._read: dict[int, float] | None = None  # the same, once somebody has asked for them
+        self._read: dict[int, float] | None = None  # the same, once read
         self._grad_norm: Tensor | None = None
         self.valid: Scores = {}
         self.stopped: str | None = None
@@ -108,7 +108,7 @@ class Training:
         return None if self._grad_norm is None else float(self._grad_norm)
 
     def stop(self, reason: str) -> None:
-        """End the training after this step."""
+        """End the run after this step."""
         self.stopped = self.stopped or reason
 
     def log(self, values: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Training:
         self.accelerator.log(flat(values), step=self.step)
 
     def evaluate(self, evaluator: Evaluator) -> Scores:
-        """Score data with the network as it is; the random numbers of the training go on as if
+        """Score data with the network as it is; the random numbers of the run go on as if
         nothing had happened."""
         with torch.random.fork_rng(), self.autocast():
             return evaluator(self.net, self.called, self.accelerator)
@@ -195,8 +195,8 @@ class Training:
             return self.config.steps
         if self.loader.steps is None:
             raise SettingError(
-                f"epochs={self.config.epochs}, but nobody knows how many batches an epoch of "
-                f"{self.loader.describe()} has; give steps= instead"
+                f"epochs={self.config.epochs}, but the number of batches in an epoch of "
+                f"{self.loader.describe()} is unknown; give steps= instead"
             )
         if self.loader.steps == 0:
             raise DataError(_nothing(self.loader, 0))
@@ -486,7 +486,7 @@ class Training:
 
 
 def _nothing(loader: Loader, epoch: int) -> str:
-    again = "a generator can be gone through once only; " if epoch else ""
+    again = "a generator can be iterated only once; " if epoch else ""
     return (
         f"the training data ({loader.describe()}) yields no batch in epoch {epoch + 1}; {again}"
         "give a Dataset with rows, a DataLoader, or a list of batches"

@@ -87,7 +87,7 @@ def _also_on_cpu(accelerator: Accelerator) -> None:
 
 
 def on_main(accelerator: Accelerator, action: Callable[[], T]) -> T:
-    """Do something in the main process; its error, if it is one of ours, is everybody's."""
+    """Do something in the main process; its error, if it is one of ours, is raised in all."""
     if accelerator.num_processes == 1:
         return action()
     outcome: list[Any] = [None, None]

@@ -1,4 +1,4 @@
-"""What a training shows while it runs."""
+"""What a run shows while it trains."""
 
 from __future__ import annotations
 

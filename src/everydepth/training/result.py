@@ -1,4 +1,4 @@
-"""What a training came to."""
+"""What a run came to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FINISHED = "finished"
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """What a training came to.
+    """What a run came to.
 
     stopped: "finished", or why it ended before the last step.
     valid: by metric, the last validation's value at depth 1, 2, ..., L; empty without validation.

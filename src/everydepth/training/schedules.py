@@ -89,7 +89,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 
 
 def schedule_of(schedule: str | Schedule, warmup: float | int, total_steps: int) -> Schedule:
-    """The schedule by name or itself, after a warm-up of so many steps (below 1: a share)."""
+    """The schedule by name or itself, after a warm-up of N steps (below 1: a share of all)."""
     if isinstance(schedule, str):
         schedule = SCHEDULES[schedule]
     steps = round(warmup * total_steps) if warmup < 1 else int(warmup)

@@ -15,7 +15,7 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        # Only the main thread may set handlers; elsewhere signals are somebody else's business.
+        # Only the main thread may set handlers; elsewhere signals are not ours to handle.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._note)

@@ -1,4 +1,4 @@
-"""The state of a training, whole and in plain tensors, however it is spread over processes."""
+"""The state of a run, whole and in plain tensors, however it is spread over processes."""
 
 from __future__ import annotations
 
