@@ -574,12 +574,12 @@ def test_a_generator_is_good_for_one_epoch_only() -> None:
         yield from batches(points(16), 8)
 
     assert ed.fit(net(), once(), steps=2, **QUIET).steps == 2
-    with pytest.raises(DataError, match="no batch in epoch 2; a generator can be iterated only once"):
+    with pytest.raises(DataError, match="no batch in epoch 2; a generator can be"):
         ed.fit(net(), once(), steps=3, **QUIET)
 
 
 def test_epochs_of_unknown_length_ask_for_steps() -> None:
-    with pytest.raises(SettingError, match="the number of batches in an epoch of .* is unknown"):
+    with pytest.raises(SettingError, match=r"the number of batches in an epoch of .* is unknown"):
         ed.fit(net(), iter([]), epochs=1, **QUIET)
 
 

@@ -54,8 +54,8 @@ def observe_kept(
     """The states if sample b runs block l only where `kept[l-1, b]`; elsewhere `h_l = h_{l-1}`.
 
     A block runs on the rows that keep it, with the rows of its masks and positions. Blocks that
-    change the shape are run by all. A block that no sample keeps runs on one row whose result is dropped,
-    so that all parameters are in the graph (DDP) and get a gradient of zero.
+    change the shape are run by all. A block that no sample keeps runs on one row whose result is
+    dropped, so that all parameters are in the graph (DDP) and get a gradient of zero.
     kept: on the CPU, so that to look at it is not to wait for the device.
     """
     cursor = stream.start(batch)

@@ -35,9 +35,9 @@ def fit(
 ) -> FitResult:
     """Train an `EveryDepth` network at every depth its objective supervises.
 
-    train, valid: a Dataset of dictionaries, a DataLoader, or a re-iterable of batches. Of a Dataset `batch_size` rows make one optimizer step, over all processes and
-        accumulated pieces together, so neither changes the result; the order is a function of
-        `seed` and the epoch.
+    train, valid: a Dataset of dictionaries, a DataLoader, or a re-iterable of batches. Of a Dataset
+        `batch_size` rows make one optimizer step, over all processes and accumulated pieces
+        together, so neither changes the result; the order is a function of `seed` and the epoch.
     config, where: what decides the outcome, and where the run is kept.
     about: more to write into the run's config, as JSON values.
     settings: any field of `FitConfig` and `RunConfig`: `epochs=3, lr=2e-3, run="runs/one"`.
