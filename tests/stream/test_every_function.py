@@ -93,7 +93,15 @@ VISION: dict[str, Callable[..., Any]] = {
     "growth.jumpboard": lambda m, **o: ed.growth.jumpboard(m, rows(), after=1, **QUIET, **o),
     "growth.certificate": lambda m, **o: ed.growth.certificate(m, m, rows(), rows(), **o),
     "growth.compare": lambda m, **o: ed.growth.compare(
-        m, rows(), rows(), steps=2, evaluations=1, seeds=(0,), **QUIET, **o
+        m,
+        rows(),
+        rows(),
+        steps=1,
+        evaluations=1,
+        seeds=(0,),
+        arms=("longer", "stacked"),
+        **QUIET,
+        **o,
     ),
     "grow": lambda m, **o: ed.grow(m, rows(), rows(), rows(), steps=1, rounds=1, **QUIET, **o),
 }
@@ -172,6 +180,13 @@ def test_a_stream_followed_by_paths_knows_its_own_options() -> None:
 def untyped(monkeypatch: pytest.MonkeyPatch) -> None:
     """As outside of the tests, where no type is checked before the function is called."""
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+
+
+def test_what_is_no_model_is_refused(untyped: None) -> None:
+    folder: Any = "runs/lpa"
+    words = r"'runs/lpa' is a str, not a model; pass a torch.nn.Module.* \(everydepth.load opens"
+    with pytest.raises(UnsupportedModelError, match=words):
+        ed.at_depth(folder, 1)
 
 
 def test_only_classes_of_models_can_be_registered(untyped: None) -> None:

@@ -127,6 +127,11 @@ def as_stream(
     if isinstance(model, ResidualStream):
         _check_own(model, options)
         return model
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UnsupportedModelError(
+            f"{model!r:.80} is a {type(model).__name__}, not a model; pass a torch.nn.Module or a "
+            "stream (everydepth.load opens a folder, a run or a name on the hub)"
+        )
     # Compiled code does not see hooks that come later: the module itself is what we follow.
     model = cast(nn.Module, getattr(model, "_orig_mod", model))
     factory = _factory(unwrapped(model)) if blocks is None else GenericStream
