@@ -20,6 +20,7 @@ VENV_RUNS := $(shell $(PY) -c '' >/dev/null 2>&1 && echo yes)
 CREATED := $(VENV)/.created
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
+ZOO := $(VENV)/.zoo
 
 # One compute thread a process: the tests run in parallel processes, and two OpenMP threads on small
 # tensors were measured 20 times slower than one. No test may reach for the network.
@@ -41,7 +42,7 @@ test: lint types layers pytest ## set up, then lint, types, layering and tests: 
 pytest: $(DEV) ## the tests alone; ARGS="tests/stream -k cursor" chooses
 	$(PY) -m pytest $(ARGS)
 
-slow: $(DEV) ## the tests that take minutes
+slow: $(DEV) $(ZOO) ## the tests that take minutes
 	$(PY) -m pytest -m slow $(ARGS)
 
 lowest: $(DEV) ## a clean environment with the lowest versions pyproject.toml allows, and a smoke suite
@@ -96,6 +97,12 @@ $(CORE): $(CREATED) pyproject.toml constraints.txt
 $(DEV): $(CORE)
 	@echo "Installing the tools for development (minutes the first time; V=1 shows progress)"
 	@$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+# Beside the environment, not in it: torchvision without its compiled operators would be found by
+# libraries that then try to use it. The tests of the zoo know where to look.
+$(ZOO): $(DEV)
+	@$(PIP) --no-deps --target $(VENV)/zoo --upgrade torchvision==0.28.0 timm==1.0.30
 	@touch $@
 
 FORCE:

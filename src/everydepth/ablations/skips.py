@@ -157,7 +157,17 @@ def _chosen(stream: ResidualStream, layer: int, which: Which) -> list[int]:
                 "parallel and share one skip; use which='both'"
             )
         return [0]
-    return [i for i, kind in enumerate(kinds) if which in ("both", kind)]
+    if sum(other.module is block.module for other in stream.blocks) > 1:
+        raise UnsupportedModelError(
+            f"layer {layer} of {stream.name} is one module that is called at several depths, so "
+            "its skip cannot be scaled at one of them"
+        )
+    # A branch beside another is added to the same skip, which is scaled once.
+    return [
+        i
+        for i, kind in enumerate(kinds)
+        if which in ("both", kind) and not block.branches[i].beside
+    ]
 
 
 def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[RemovableHandle]:
@@ -194,7 +204,9 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
                 "model with dropout=0, or call `model.eval()`"
             )
         out = first_tensor(output)
-        return with_first_tensor(output, out - (1 - c) * xs.pop(i))
+        x = xs.pop(i)
+        x = x if x.ndim == out.ndim else x.view(out.shape)
+        return with_first_tensor(output, out - (1 - c) * branch.weight / branch.scale * x)
 
     def multiply(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         # Not computed a second time: a batch norm would count the batch twice.

@@ -21,10 +21,12 @@ from everydepth.stream.states import States
 from everydepth.stream.taps import (
     first_tensor,
     hooked,
+    in_silence,
     replaced_forward,
     state_key,
     with_first_tensor,
 )
+from everydepth.stream.tree import tree
 
 Task = Literal["classification", "regression", "causal_lm", "masked_lm", "detection", "embedding"]
 """What the readout predicts: a class per sample, numbers per sample, the next token at every
@@ -174,6 +176,11 @@ class ResidualStream(ABC):
         """The longest sequence whose tokens the model can place; None where there is no limit."""
         return None
 
+    @property
+    def heads(self) -> int | None:
+        """How many attention heads fold into the rows of a mask; None where none do."""
+        return None
+
     def window(self, depth: int) -> int | None:
         """How many tokens block `depth` sees, the token itself included; None: all before it."""
         return None
@@ -195,6 +202,10 @@ class ResidualStream(ABC):
         """The token that fills a row up."""
         return self._setting("config", "pad_token_id")
 
+    def account(self) -> Mapping[str, str]:
+        """What is worth saying of the stream beside its blocks, for `print(stream)`."""
+        return {}
+
     # -- what every stream can do -----------------------------------------------------------------
 
     @final
@@ -202,6 +213,9 @@ class ResidualStream(ABC):
     def depth(self) -> int:
         """L, the number of blocks."""
         return len(self.blocks)
+
+    def __str__(self) -> str:
+        return tree(self)
 
     @final
     @property
@@ -268,13 +282,16 @@ class ResidualStream(ABC):
         seen: list[Call] = []
 
         def see_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if in_silence():
+                return
             key = state_key(args, kwargs)
             h.append(args[0] if key is None else kwargs[key])
             if calls:
                 seen.append(Call.of(args, kwargs))
 
         def see_output(_: nn.Module, __: Any, output: Any) -> None:
-            last[:] = [first_tensor(output)]
+            if not in_silence():
+                last[:] = [first_tensor(output)]
 
         # One module may be several blocks. What a block gives is what the next receives.
         modules = list(dict.fromkeys(block.module for block in self.blocks))
@@ -332,7 +349,7 @@ class ResidualStream(ABC):
             with suppress(_Started):
                 self.call(self.arguments(batch, cache))
         if len(calls) == known:
-            return Cursor(0, embedded[0], batch, tuple(calls), cache)
+            return Cursor(0, embedded[0], batch, tuple(calls), cache, self.heads)
         raise UnsupportedModelError(
             f"{self.name} called {len(calls)} of its {self.depth} blocks; "
             "each block must run once per forward (is layer drop on? call `model.eval()` first)"
@@ -467,14 +484,26 @@ def _no_logits(x: Tensor) -> Tensor:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DDP, FSDP or `torch.compile`."""
+    """The model inside DDP, FSDP, `torch.compile` or PEFT."""
     while True:
         inner = getattr(model, "_orig_mod", None)
+        if inner is None and hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+            inner = _adapted(model)
         if inner is None and isinstance(model, _wrappers()):
             inner = model.module
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def _adapted(model: Any) -> nn.Module:
+    """The model whose layers an adapter of PEFT changed in place."""
+    if getattr(model.active_peft_config, "is_prompt_learning", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has an active prompt-tuning adapter, which adds tokens before "
+            "the first block; use an adapter that changes layers (LoRA), or disable it"
+        )
+    return model.get_base_model()
 
 
 def sample_task(model: nn.Module) -> Task:

@@ -62,6 +62,7 @@ class Cursor:
     batch: Mapping[str, Any]
     calls: tuple[Call, ...]
     cache: Any = None
+    heads: int | None = None
 
     @property
     def batch_size(self) -> int:
@@ -81,7 +82,7 @@ class Cursor:
             # Blocks share their masks and rotary tables: select each object once.
             def pick(value: Any) -> Any:
                 if id(value) not in seen:
-                    seen[id(value)] = select_rows(value, rows, size, min_ndim=2)
+                    seen[id(value)] = select_rows(value, rows, size, 2, self.heads)
                 return seen[id(value)]
 
             args = tuple(pick(a) for a in call.args)

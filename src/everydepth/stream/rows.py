@@ -9,23 +9,31 @@ import torch
 from torch import Tensor
 
 
-def select_rows(value: Any, rows: Tensor, batch_size: int, min_ndim: int = 1) -> Any:
+def select_rows(
+    value: Any, rows: Tensor, batch_size: int, min_ndim: int = 1, heads: int | None = None
+) -> Any:
     """Rows of every tensor inside `value` whose first dimension is the batch; the rest unchanged.
 
     `min_ndim=2` leaves vectors alone: in the call of a block a vector is a position table, in a
     batch it is one number per row. A first dimension of 1 broadcasts and is kept.
+    heads: position biases may have rows and heads in one dimension.
     """
     if isinstance(value, Tensor):
         if value.ndim >= min_ndim and value.shape[0] == batch_size:
             return value.index_select(0, rows.to(value.device))
+        if heads is not None and value.ndim >= 3 and value.shape[0] == batch_size * heads:
+            apart = value.unflatten(0, (batch_size, heads))
+            return apart.index_select(0, rows.to(value.device)).flatten(0, 1)
         return value
     if isinstance(value, torch.Size):
         return value
     if isinstance(value, (tuple, list)):
-        picked = [select_rows(item, rows, batch_size, min_ndim) for item in value]
+        picked = [select_rows(item, rows, batch_size, min_ndim, heads) for item in value]
         return picked if isinstance(value, list) else tuple(picked)
     if isinstance(value, Mapping):
-        return {k: select_rows(item, rows, batch_size, min_ndim) for k, item in value.items()}
+        return {
+            k: select_rows(item, rows, batch_size, min_ndim, heads) for k, item in value.items()
+        }
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,24 @@ def first_tensor(output: Any) -> Tensor:
 def with_first_tensor(output: Any, value: Tensor) -> Any:
     """`output` with its first tensor exchanged, in the same tensor-or-tuple form."""
     return value if isinstance(output, Tensor) else (value, *output[1:])
+
+
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+def in_silence() -> bool:
+    """Whether the present forward only reads a tail, its blocks silent: there is nothing to see."""
+    return _silent.get()
+
+
+@contextmanager
+def silence() -> Generator[None, None, None]:
+    """Inside, blocks that are called are not seen by whoever watches them."""
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
 
 
 @contextmanager
@@ -111,18 +130,24 @@ def record_branches(
         waiting = {(b.out, b.call): i for i, b in enumerate(branches)}
 
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if in_silence():
+                return
             key = state_key(args, kwargs)
             shape[:] = [(args[0] if key is None else kwargs[key]).shape]
             calls.clear()
 
         def see_x(i: int) -> Callable[..., None]:
             def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                if in_silence():
+                    return
                 key = state_key(args, kwargs)
                 xs.setdefault(i, args[0] if key is None else kwargs[key])
 
             return hook
 
         def see_out(module: nn.Module, _: Any, output: Any) -> None:
+            if in_silence():
+                return
             call = calls.get(module, 0)
             calls[module] = call + 1
             i = waiting.get((module, call))
@@ -131,6 +156,8 @@ def record_branches(
                 outs[i] = out.clone() if copy else out
 
         def leave(*_: Any) -> None:
+            if in_silence():
+                return
             index = next(passes)
             found: list[BranchRecord] = []
             for i, _branch in enumerate(branches):

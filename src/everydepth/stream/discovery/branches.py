@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.stream.block import Block, Branch, BranchKind
-from everydepth.stream.discovery.chain import Link, Reach
+from everydepth.stream.discovery.chain import Link
 from everydepth.stream.discovery.recording import Key, ModuleCall, Operation, Recording
 from everydepth.stream.discovery.residual import KEEPS, MOVES, Paths, Sum, base
 
@@ -33,12 +33,13 @@ class BlockParts:
 
     def __init__(self, recording: Recording, link: Link) -> None:
         self.recording, self.link = recording, link
-        self.calls = [
-            call for call in recording.calls if call is link.call or call.inside(link.call)
-        ]
-        self.inner = [call for call in self.calls if call is not link.call]
+        self.inner = [call for call in recording.calls if call.inside(link.call)]
         self.paths = Paths(recording, self.inner)
-        self.reach = Reach(recording)
+        self._maps: dict[Key, tuple[nn.Module | None, list[nn.Module]]] = {}
+        self.by_output: dict[Key, list[ModuleCall]] = {}
+        for call in self.inner:
+            if call.given is not None:
+                self.by_output.setdefault(call.given, []).append(call)
         self.names = {id(m): name for name, m in link.call.module.named_modules()}
 
     def block(self) -> Block:
@@ -108,9 +109,7 @@ class BlockParts:
     def _giver(self, key: Key) -> ModuleCall | None:
         """The last module whose first output is this value; views of it count if all else fails."""
         for value in (key, self._view(key)):
-            given = [
-                call for call in self.inner if call.given == value and call.end <= self._when(key)
-            ]
+            given = self.by_output.get(value, ())
             if given:
                 return max(given, key=lambda call: call.order)
         return None
@@ -119,10 +118,6 @@ class BlockParts:
         return self.paths.moved(
             key, frozenset(("view", "_unsafe_view", "reshape", "alias", "unsqueeze", "squeeze"))
         )
-
-    def _when(self, key: Key) -> int:
-        """The operation that first adds this value to something; its module has ended by then."""
-        return len(self.recording.operations)
 
     def _number(self, out: ModuleCall) -> int:
         """Which call of its module it is within this pass of the block."""
@@ -134,16 +129,21 @@ class BlockParts:
     def _entry(self, each: Sum, part: _Part, streams: Sequence[Key]) -> tuple[ModuleCall, Key]:
         """The first module that reads the stream for this summand, and the value it reads."""
         for x in (each.x, *(s for s in streams if s != each.x)):
+            cone = self.paths.cone(part.value, x)
+            used = {part.value, *(key for operation in cone for key in operation.reads)}
             readers = [
                 call
                 for call in self.inner
                 if call.state is not None
                 and self._reads(call.state, x)
                 and call.end <= self._time(each.after)
-                and (call is part.out or part.out.inside(call) or self._feeds(call, part.value))
+                and (call is part.out or part.out.inside(call) or not used.isdisjoint(call.made))
             ]
             if readers:
                 return min(readers, key=lambda call: (call.begin, -call.order)), x
+        if each.x == self.link.call.state:
+            # Modules get only a part or an arrangement of the stream: the block reads it whole.
+            return self.link.call, each.x
         raise NotFound("no module reads the stream for it")
 
     def _reads(self, state: Key, x: Key) -> bool:
@@ -156,9 +156,6 @@ class BlockParts:
 
     def _time(self, key: Key) -> int:
         return self.recording.producers.get(key, len(self.recording.operations))
-
-    def _feeds(self, call: ModuleCall, value: Key) -> bool:
-        return any(made == value or self.reach.leads(made, value) for made in call.made)
 
     # -- the last linear map ----------------------------------------------------------------------
 
@@ -188,19 +185,23 @@ class BlockParts:
     def _owner(self, part: _Part) -> nn.Module | None:
         """The innermost module with parameters of its own that gives the summand."""
         values = {part.value, self._view(part.value)}
-        given = [call for call in self.inner if call.given in values]
+        given = [call for value in values for call in self.by_output.get(value, ())]
         own = [c for c in given if next(c.module.parameters(recurse=False), None) is not None]
         return min(own, key=lambda call: call.order).module if own else None
 
     def _last_maps(self, key: Key, depth: int) -> tuple[nn.Module | None, list[nn.Module]]:
         """Back from a summand to the linear maps whose zeros would make it zero."""
-        if depth > 60:
-            return None, []
+        if key in self._maps or depth > 60:
+            return self._maps.get(key, (None, []))
+        self._maps[key] = (None, [])  # no way back leads through itself
+        self._maps[key] = self._find_maps(key, depth)
+        return self._maps[key]
+
+    def _find_maps(self, key: Key, depth: int) -> tuple[nn.Module | None, list[nn.Module]]:
         leaves = [
             call
-            for call in self.inner
-            if call.given == key
-            and call.state is not None
+            for call in self.by_output.get(key, ())
+            if call.state is not None
             and (next(call.module.children(), None) is None or _matrix(call.module))
         ]
         for call in sorted(leaves, key=lambda c: -c.order):

@@ -57,6 +57,10 @@ class Elementwise:
     operation: Operation
     place: int
 
+    @property
+    def name(self) -> str:
+        return base(self.operation).rstrip("_")
+
     def __call__(self, x: Tensor) -> Tensor:
         args = list(self.operation.args)
         args[self.place] = x
@@ -132,7 +136,10 @@ def parts(recording: Recording, end: Key, prediction: Key) -> Parts:
         made = [c for c in calls if c.state is not None and c.state != c.given]
         if made:
             call = max(made, key=lambda c: c.order)
-            steps.append(call.module)
+            pools = recording.values[call.state].shape != recording.values[key].shape
+            # A module that only pools is a way of picking; which way is measured.
+            if not pools or next(call.module.parameters(), None) is not None:
+                steps.append(call.module)
             key = call.state
             continue
         operation = recording.producer(key)

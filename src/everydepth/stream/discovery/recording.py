@@ -47,6 +47,7 @@ class ModuleCall:
     key: str | None
     reads: tuple[Key, ...]
     parent: ModuleCall | None
+    level: int = 0
     end: int = -1
     order: int = -1
     given: Key | None = None
@@ -58,11 +59,9 @@ class ModuleCall:
     def inside(self, other: ModuleCall) -> bool:
         """Whether it ran within another call."""
         here = self.parent
-        while here is not None:
-            if here is other:
-                return True
+        while here is not None and here.level > other.level:
             here = here.parent
-        return False
+        return here is other
 
 
 @dataclass
@@ -198,6 +197,7 @@ def recording(model: nn.Module) -> Generator[Recording, None, None]:
             record.keys((args, kwargs)),
             open_calls[-1] if open_calls else None,
         )
+        call.level = len(open_calls)
         call.arguments = {**dict(enumerate(args)), **kwargs}
         record.calls.append(call)
         open_calls.append(call)

@@ -61,6 +61,17 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+class Times(nn.Module):
+    """A constant times a state."""
+
+    def __init__(self, factor: float | Tensor) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
 def base(operation: Operation) -> str:
     """The name of an operation without its overload."""
     return operation.name.partition(".")[0]
@@ -120,6 +131,9 @@ class Paths:
                 return found
         if name in KEEPS and operation.reads:
             return self.between(start, operation.reads[0])
+        if name in ("mul", "mul_", "div", "div_"):
+            value, factor = self.factor(end, start, inside=True)
+            return None if value == end else self._after(start, end, value, Times(factor))
         if name in _ACTIVATIONS:
             return self._after(start, end, operation.reads[0], _ACTIVATIONS[name]())
         for call in sorted(self.by_output.get(end, ()), key=lambda c: -c.order):
@@ -139,12 +153,19 @@ class Paths:
             return None
         return (*found[:-1], replace(found[-1], post=module, then=end))
 
-    def factor(self, key: Key, stop: Key | None = None) -> tuple[Key, float | Tensor]:
-        """A value as a constant times another value; not further back than `stop`."""
+    def factor(
+        self, key: Key, stop: Key | None = None, *, inside: bool = False
+    ) -> tuple[Key, float | Tensor]:
+        """A value as a constant times another value; not further back than `stop`.
+
+        inside: even if the value is what a module gives, as the last thing in a block may be.
+        """
         scale: float | Tensor = 1.0
         while True:
             operation = self.recording.producer(key)
-            if operation is None or key == stop or self.by_output.get(key):
+            given = self.by_output.get(key) and not inside
+            inside = False
+            if operation is None or key == stop or given:
                 return key, scale
             name = base(operation)
             if name in ("mul", "mul_", "div", "div_") and len(operation.args) >= 2:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from everydepth.errors import EveryDepthError, SettingError, UnsupportedModelError
+from everydepth.errors import BatchError, EveryDepthError, SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream, Task, unwrapped
 from everydepth.stream.discovery.branches import BlockParts, NotFound
 from everydepth.stream.discovery.chain import Chain, chains, predicting
 from everydepth.stream.discovery.example import examples, parameters_of
+from everydepth.stream.discovery.lists import lengthened, shortened
 from everydepth.stream.discovery.readout import Capped, Parts, Pick, Whole, parts, picks
 from everydepth.stream.discovery.recording import Recording, recording
-from everydepth.stream.discovery.shorten import shortened
 from everydepth.stream.discovery.tail import Form, Tail
 from everydepth.stream.modes import evaluating
 
@@ -95,7 +96,9 @@ class DiscoveredStream(ResidualStream):
         main = getattr(self._inner, "main_input_name", None)
         first = main if main in self._names else (self._names[0] if self._names else "input")
         text = ("input_ids", "inputs_embeds") if first == "input_ids" else ()
-        self.inputs = tuple(dict.fromkeys((first, *text)))
+        # Where there is a decoder, its tokens are what predicts.
+        decoded = ("decoder_input_ids",) if "decoder_input_ids" in self._names else ()
+        self.inputs = tuple(dict.fromkeys((*decoded, first, *text)))
         if not hasattr(self._inner, "config"):
             self.inputs = tuple(dict.fromkeys((first, "pixel_values", "inputs", "input", "x")))
         if example is not None:
@@ -118,7 +121,7 @@ class DiscoveredStream(ResidualStream):
         for batch in examples(self._inner):
             try:
                 with torch.no_grad(), evaluating(self._inner):
-                    self.call(self.arguments(batch, None))
+                    self._try(batch)
             except _FAILURES as error:
                 errors.append(error)
                 continue
@@ -129,6 +132,16 @@ class DiscoveredStream(ResidualStream):
             "as_stream(model, example=batch)"
         ) from (errors[-1] if errors else None)
 
+    def _try(self, batch: Mapping[str, Any]) -> Any:
+        """Call the model; if it does not take `use_cache` after all, never pass it again."""
+        try:
+            return self.call(self.arguments(batch, None))
+        except TypeError:
+            if not self._can_cache or "use_cache" in self._names:
+                raise
+            self._more = False
+            return self.call(self.arguments(batch, None))
+
     @torch.no_grad()
     def _look(self, batch: Mapping[str, Any]) -> Structure:
         with evaluating(self._inner):
@@ -136,7 +149,14 @@ class DiscoveredStream(ResidualStream):
 
     def _seen(self, batch: Mapping[str, Any]) -> Structure:
         with recording(self._inner) as record:
-            record.output = self.call(self.arguments(batch, None))
+            try:
+                record.output = self._try(batch)
+            except _FAILURES as error:
+                shapes = {k: tuple(v.shape) for k, v in batch.items() if isinstance(v, Tensor)}
+                raise BatchError(
+                    f"{self._label()} itself refused the batch {shapes} that was to show how it "
+                    f"runs: {type(error).__name__}: {error}"
+                ) from error
         prediction = self.prediction(record.output)
         chain, others = self._chain(record, prediction)
         blocks: list[Block] = []
@@ -363,6 +383,12 @@ class DiscoveredStream(ResidualStream):
             share=share,
         )
 
+    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
+        modules = [each.module for each in self.structure.blocks]
+        if any(list(m.children()) == modules for m in self._inner.modules()):
+            return super().inserted(after, block, like, share=share)
+        return lengthened(self._inner, modules, after, block, like, share=share)
+
     # -- how it is called -------------------------------------------------------------------------
 
     @property
@@ -378,7 +404,12 @@ class DiscoveredStream(ResidualStream):
 
     def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
         # Without this the model would build and fill a cache of its own on every pass.
-        own = {"use_cache": cache is not None} if self._can_cache else {}
+        own: dict[str, Any] = {"use_cache": cache is not None} if self._can_cache else {}
+        labels = batch.get("labels")
+        if self.inputs[0] == "decoder_input_ids" and labels is not None and labels.ndim == 2:
+            shift = getattr(self._inner, "prepare_decoder_input_ids_from_labels", None)
+            if batch.get("decoder_input_ids") is None and shift is not None:
+                own["decoder_input_ids"] = shift(labels=labels)
         if self._caches:
             own["past_key_values"] = cache
             cache = None
@@ -399,7 +430,29 @@ class DiscoveredStream(ResidualStream):
             return super().new_cache()
         from transformers import DynamicCache
 
-        return DynamicCache(config=_text_config(self._inner))
+        kind = self._cache_class
+        if kind is None:
+            return super().new_cache()
+        return DynamicCache(config=_text_config(self._inner)) if kind is DynamicCache else kind()
+
+    @cached_property
+    def _cache_class(self) -> Any:
+        """The class of the cache that the model itself makes; None if it makes none."""
+        for batch in examples(self._inner):
+            try:
+                with torch.no_grad(), evaluating(self._inner):
+                    made = self.call({**self.arguments(batch, None), "use_cache": True})
+                kind: Any = type(made.past_key_values)
+                kind() if kind.__name__ != "DynamicCache" else None
+            except _FAILURES:
+                continue
+            return None if kind is type(None) else kind
+        return None
+
+    @property
+    def heads(self) -> int | None:
+        found = getattr(_text_config(self._inner), "num_attention_heads", None)
+        return found if isinstance(found, int) else None
 
     @property
     def positions(self) -> int | None:
@@ -413,6 +466,35 @@ class DiscoveredStream(ResidualStream):
 
     def _label(self) -> str:
         return type(self._inner).__name__
+
+    def account(self) -> Mapping[str, str]:
+        found = self.structure
+        readout = found.readout
+        head = type(readout.head).__name__
+        steps = [*(_named(self._inner, s) for s in readout.parts.before)]
+        last = readout.parts.linear
+        head = head if last is None else _named(self._inner, last)
+        if readout.how == "modules":
+            chain = " -> ".join([readout.picked, *steps, head])
+            sure = "the model's own bit for bit" if readout.exact else "checked against the tail"
+            said = f"{chain} ({sure})"
+        elif readout.how == "head":
+            said = f"the model's own forward up to {head}, blocks passing the state through"
+        else:
+            said = "the model's own forward, blocks passing the state through"
+        others = {"other streams": ", ".join(found.others)} if found.others else {}
+        unknown = {
+            f"block {number}": f"residual connections not known: {why}"
+            for number, why in found.missing.items()
+        }
+        return {"found in": ", ".join(found.paths), "readout": said, **others, **unknown}
+
+
+def _named(model: nn.Module, step: Any) -> str:
+    """The path of a module in the model; a function by its own name."""
+    if not isinstance(step, nn.Module):
+        return step.name
+    return next((name for name, m in model.named_modules() if m is step), type(step).__name__)
 
 
 def _text_config(model: nn.Module) -> Any:

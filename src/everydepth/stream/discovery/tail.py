@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.discovery.recording import ModuleCall
-from everydepth.stream.taps import replaced_forward, state_key
+from everydepth.stream.taps import replaced_forward, silence, state_key
 
 
 class _Reached(Exception):
@@ -123,6 +123,7 @@ class Tail:
             return forward
 
         stack = ExitStack()
+        stack.enter_context(silence())
         try:
             for module in dict.fromkeys(block.module for block in self.blocks):
                 stack.enter_context(replaced_forward(module, passing(module.forward)))

@@ -165,14 +165,15 @@ def branch_names(block: Block) -> list[str]:
 
 
 def _states_between(block: Block, seen: Sequence[BranchRecord]) -> list[Tensor]:
-    if block.parallel:
-        # Branches that read the same state are added one after the other, in their order.
-        states, h = list[Tensor](), seen[0].x
-        for record in seen[:-1]:
-            h = h + record.out
-            states.append(h.view(record.shape))
-        return states
-    return [record.x.view(record.shape) for record in seen[1:]]
+    # Branches that read the same state are added one after the other, in their order.
+    states, h = list[Tensor](), seen[0].x
+    for i, (branch, record) in enumerate(zip(block.branches[:-1], seen, strict=False)):
+        then = seen[i + 1]
+        together = block.parallel or block.branches[i + 1].beside
+        out = record.out if record.out.ndim == h.ndim else record.out.view(h.shape)
+        h = branch.added(h, out) if together else then.x
+        states.append(h.view(then.shape))
+    return states
 
 
 def _followed(o: Observation) -> Tensor:

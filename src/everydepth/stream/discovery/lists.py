@@ -1,4 +1,4 @@
-"""A shallower copy of a model whose blocks lie in one list, in several, or are one module."""
+"""Copies with fewer or more blocks of a model whose blocks lie in several lists, or are one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 from torch import nn
 
 from everydepth.errors import UnsupportedModelError
-from everydepth.stream.edit import BlockList, copy_without, correct_configs, edited
+from everydepth.stream.edit import BlockList, adopted, copy_without, correct_configs, edited
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -36,6 +36,9 @@ def shortened(
     gone = {block: number for number, block in enumerate(blocks, start=1) if number > depth}
     dropped = [block for block, number in gone.items() if number not in skips]
     copied = copy_without(model, dropped, share=share)
+    counts = [len(held) for held in lists.values()]
+    left = [sum(b not in gone or gone[b] in skips for b in held) for held in lists.values()]
+    staged = _stages(copied, counts, left)
     for path, held in lists.items():
         kept = [
             place for place, block in enumerate(held) if block not in gone or gone[block] in skips
@@ -47,7 +50,51 @@ def shortened(
             number = gone.get(held[place])
             old = olds[place]
             new.append(old if number is None else _same_place(held[place], skips[number], old))
-        correct_configs(copied, path, kept, len(held))
+        if not staged:
+            correct_configs(copied, path, kept, len(held))
+    return copied
+
+
+def _stages(model: nn.Module, before: list[int], after: list[int]) -> bool:
+    """Correct the field of a config that lists how many blocks each stage has."""
+    config = getattr(model, "config", None)
+    fields = {} if config is None else vars(config)
+    names = [name for name, value in fields.items() if value == before]
+    for name in names:
+        setattr(config, name, after)
+    return bool(names)
+
+
+def lengthened(
+    model: Model,
+    blocks: Sequence[nn.Module],
+    after: int,
+    block: nn.Module,
+    like: int,
+    *,
+    share: bool,
+) -> Model:
+    """A copy of `model` with `block` behind the first `after` blocks, in the list of `like`."""
+    lists = _lists(model, blocks)
+    if len(set(blocks)) < len(blocks):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} calls one module at several depths, so a new block cannot be "
+            "put between them"
+        )
+    path, held = next((p, each) for p, each in lists.items() if blocks[like - 1] in list(each))
+    place = list(held).index(blocks[like - 1]) + (like <= after)
+    copied = copy_without(model, (), share=share)
+    new: BlockList = copied.get_submodule(path)  # pyright: ignore[reportAssignmentType]
+    together = list(new)
+    together.insert(place, adopted(block, model, copied).train(held.training))
+    del new[:]
+    new.extend(together)
+    counts = [len(each) for each in lists.values()]
+    more = [len(each) + (each is held) for each in lists.values()]
+    if not _stages(copied, counts, more):
+        order = list(range(len(held)))
+        order.insert(place, list(held).index(blocks[like - 1]))
+        correct_configs(copied, path, order, len(held))
     return copied
 
 

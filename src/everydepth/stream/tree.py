@@ -1,0 +1,60 @@
+"""A stream in words: its blocks, their residual connections, its readout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from everydepth.stream.block import Block, Branch
+
+if TYPE_CHECKING:
+    from everydepth.stream.contract import ResidualStream
+
+
+def tree(stream: ResidualStream) -> str:
+    """One line a kind of block, one a branch, and what is known of the readout."""
+    kinds = list(dict.fromkeys(type(block.module).__name__ for block in stream.blocks))
+    lines = [f"{stream.name}: {stream.depth} blocks ({', '.join(kinds)}), task {stream.task}"]
+    described = [(number, _described(block)) for number, block in enumerate(stream.blocks, start=1)]
+    for text, group in groupby(described, key=lambda pair: pair[1]):
+        numbers = [number for number, _ in group]
+        span = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+        lines += [f"  block {span}: {text[0]}", *(f"    {line}" for line in text[1:])]
+    account = dict(stream.account())
+    account.setdefault("readout", f"{type(stream.head).__name__} after the norm")
+    return "\n".join([*lines, *(f"  {name}: {said}" for name, said in account.items())])
+
+
+def _described(block: Block) -> tuple[str, ...]:
+    names = {id(module): name for name, module in block.module.named_modules()}
+    how = ", branches side by side" if block.parallel else ""
+    if not block.branches:
+        return (f"{type(block.module).__name__}, residual connections not known",)
+    lines = [_branch(branch, names) for branch in block.branches]
+    return (f"{type(block.module).__name__}{how}", *lines)
+
+
+def _branch(branch: Branch, names: dict[int, str]) -> str:
+    def name(module: nn.Module) -> str:
+        return names.get(id(module)) or type(module).__name__
+
+    entry, out = name(branch.entry), name(branch.out)
+    inside = out if entry == out else f"{entry} ... {out}"
+    skip = "x" if branch.skip is None else f"{name(branch.skip)}(x)"
+    total = f"{_factor(branch.weight)}{skip} + {_factor(branch.scale)}[{inside}]"
+    post = "" if branch.post is None else f", then {name(branch.post)}"
+    return f"{branch.kind}: {total}{post}; last map {_last(branch, name)}"
+
+
+def _last(branch: Branch, name: Callable[[nn.Module], str]) -> str:
+    more = f" and {len(branch.others)} more" if branch.others else ""
+    return f"{name(branch.proj)}{more}"
+
+
+def _factor(value: float | Tensor) -> str:
+    if isinstance(value, Tensor):
+        return "scale * "
+    return "" if value == 1.0 else f"{value:g} * "

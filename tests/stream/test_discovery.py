@@ -1,0 +1,361 @@
+"""Streams that no file describes: found on a running model, and held to the same contract."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from tests.zoo import ENTRIES
+from tests.zoo.stock import Stock, stock, time_limit
+from tests.zoo.verbs import VERBS, NotApplicable
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+import everydepth as ed
+from everydepth.errors import BatchError, SettingError, UnsupportedModelError
+from everydepth.stream.discovery import DiscoveredStream
+
+WIDTH, WORDS = 16, 40
+
+
+def mix(width: int = WIDTH) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+
+class Mixer(nn.Module):
+    """Mixes tokens by a running mean, so that blocks are not only pointwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.give, self.take = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
+        return self.take(torch.tanh(self.give(x)).cumsum(1) / steps)
+
+
+class Parallel(nn.Module):
+    """Two branches of one norm, each times a constant, added to a skip times another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.tokens, self.channels = nn.LayerNorm(WIDTH), Mixer(), mix()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return 0.9 * x + 0.3 * (self.tokens(y) + self.channels(y))
+
+
+class Sandwich(nn.Module):
+    """A norm before and after each branch; the state comes as a keyword, the output in a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.ahead, self.behind = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.tokens, self.channels = Mixer(), mix()
+
+    def forward(self, *, value: Tensor) -> tuple[Tensor, None]:
+        value = value + self.after(self.tokens(self.before(value)))
+        more = self.behind(self.channels(self.ahead(value)))
+        return value + F.dropout(more, 0.1, self.training), None
+
+
+class Bump(nn.Module):
+    """A residual block of convolutions whose skip may change the shape."""
+
+    def __init__(self, width: int, then: int) -> None:
+        super().__init__()
+        stride = 1 if width == then else 2
+        self.one = nn.Conv2d(width, then, 3, stride, 1, bias=False)
+        self.norm_one, self.norm_two = nn.BatchNorm2d(then), nn.BatchNorm2d(then)
+        self.two = nn.Conv2d(then, then, 3, 1, 1, bias=False)
+        self.way = None if width == then else nn.Conv2d(width, then, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm_two(self.two(torch.relu(self.norm_one(self.one(x)))))
+        y += x if self.way is None else self.way(x)
+        return torch.relu(y)
+
+
+class Words(nn.Module):
+    """Tokens in, the class of a text out; its logits are scaled and capped."""
+
+    def __init__(self, block: type[nn.Module], *, named: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.stack = nn.ModuleList(block() for _ in range(3))
+        self.final, self.out, self.named = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5), named
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.words(tokens)
+        for block in self.stack:
+            h = block(value=h)[0] if self.named else block(h)
+        z = self.out(self.final(h).mean(1))
+        return 3.0 * torch.tanh(z / 3.0)
+
+
+class Pictures(nn.Module):
+    """Two stages of convolutions, then one of another shape; pooled and read out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 1, 1)
+        self.stage1 = nn.Sequential(Bump(8, 8), Bump(8, 8))
+        self.stage2 = nn.Sequential(Bump(8, 16), Bump(16, 16))
+        self.out = nn.Linear(16, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.out(self.stage2(self.stage1(self.stem(image))).mean((2, 3)))
+
+
+def tokens() -> dict[str, Tensor]:
+    return {"tokens": torch.randint(0, WORDS, (3, 6))}
+
+
+OWN: dict[str, tuple[Any, Any, int]] = {
+    "parallel with multipliers": (lambda: Words(Parallel), tokens, 3),
+    "sandwich norms": (lambda: Words(Sandwich, named=True), tokens, 3),
+    "convolutional stages": (Pictures, lambda: {"image": torch.randn(3, 3, 12, 12)}, 4),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_model_written_here_in_a_style_nobody_described_keeps_every_clause(name: str) -> None:
+    build, feed, depth = OWN[name]
+    model, batch = build().eval(), feed()
+    stream = ed.as_stream(model)
+    assert stream.depth == depth
+    assert all(block.branches for block in stream.blocks)
+    report = ed.check_stream(model, batch)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("verb", ["train", "trace", "at_depth", "predict", "ablate"])
+def test_verbs_work_on_a_model_nobody_described(name: str, verb: str) -> None:
+    build, feed, _ = OWN[name]
+    VERBS[verb](build().eval(), feed())
+
+
+def test_constants_of_a_sum_are_read_off_it() -> None:
+    block = ed.as_stream(Words(Parallel).eval()).blocks[0]
+    assert block.parallel
+    assert [branch.scale for branch in block.branches] == pytest.approx([0.3, 0.3])
+    assert [branch.weight for branch in block.branches] == pytest.approx([0.9, 1.0])
+
+
+def test_dropout_by_a_function_is_seen_in_eval_mode() -> None:
+    first, second = ed.as_stream(Words(Sandwich, named=True).eval()).blocks[0].branches
+    assert (first.dropout, second.dropout) == (0.0, 0.1)
+
+
+def test_a_readout_that_caps_its_logits_is_exact_at_every_depth() -> None:
+    model, batch = Words(Parallel).eval(), tokens()
+    states = ed.as_stream(model).observe(batch)
+    h = model.final(states[1]).mean(1)
+    expected = 3.0 * torch.tanh(model.out(h) / 3.0)
+    torch.testing.assert_close(states.logits(1), expected)
+    assert torch.equal(states.logits(3), model(**batch))
+
+
+FIXED = (
+    "causal:Gemma2ForCausalLM", "causal:FalconForCausalLM", "causal:MixtralForCausalLM",
+    "causal:BloomForCausalLM", "causal:GPTJForCausalLM", "masked:AlbertForMaskedLM",
+    "masked:ModernBertForMaskedLM", "seq2seq:T5ForConditionalGeneration",
+    "image:ConvNextForImageClassification", "image:Dinov2ForImageClassification",
+)  # fmt: skip
+KNOWN = {entry.name: entry for entry in stock()}
+# Drawn once for all, so that a run can be repeated; `slow` has them all.
+DRAWN = random.Random(16).sample(sorted(set(KNOWN) - set(FIXED)), 4)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_stock_classes_without_a_file_keep_every_clause_with_all_branches(name: str) -> None:
+    model, batch = KNOWN[name].make()
+    stream = DiscoveredStream(model)
+    assert all(block.branches for block in stream.blocks)
+    report = ed.check_stream(stream, batch)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_classes_drawn_from_the_auto_mappings_are_followed_or_refused_in_words(name: str) -> None:
+    try:
+        model, batch = KNOWN[name].make()
+    except Exception as error:  # noqa: BLE001 - a class that cannot be built small here
+        pytest.skip(f"{name} cannot be built: {error}")
+    stream = DiscoveredStream(model)
+    with torch.no_grad():
+        last = stream.observe(batch)
+        assert torch.equal(
+            stream.readout(last.h[-1], stream.depth, batch), stream.prediction(last.output)
+        )
+
+
+# -- one stream, whatever comes -------------------------------------------------------------------
+
+
+def test_a_batch_of_another_shape_and_padding_gives_the_same_stream() -> None:
+    model, batch = KNOWN["sequence:Gemma2ForSequenceClassification"].make()
+    first, second = DiscoveredStream(model, example=batch), DiscoveredStream(model)
+    longer = {k: torch.cat([v, v[:, :3]], 1) for k, v in batch.items()}
+    longer["attention_mask"][0, :4] = 0
+    longer["input_ids"][0, :4] = model.config.pad_token_id
+    for stream in (first, second):
+        states = stream.observe(longer)
+        z = stream.readout(states[stream.depth], stream.depth, longer)
+        assert torch.equal(z, model(**longer).logits)
+        half = stream.readout(states[1], 1, longer)
+        cut = stream.truncated(1, share=True)(**longer).logits
+        torch.testing.assert_close(half, cut)
+
+
+def test_looking_at_a_model_leaves_nothing_behind_and_costs_one_batch_once() -> None:
+    model, batch = KNOWN["causal:GPTJForCausalLM"].make()
+    model.train()
+    calls: list[int] = []
+    handle = model.transformer.h[0].mlp.register_forward_hook(lambda *_: calls.append(1))
+    stream = DiscoveredStream(model, example=batch)
+    seen = len(calls)
+    stream.observe(batch)
+    stream.observe(batch)
+    handle.remove()
+    assert len(calls) == seen + 2
+    assert model.training
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not any("forward" in vars(m) for m in model.modules())
+
+
+def test_layer_drop_in_training_is_refused_and_not_misread() -> None:
+    class Dropping(Words):
+        def forward(self, tokens: Tensor) -> Tensor:
+            h = self.words(tokens)
+            for i, block in enumerate(self.stack):
+                h = h if self.training and i == 1 else block(h)
+            return self.out(self.final(h).mean(1))
+
+    model = Dropping(Parallel)
+    stream = ed.as_stream(model)
+    assert stream.depth == 3
+    model.train()
+    with pytest.raises(UnsupportedModelError, match="ran 2 of its 3 blocks"):
+        stream.observe(tokens())
+
+
+def test_a_tail_that_is_random_is_refused() -> None:
+    class Random(Words):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(tokens) + torch.rand(())
+
+    with pytest.raises(UnsupportedModelError, match="it may be random, keep a state"):
+        ed.as_stream(Random(Parallel))
+
+
+def test_a_network_without_skips_is_told_so() -> None:
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Sequential(mix(4), mix(4)), nn.Linear(4, 2))
+    with pytest.raises(UnsupportedModelError, match="has no chain of residual blocks"):
+        ed.as_stream(plain)
+
+
+def test_a_batch_the_model_refuses_comes_with_the_models_own_words() -> None:
+    with pytest.raises(BatchError, match=r"itself refused the batch .*\(2, 7\)"):
+        ed.as_stream(Pictures().eval(), example={"image": torch.randn(2, 7)})
+
+
+def test_two_streams_of_equal_right_are_both_named() -> None:
+    model, batch = ENTRIES["CLIPModel-vision"].make()
+    with pytest.raises(SettingError) as error:
+        DiscoveredStream(model, example=batch)
+    assert "vision_model.encoder.layers" in str(error.value)
+    assert "text_model.encoder.layers" in str(error.value)
+    chosen = DiscoveredStream(model, stream="vision", example=batch)
+    assert chosen.depth == 4
+    with pytest.raises(SettingError, match="use a part of one of these paths"):
+        DiscoveredStream(model, stream="audio", example=batch)
+
+
+def test_an_encoder_decoder_is_followed_where_it_predicts_unless_told_otherwise() -> None:
+    model, batch = KNOWN["seq2seq:T5ForConditionalGeneration"].make()
+    decoder = DiscoveredStream(model)
+    kinds = [branch.kind for branch in decoder.blocks[1].branches]
+    assert kinds == ["attention", "cross_attention", "mlp"]
+    encoder = ed.as_stream(model, stream="encoder", example=batch)
+    assert [branch.kind for branch in encoder.blocks[1].branches] == ["attention", "mlp"]
+    with torch.no_grad():
+        states = encoder.observe(batch)
+        assert torch.equal(encoder.readout(states[3], 3, batch), model(**batch).logits)
+
+
+# -- wrapped models -------------------------------------------------------------------------------
+
+
+def test_a_model_with_an_adapter_is_the_same_model() -> None:
+    peft = pytest.importorskip("peft")
+    model, batch = KNOWN["causal:GemmaForCausalLM"].make()
+    lora = peft.LoraConfig(target_modules=["q_proj", "o_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, lora).eval()
+    report = ed.check_stream(adapted, batch)
+    assert report.ok, str(report)
+    assert all(block.branches for block in ed.as_stream(adapted).blocks)
+
+
+def test_an_adapter_of_prompts_is_refused() -> None:
+    peft = pytest.importorskip("peft")
+    model, _ = KNOWN["causal:GemmaForCausalLM"].make()
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(UnsupportedModelError, match="active prompt-tuning adapter"):
+        ed.as_stream(peft.get_peft_model(model, config))
+
+
+def test_a_stream_prints_as_a_tree() -> None:
+    text = str(ed.as_stream(Words(Parallel).eval()))
+    assert text.startswith("Words: 3 blocks (Parallel), task classification")
+    assert "block 1-3: Parallel, branches side by side" in text
+    assert "0.9 * x + 0.3 * [norm ... tokens]; last map tokens.take" in text
+    assert "found in: stack" in text
+    assert "readout: " in text
+
+
+# -- all of them ----------------------------------------------------------------------------------
+
+
+def _judged(entry: Stock) -> str:
+    """One of `unbuilt`, `ok`, `no branches` and `broken`."""
+    try:
+        with time_limit():
+            model, batch = entry.make()
+    except Exception:  # noqa: BLE001 - whatever keeps a class from being built small
+        return "unbuilt"
+    try:
+        with time_limit(300):
+            stream = DiscoveredStream(model)
+            ok = ed.check_stream(stream, batch).ok
+    except Exception:  # noqa: BLE001 - a class that is not followed counts, whatever it raised
+        return "broken"
+    if not ok:
+        return "broken"
+    return "ok" if all(block.branches for block in stream.blocks) else "no branches"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_nineteen_of_twenty_stock_classes_keep_the_contract_nine_of_ten_with_branches() -> None:
+    found = {entry.name: _judged(entry) for entry in stock()}
+    run = {name: verdict for name, verdict in found.items() if verdict != "unbuilt"}
+    assert len(run) >= 420
+    whole = sum(verdict in ("ok", "no branches") for verdict in run.values())
+    branched = sum(verdict == "ok" for verdict in run.values())
+    broken = [name for name, verdict in run.items() if verdict == "broken"]
+    assert whole >= 0.95 * len(run), broken
+    assert branched >= 0.90 * len(run)
+
+
+def test_verbs_say_where_they_do_not_apply() -> None:
+    model, batch = KNOWN["causal:GPTJForCausalLM"].make()
+    with pytest.raises(NotApplicable):
+        VERBS["predict"](model, batch)
+    for verb in ("train", "generate", "insert"):
+        VERBS[verb](model, batch)
