@@ -169,7 +169,7 @@ FIXED = (
 )  # fmt: skip
 KNOWN = {entry.name: entry for entry in stock()}
 # Drawn once for all, so that a run can be repeated; `slow` has them all.
-DRAWN = random.Random(16).sample(sorted(set(KNOWN) - set(FIXED)), 4)
+DRAWN = random.Random(114).sample(sorted(set(KNOWN) - set(FIXED)), 4)
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -182,17 +182,15 @@ def test_stock_classes_without_a_file_keep_every_clause_with_all_branches(name: 
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_classes_drawn_from_the_auto_mappings_are_followed_or_refused_in_words(name: str) -> None:
-    try:
-        model, batch = KNOWN[name].make()
-    except Exception as error:  # noqa: BLE001 - a class that cannot be built small here
-        pytest.skip(f"{name} cannot be built: {error}")
+def test_classes_drawn_from_the_auto_mappings_predict_bit_for_bit(name: str) -> None:
+    model, batch = KNOWN[name].make()
     stream = DiscoveredStream(model)
     with torch.no_grad():
-        last = stream.observe(batch)
-        assert torch.equal(
-            stream.readout(last.h[-1], stream.depth, batch), stream.prediction(last.output)
-        )
+        states = stream.observe(batch)
+        read = stream.readout(states.h[-1], stream.depth, batch)
+        assert torch.equal(read, stream.prediction(states.output))
+        middle = stream.readout(states.h[1], 1, batch)
+    assert middle.shape == read.shape
 
 
 # -- one stream, whatever comes -------------------------------------------------------------------
