@@ -27,7 +27,7 @@ def main() -> None:
     grown = ed.grow(model, train, valid, steps=40, rounds=3, optimizer=optimizer, batch_size=64)
     console.print(str(grown))
     console.print(f"test loss {mean_loss(model, test):.3f} -> {mean_loss(grown.model, test):.3f}")
-    console.print(str(ed.growth.certificate(model, grown.model, train, test)))
+    console.print(str(ed.growth.guarantee(model, grown.model, train, test)))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ VISION: dict[str, Callable[..., Any]] = {
     "audit": lambda m, **o: ed.audit(m, rows(), **QUIET, **o),
     "growth.score": lambda m, **o: ed.growth.score(m, rows(), **QUIET, **o),
     "growth.jumpboard": lambda m, **o: ed.growth.jumpboard(m, rows(), after=1, **QUIET, **o),
-    "growth.certificate": lambda m, **o: ed.growth.certificate(m, m, rows(), rows(), **o),
+    "growth.guarantee": lambda m, **o: ed.growth.guarantee(m, m, rows(), rows(), **o),
     "growth.compare": lambda m, **o: ed.growth.compare(
         m,
         rows(),

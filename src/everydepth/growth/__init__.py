@@ -8,8 +8,9 @@ deep...
 """
 
 from everydepth.growth import scaling
-from everydepth.growth.certify import Certificate, certificate
 from everydepth.growth.comparing import Comparison, compare
+from everydepth.growth.config import GrowConfig
+from everydepth.growth.guarantees import Guarantee, guarantee
 from everydepth.growth.held_out import Paired, paired
 from everydepth.growth.jump import Jumpboard, jumpboard
 from everydepth.growth.loop import grow
@@ -18,18 +19,19 @@ from everydepth.growth.rounds import Grown, Round
 from everydepth.growth.scoring import Score, SiteScore, score
 
 __all__ = [
-    "Certificate",
     "Comparison",
+    "GrowConfig",
     "Grown",
+    "Guarantee",
     "Jumpboard",
     "Paired",
     "Round",
     "Score",
     "SiteScore",
     "carried",
-    "certificate",
     "compare",
     "grow",
+    "guarantee",
     "jumpboard",
     "paired",
     "scaling",

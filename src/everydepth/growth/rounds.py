@@ -1,4 +1,4 @@
-"""What a growth is told and what it finds: settings, rounds, the outcome."""
+"""What a growth finds: its rounds and the outcome."""
 
 from __future__ import annotations
 
@@ -10,43 +10,11 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from everydepth.errors import SettingError
-from everydepth.growth.certify import Certificate
+from everydepth.growth.guarantees import Guarantee
 from everydepth.growth.held_out import Paired
 from everydepth.growth.scoring import Score
 
 Choice = Literal["old", "jumpboard", "trained"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What decides the outcome of a growth; resuming with others is an error."""
-
-    steps: int
-    rounds: int | None
-    max_depth: int | None
-    lr: float
-    weight_decay: float
-    batch_size: int
-    trains: str
-    precondition: bool
-    alpha: float
-    confidence: float
-    score_rows: int
-    tries: int
-    patience: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "score_rows", "tries", "patience"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name}={getattr(self, name)}; use 1 or more")
-        if self.steps < 0:
-            raise SettingError(f"steps={self.steps}; use 0 or more")
-        if self.trains not in ("all", "new"):
-            raise SettingError(f"trains={self.trains!r}; use 'all' or 'new' (the new block only)")
-        if not 0.5 < self.confidence < 1:
-            raise SettingError(f"confidence={self.confidence}; use a share from 0.5 to below 1")
 
 
 @dataclass(frozen=True)
@@ -96,7 +64,7 @@ class Round:
 class Grown:
     """The outcome. `model` is a plain model; `stopped` says why growing ended; `score` is the last.
 
-    certificate: of the grown model against the first one, on `test`; None without it.
+    guarantee: of the grown model against the first one, on `test`; None without it.
     """
 
     model: nn.Module = field(repr=False)
@@ -105,12 +73,12 @@ class Grown:
     rounds: tuple[Round, ...]
     stopped: str
     score: Score | None = field(repr=False)
-    certificate: Certificate | None = field(repr=False)
+    guarantee: Guarantee | None = field(repr=False)
     path: Path | None
 
     def __str__(self) -> str:
         lines = [*map(str, self.rounds), f"stopped: {self.stopped}"]
-        return "\n".join(lines + ([] if self.certificate is None else [str(self.certificate)]))
+        return "\n".join(lines + ([] if self.guarantee is None else [str(self.guarantee)]))
 
 
 def round_of(entry: Mapping[str, Any]) -> Round:

@@ -50,7 +50,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     """Train a network, make a jumpboard at every site, then grow by one block."""
     import torch
 
-    from everydepth.growth import certificate, grow, jumpboard, score
+    from everydepth.growth import grow, guarantee, jumpboard, score
     from everydepth.growth.fitting import fit_plainly
     from everydepth.growth.losses import mean_loss
     from everydepth.stream import as_stream
@@ -88,7 +88,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
         optimizer=optimizer, seed=seed, progress=False,
     )  # fmt: skip
     before, after = mean_loss(model, third), mean_loss(grown.model, third)
-    proof = certificate(model, grown.model, train, third)
+    proof = guarantee(model, grown.model, train, third)
     round_ = grown.rounds[0] if grown.rounds else None
     return {
         "loss": before,

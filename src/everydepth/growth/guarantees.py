@@ -17,7 +17,7 @@ from everydepth.stream import Criterion, ResidualStream, as_stream
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Guarantee:
     """Old against new. `held_out` is the figure to act on; the theorems are stated beside it.
 
     margin, gamma_opt, margin_test: `D`, `gamma` and `D_T`. bound: `M`, the largest loss of a row
@@ -61,7 +61,7 @@ class Certificate:
         return {**plain, "held_out": self.held_out.to_json(), "vacuous": self.vacuous}
 
 
-def certificate(
+def guarantee(
     old: nn.Module | ResidualStream,
     new: nn.Module | ResidualStream,
     train: Any,
@@ -73,7 +73,7 @@ def certificate(
     criterion: Criterion | None = None,
     batch_size: int | None = None,
     **options: Any,
-) -> Certificate:
+) -> Guarantee:
     """Theorems 1 to 3 of Depth Expansion for the new network, and the paired interval.
 
     jump: the jumpboard, to tell its margin `D` from what training added (`gamma`); without it all
@@ -81,7 +81,7 @@ def certificate(
     lipschitz: of the loss in the prediction; the default is that of cross-entropy.
 
     >>> big = ed.insert(model, after=3)
-    >>> ed.growth.certificate(model, big, train, test).vacuous  # and says so
+    >>> ed.growth.guarantee(model, big, train, test).vacuous  # and says so
     True
     """
     if not 0 < delta < 1:
@@ -100,7 +100,7 @@ def certificate(
     gammas = [gamma(constants, k, d, **scale) for k, d in ((n, delta), (n, delta / 2), (m, delta))]
     margin, opt = means[0] - means[1], max(means[1] - means[2], 0.0)
     margin_test = test_means[0] - test_means[1]
-    return Certificate(
+    return Guarantee(
         n=n,
         m=m,
         margin=margin,

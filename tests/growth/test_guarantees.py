@@ -1,4 +1,4 @@
-"""Certificates and comparisons."""
+"""Guarantees and comparisons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.zoo import ENTRIES
 
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 from everydepth.errors import SettingError
-from everydepth.growth import certificate, compare, jumpboard
+from everydepth.growth import compare, guarantee, jumpboard
 from everydepth.growth.comparing import ARMS
 from everydepth.growth.losses import mean_loss
 from everydepth.runs import Run
@@ -22,7 +22,7 @@ from everydepth.runs import Run
 def test_on_real_networks_the_theorems_are_vacuous_and_say_so(name: str) -> None:
     model, batch = labelled(ENTRIES[name], torch.float32)
     jump = jumpboard(model, batch, after=1)
-    found = certificate(model, jump.model, batch, batch)
+    found = guarantee(model, jump.model, batch, batch)
     assert found.vacuous
     assert "all three are vacuous" in str(found)
     assert found.held_out.gain == pytest.approx(jump.margin, rel=1e-2)
@@ -33,11 +33,11 @@ def test_on_real_networks_the_theorems_are_vacuous_and_say_so(name: str) -> None
 def test_margins_are_told_apart_by_the_jumpboard() -> None:
     model, data, test = mlp(), teacher_data(200, 0), teacher_data(100, 1)
     jump = jumpboard(model, data)
-    found = certificate(model, jump.model, data, test, jump=jump.model)
+    found = guarantee(model, jump.model, data, test, jump=jump.model)
     assert found.gamma_opt == 0
     assert found.margin_test == pytest.approx(mean_loss(model, test) - mean_loss(jump.model, test))
     with pytest.raises(SettingError, match=r"delta=2\.0"):
-        certificate(model, jump.model, data, test, delta=2.0)
+        guarantee(model, jump.model, data, test, delta=2.0)
 
 
 def test_every_arm_of_a_comparison_gets_the_same_compute(tmp_path: Path) -> None:
