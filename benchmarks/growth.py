@@ -33,10 +33,10 @@ from everydepth.data import Images, load, load_digits
 from everydepth.data.feeding import Feed
 from everydepth.growth import grow, jumpboard, score
 from everydepth.growth.candidates import candidate
-from everydepth.growth.fitting import fit_plainly
 from everydepth.growth.jump import _Line, line_search
 from everydepth.growth.losses import mean_loss, row_losses
 from everydepth.growth.scoring import DEEPEN
+from everydepth.growth.trainer import train_plainly
 from everydepth.stream import as_stream
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -87,7 +87,7 @@ def trained(parts: Parts, kind: str, steps: int, seed: int, *, blocks: int = 1) 
     torch.manual_seed(seed)
     model, lr = (resnet(blocks), 3e-3) if kind == "resnet" else (vit(side=parts.side), 1e-3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    fit_plainly(as_stream(model), parts.train, optimizer, steps, batch_size=64, seed=seed)
+    train_plainly(as_stream(model), parts.train, optimizer, steps, batch_size=64, seed=seed)
     return model.eval()
 
 
@@ -200,7 +200,7 @@ def chosen_site(parts: Parts, count: int, steps: int = 30) -> dict[str, Any]:
             grown = jump.model if jump.found else ed.insert(model, after)
             jump_gains[after] = before - mean_loss(grown, parts.test)
             optimizer = torch.optim.AdamW(grown.parameters(), lr=1e-3)
-            fit_plainly(as_stream(grown), parts.train, optimizer, steps, batch_size=64, seed=i)
+            train_plainly(as_stream(grown), parts.train, optimizer, steps, batch_size=64, seed=i)
             gains[after] = before - mean_loss(grown, parts.test)
         top = sorted(found.sites, key=lambda s: -s.z)[:3]
         pick = max(top, key=lambda s: jumps[s.after].margin_valid or 0.0).after

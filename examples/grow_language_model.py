@@ -8,7 +8,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed
 from everydepth.data import token_blocks
-from everydepth.growth.fitting import fit_plainly
 
 TEXT = ed.__doc__ + (ed.grow.__doc__ or "") + (ed.insert.__doc__ or "") + (ed.sweep.__doc__ or "")
 
@@ -26,7 +25,9 @@ def main() -> None:
     )
     model, console = LlamaForCausalLM(config), Console()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    fit_plainly(ed.as_stream(model), train, optimizer, 80, batch_size=16)
+    net = ed.EveryDepth(model, ed.end_to_end())
+    how = {"optimizer": optimizer, "schedule": "constant", "batch_size": 16}
+    ed.fit(net, train, steps=80, progress=False, **how)
 
     big = ed.insert(model, after=1).eval()
     ids = torch.tensor([list(b"The model")])

@@ -8,7 +8,6 @@ from rich.console import Console
 import everydepth as ed
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 from everydepth.data import load_digits
-from everydepth.growth.fitting import fit_plainly
 from everydepth.growth.losses import mean_loss
 
 
@@ -19,7 +18,9 @@ def main() -> None:
     sizes = {"blocks_per_stage": (1, 1), "widths": (8, 16), "num_channels": 1, "num_labels": 10}
     model = CifarResNet(CifarResNetConfig(**sizes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    fit_plainly(ed.as_stream(model), train, optimizer, 60, batch_size=64)
+    net = ed.EveryDepth(model, ed.end_to_end())
+    how = {"optimizer": optimizer, "schedule": "constant", "batch_size": 64}
+    ed.fit(net, train, steps=60, progress=False, **how)
 
     console.print(ed.growth.score(model, train, valid).table())
 

@@ -20,9 +20,13 @@ import everydepth as ed
 from everydepth.architectures.residual_mlp import ResidualMLP
 from everydepth.errors import BatchError, RunError, SettingError
 from everydepth.growth import carried, grow, paired
-from everydepth.growth.fitting import fit_plainly
 from everydepth.growth.losses import mean_loss
 from everydepth.growth.optimizers import counterparts
+from everydepth.growth.trainer import repeatable, train_plainly
+
+
+def batches_of(rows: int) -> list[dict[str, torch.Tensor]]:
+    return repeatable(teacher_data(rows, 0), ed.as_stream(mlp()), 32)
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
@@ -89,7 +93,7 @@ def test_the_optimizer_keeps_every_bit_it_knew(kind: type[torch.optim.Optimizer]
     )
     groups = [{"params": rest, "lr": 0.01}, {"params": blocks, "lr": 0.02}]
     optimizer = kind(groups, lr=0.1, **more)
-    fit_plainly(ed.as_stream(model), teacher_data(64, 0), optimizer, 5)
+    train_plainly(ed.as_stream(model), batches_of(64), optimizer, 5, batch_size=32, seed=0)
     big = ed.insert(model, 1)
     old, new = ed.as_stream(model), ed.as_stream(big)
     copied = carried(optimizer, old, new, 1)
@@ -106,7 +110,7 @@ def test_the_optimizer_keeps_every_bit_it_knew(kind: type[torch.optim.Optimizer]
             assert value.data_ptr() != now[key].data_ptr()
     assert [g["lr"] for g in copied.param_groups] == [0.01, 0.02]
     assert len(copied.param_groups[1]["params"]) == len(blocks) + 4
-    fit_plainly(new, teacher_data(64, 0), copied, 1)
+    train_plainly(new, batches_of(64), copied, 1, batch_size=32, seed=0)
 
 
 def test_a_foreign_optimizer_is_refused() -> None:
@@ -122,7 +126,7 @@ class Stopped(Exception):
 
 def test_a_growth_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     model, train, valid = mlp(), teacher_data(512, 0), teacher_data(400, 1)
-    settings = {**SETTINGS, "alpha": 0.5}
+    settings = {**SETTINGS, "alpha": 0.5, "batch_size": 32}
     calls = 0
 
     def fit(m: nn.Module, data: Any, optimizer: Any, steps: int, folder: Path | None) -> None:
@@ -130,7 +134,7 @@ def test_a_growth_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) ->
         calls += 1
         if calls == 4:
             raise Stopped
-        fit_plainly(ed.as_stream(m), data, optimizer, steps, batch_size=64, seed=calls % 2)
+        train_plainly(ed.as_stream(m), data, optimizer, steps, batch_size=64, seed=calls % 2)
 
     whole = grow(model, train, valid, **settings, run=tmp_path / "whole", fit=fit)
     assert calls == 2
@@ -167,7 +171,7 @@ def test_after_kill_9_inside_a_round_the_training_goes_on_to_the_same_bits(tmp_p
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "cut")]
     killed = subprocess.Popen(command, env=env, cwd=root)
     saved = tmp_path / "cut" / "rounds" / "001" / "checkpoints" / "latest"
-    while not saved.exists():
+    while not saved.exists() or int(saved.read_text()) == 0:
         assert killed.poll() is None
         time.sleep(0.002)
     os.kill(killed.pid, signal.SIGKILL)
@@ -198,6 +202,9 @@ def test_bad_settings_say_what_is_allowed() -> None:
         ({"trains": "head"}, "use 'all' or 'new'"),
         ({"steps": -1}, "steps=-1; use 0 or more"),
         ({"tries": 0}, "tries=0; use 1 or more"),
+        ({"rounds": -1}, "rounds=-1; use 0 or more"),
+        ({"alpha": 1.0}, "alpha=1.0; use a probability"),
+        ({"lr": 0.0}, "use a learning rate above 0"),
         ({"confidence": 0.2}, "confidence=0.2"),
         ({"resume": True}, "resume=True without run="),
     ):

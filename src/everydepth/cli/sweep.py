@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -174,32 +175,50 @@ def _trained(
     folder: Path | None,
 ) -> list[float]:
     """SGD as in Depth Expansion, App. N; returns the training loss of every epoch."""
-    import torch
+    from torch.optim import SGD
 
-    from everydepth.growth.fitting import fit_plainly
-    from everydepth.growth.optimizers import load_named_state, named_state
-    from everydepth.runs import Run
+    from everydepth.objectives import end_to_end
+    from everydepth.runs.callback import Callback
+    from everydepth.training import EveryDepth, fit
 
-    model = stream.model
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
-    losses: list[float] = []
-    run = None
-    if folder is not None:
-        run = Run.open(folder) if Run.exists(folder) else Run.create(folder, {}, kind="sweep cell")
-        if run.latest() is not None:
-            saved = run.checkpoint()
-            losses = list(saved.state["losses"])
-            model.load_state_dict(saved.load("model"))
-            load_named_state(optimizer, model, saved.load("optimizer"))
-    for epoch in range(len(losses), epochs):
-        if len(losses) >= max(at_least, 2) and losses[-2] - losses[-1] < stop_below:
-            break
-        train.set_epoch(epoch)
-        losses.append(fit_plainly(stream, train, optimizer, len(train), seed=seed * 10007 + epoch))
-        if run is not None:
-            parts = {"model": model.state_dict(), "optimizer": named_state(optimizer, model)}
-            run.save_checkpoint(epoch + 1, parts, {"losses": losses}, keep=1)
-    return losses
+    class EpochLosses(Callback):
+        """The mean loss of every epoch; ends the training when it hardly falls any more."""
+
+        def __init__(self) -> None:
+            self.steps: list[float] = []
+            self.epochs: list[float] = []
+
+        def on_step(self, training: Any) -> None:
+            self.steps.append(training.loss)
+
+        def on_epoch(self, training: Any) -> None:
+            self.epochs.append(sum(self.steps) / len(self.steps))
+            self.steps = []
+            last = self.epochs[-2:]
+            if len(self.epochs) >= max(at_least, 2) and last[0] - last[1] < stop_below:
+                training.stop(f"an epoch lowers the loss by less than {stop_below}")
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": self.steps, "epochs": self.epochs}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            self.steps, self.epochs = list(state["steps"]), list(state["epochs"])
+
+    losses = EpochLosses()
+    fit(
+        EveryDepth(stream, end_to_end()),
+        train,
+        epochs=epochs,
+        optimizer=SGD(stream.model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4),
+        schedule="constant",
+        seed=seed,
+        run=folder,
+        resume=folder is not None,
+        keep=1,
+        callbacks=[losses],
+        progress=False,
+    )
+    return losses.epochs
 
 
 @lru_cache(maxsize=4)

@@ -2,56 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.table import Table
 from torch import nn
-from torch.optim import AdamW
-from torch.utils.flop_counter import FlopCounterMode
 
-from everydepth.data.feeding import Feed
-from everydepth.errors import SettingError
-from everydepth.growth.fitting import fit_plainly
-from everydepth.growth.jump import jumpboard
-from everydepth.growth.loop import halves
-from everydepth.growth.losses import beside, mean_loss, row_losses
-from everydepth.growth.optimizers import frozen_but
-from everydepth.growth.scoring import score
+from everydepth.growth.arms import ARMS, Arm, Arms, CompareConfig, NotAllowedError
 from everydepth.runs import Run
 from everydepth.runs.sweep import sweep
-from everydepth.stream import Criterion, ResidualStream, as_stream, insert, unwrapped
-from everydepth.stream.insert import initialise
-
-ARMS = ("grown", "grown, new block only", "longer", "one old block", "random", "stacked", "scratch")
-TRIES = 3
-"""Sites whose jumpboards are compared, as `grow` does."""
-
-
-class _NotAllowedError(SettingError):
-    """An arm that cannot be made of this model."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One way to spend compute, one seed: FLOPs spent (scoring included) and held-out loss."""
-
-    name: str
-    seed: int
-    flops: tuple[float, ...]
-    loss: tuple[float, ...]
-
-    def to_reach(self, target: float) -> float:
-        """FLOPs until the held-out loss was at most `target`; infinite if it never was."""
-        return next(
-            (f for f, x in zip(self.flops, self.loss, strict=True) if x <= target), math.inf
-        )
+from everydepth.runs.together import is_main
+from everydepth.stream import Criterion, ResidualStream, as_stream
 
 
 @dataclass(frozen=True)
@@ -172,18 +136,11 @@ def compare(
     train: Any,
     valid: Any,
     *,
-    steps: int = 200,
-    evaluations: int = 10,
-    seeds: Sequence[int] = (0, 1, 2),
-    arms: Sequence[str] | None = None,
-    after: int | None = None,
-    lr: float = 1e-3,
-    batch_size: int = 32,
-    score_rows: int = 512,
+    config: CompareConfig | None = None,
     criterion: Criterion | None = None,
     run: str | Path | None = None,
     progress: bool = True,
-    **options: Any,
+    **settings: Any,
 ) -> Comparison:
     """Grow by one block and compare with the other uses of the same compute.
 
@@ -194,8 +151,9 @@ def compare(
     cost, and training starts with a new AdamW in each, so that none has an advantage. Controls get
     the chosen site for nothing.
 
-    valid: rows that were used for nothing else; the held-out loss is read `evaluations` times.
-    arms: by default all that the model allows. score_rows: as in `grow`.
+    valid: rows that were used for nothing else.
+    config, settings: a `CompareConfig`, and fields of it by name (`steps=50`); what else there is
+        goes to `as_stream`.
     run: a directory in which every finished arm is kept, so that the same call again, also after
         kill -9, does the rest; `report` shows it.
 
@@ -205,22 +163,17 @@ def compare(
     >>> len({arm.name for arm in found.arms}) > 3  # each way to spend the same FLOPs
     True
     """
-    asked = ARMS if arms is None else tuple(arms)
-    if "longer" not in asked or any(name not in ARMS for name in asked):
-        raise SettingError(f"arms={list(asked)}; use 'longer' and any of {list(ARMS)}")
-    if evaluations < 1 or steps < evaluations:
-        raise SettingError(f"steps={steps}, evaluations={evaluations}; use at least one step each")
-    old = as_stream(model, **options)
-    plan = _Plan(
-        old, train, valid, steps, evaluations, after, lr, batch_size, score_rows, criterion
-    )
-    cells = [{"arm": name, "seed": seed} for seed in seeds for name in asked]
+    own = {one.name for one in fields(CompareConfig)} & settings.keys()
+    config = replace(config or CompareConfig(), **{name: settings.pop(name) for name in own})
+    arms = Arms(as_stream(model, **settings), train, valid, config, criterion)
+    names = ARMS if config.arms is None else config.arms
+    cells = [{"arm": name, "seed": seed} for seed in config.seeds for name in names]
 
     def one(arm: str, seed: int) -> dict[str, Any]:
         try:
-            return asdict(plan.arm(arm, seed))
-        except _NotAllowedError as error:
-            if arms is not None:
+            return asdict(arms.arm(arm, seed))
+        except NotAllowedError as error:
+            if config.arms is not None:
                 raise
             return {"why": str(error)}
 
@@ -233,165 +186,6 @@ def compare(
     target = {arm.seed: min(arm.loss) for arm in found if arm.name == "longer"}
     left_out = {row["arm"]: row["why"] for row in rows if "why" in row}
     compared = Comparison(found, target, left_out)
-    if run is not None:
+    if run is not None and is_main():
         Run.open(run).write_results({"growth_comparison": compared.to_json()})
     return compared
-
-
-@dataclass
-class _Plan:
-    old: ResidualStream
-    train: Any
-    valid: Any
-    steps: int
-    evaluations: int
-    after: int | None
-    lr: float
-    batch_size: int
-    score_rows: int
-    criterion: Criterion | None
-    jumps: dict[int, tuple[nn.Module, int, float]] = field(default_factory=dict)
-
-    def arm(self, name: str, seed: int) -> Arm:
-        builders: dict[str, Callable[[int], tuple[nn.Module, list[Any] | None, float]]] = {
-            "grown": self._grown,
-            "grown, new block only": self._grown_frozen,
-            "longer": lambda _: (copy.deepcopy(unwrapped(self.old.model)), None, 0.0),
-            "one old block": self._one_block,
-            "random": self._random,
-            "stacked": self._stacked,
-            "scratch": self._scratch,
-        }
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model, only, spent = builders[name](seed)
-        stream = as_stream(model, **self.old.options)
-        frozen = frozen_but(model, only)
-        optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=self.lr)
-        cost = self._step_flops(stream)
-        budget = self._budget()
-        flops, losses = [spent], [self._held(model)]
-        steps = max(int((budget - spent) / cost), 0)
-        every = max(-(-steps // self.evaluations), 1)
-        done = 0
-        while done < steps:
-            now = min(every, steps - done)
-            fit_plainly(
-                stream,
-                self.train,
-                optimizer,
-                now,
-                batch_size=self.batch_size,
-                seed=seed * 1009 + done,
-                criterion=self.criterion,
-            )
-            done += now
-            flops.append(spent + done * cost)
-            losses.append(self._held(model))
-        for parameter in frozen:
-            parameter.requires_grad_()
-        return Arm(name, seed, tuple(flops), tuple(losses))
-
-    def _budget(self) -> float:
-        site = self.old.depth if self.after is None else self.after
-        grown = insert(self.old.model, site, share=True, **self.old.options)
-        return self.steps * self._step_flops(as_stream(grown, **self.old.options))
-
-    def _site(self, seed: int) -> int:
-        return self._jump(seed)[1]
-
-    def _held(self, model: nn.Module) -> float:
-        return mean_loss(model, self.valid, criterion=self.criterion, **self.old.options)
-
-    def _first_batch(self, stream: ResidualStream) -> Any:
-        return next(iter(Feed(self.train, stream, batch_size=self.batch_size)))
-
-    def _step_flops(self, stream: ResidualStream) -> float:
-        """FLOPs of one forward and backward pass, counted by torch."""
-        model = unwrapped(stream.model)
-        batch = self._first_batch(stream)
-        with FlopCounterMode(display=False) as counter:
-            output = stream.call(stream.arguments(batch, None))
-            logits = stream.prediction(output)
-            losses, counts = row_losses(stream, logits, batch, self.criterion, beside(output))
-            (losses.sum() / counts.sum()).backward()
-        model.zero_grad(set_to_none=True)
-        return float(counter.get_total_flops())
-
-    def _jump(self, seed: int) -> tuple[nn.Module, int, float]:
-        """The jumpboard, its site, and the FLOPs of scoring and of the line searches.
-
-        Counted from above: a pass costs a training step; each candidate block a forward pass of
-        one block and as much again for its gradient; each evaluation the blocks behind the site.
-        """
-        if seed not in self.jumps:
-            self.jumps[seed] = self._jumped(seed)
-        return self.jumps[seed]
-
-    def _jumped(self, seed: int) -> tuple[nn.Module, int, float]:
-        half, other = halves(
-            self.old, self.train, self.score_rows, batch_size=self.batch_size, seed=seed
-        )
-        sites = None if self.after is None else [self.after]
-        shared: dict[str, Any] = {"seed": seed, "criterion": self.criterion, "progress": False}
-        scored = score(self.old, half, at=sites, **shared)
-        tried = sorted(scored.sites, key=lambda site: -site.z)[:TRIES]
-        how: dict[str, Any] = {"scored": scored, "precondition": True, **shared}
-        jumps = [
-            jumpboard(self.old.model, half, other, after=site.after, **how, **self.old.options)
-            for site in tried
-        ]
-        jump = max(jumps, key=lambda j: j.margin_valid or 0.0)
-        grown = jump.model if jump.found else insert(self.old.model, jump.after, **self.old.options)
-        passes = len(half) * (1 + 2 * len(scored.sites) / self.old.depth / 3)
-        # Of each jumpboard: the features' covariance, the steps (of what lies behind the site), a
-        # batch norm's statistics, and the margin on the other half.
-        for j in jumps:
-            behind = (self.old.depth - j.after + 1) / (self.old.depth + 1)
-            passes += (len(half) * (2 + len(j.tried) * behind) + 2 * len(other)) / 3
-        return grown, jump.after, passes * self._step_flops(self.old)
-
-    def _grown(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
-        model, _, spent = self._jump(seed)
-        return copy.deepcopy(model), None, spent
-
-    def _grown_frozen(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
-        jumped, after, spent = self._jump(seed)
-        model = copy.deepcopy(jumped)
-        block = as_stream(model, **self.old.options).blocks[after]
-        return model, list(block.module.parameters()), spent
-
-    def _one_block(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
-        model = copy.deepcopy(unwrapped(self.old.model))
-        block = as_stream(model, **self.old.options).blocks[max(self._site(seed), 1) - 1]
-        return model, list(block.module.parameters()), 0.0
-
-    def _random(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
-        model = insert(self.old.model, self._site(seed), **self.old.options)
-        block = as_stream(model, **self.old.options).blocks[self._site(seed)]
-        initialise(unwrapped(self.old.model), block.module)
-        return model, None, 0.0
-
-    def _stacked(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
-        model = insert(self.old.model, self._site(seed), **self.old.options)
-        block = as_stream(model, **self.old.options).blocks[self._site(seed)]
-        shapes = {k: v.shape for k, v in block.module.state_dict().items()}
-        near = sorted(range(1, self.old.depth + 1), key=lambda d: abs(d - self._site(seed) - 0.4))
-        for depth in near:
-            state = self.old.blocks[depth - 1].module.state_dict()
-            if {k: v.shape for k, v in state.items()} == shapes:
-                block.module.load_state_dict(state)
-                return model, None, 0.0
-        raise _NotAllowedError(
-            f"no block has the shape of a new one after depth {self._site(seed)}; leave out "
-            "'stacked'"
-        )
-
-    def _scratch(self, seed: int) -> tuple[nn.Module, list[Any] | None, float]:
-        grown: Any = insert(self.old.model, self._site(seed), share=True, **self.old.options)
-        if not hasattr(grown, "config"):
-            raise _NotAllowedError(
-                f"{self.old.name} has no config to be built from; leave out 'scratch'"
-            )
-        fresh: Any = type(grown)(copy.deepcopy(grown.config))
-        return fresh.train(grown.training), None, 0.0

@@ -3,58 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
-from everydepth.errors import SettingError
+from everydepth.config import Config, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrowConfig:
+class GrowConfig(Config):
     """The settings of `grow`; resuming a run with others is an error.
-
-    steps: of training after each block. rounds, max_depth: when to stop at the latest.
-    lr, weight_decay: of AdamW, where `grow` is given no optimizer.
-    batch_size: of data that does not come in batches.
-    trains: "all" parameters, or the "new" block only.
-    precondition: whether the first step of a new block is divided by the features' covariance.
-    alpha: the chance of a false "deepen here" anywhere in the model.
-    confidence: of the held-out interval that must lie above zero.
-    score_rows: training rows to score sites by. tries: sites whose first step is compared.
-    patience: refusals in a row after which growing ends.
 
     >>> ed.growth.GrowConfig(steps=50, trains="new").patience
     2
     """
 
-    steps: int = 200
-    rounds: int | None = None
-    max_depth: int | None = None
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    batch_size: int = 32
-    trains: Literal["all", "new"] = "all"
-    precondition: bool = True
-    alpha: float = 0.05
-    confidence: float = 0.95
-    score_rows: int = 1024
-    tries: int = 3
-    patience: int = 2
-    seed: int = 0
+    title: ClassVar[str] = "Growing"
 
-    def __post_init__(self) -> None:
-        lowest = {"batch_size": 1, "score_rows": 1, "tries": 1, "patience": 1, "max_depth": 1}
-        for name, low in {**lowest, "steps": 0, "rounds": 0, "seed": 0}.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise SettingError(f"{name}={value}; use {low} or more")
-        if self.trains not in ("all", "new"):
-            raise SettingError(f"trains={self.trains!r}; use 'all' or 'new' (the new block only)")
-        if not 0.5 < self.confidence < 1:
-            raise SettingError(f"confidence={self.confidence}; use a share from 0.5 to below 1")
-        if not 0 < self.alpha < 1:
-            raise SettingError(f"alpha={self.alpha}; use a probability between 0 and 1")
-        if self.lr <= 0 or self.weight_decay < 0:
-            raise SettingError(
-                f"lr={self.lr}, weight_decay={self.weight_decay}; use a learning rate above 0 and a "
-                "decay of 0 or more"
-            )
+    steps: int = setting(200, least=0, help="Training steps after each block.")
+    rounds: int | None = setting(None, least=0, help="Blocks to try at most.")
+    max_depth: int | None = setting(None, least=1, help="Blocks of the result at most.")
+    lr: float = setting(1e-3, above=0, help="Learning rate of AdamW, if no optimizer is given.")
+    weight_decay: float = setting(0.0, least=0, help="Its weight decay.")
+    batch_size: int = setting(32, least=1, help="Rows a step, of data that is not in batches.")
+    trains: str = setting(
+        "all", choices=("all", "new"), help="all parameters, or those of the new block only."
+    )
+    precondition: bool = setting(
+        True, help="Divide the first step of a block by the covariance of its features."
+    )
+    alpha: float = setting(0.05, above=0, below=1, help="Chance of a false 'deepen here'.")
+    confidence: float = setting(
+        0.95, above=0.5, below=1, help="Of the held-out interval that must lie above zero."
+    )
+    score_rows: int = setting(1024, least=8, help="Training rows to score sites by.")
+    tries: int = setting(3, least=1, help="Sites whose first step is compared.")
+    patience: int = setting(2, least=1, help="Refusals in a row after which growing ends.")
+    seed: int = setting(0, least=0, help="Of new blocks and of the order of rows.")

@@ -22,6 +22,7 @@ from everydepth.growth.candidates import (
 from everydepth.growth.losses import mean_loss, row_losses
 from everydepth.growth.scoring import Score, score
 from everydepth.stream import (
+    Block,
     Criterion,
     Cursor,
     ResidualStream,
@@ -46,7 +47,7 @@ class Jumpboard:
     slope: what the loss would lose per unit of eta, to first order.
     """
 
-    model: nn.Module = field(repr=False)
+    stream: ResidualStream = field(repr=False)
     after: int
     eta: float
     slope: float
@@ -55,6 +56,10 @@ class Jumpboard:
     margin_valid: float | None
     tried: tuple[tuple[float, float], ...]
     preconditioned: bool
+
+    @property
+    def model(self) -> nn.Module:
+        return self.stream.model
 
     @property
     def found(self) -> bool:
@@ -133,20 +138,20 @@ def jumpboard(
                 line, scored.loss, slope, line.first_step(), armijo=armijo, most=evaluations
             )
             set_maps(tried, directions_used, eta)
-            grown = copy.deepcopy(tried.model) if eta else stream.model
+            grown = as_stream(copy.deepcopy(tried.model), **stream.options) if eta else stream
         finally:
             set_maps(tried, directions_used, 0.0)
     if eta:
-        _identify_norms(Candidate(site, as_stream(grown, **stream.options)), feed)
-        grown.train(unwrapped(stream.model).training)
+        _identify_norms(grown, grown.blocks[site], feed)
+        grown.model.train(unwrapped(stream.model).training)
     best = min([loss for step, loss in history if step == eta], default=scored.loss)
     held = None
     if valid is not None:
         settings = {"criterion": criterion, "batch_size": batch_size}
         before = mean_loss(stream, valid, **settings)
-        held = before - mean_loss(grown, valid, **settings, **stream.options) if eta else 0.0
+        held = before - mean_loss(grown, valid, **settings) if eta else 0.0
     return Jumpboard(
-        model=grown,
+        stream=grown,
         after=site,
         eta=eta,
         slope=slope,
@@ -156,6 +161,14 @@ def jumpboard(
         tried=tuple(history),
         preconditioned=precondition,
     )
+
+
+def best_jumpboard(
+    stream: ResidualStream, data: Any, other: Any, sites: Sequence[int], **settings: Any
+) -> tuple[Jumpboard, list[Jumpboard]]:
+    """Of one jumpboard a site the one that gains most on other data, and all of them."""
+    jumps = [jumpboard(stream, data, other, after=site, **settings) for site in sites]
+    return max(jumps, key=lambda jump: jump.margin_valid or 0.0), jumps
 
 
 def line_search(
@@ -298,8 +311,8 @@ def _preconditioned(
     inner = unwrapped(stream.model)
     with torch.no_grad(), evaluating(inner):
         for batch in feed:
-            states = stream.observe(batch, calls=True)
-            h, call = states.h[tried.after], states.calls[max(tried.after - 1, 0)]
+            cursor = stream.advance(stream.start(batch), tried.after)
+            call, h = cursor.calls[max(tried.after - 1, 0)], cursor.h
             for i, pair in enumerate(pairs(tried, call, h, torch.zeros_like(h))):
                 phi = pair.phi.flatten(0, 1).double()
                 if LinearMap(tried.maps[i]).has_bias:
@@ -325,13 +338,13 @@ def _preconditioned(
 
 
 @torch.no_grad()
-def _identify_norms(grown: Candidate, feed: Feed) -> None:
+def _identify_norms(stream: ResidualStream, block: Block, feed: Feed) -> None:
     """Give a batch norm behind a map the statistics of its input, and weights that undo them.
 
     In eval mode the norm stays the identity it was; in training mode, too, it now is one nearly,
     where statistics of 0 and 1 would have blown the step up to size one.
     """
-    watched = [(b.mixing, b.proj) for b in grown.block.branches if b.mixing is not None]
+    watched = [(b.mixing, b.proj) for b in block.branches if b.mixing is not None]
     if not watched:
         return
     sums: dict[nn.Module, list[Any]] = {mixing: [0.0, 0.0, 0] for mixing, _ in watched}
@@ -342,8 +355,7 @@ def _identify_norms(grown: Candidate, feed: Feed) -> None:
         entry[0], entry[1] = entry[0] + values.sum(1), entry[1] + values.square().sum(1)
         entry[2] += values.shape[1]
 
-    stream = grown.stream
-    with evaluating(grown.model), hooked(*(m.register_forward_hook(see) for m, _ in watched)):
+    with evaluating(stream.model), hooked(*(m.register_forward_hook(see) for m, _ in watched)):
         for batch in feed:
             stream.call(stream.arguments(batch, None))
     for mixing, proj in watched:

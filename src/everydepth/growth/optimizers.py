@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -93,31 +93,20 @@ def _cloned(value: Any) -> Any:
     return {k: _cloned(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-def frozen_but(model: nn.Module, parameters: Iterable[Tensor] | None) -> list[nn.Parameter]:
-    """Freeze all but these parameters (None: nothing); returns those that were frozen by it."""
-    if parameters is None:
-        return []
-    kept = {id(p) for p in parameters}
+@contextmanager
+def frozen_but(
+    model: nn.Module, parameters: Iterable[Tensor] | None
+) -> Generator[None, None, None]:
+    """Freeze all but these parameters (None: nothing) inside the context."""
+    kept = {id(p) for p in (model.parameters() if parameters is None else parameters)}
     frozen = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
     for parameter in frozen:
         parameter.requires_grad_(False)
-    return frozen
-
-
-def named_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
-    """The optimizer's state by parameter name, to be saved."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    return {names[id(p)]: dict(value) for p, value in optimizer.state.items()}
-
-
-@torch.no_grad()
-def load_named_state(optimizer: Optimizer, model: nn.Module, saved: dict[str, Any]) -> None:
-    for name, parameter in model.named_parameters():
-        if name in saved:
-            optimizer.state[parameter] = {
-                key: value.clone() if isinstance(value, Tensor) else value
-                for key, value in saved[name].items()
-            }
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_()
 
 
 def twin(optimizer: Optimizer, model: nn.Module, copied: nn.Module) -> Optimizer:

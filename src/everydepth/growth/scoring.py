@@ -332,11 +332,11 @@ def differentiable(model: nn.Module) -> Generator[None, None, None]:
 def _checked_sites(stream: ResidualStream, at: Sequence[int] | None) -> tuple[int, ...]:
     legal = sites(stream)
     if not legal:
-        insert(stream.model, 0, **stream.options)  # raises, with the reason of this family
+        insert(stream, 0)  # raises, with the reason of this family
         raise UnsupportedModelError(f"no block can be inserted into {stream.name}")
     for after in at or ():
         if stream.check_depth(after) not in legal:
-            insert(stream.model, after, **stream.options)
+            insert(stream, after)
     return legal if at is None else tuple(at)
 
 

@@ -1,16 +1,18 @@
-"""Plain training of a model that was grown: the loop of `fit`, with an optimizer that was carried."""
+"""Plain training of a grown model, by `fit`, and the data that growing goes through many times."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from everydepth.data import Rows, batches
+from everydepth.data.feeding import Feed
 from everydepth.objectives import end_to_end
 from everydepth.runs.callback import Callback
 from everydepth.runs.together import several
@@ -32,7 +34,7 @@ def train_plainly(
     *,
     batch_size: int,
     seed: int,
-    criterion: Criterion | None,
+    criterion: Criterion | None = None,
     run: Path | None = None,
     about: dict[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -44,7 +46,7 @@ def train_plainly(
     model = unwrapped(stream.model)
     before = model.training
     fit(
-        EveryDepth(model, end_to_end(), criterion=criterion, **stream.options),
+        EveryDepth(stream, end_to_end(), criterion=criterion),
         data,
         steps=steps,
         batch_size=batch_size,
@@ -69,3 +71,25 @@ def _agree(model: nn.Module) -> None:
     """Statistics of batch norms are those of the first process; parameters are the same already."""
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)
+
+
+def repeatable(data: Any, stream: ResidualStream, batch_size: int) -> Any:
+    """Rows as they are; anything else as a list of batches."""
+    return data if isinstance(data, Rows) else list(Feed(data, stream, batch_size=batch_size))
+
+
+def halves(
+    stream: ResidualStream, train: Any, rows: int, *, batch_size: int, seed: int
+) -> tuple[list[Any], list[Any]]:
+    """Batches of training rows for the direction and the step, and others to rank sites by."""
+    found: list[Any] = []
+    seen = 0
+    order = train
+    if isinstance(order, Rows):
+        order = cast(Any, batches(order, batch_size, shuffle=True, seed=seed))
+    for batch in Feed(order, stream, batch_size=batch_size):
+        found.append(batch)
+        seen += stream.rows(batch)
+        if seen >= rows:
+            break
+    return (found[::2], found[1::2]) if len(found) > 1 else (found, found)

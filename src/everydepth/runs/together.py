@@ -16,6 +16,15 @@ def several() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def on_cpus() -> bool:
+    """Whether the processes work on CPUs, which accelerate must be told; torchrun does not."""
+    import torch
+    from accelerate.utils import parse_flag_from_env
+
+    asked = parse_flag_from_env("ACCELERATE_USE_CPU")
+    return asked or (several() and not torch.accelerator.is_available())
+
+
 def is_main() -> bool:
     """Whether this is the process that writes and speaks."""
     return int(os.environ.get("RANK", "0")) == 0
@@ -47,6 +56,5 @@ def on_main(action: Callable[[], T]) -> T:
 
 def _state() -> Any:
     from accelerate import PartialState
-    from accelerate.utils import parse_flag_from_env
 
-    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+    return PartialState(cpu=on_cpus())

@@ -17,6 +17,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 
 from everydepth.errors import EveryDepthError, SettingError
+from everydepth.runs.together import on_cpus
 from everydepth.training.module import EveryDepth
 
 T = TypeVar("T")
@@ -29,6 +30,7 @@ def accelerator_for(
     # A separate head may have no part in a step, and DDP must know that beforehand.
     partial = bool(net.heads)
     accelerator = Accelerator(
+        cpu=on_cpus(),
         log_with=cast(Any, trackers or None),
         project_dir=None if run is None else str(run),
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=partial)],

@@ -51,9 +51,9 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     import torch
 
     from everydepth.growth import grow, guarantee, jumpboard, score
-    from everydepth.growth.fitting import fit_plainly
     from everydepth.growth.losses import mean_loss
-    from everydepth.stream import as_stream
+    from everydepth.objectives import end_to_end
+    from everydepth.training import EveryDepth, fit
 
     rows = images(settings["data"], "train", settings["rows"], settings["pool"])
     third = images(settings["data"], "test", settings["test_rows"], settings["pool"])
@@ -62,7 +62,10 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     _, channels, side, _ = rows.pixel_values.shape
     model = build(settings["kind"], side, channels, len(rows.classes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings["lr"])
-    fit_plainly(as_stream(model), train, optimizer, settings["steps"], batch_size=64, seed=seed)
+    fit(
+        EveryDepth(model, end_to_end()), train, steps=settings["steps"], batch_size=64, seed=seed,
+        optimizer=optimizer, schedule="constant", progress=False,
+    )  # fmt: skip
     model.eval()
     found = score(model, train, batch_size=128, progress=False)
     sites: list[dict[str, Any]] = []
