@@ -38,7 +38,7 @@ def main() -> None:
                 parts.train,
                 parts.test,
                 steps=asked.steps,
-                seeds=range(asked.seeds),
+                seeds=tuple(range(asked.seeds)),
                 lr=lr,
                 batch_size=64,
                 run=None if asked.runs is None else asked.runs / f"{data}-{kind}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -91,6 +91,13 @@ class Config:
         if missing:
             raise SettingError(f"{what} needs {missing[0]}=; it has {', '.join(hints_of(cls))}")
         return cls(**{name: cls._checked(name, value) for name, value in values.items()})
+
+
+def with_settings(config: T, settings: Mapping[str, Any]) -> tuple[T, dict[str, Any]]:
+    """The config with those settings that are fields of it, and the other settings."""
+    kind = type(config)
+    own = {k: kind._checked(k, v) for k, v in settings.items() if k in hints_of(kind)}  # pyright: ignore[reportPrivateUsage]
+    return replace(config, **own), {k: v for k, v in settings.items() if k not in own}
 
 
 @cache

@@ -199,13 +199,13 @@ def test_growth_stops_at_a_depth_and_says_why() -> None:
 def test_bad_settings_say_what_is_allowed() -> None:
     model, data = mlp(), points(mlp(), 16)
     for wrong, said in (
-        ({"trains": "head"}, "use 'all' or 'new'"),
-        ({"steps": -1}, "steps=-1; use 0 or more"),
-        ({"tries": 0}, "tries=0; use 1 or more"),
-        ({"rounds": -1}, "rounds=-1; use 0 or more"),
-        ({"alpha": 1.0}, "alpha=1.0; use a probability"),
-        ({"lr": 0.0}, "use a learning rate above 0"),
-        ({"confidence": 0.2}, "confidence=0.2"),
+        ({"trains": "head"}, "trains='head'; use one of all, new"),
+        ({"steps": -1}, "steps=-1; use a whole number of 0 or more"),
+        ({"tries": 0}, "tries=0; use a whole number of 1 or more"),
+        ({"rounds": -1}, "rounds=-1; use a whole number of 0 or more"),
+        ({"confidence": 0.2}, "confidence=0.2; use a number above 0.5, to below 1"),
+        ({"alpha": 1.0}, "alpha=1.0; use a number above 0, to below 1"),
+        ({"lr": 0.0}, "lr=0.0; use a number above 0"),
         ({"resume": True}, "resume=True without run="),
     ):
         with pytest.raises(SettingError, match=said):

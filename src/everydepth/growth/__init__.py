@@ -8,6 +8,7 @@ deep...
 """
 
 from everydepth.growth import scaling
+from everydepth.growth.arms import CompareConfig
 from everydepth.growth.comparing import Comparison, compare
 from everydepth.growth.config import GrowConfig
 from everydepth.growth.guarantees import Guarantee, guarantee
@@ -19,6 +20,7 @@ from everydepth.growth.rounds import Grown, Round
 from everydepth.growth.scoring import Score, SiteScore, score
 
 __all__ = [
+    "CompareConfig",
     "Comparison",
     "GrowConfig",
     "Grown",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from rich.table import Table
 from torch import nn
 
+from everydepth.config import with_settings
 from everydepth.growth.arms import ARMS, Arm, Arms, CompareConfig, NotAllowedError
 from everydepth.runs import Run
 from everydepth.runs.sweep import sweep
@@ -163,9 +164,8 @@ def compare(
     >>> len({arm.name for arm in found.arms}) > 3  # each way to spend the same FLOPs
     True
     """
-    own = {one.name for one in fields(CompareConfig)} & settings.keys()
-    config = replace(config or CompareConfig(), **{name: settings.pop(name) for name in own})
-    arms = Arms(as_stream(model, **settings), train, valid, config, criterion)
+    config, options = with_settings(config or CompareConfig(), settings)
+    arms = Arms(as_stream(model, **options), train, valid, config, criterion)
     names = ARMS if config.arms is None else config.arms
     cells = [{"arm": name, "seed": seed} for seed in config.seeds for name in names]
 

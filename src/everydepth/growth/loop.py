@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from everydepth.config import with_settings
 from everydepth.errors import SettingError
 from everydepth.files import remove_folder
 from everydepth.growth.config import GrowConfig
@@ -69,11 +70,10 @@ def grow(
     >>> ed.as_stream(grown.model).depth in (3, 4)  # deeper only if `valid` says it helps
     True
     """
-    own = {field.name for field in fields(GrowConfig)} & settings.keys()
-    config = replace(config or GrowConfig(), **{name: settings.pop(name) for name in own})
+    config, options = with_settings(config or GrowConfig(), settings)
     if resume and run is None:
         raise SettingError("resume=True without run=; give the directory of the run to continue")
-    first = as_stream(model, **settings)
+    first = as_stream(model, **options)
     growth = _Growth(config, first, train, valid, optimizer, fit, criterion, progress)
     growth.open(run, resume)
     stopped = growth.go()
