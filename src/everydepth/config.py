@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -93,13 +93,6 @@ class Config:
         return cls(**{name: cls._checked(name, value) for name, value in values.items()})
 
 
-def with_settings(config: T, settings: Mapping[str, Any]) -> tuple[T, dict[str, Any]]:
-    """The config with those settings that are fields of it, and the other settings."""
-    kind = type(config)
-    own = {k: kind._checked(k, v) for k, v in settings.items() if k in hints_of(kind)}  # pyright: ignore[reportPrivateUsage]
-    return replace(config, **own), {k: v for k, v in settings.items() if k not in own}
-
-
 @cache
 def hints_of(config: type[Config]) -> dict[str, Any]:
     """The type of each field, by name."""
@@ -142,6 +135,14 @@ def filled(values: Mapping[str, Any], what: str, *into: Config | type[Config]) -
         given = {name: value for name, value in values.items() if name in hints_of(kind)}
         found.append(kind.of({**before, **given}, what))
     return found
+
+
+def parted(values: Mapping[str, Any], what: str, config: T | type[T]) -> tuple[T, dict[str, Any]]:
+    """A config with those settings that it knows, as `filled`, and the other settings."""
+    kind = config if isinstance(config, type) else type(config)
+    own = {name: value for name, value in values.items() if name in hints_of(kind)}
+    (made,) = filled(own, what, config)
+    return made, {name: value for name, value in values.items() if name not in own}
 
 
 def plain(value: Any) -> Any:

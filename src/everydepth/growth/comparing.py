@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 from torch import nn
 
-from everydepth.config import with_settings
+from everydepth.config import parted
 from everydepth.growth.arms import ARMS, Arm, Arms, CompareConfig, NotAllowedError
 from everydepth.runs import Run
 from everydepth.runs.sweep import sweep
@@ -164,7 +164,7 @@ def compare(
     >>> len({arm.name for arm in found.arms}) > 3  # each way to spend the same FLOPs
     True
     """
-    config, options = with_settings(config or CompareConfig(), settings)
+    config, options = parted(settings, "compare", config or CompareConfig)
     arms = Arms(as_stream(model, **options), train, valid, config, criterion)
     names = ARMS if config.arms is None else config.arms
     cells = [{"arm": name, "seed": seed} for seed in config.seeds for name in names]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from everydepth.config import with_settings
+from everydepth.config import parted, plain
 from everydepth.errors import SettingError
 from everydepth.files import remove_folder
 from everydepth.growth.config import GrowConfig
@@ -70,7 +69,7 @@ def grow(
     >>> ed.as_stream(grown.model).depth in (3, 4)  # deeper only if `valid` says it helps
     True
     """
-    config, options = with_settings(config or GrowConfig(), settings)
+    config, options = parted(settings, "grow", config or GrowConfig)
     if resume and run is None:
         raise SettingError("resume=True without run=; give the directory of the run to continue")
     first = as_stream(model, **options)
@@ -120,7 +119,7 @@ class _Growth:
         if path is None:
             return
         about = {"name": self.stream.name, "depth": self.start_depth}
-        config = {**asdict(self.config), "model": about}
+        config = {**plain(self.config), "model": about}
         opened = Run.resumed if resume else Run.create
         self.run = on_main(lambda: opened(path, config, kind="grow"))
         if self.run.latest() is not None:
