@@ -41,8 +41,7 @@ def main() -> None:
     found = ed.audit(models, data, folds=fold)
 
     print(f"about {found.noise:.1%} of {len(data)} labels are wrong (we made it 8 %)")
-    for row in found.table(top=8):
-        print(f"row {row['row']:4}: {row['label']}, or rather {row['guess']}? {row['score']:.2f}")
+    print(found.table(top=8))
     suspects = found.suspects(0.5)
     right = len(set(suspects.tolist()) & set(noise.flipped.tolist()))
     print(f"{len(suspects)} suspects, {right} of them among the {len(noise.flipped)} we flipped")

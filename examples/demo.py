@@ -79,10 +79,10 @@ def main() -> None:
 
     console.rule("using it")
     profile = ed.profile(model, test, repeats=5)
-    profile.save(RUNS / "lpa" / "profile.json")
+    profile.save(RUNS / "lpa" / "profile")
     policy = ed.calibrate(model, load_digits("valid"), risk=0.05)
     exits = ed.evaluate(model, test, policy)
-    (RUNS / "lpa" / "exits.json").write_text(exits.to_json())
+    exits.save(RUNS / "lpa" / "exits")
     depth = profile.choose(max_drop=0.01)
     ed.export(model, RUNS / "small", depth=depth, profile=profile, overwrite=True)
     page = ed.report({name: RUNS / name.lower() for name in traces}, RUNS / "report.html")
@@ -96,7 +96,7 @@ def main() -> None:
         table.add_column(column, justify="right")
     for d in range(1, CONFIG.num_hidden_layers + 1):
         shares = (f"{values[d]:.1%}" for values in accuracy.values())
-        table.add_row(str(d), f"{profile[d].parameters:,}", *shares)
+        table.add_row(str(d), f"{profile.at(d).parameters:,}", *shares)
     console.print(table)
     half, last = CONFIG.num_hidden_layers // 2, CONFIG.num_hidden_layers
     e2e, lpa = accuracy["end-to-end"], accuracy["LPA"]

@@ -36,7 +36,7 @@ def main() -> None:
     digits = load_digits("test")
     profile = ed.profile(model, digits, repeats=5)
     console.print(profile.table())
-    depth = profile.choose(bytes=profile[4].checkpoint_bytes)
+    depth = profile.choose(bytes=profile.at(4).checkpoint_bytes)
     console.print(f"depth {depth} is the best within the bytes of four blocks")
     batch = digits.batch(range(8))
     with tempfile.TemporaryDirectory() as name:

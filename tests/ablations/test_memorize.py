@@ -38,8 +38,8 @@ def test_memorization_is_the_share_of_flipped_samples_predicted_as_their_wrong_l
     assert found.train_accuracy == pytest.approx(float((guess == labels).float().mean()))
     assert found.test_accuracy == pytest.approx(float((guess == data.labels).float().mean()))
     assert found.recovered == pytest.approx(float((guess == data.labels)[:6].float().mean()))
-    assert found.by_depth[-1] == found.memorization
-    assert len(found.by_depth) == 5
+    assert found["by_depth"][-1] == found.memorization
+    assert len(found["by_depth"]) == 5
     assert not found.reached
     assert "100 % not reached" in str(found)
     as_rows = ed.memorization(model, replace(data, labels=labels), flipped=[0, 1, 2, 3, 4, 5])
@@ -188,7 +188,8 @@ def test_an_audit_finds_the_flipped_labels(audited: Any) -> None:
     blobs, found, _, _ = audited
     assert found.calibrated
     assert blobs.precision(found.score) > 0.8  # 0.15 by chance
-    assert found.table(3)[0]["score"] >= found.table(3)[2]["score"]
+    first, _, third = found.table(top=3).column("score")
+    assert first >= third
     assert set(found.suspects(0.5)) <= set(range(400))
 
 

@@ -113,14 +113,14 @@ def test_the_sweep_leaves_the_model_as_it_was() -> None:
 def test_an_ablation_is_the_same_after_saving_and_loading(tmp_path: Path) -> None:
     model, batch = labelled("ViT")
     found = ed.ablate(model, batch, layers=(2, 4), c=(0.0, 1.0))
-    found.save(tmp_path / "ablation.json")
-    again = Ablation.load(tmp_path / "ablation.json")
+    again = Ablation.load(found.save(tmp_path / "ablation"))
     assert again.layers == found.layers
     assert again.c == found.c
     for metric in found.metrics:
         np.testing.assert_array_equal(again[metric], found[metric])
-    assert "layer 4" in found.table()
-    json.loads((tmp_path / "ablation.json").read_text())
+    assert found.table("accuracy").column("layer") == [2, 4]
+    assert found.table("accuracy").headings == ("layer", "c=0", "c=1")
+    json.dumps(found.to_json())
 
 
 def test_detection_reports_margin_and_agreement_only() -> None:
@@ -144,7 +144,7 @@ def test_bad_settings_of_a_sweep_are_named() -> None:
     clip, pair = ENTRIES["CLIPVision"].make()
     with pytest.raises(SettingError, match="gives embeddings"):
         ed.ablate(clip, pair)
-    with pytest.raises(SettingError, match="metric 'speed', but there are"):
+    with pytest.raises(SettingError, match="this ablation has no 'speed'; it has"):
         ed.ablate(model, batch, layers=1, c=0.0)["speed"]
 
 
@@ -217,8 +217,8 @@ def test_a_broken_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["loss"], whole["loss"])
     with pytest.raises(RunError, match="started with other settings"):
         ed.ablate(small, data, c=(0.5,), train=again, run=tmp_path / "run")
-    saved = ed.Run.open(tmp_path / "run").results()["ablation"]
-    np.testing.assert_array_equal(Ablation.from_json(saved)["loss"], found["loss"])
+    saved = Ablation.load(tmp_path / "run" / "ablation")
+    np.testing.assert_array_equal(saved["loss"], found["loss"])
 
 
 def test_cells_report_memorization_and_whether_all_was_fitted() -> None:

@@ -170,14 +170,13 @@ def test_a_config_may_name_a_data_set(tmp_path: Path) -> None:
     assert item_at(tmp_path / "run").data == "digits"
 
 
-def test_a_profile_of_a_stranger_is_shown_only_if_it_is_numbers(seen: Path) -> None:
+def test_a_saved_profile_is_shown_unless_it_is_of_another_model(seen: Path) -> None:
     desk = Desk(item_at(seen))
-    desk.profile.save(seen / "profile.json")
-    assert Desk(item_at(seen)).profile == desk.profile
-    content = json.loads((seen / "profile.json").read_text())
-    content["depths"][0]["parameters"] = "<script>"
-    (seen / "profile.json").write_text(json.dumps(content))
-    assert all(isinstance(d.parameters, int) for d in Desk(item_at(seen)).profile.depths)
+    desk.profile.save(seen / "profile")
+    assert Desk(item_at(seen)).profile.depths == desk.profile.depths
+    changed = desk.profile.with_about(model="<script>", samples=12345)
+    changed.save(seen / "profile")
+    assert Desk(item_at(seen)).profile.samples != 12345
 
 
 # -- the shelf -------------------------------------------------------------------------------------

@@ -94,10 +94,10 @@ def test_the_tower_shows_every_depth_the_dial_the_exit_and_where_it_settles() ->
 def test_the_tiles_are_the_profile_of_the_depth(desk: vision.Desk) -> None:
     found = desk.profile
     shown = vision.tiles(found, 2, judged=True)
-    assert f"<strong>{found[2].quality:.1%}</strong>" in shown
-    assert f"<strong>{found[2].parameters:,}</strong>" in shown
-    assert f"{found[2].latency.median:.2f} ms" in shown
-    assert f"{found[2].checkpoint_bytes / 1000:.3g} kB" in shown
+    assert f"<strong>{found.at(2).quality:.1%}</strong>" in shown
+    assert f"<strong>{found.at(2).parameters:,}</strong>" in shown
+    assert f"{found.at(2).latency.median:.2f} ms" in shown
+    assert f"{found.at(2).checkpoint_bytes / 1000:.3g} kB" in shown
     assert "not known" in vision.tiles(found, 2, judged=False)
 
 

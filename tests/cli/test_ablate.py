@@ -9,10 +9,9 @@ import torch
 import transformers as hf
 from typer.testing import CliRunner
 
-from everydepth.ablations import Ablation
+from everydepth.ablations import Ablation, Audit
 from everydepth.cli.main import build_app
 from everydepth.errors import DepthError, SettingError
-from everydepth.runs import Run
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +45,14 @@ def test_ablate_prints_tables_and_writes_a_run_that_can_be_reported(
     shown = run(
         "ablate", model, "--data", "digits", "--max-samples", "40", "--c", "0,1", "-o", str(out)
     )
-    assert "accuracy" in shown
-    assert "layer 2" in shown
-    found = Ablation.from_json(Run.open(out).results()["ablation"])
+    assert "Accuracy" in shown
+    assert "c=0" in shown
+    found = Ablation.load(out / "ablation")
     assert found.layers == (1, 2)
     assert found.samples == 40
     page = tmp_path / "page.html"
     run("report", str(out), "-o", str(page))
-    assert "Accuracy without skips" in page.read_text()
+    assert "after the skip of one layer was multiplied" in page.read_text()
 
 
 def test_audit_shows_the_rows_to_review(model: str, tmp_path: Path) -> None:
@@ -61,10 +60,10 @@ def test_audit_shows_the_rows_to_review(model: str, tmp_path: Path) -> None:
     common = ("--data", "digits", "--max-samples", "60", "--top", "5")
     shown = run("audit", model, *common, "--held-out", "-o", str(out))
     assert "estimated share of wrong labels" in shown
-    assert Run.open(out).results()["audit"]["calibrated"]
+    assert Audit.load(out / "audit").calibrated
     page = tmp_path / "page.html"
     run("report", str(out), "-o", str(page))
-    assert "Labels to look at" in page.read_text()
+    assert "Labels to review first" in page.read_text()
     assert "not calibrated" in run("audit", model, *common)
 
 

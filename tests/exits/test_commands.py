@@ -47,7 +47,7 @@ def test_profile_prints_every_depth_writes_json_and_figure_and_chooses(
     result = run("profile", str(folder), "--data", "digits", "--out", str(out), *budget)
     assert result.exit_code == 0, result.output
     assert "depth 1 fits the budget" in result.output
-    found = Profile.load(out / "profile.json")
+    found = Profile.load(out / "profile")
     assert (found.metric, found.samples, len(found.depths)) == ("accuracy", 20, 3)
     assert (out / "profile.png").read_bytes().startswith(b"\x89PNG")
 

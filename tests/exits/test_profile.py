@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def made_up(metric: str = "accuracy", quality: tuple[float, ...] = (0.5, 0.8, 0.
         )
         for k, q in enumerate(quality, start=1)
     )
-    return Profile(model="Net", metric=metric, batch_size=8, samples=50, depths=depths)
+    return Profile.of(depths, metric=metric, batch_size=8, model="Net", samples=50)
 
 
 def test_accuracy_per_depth_is_that_of_the_cut_model() -> None:
@@ -42,7 +43,7 @@ def test_accuracy_per_depth_is_that_of_the_cut_model() -> None:
     for k in range(1, 5):
         with torch.no_grad():
             expected = (at_depth(model, k)(**batch).logits.argmax(-1) == labels).double().mean()
-        assert found[k].quality == pytest.approx(float(expected))
+        assert found.at(k).quality == pytest.approx(float(expected))
 
 
 def test_perplexity_per_depth_is_that_of_the_models_own_loss() -> None:
@@ -53,7 +54,7 @@ def test_perplexity_per_depth_is_that_of_the_models_own_loss() -> None:
     for k in range(1, 5):
         with torch.no_grad():
             loss = float(at_depth(model, k)(**batch, labels=labels).loss)
-        assert found[k].quality == pytest.approx(math.exp(loss), rel=1e-4)
+        assert found.at(k).quality == pytest.approx(math.exp(loss), rel=1e-4)
 
 
 def test_other_tasks_are_measured_by_their_own_error() -> None:
@@ -62,11 +63,11 @@ def test_other_tasks_are_measured_by_their_own_error() -> None:
     found = profile(model, batch | {"labels": labels}, repeats=1, progress=False)
     with torch.no_grad():
         expected = float((model(**batch).logits - labels).square().mean())
-    assert (found.metric, found[6].quality) == ("mse", pytest.approx(expected))
+    assert (found.metric, found.at(6).quality) == ("mse", pytest.approx(expected))
     model, batch = ENTRIES["CLIPVision"].make()
     found = profile(model, batch, repeats=1, progress=False)
-    assert (found.metric, found[4].quality) == ("error", 0)
-    assert found[1].quality > 0
+    assert (found.metric, found.at(4).quality) == ("error", 0)
+    assert found.at(1).quality > 0
 
 
 def test_sizes_are_those_of_the_saved_model(tmp_path: Path) -> None:
@@ -78,8 +79,8 @@ def test_sizes_are_those_of_the_saved_model(tmp_path: Path) -> None:
             small.save_pretrained(tmp_path / name / str(k))
             file = tmp_path / name / str(k) / "model.safetensors"
             header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
-            assert found[k].checkpoint_bytes == file.stat().st_size - header
-            assert found[k].parameters == sum(p.numel() for p in small.parameters())
+            assert found.at(k).checkpoint_bytes == file.stat().st_size - header
+            assert found.at(k).parameters == sum(p.numel() for p in small.parameters())
 
 
 def test_flops_grow_by_one_block_a_depth() -> None:
@@ -104,18 +105,32 @@ def test_peak_memory_counts_what_is_alive_at_once() -> None:
     assert found == weights + 4 * 2 * 100 * 256
 
 
-def test_latencies_are_ordered_and_a_profile_survives_json(tmp_path: Path) -> None:
+def test_latencies_are_ordered_and_a_profile_survives_its_folder(tmp_path: Path) -> None:
     model, batch = ENTRIES["ViT"].make()
     found = profile(model, batch, batch_size=4, repeats=3, progress=False)
     for depth in found.depths:
         assert 0 < depth.latency.low <= depth.latency.median <= depth.latency.high
-    found.save(tmp_path / "profile.json")
-    assert Profile.load(tmp_path / "profile.json") == found
-    assert found.table().row_count == 4
-    assert found.markdown().count("\n") == 5
-    (tmp_path / "profile.json").write_text("{}")
+    again = Profile.load(found.save(tmp_path / "profile"))
+    assert (again.depths, again.metric, again.pareto()) == (
+        found.depths,
+        found.metric,
+        found.pareto(),
+    )
+    assert found.table().column("depth") == [1, 2, 3, 4]
+    assert found.table().markdown().count("\n") == 5
+
+
+def test_a_profile_that_was_one_json_file_still_loads(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    made = made_up()
+    rows = [asdict(depth) for depth in made.depths]
+    facts = {"model": "Net", "metric": "accuracy", "batch_size": 8, "samples": 50}
+    file.write_text(json.dumps({"format": 1, **facts, "depths": rows}))
+    found = Profile.load(file)
+    assert (found.depths, found.model, found.samples) == (made.depths, "Net", 50)
+    file.write_text("{}")
     with pytest.raises(DataError, match=r"not a profile written by Profile.save"):
-        Profile.load(tmp_path / "profile.json")
+        Profile.load(file)
 
 
 def test_the_profiled_model_is_left_as_it_was() -> None:
@@ -166,12 +181,13 @@ def test_the_pareto_front_leaves_out_depths_that_are_beaten() -> None:
     assert made_up("mse", (1.0, 2.0, 1.0, 0.5)).pareto() == [1, 4]
 
 
-def test_the_figure_shows_every_depth_once_in_each_panel() -> None:
-    latency, size = made_up().figure().axes
-    for axes in (latency, size):
-        assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4"]
-        assert sum(len(points.get_offsets()) for points in axes.collections[-2:]) == 4
-    assert latency.get_ylabel() == "accuracy"
+def test_the_figure_of_quality_against_time_shows_every_depth_once() -> None:
+    (axes,) = made_up().plot("tradeoff").axes
+    assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4"]
+    assert axes.get_ylabel().startswith("accuracy")
+    assert "time of a batch of 8" in axes.get_xlabel()
+    (line,) = (line for line in axes.lines if len(line.get_xdata()) == 3)  # the unbeaten
+    assert list(line.get_xdata()) == [10, 20, 40]
 
 
 def test_bad_input_is_refused() -> None:
@@ -181,5 +197,5 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(BatchError, match="the data has no batches"):
         profile(model, [])
     with pytest.raises(SettingError, match="depth 5, but this profile has depths 1 to 4"):
-        made_up()[5]
-    assert replace(made_up(), metric="mse").drop(1) == pytest.approx(-0.4)
+        made_up().at(5)
+    assert made_up("mse").drop(1) == pytest.approx(-0.4)

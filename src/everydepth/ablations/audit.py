@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,16 @@ from everydepth.ablations.result import Floats
 from everydepth.ablations.signals import Trajectories, columns, trajectories
 from everydepth.data.feeding import Feed, Source
 from everydepth.errors import DataError, SettingError
+from everydepth.results import Result, Results, Table, curve, named, provenance, rows
 from everydepth.stream import ResidualStream, as_stream
 
 FEWEST = 2  # samples a class needs to be cut into folds
 ROUNDS = 3  # of telling wrong labels from given ones
+MOST_SHOWN = 100  # rows of the list to review
 TAIL = 0.2  # share of wrong labels from which the noise may be read off; fewer would be chance
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Audit:
+class Audit(Results, kind="audit"):
     """One row a sample, in the order of the data.
 
     score: how likely the label is wrong. Where `calibrated`, it is an estimated probability, and
@@ -35,18 +35,44 @@ class Audit:
     >>> found = ed.audit(model, noisy, progress=False)
     >>> found.order[:60].shape  # the 60 rows to look at first
     (60,)
-    >>> sorted(found.table(top=1)[0])
-    ['guess', 'label', 'margin', 'prediction_depth', 'row', 'saturation', 'score']
+    >>> found.table(top=1).headings
+    ('row', 'score', 'label', 'guess', 'prediction_depth', 'saturation', 'margin')
     """
 
-    score: Floats
-    labels: NDArray[np.int64]
-    guess: NDArray[np.int64]
-    calibrated: bool
-    noise: float | None
-    signals: Mapping[str, Floats]
-    note: str
-    depth: int
+    @property
+    def score(self) -> Floats:
+        """How likely each label is wrong."""
+        return self["score"]
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The given labels."""
+        return self.result("score").arrays["label"]
+
+    @property
+    def guess(self) -> NDArray[np.int64]:
+        """What the depths together would say."""
+        return self.result("score").arrays["guess"]
+
+    @property
+    def signals(self) -> Mapping[str, Floats]:
+        """By name, what the score was made of."""
+        return self.result("signals").arrays
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the score is a probability."""
+        return bool(self.about["calibrated"])
+
+    @property
+    def noise(self) -> float | None:
+        """The estimated share of wrong labels; None where the score is not calibrated."""
+        return self.about["noise"]
+
+    @property
+    def note(self) -> str:
+        """How the score came about."""
+        return str(self.result("score").note)
 
     @property
     def order(self) -> NDArray[np.int64]:
@@ -62,36 +88,33 @@ class Audit:
             )
         return self.order[self.score[self.order] > threshold]
 
-    def table(self, top: int = 20, classes: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """The rows to review first."""
+    def table(
+        self, name: str | None = None, *, top: int = 20, classes: Sequence[str] | None = None
+    ) -> Table:
+        """The rows to review first, or the table of one measurement."""
+        if name is not None:
+            return super().table(name)
         names = [str(k) for k in range(int(max(self.labels.max(), self.guess.max())) + 1)]
         names = names if classes is None else list(classes)
-        return [
-            {
-                "row": int(row),
-                "score": float(self.score[row]),
-                "label": names[self.labels[row]],
-                "guess": names[self.guess[row]],
-                "prediction_depth": int(self.signals["prediction_depth"][row]),
-                "saturation": int(self.signals["saturation"][row]),
-                "margin": float(self.signals["last_margin"][row]),
-            }
+        rows = tuple(
+            (
+                int(row),
+                float(self.score[row]),
+                names[self.labels[row]],
+                names[self.guess[row]],
+                int(self.signals["prediction_depth"][row]),
+                int(self.signals["saturation"][row]),
+                float(self.signals["last_margin"][row]),
+            )
             for row in self.order[:top]
-        ]
-
-    def to_json(self, top: int = 100) -> dict[str, Any]:
-        counts, edges = np.histogram(self.score, bins=20)
-        return {
-            "samples": len(self.score),
-            "calibrated": self.calibrated,
-            "noise": self.noise,
-            "note": self.note,
-            "top": self.table(top),
-            "prediction_depth": np.bincount(
-                self.signals["prediction_depth"].astype(int), minlength=self.depth + 2
-            ).tolist(),
-            "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
-        }
+        )
+        wrong = (
+            () if self.noise is None else (f"estimated share of wrong labels: {self.noise:.1%}",)
+        )
+        heads = ("row", "score", "label", "guess", "prediction_depth", "saturation", "margin")
+        return Table(
+            headings=heads, rows=rows, title="Labels to review first", notes=(*wrong, self.note)
+        )
 
 
 def folds(labels: Tensor | Sequence[int], count: int = 5, seed: int = 0) -> Int[Tensor, " rows"]:
@@ -166,15 +189,70 @@ def audit(
         )
     together = found.logits[:, 1:].log_softmax(-1).mean(1)
     last = found.logits.shape[1] - 1
-    return Audit(
-        score=score,
-        labels=found.labels.numpy(),
-        guess=together.argmax(-1).numpy(),
+    signals = {**signals, "last_margin": signals[f"margin_{last}"]}
+    about = provenance(
+        depth=last,
+        samples=len(score),
+        task="classification",
         calibrated=calibrated,
         noise=noise,
-        signals={**signals, "last_margin": signals[f"margin_{last}"]},
-        note=note,
-        depth=last,
+    )
+    labels, guess = found.labels.numpy(), together.argmax(-1).numpy()
+    return Audit(
+        results=named(*_measurements(score, labels, guess, signals, last, note)), about=about
+    )
+
+
+def _measurements(
+    score: Floats,
+    labels: NDArray[np.int64],
+    guess: NDArray[np.int64],
+    signals: Mapping[str, Floats],
+    last: int,
+    note: str,
+) -> tuple[Result, ...]:
+    first = np.argsort(-score, kind="stable")[:MOST_SHOWN]
+    learned = signals["prediction_depth"].astype(int)
+    return (
+        rows(
+            "suspects",
+            {
+                "row": first.tolist(),
+                "score": score[first].tolist(),
+                "label": labels[first].tolist(),
+                "guess": guess[first].tolist(),
+            },
+            title="Labels to review first",
+            about="Samples whose label the depths of the network find least likely.",
+            section="decisions",
+            note=note,
+        ),
+        curve(
+            "prediction_depth",
+            range(last + 2),
+            {"count": np.bincount(learned, minlength=last + 2)},
+            kind="bars",
+            title="When labels are predicted",
+            about="From which depth on the given label is predicted; the last bar: never.",
+            section="decisions",
+        ),
+        Result(
+            name="score",
+            kind="table",
+            series=("score",),
+            arrays={"score": score, "label": labels, "guess": guess},
+            about="How likely the label of each sample is wrong, in the order of the data.",
+            section="decisions",
+            note=note,
+        ),
+        Result(
+            name="signals",
+            kind="table",
+            series=tuple(signals),
+            arrays=dict(signals),
+            about="What the score was made of, in the order of the data.",
+            section="decisions",
+        ),
     )
 
 

@@ -153,7 +153,7 @@ def trained_sweep(
             [[[value(layer, c, s, name) for c in scales] for layer in chosen] for s in seeds]
         )
 
-    outcome = Ablation(
+    outcome = Ablation.of(
         model=first["model"],
         task=first["task"],
         mode="training",
@@ -168,7 +168,7 @@ def trained_sweep(
         },
     )
     if opened is not None:
-        opened.write_results({"ablation": outcome.to_json()})
+        outcome.save(opened.path / "ablation")
     return outcome
 
 

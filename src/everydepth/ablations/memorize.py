@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -16,6 +14,16 @@ from everydepth.ablations.scores import check_predicts_classes
 from everydepth.data import NoisyLabels
 from everydepth.data.feeding import Feed, Source
 from everydepth.errors import DataError, SettingError
+from everydepth.results import (
+    Number,
+    OptionalNumber,
+    Result,
+    Results,
+    curve,
+    named,
+    provenance,
+    scalars,
+)
 from everydepth.stream import (
     ResidualStream,
     Targets,
@@ -26,8 +34,7 @@ from everydepth.stream import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Memorization:
+class Memorization(Results, kind="memorization"):
     """Shares, with 95 % intervals (Wilson) over samples.
 
     memorization: of the flipped training samples, those predicted as their wrong label.
@@ -36,24 +43,39 @@ class Memorization:
     reached: whether that is 100 %. Where it is not, the noise was not fully fitted and
         `memorization` says little about the network's capacity for it.
     test_accuracy: on clean data; None without.
-    by_depth: memorization at depths 0..L through the shared readout; test_by_depth likewise.
+    `found["by_depth"]` is memorization at depths 0..L through the shared readout,
+    `found["test_by_depth"]` the accuracy on clean data likewise.
 
     >>> found = ed.memorization(model, noisy, test, flipped=noise, progress=False)
-    >>> found.by_depth.shape  # the share of wrong labels learnt by heart, at depths 0..3
+    >>> found["by_depth"].shape  # the share of wrong labels learned by heart, at depths 0..3
     (4,)
     """
 
-    memorization: float
-    interval: tuple[float, float]
-    recovered: float | None
-    train_accuracy: float
-    reached: bool
-    test_accuracy: float | None
-    test_interval: tuple[float, float] | None
-    flipped: int
-    samples: int
-    by_depth: Floats
-    test_by_depth: Floats | None
+    memorization = Number("shares")
+    recovered = OptionalNumber("shares")
+    train_accuracy = Number("shares")
+    test_accuracy = OptionalNumber("shares")
+
+    @property
+    def reached(self) -> bool:
+        """Whether every training label is predicted."""
+        return bool(self.about["reached"])
+
+    @property
+    def flipped(self) -> int:
+        """How many training samples have a wrong label."""
+        return int(self.about["flipped"])
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of `memorization`."""
+        return tuple(self.about["interval"])
+
+    @property
+    def test_interval(self) -> tuple[float, float] | None:
+        """Of `test_accuracy`."""
+        found = self.about["test_interval"]
+        return None if found is None else tuple(found)
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -65,12 +87,6 @@ class Memorization:
         if self.test_accuracy is not None:
             text += f"; test accuracy {self.test_accuracy:.2%}"
         return text
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in vars(self).items()
-        }
 
 
 def memorization(
@@ -124,20 +140,56 @@ def memorization(
         clean_hits = clean_hits[:, kept_rows]
     last = hits[-1, known]
     kept, learnt = int(hits[-1, seen].sum()), float(last.double().mean())
-    return Memorization(
-        memorization=kept / flips,
-        interval=wilson(kept, flips),
-        recovered=None if true_hits is None else float(true_hits[seen].double().mean()),
-        train_accuracy=learnt,
+    tested = None if clean_hits is None else clean_hits.double().mean(1).numpy()
+    shares = scalars(
+        "shares",
+        {
+            "memorization": kept / flips,
+            "recovered": None if true_hits is None else float(true_hits[seen].double().mean()),
+            "train_accuracy": learnt,
+            "test_accuracy": None if tested is None else float(tested[-1]),
+        },
+        labels=_LABELS,
+        title="Learned and learned by heart",
+        about="Shares of samples, as the full network predicts them.",
+        section="prediction",
+    )
+    curves = [_by_depth("by_depth", "Memorization", hits[:, seen].double().mean(1).numpy())]
+    if tested is not None:
+        curves.append(_by_depth("test_by_depth", "Accuracy on clean data", tested))
+    about = provenance(
+        model=stream.name,
+        task=stream.task,
+        depth=stream.depth,
+        samples=len(last),
+        flipped=flips,
         reached=bool(last.all()),
-        test_accuracy=None if clean_hits is None else float(clean_hits[-1].double().mean()),
+        interval=wilson(kept, flips),
         test_interval=None
         if clean_hits is None
         else wilson(int(clean_hits[-1].sum()), clean_hits.shape[1]),
-        flipped=flips,
-        samples=len(last),
-        by_depth=hits[:, seen].double().mean(1).numpy(),
-        test_by_depth=None if clean_hits is None else clean_hits.double().mean(1).numpy(),
+    )
+    return Memorization(results=named(*curves, shares), about=about)
+
+
+_LABELS = {
+    "memorization": "wrong labels predicted",
+    "recovered": "true labels predicted instead",
+    "train_accuracy": "accuracy on the training labels",
+    "test_accuracy": "accuracy on clean data",
+}
+
+
+def _by_depth(name: str, title: str, values: Floats) -> Result:
+    return curve(
+        name,
+        range(len(values)),
+        values,
+        title=title,
+        about=f"{title}, read out at each depth.",
+        unit="share",
+        better="higher" if name == "test_by_depth" else None,
+        section="prediction",
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,19 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everydepth.errors import DataError, SettingError
-from everydepth.files import write_json
+from everydepth.results import Better, Result, Results, defined, named, provenance
 
 Floats = NDArray[np.float64]
 
-FORMAT = 1
+Mode = Literal["after", "training"]
+"""A trained model, changed afterwards; or one model trained for each change."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Ablation:
+class Ablation(Results, kind="ablation"):
     """Metrics after the skips of one layer were scaled by `c`, for every layer and c.
 
-    mode: "after" (a trained model, changed afterwards) or "training" (one model trained for each).
-    runs: by metric, `(seed, layer, c)`. untouched: by metric, `(seed,)`, the model with its skips.
     `ablation["accuracy"]` is the mean over seeds, `(layer, c)`. Metrics: loss, and where classes or
     tokens are predicted accuracy, margin (top-1 minus top-2 logit), agreement (share of the
     untouched model's decisions kept), perplexity of language models; of trained models also
@@ -38,23 +35,66 @@ class Ablation:
     (3,)
     """
 
-    model: str
-    task: str
-    mode: Literal["after", "training"]
-    which: str
-    layers: tuple[int, ...]
-    c: tuple[float, ...]
-    seeds: tuple[int, ...]
-    samples: int
-    runs: Mapping[str, Floats]
-    untouched: Mapping[str, Floats]
+    @classmethod
+    def of(
+        cls,
+        *,
+        mode: Mode,
+        which: str,
+        layers: Sequence[int],
+        c: Sequence[float],
+        seeds: Sequence[int],
+        runs: Mapping[str, Floats],
+        untouched: Mapping[str, Floats],
+        **facts: Any,
+    ) -> Ablation:
+        """runs: by metric, `(seed, layer, c)`. untouched: by metric, `(seed,)`: with its skips."""
+        found = [
+            _measurement(name, values, untouched[name], layers, c)
+            for name, values in sorted(runs.items(), key=lambda item: _rank(item[0]))
+        ]
+        about = provenance(mode=mode, which=which, layers=layers, c=c, seeds=seeds, **facts)
+        return cls(results=named(*found), about=about)
 
-    def __getitem__(self, metric: str) -> Floats:
-        return _checked(self.runs, metric).mean(0)
+    @property
+    def mode(self) -> Mode:
+        """How it was measured."""
+        return self.about["mode"]
+
+    @property
+    def which(self) -> str:
+        """Whose skips were scaled: "both", or those of one kind of branch."""
+        return self.about["which"]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers, from 1."""
+        return tuple(self.about["layers"])
+
+    @property
+    def c(self) -> tuple[float, ...]:
+        """The factors on the skip."""
+        return tuple(self.about["c"])
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, one model each."""
+        return tuple(self.about["seeds"])
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return tuple(self.runs)
+        """What was measured."""
+        return tuple(self.results)
+
+    @property
+    def runs(self) -> dict[str, Floats]:
+        """By metric `(seed, layer, c)`: every model by itself."""
+        return {name: np.asarray(found.arrays["runs"]) for name, found in self.results.items()}
+
+    @property
+    def untouched(self) -> dict[str, Floats]:
+        """By metric `(seed,)`: the models with their skips."""
+        return {name: np.asarray(found.arrays["untouched"]) for name, found in self.results.items()}
 
     def at(self, metric: str, c: float) -> Floats:
         """One number a layer, at one scale."""
@@ -62,64 +102,69 @@ class Ablation:
             raise SettingError(f"c={c}, but this ablation has {', '.join(map(str, self.c))}")
         return self[metric][:, self.c.index(c)]
 
-    def table(self, metric: str | None = None) -> str:
-        """Layers down, scales across."""
-        name = metric or next(m for m in ("accuracy", "perplexity", "loss") if m in self.runs)
-        values = self[name]
-        lines = [f"{name:<12}" + "".join(f"c={c:<10g}" for c in self.c)]
-        for layer, row in zip(self.layers, values, strict=True):
-            lines.append(f"layer {layer:<6}" + "".join(f"{v:<12.4f}" for v in row))
-        lines.append(f"untouched   {float(_checked(self.untouched, name).mean()):.4f}")
-        return "\n".join(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        content = asdict(self)
-        for name in ("runs", "untouched"):
-            content[name] = {key: as_lists(value) for key, value in content[name].items()}
-        return {"format": FORMAT, **content}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Ablation:
-        values = dict(content)
-        if values.pop("format", None) != FORMAT:
-            raise DataError(
-                f"format {content.get('format')!r}, but this version reads {FORMAT}; "
-                "install a newer everydepth"
-            )
-        for name in ("layers", "c", "seeds"):
-            values[name] = tuple(values[name])
-        for name in ("runs", "untouched"):
-            values[name] = {key: as_floats(value) for key, value in values[name].items()}
-        return cls(**values)
-
-    def save(self, path: str | Path) -> None:
-        """One JSON file, whole or not at all."""
-        write_json(Path(path), self.to_json())
-
     @classmethod
     def load(cls, path: str | Path) -> Ablation:
-        return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        """Read what `save` wrote, or the single JSON file of earlier versions."""
+        return _earlier(Path(path)) if Path(path).is_file() else super().load(path)
 
 
-def as_lists(values: Any) -> Any:
-    """Numbers as JSON: NaN, which JSON has no word for, becomes null."""
-    if isinstance(values, np.ndarray):
-        values = values.tolist()
-    if isinstance(values, list | tuple):
-        return [as_lists(value) for value in values]
-    return None if isinstance(values, float) and not np.isfinite(values) else values
+_WORDS: Mapping[str, tuple[str, Better | None, str]] = {
+    "accuracy": ("share", "higher", "Share of right predictions"),
+    "perplexity": ("", "lower", "Perplexity"),
+    "loss": ("nat", "lower", "Mean loss"),
+    "margin": ("", None, "Top-1 minus top-2 logit"),
+    "agreement": ("share", "higher", "Share of the untouched model's decisions that are kept"),
+    "memorization": ("share", None, "Share of wrong training labels that are predicted"),
+    "train_accuracy": ("share", "higher", "Share of training labels that are predicted"),
+    "sample_accuracy": ("share", "higher", "Share of samples all of whose targets are predicted"),
+    "reached": ("share", "higher", "Share of models that fitted every training label"),
+}
 
 
-def as_floats(values: Any) -> Floats:
-    return np.array(values, dtype=np.float64)
+def _rank(metric: str) -> int:
+    """The order in which metrics are shown: what to look at first comes first."""
+    order = list(_WORDS)
+    return order.index(metric) if metric in order else len(order)
 
 
-def _checked(values: Mapping[str, Floats], metric: str) -> Floats:
-    if metric not in values:
-        raise SettingError(
-            f"metric {metric!r}, but there are {', '.join(values)}; use one of these"
-        )
-    return values[metric]
+def _measurement(
+    name: str, runs: Floats, untouched: Floats, layers: Sequence[int], c: Sequence[float]
+) -> Result:
+    unit, better, about = _WORDS.get(name, ("", None, name.replace("_", " ").capitalize()))
+    return Result(
+        name=name,
+        kind="family",
+        axis="layer",
+        series=("value",),
+        arrays={
+            "layer": np.array(layers),
+            "columns": np.array([f"c={scale:g}" for scale in c]),
+            "value": defined(runs.mean(0)),
+            "runs": runs,
+            "untouched": untouched,
+        },
+        labels={"layer": "layer whose skip is scaled", "value": name.replace("_", " ")},
+        about=f"{about} after the skip of one layer was multiplied by c; 0 removes it.",
+        unit=unit,
+        better=better,
+        section="blocks",
+        note=f"untouched: {float(untouched.mean()):.4g}",
+    )
+
+
+def _earlier(path: Path) -> Ablation:
+    """An ablation that was one JSON file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content.pop("format")
+        for name in ("runs", "untouched"):
+            values = content[name].items()
+            content[name] = {key: np.array(value, dtype=np.float64) for key, value in values}
+        return Ablation.of(**content)
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DataError(
+            f"{path} is not an ablation written by Ablation.save ({error}); ablate again"
+        ) from error
 
 
 def interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> tuple[float, float]:

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from everydepth.ablations.bound import FORMS, Form, is_ordered, upper_bound, weight_widths
 from everydepth.ablations.memorize import flipped_rows
-from everydepth.ablations.result import Ablation, Floats, as_lists
+from everydepth.ablations.result import Ablation, Floats
 from everydepth.ablations.taps import tapped
 from everydepth.data import NoisyLabels
 from everydepth.data.feeding import Feed, Source
 from everydepth.errors import SettingError, UnsupportedModelError
+from everydepth.results import Result, Results, curve, named, provenance, scalars
+from everydepth.results.result import numbers
 from everydepth.stream import (
     ResidualStream,
     as_stream,
@@ -44,6 +46,33 @@ class Side:
     margin: Floats
     bounds: Mapping[Form, Mapping[str, Floats]] | None
 
+    def arrays(self, name: str) -> dict[str, Floats]:
+        """As named arrays, which `read` takes apart again."""
+        nested: dict[str, Mapping[str, Floats]] = {"norms": self.norms, "std": self.std}
+        nested |= {f"bounds-{form}": taps for form, taps in (self.bounds or {}).items()}
+        found = {f"{name}.{part}": getattr(self, part) for part in ("error", "loss", "margin")}
+        for part, taps in nested.items():
+            found |= {f"{name}.{part}.{tap}": values for tap, values in taps.items()}
+        return found
+
+    @classmethod
+    def read(cls, name: str, arrays: Mapping[str, Any]) -> Side:
+        """From what `arrays` gave."""
+
+        def taps(part: str) -> dict[str, Floats]:
+            start = f"{name}.{part}."
+            return {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
+
+        bounds: dict[Form, dict[str, Floats]] = {form: taps(f"bounds-{form}") for form in FORMS}
+        return cls(
+            norms=taps("norms"),
+            std=taps("std"),
+            error=arrays[f"{name}.error"],
+            loss=arrays[f"{name}.loss"],
+            margin=arrays[f"{name}.margin"],
+            bounds=bounds if all(bounds.values()) else None,
+        )
+
     @property
     def norm(self) -> Floats:
         """Per layer: the mean over samples, then over the taps of the layer."""
@@ -60,30 +89,61 @@ class Side:
             }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GradientStudy:
+class GradientStudy(Results, kind="gradient_study"):
     """Gradient norms of clean test samples and of flipped training samples, per layer.
 
-    weights: standard deviation of every weight matrix, by its name inside a block; NaN where a
-        layer has none of that name.
-    note: why there is no bound, where there is none.
+    `study["gradient_ratio"]` is memorization over learning, one number a layer;
+    `study["weight_std"]` and the other measurements are what the paper's figures show.
 
     >>> study = ed.gradient_study(model, valid, noisy, flipped=noise, progress=False)
-    >>> study.smaller.shape  # per layer: memorisation norm over learning norm
+    >>> study.smaller.shape  # per layer: memorization norm over learning norm
     (3,)
     """
 
-    model: str
-    layers: tuple[int, ...]
-    learning: Side
-    memorization: Side
-    weights: Mapping[str, Floats]
-    note: str | None
+    @classmethod
+    def of(
+        cls,
+        learning: Side,
+        memorization: Side,
+        weights: Mapping[str, Floats],
+        note: str | None,
+        **facts: Any,
+    ) -> GradientStudy:
+        """weights: standard deviation of every weight matrix, by its name inside a block; NaN where
+        a layer has none of that name. note: why there is no bound, where there is none."""
+        found = _measurements(learning, memorization, weights, note)
+        return cls(results=named(*found), about=provenance(**facts))
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers, from 1."""
+        return tuple(range(1, self.depth + 1))
+
+    @property
+    def learning(self) -> Side:
+        """Clean test samples."""
+        return Side.read("learning", self.result("samples").arrays)
+
+    @property
+    def memorization(self) -> Side:
+        """Training samples whose label was flipped."""
+        return Side.read("memorization", self.result("samples").arrays)
+
+    @property
+    def weights(self) -> Mapping[str, Floats]:
+        """By name of the matrix, its standard deviation at every layer; NaN where it has none."""
+        found = self.result("weight_std")
+        return {name: numbers(found.arrays[name]) for name in found.series}
+
+    @property
+    def note(self) -> str | None:
+        """Why there is no bound, where there is none."""
+        return self.result("samples").note
 
     @property
     def smaller(self) -> Floats:
-        """Per layer: memorisation norm over learning norm; below 1 as the paper says."""
-        return self.memorization.norm / self.learning.norm
+        """Per layer: memorization norm over learning norm; below 1 as the paper says."""
+        return self["gradient_ratio"]
 
     @property
     def bound_is_ordered(self) -> bool | None:
@@ -91,49 +151,82 @@ class GradientStudy:
         found = [side.bounds for side in (self.learning, self.memorization) if side.bounds]
         return all(is_ordered(b["corrected"]["attention"]) for b in found) if found else None
 
-    def table(self) -> str:
-        lines = [f"{'layer':<7}{'learning':>12}{'memorization':>14}{'ratio':>8}"]
-        both = zip(
-            self.layers, self.learning.norm, self.memorization.norm, self.smaller, strict=True
-        )
-        lines += [f"{n:<7}{a:>12.4g}{b:>14.4g}{r:>8.3f}" for n, a, b, r in both]
-        lines.append(
-            f"prediction error: learning {self.learning.error.mean():.4g}, "
-            f"memorization {self.memorization.error.mean():.4g}"
-        )
-        return "\n".join(lines)
 
-    def to_json(self) -> dict[str, Any]:
-        """Means over samples, as JSON."""
-        sides = {"learning": self.learning, "memorization": self.memorization}
-        return {
-            "model": self.model,
-            "layers": list(self.layers),
-            "note": self.note,
-            "weights": {name: as_lists(v) for name, v in self.weights.items()},
-            "bound_is_ordered": self.bound_is_ordered,
-            **{name: _side_json(side) for name, side in sides.items()},
-        }
+def _measurements(
+    learning: Side, memorization: Side, weights: Mapping[str, Floats], note: str | None
+) -> tuple[Result, ...]:
+    sides = {"learning": learning, "memorization": memorization}
+    layer = np.arange(1, len(learning.norm) + 1)
 
+    def by_layer(name: str, series: Mapping[str, Floats], **words: Any) -> Result:
+        return curve(name, layer, series, axis="layer", section="gradients", **words)
 
-def _side_json(side: Side) -> dict[str, Any]:
-    def means(values: Mapping[str, Floats] | None) -> Any:
-        return None if values is None else {k: as_lists(v.mean(1)) for k, v in values.items()}
-
-    return {
-        "samples": len(side.error),
-        "norm": as_lists(side.norm),
-        "norms": means(side.norms),
-        "std": means(side.std),
-        "error": float(side.error.mean()),
-        "loss": float(side.loss.mean()),
-        "margin": as_lists(float(side.margin.mean())),
-        "log10_bound": {form: means(bound) for form, bound in (side.bounds or {}).items()},
-        "violations": {
-            form: {tap: as_lists(v) for tap, v in (side.violations(form) or {}).items()}
-            for form in side.bounds or {}
-        },
+    found = [
+        by_layer(
+            "gradient_norm",
+            {name: side.norm for name, side in sides.items()},
+            title="Gradients of learning and of memorizing",
+            about="Length of the gradient at each layer's input, for clean test samples and for "
+            "training samples with a wrong label.",
+        ),
+        by_layer(
+            "gradient_ratio",
+            {"ratio": memorization.norm / learning.norm},
+            title="Memorizing over learning",
+            about="Below 1 the gradients of wrong labels are the smaller ones.",
+        ),
+        by_layer(
+            "stream_std",
+            {
+                f"{name}_{tap}": values.mean(1)
+                for name, side in sides.items()
+                for tap, values in side.std.items()
+            },
+            title="Spread of the stream",
+            about="Standard deviation of what each branch reads.",
+        ),
+        by_layer(
+            "weight_std",
+            weights,
+            title="Spread of the weights",
+            about="Standard deviation of each matrix.",
+        ),
+        scalars(
+            "prediction_error",
+            {name: float(side.error.mean()) for name, side in sides.items()},
+            title="Distance to the label",
+            about="Mean length of the difference between probabilities and label.",
+            section="gradients",
+        ),
+    ]
+    bounds = {
+        f"{name}_{tap}": values.mean(1)
+        for name, side in sides.items()
+        for tap, values in (side.bounds or {}).get("corrected", {}).items()
     }
+    if bounds:
+        found.append(
+            by_layer(
+                "upper_bound",
+                bounds,
+                title="Upper bound of the gradient",
+                about="log10 of the bound of Theorem 1 in its corrected form.",
+            )
+        )
+    samples = {
+        key: value for name, side in sides.items() for key, value in side.arrays(name).items()
+    }
+    found.append(
+        Result(
+            name="samples",
+            kind="rows",
+            series=(),
+            arrays=samples,
+            note=note,
+            about="Every sample by itself; what the other measurements are means of.",
+        )
+    )
+    return tuple(found)
 
 
 def gradient_study(
@@ -175,13 +268,15 @@ def gradient_study(
     with evaluating(unwrapped(stream.model)):
         for name, feed in feeds.items():
             sides[name], note = _side(stream, feed, name, heads, progress)
-    return GradientStudy(
+    return GradientStudy.of(
+        sides["learning"],
+        sides["memorization"],
+        _weights(stream),
+        note,
         model=stream.name,
-        layers=tuple(range(1, stream.depth + 1)),
-        learning=sides["learning"],
-        memorization=sides["memorization"],
-        weights=_weights(stream),
-        note=note,
+        task=stream.task,
+        depth=stream.depth,
+        samples=len(sides["learning"].error),
     )
 
 
@@ -259,27 +354,14 @@ def _weights(stream: ResidualStream) -> dict[str, Floats]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class UnifiedView:
-    """Per layer: gradient norm of learning, margin and accuracy after its skips were removed.
+class UnifiedView(Results, kind="unified_view"):
+    """Per layer: gradient norm of learning, margin and accuracy after its skips were removed."""
 
-    spearman: by pair of these three, the rank correlation over layers; NaN where one is constant.
-    """
-
-    layers: tuple[int, ...]
-    gradient_norm: Floats
-    margin: Floats
-    accuracy: Floats
-    spearman: Mapping[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "layers": list(self.layers),
-            "gradient_norm": as_lists(self.gradient_norm),
-            "margin": as_lists(self.margin),
-            "accuracy": as_lists(self.accuracy),
-            "spearman": {pair: as_lists(value) for pair, value in self.spearman.items()},
-        }
+    @property
+    def spearman(self) -> dict[str, float]:
+        """By pair of these three, the rank correlation over layers; NaN where one is constant."""
+        arrays = self.result("spearman").arrays
+        return {name: float(arrays[name]) for name in self.result("spearman").series}
 
 
 def unified_view(study: GradientStudy, ablation: Ablation) -> UnifiedView:
@@ -305,11 +387,26 @@ def unified_view(study: GradientStudy, ablation: Ablation) -> UnifiedView:
         ("gradient_norm", "accuracy"),
         ("margin", "accuracy"),
     )
-    return UnifiedView(
-        layers=study.layers,
-        spearman={f"{a}/{b}": spearman(values[a], values[b]) for a, b in pairs},
-        **values,
+    curves = [
+        curve(name, study.layers, value, axis="layer", section="gradients", about=about)
+        for (name, value), about in zip(values.items(), _VIEWED, strict=True)
+    ]
+    ranks = scalars(
+        "spearman",
+        {f"{a}/{b}": spearman(values[a], values[b]) for a, b in pairs},
+        title="Do the three rank the layers alike?",
+        about="Rank correlations over layers.",
+        section="gradients",
     )
+    about = provenance(model=study.model, depth=study.depth, samples=study.samples)
+    return UnifiedView(results=named(*curves, ranks), about=about)
+
+
+_VIEWED = (
+    "Length of the gradient of clean test samples.",
+    "Top-1 minus top-2 logit after the skips of this layer were removed.",
+    "Accuracy after the skips of this layer were removed.",
+)
 
 
 def spearman(a: Floats, b: Floats) -> float:

@@ -149,7 +149,7 @@ def ablate(
     def grid(name: str) -> Floats:
         return np.array([[[found[layer, s][name] for s in scales] for layer in chosen]])
 
-    return Ablation(
+    return Ablation.of(
         model=stream.name,
         task=stream.task,
         mode="after",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -238,7 +238,7 @@ def tiles(found: Profile, depth: int, *, judged: bool) -> str:
 
     judged: whether the quality was measured on labelled data.
     """
-    here, full = found[max(depth, 1)], found[len(found.depths)]
+    here, full = found.at(max(depth, 1)), found.at(found.depth)
     cells = [
         (
             found.metric,
@@ -338,16 +338,9 @@ def _preprocessing(item: Item) -> Mapping[str, Any]:
 
 
 def _saved_profile(item: Item, stream: ResidualStream) -> Profile:
-    """The profile.json of a run, if it is one of this model and holds nothing but numbers."""
+    """The profile that was saved in a run, if it is one of this model."""
     check_inside(item.path, item.path)
-    found = Profile.load(item.path / "profile.json")
-    numbers: Sequence[Any] = [
-        value
-        for d in found.depths
-        for value in (d.quality, d.parameters, d.checkpoint_bytes, d.latency.median)
-    ]
-    if found.model != stream.name or len(found.depths) != stream.depth:
-        raise DataError(f"{item.path / 'profile.json'} is of another model; profile again")
-    if not all(isinstance(value, int | float) for value in numbers):
-        raise DataError(f"{item.path / 'profile.json'} holds more than numbers; profile again")
+    found = Profile.load(item.path / "profile")
+    if found.model != stream.name or found.depth != stream.depth:
+        raise DataError(f"{item.path / 'profile'} is of another model; profile again")
     return found

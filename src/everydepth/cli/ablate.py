@@ -69,9 +69,9 @@ def ablate(
     found = sweep(network, rows, layers=chosen, c=scales, which=kind)
     for metric in ("accuracy", "perplexity", "loss", "margin", "agreement"):
         if metric in found.metrics:
-            typer.echo(found.table(metric) + "\n")
+            typer.echo(f"{found.table(metric)}\n")
     if run is not None:
-        run.write_results({"ablation": found.to_json()})
+        found.save(run.path / "ablation")
         typer.echo(f"wrote {run.path}; see it with: everydepth report {run.path}")
 
 

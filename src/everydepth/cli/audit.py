@@ -40,7 +40,6 @@ def audit(
     everydepth audit runs/lpa --data digits --split valid --held-out
     """
     from rich.console import Console
-    from rich.table import Table
 
     from everydepth.ablations import audit as judge
     from everydepth.cli.loading import load_batches
@@ -61,18 +60,8 @@ def audit(
     config = {"model": model, "data": data, "split": split, "held_out": held_out}
     run = None if out is None else Run.create(out, config, kind="audit")
     found = judge(network, rows, held_out=held_out)
-    lines = found.table(top)
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in lines[0]:
-        shown.add_column(name.replace("_", " "), justify="right")
-    for line in lines:
-        cells = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in line.values()]
-        shown.add_row(*cells)
     console = Console()
-    console.print(shown)
-    if found.noise is not None:
-        console.print(f"estimated share of wrong labels: {found.noise:.1%}")
-    console.print(found.note, markup=False, style="yellow")
+    console.print(found.table(top=top))
     if run is not None:
-        run.write_results({"audit": found.to_json()})
+        found.save(run.path / "audit")
         console.print(f"wrote {run.path}; see it with: everydepth report {run.path}", markup=False)

@@ -44,7 +44,9 @@ def export(
     policy: Annotated[
         Path | None, typer.Option(help="An exit policy, as Policy.save writes it.")
     ] = None,
-    profile: Annotated[Path | None, typer.Option(help="A profile.json for the model card.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="A saved profile, for the model card.")
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(help="Data for an example batch, which ONNX needs, or for --recalibrate."),

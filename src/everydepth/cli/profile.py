@@ -39,7 +39,7 @@ def profile(
 
     everydepth profile runs/lpa --data digits --max-drop 0.01
 
-    Writes profile.json and profile.png; give the first to `everydepth export` for its model card.
+    Writes the folder profile and profile.png; give the first to `everydepth export` for its card.
     """
     from rich.console import Console
 
@@ -72,11 +72,13 @@ def profile(
         }
         place = Run.create(place, config, kind="profile").path
     found = measure(network, rows, batch_size=batch_size, repeats=repeats)
-    found.save(place / "profile.json")
-    found.figure().savefig(place / "profile.png", dpi=150)
+    found.save(place / "profile")
+    found.figure(["tradeoff", "batch_latency", "checkpoint_bytes"]).savefig(
+        place / "profile.png", dpi=150
+    )
     console = Console()
     console.print(found.table())
-    console.print(f"wrote {place / 'profile.json'} and profile.png", markup=False)
+    console.print(f"wrote {place / 'profile'} and profile.png", markup=False)
     limits = {
         "latency_ms": latency_ms,
         "bytes": max_bytes,

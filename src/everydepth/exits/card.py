@@ -41,8 +41,8 @@ def model_card(
         parts.append(f"## Leaving early\n\n{_policy(policy)}")
     if profile is not None:
         parts.append(
-            f"## Every depth\n\nOn {profile.samples:,} samples; latencies are medians and "
-            f"quartiles on the machine that made this card.\n\n{profile.markdown()}"
+            f"## Every depth\n\nOn {profile.samples:,} samples; latencies are medians "
+            f"on the machine that made this card.\n\n{profile.table().markdown()}"
         )
     return "\n\n".join(parts) + "\n"
 

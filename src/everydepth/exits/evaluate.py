@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 
 from everydepth.data.feeding import Feed
@@ -16,47 +13,45 @@ from everydepth.errors import SettingError
 from everydepth.exits.measure import seconds
 from everydepth.exits.policies import Policy, layer_speedup
 from everydepth.exits.predict import Prediction, predict
+from everydepth.results import (
+    Number,
+    OptionalNumber,
+    Result,
+    Results,
+    curve,
+    named,
+    provenance,
+    scalars,
+)
 from everydepth.stream import ResidualStream, Targets, as_stream, evaluating, has_labels, unwrapped
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Results, kind="evaluation"):
     """A policy next to the full model, on the same batches.
 
-    exits: samples that left at depths 1..L. agreement: share predicted as by the full model.
-    layer_speedup: `sum_i L m_i / sum_i i m_i`; measured_speedup: wall-clock of the full model over
-    that of the policy, batches interleaved. Accuracies are None where there are no labels.
+    `evaluation["exits"]` counts the samples that left at depths 1..L. Accuracies are None without
+    labels; agreement is the share predicted as by the full model; layer_speedup is
+    `sum_i L m_i / sum_i i m_i`, measured_speedup the wall-clock of the full model over that of the
+    policy, batches interleaved.
 
     >>> found = ed.evaluate(model, test, ed.Confidence(threshold=0.9), progress=False)
     >>> sum(found.exits) == len(test), found.layer_speedup >= 1
     (True, True)
     """
 
-    samples: int
-    exits: tuple[int, ...]
-    accuracy: float | None
-    accuracy_full: float | None
-    agreement: float
-    mean_depth: float
-    layer_speedup: float
-    measured_speedup: float
-    seconds: float
-    seconds_full: float
+    accuracy = OptionalNumber("policy")
+    accuracy_full = OptionalNumber("policy")
+    agreement = Number("policy")
+    mean_depth = Number("policy")
+    layer_speedup = Number("policy")
+    measured_speedup = Number("policy")
+    seconds = Number("policy")
+    seconds_full = Number("policy")
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2)
-
-    def table(self) -> Table:
-        table = Table("depth", "samples", "share", title="samples leaving", title_justify="left")
-        for depth, count in enumerate(self.exits, start=1):
-            table.add_row(str(depth), f"{count:,}", f"{count / self.samples:.1%}")
-        accuracy = "-" if self.accuracy is None else f"{self.accuracy:.2%}"
-        full = "-" if self.accuracy_full is None else f"{self.accuracy_full:.2%}"
-        table.caption = (
-            f"accuracy {accuracy} (full model {full}), agreement {self.agreement:.2%}\n"
-            f"speed-up {self.measured_speedup:.2f}x measured, {self.layer_speedup:.2f}x by layers"
-        )
-        return table
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """Samples that left at depths 1..L."""
+        return tuple(self["exits"].tolist())
 
 
 @torch.no_grad()
@@ -103,17 +98,54 @@ def evaluate(
                 right += torch.stack(both).cpu()
     left = torch.cat(depths)
     accuracy = (right / labels).tolist() if labels else [None, None]
-    return Evaluation(
+    compared = scalars(
+        "policy",
+        {
+            "accuracy": accuracy[0],
+            "accuracy_full": accuracy[1],
+            "agreement": same / len(left),
+            "mean_depth": float(left.double().mean()),
+            "layer_speedup": layer_speedup(left, stream.depth),
+            "measured_speedup": float(time[1] / time[0]),
+            "seconds": float(time[0]),
+            "seconds_full": float(time[1]),
+        },
+        labels=_LABELS,
+        title="What leaving early costs and saves",
+        about="The policy beside the full model, on the same batches in turn.",
+        section="decisions",
+    )
+    about = provenance(
+        model=stream.name,
+        task=stream.task,
+        depth=stream.depth,
         samples=len(left),
-        exits=tuple(torch.bincount(left, minlength=stream.depth + 1)[1:].tolist()),
-        accuracy=accuracy[0],
-        accuracy_full=accuracy[1],
-        agreement=same / len(left),
-        mean_depth=float(left.double().mean()),
-        layer_speedup=layer_speedup(left, stream.depth),
-        measured_speedup=float(time[1] / time[0]),
-        seconds=float(time[0]),
-        seconds_full=float(time[1]),
+        policy=policy.to_json(),
+    )
+    return Evaluation(results=named(_exits(left, stream.depth), compared), about=about)
+
+
+_LABELS = {
+    "accuracy": "accuracy of the policy",
+    "accuracy_full": "accuracy of the full model",
+    "agreement": "agreement with the full model",
+    "mean_depth": "blocks a sample needs",
+    "layer_speedup": "speed-up by counted blocks",
+    "measured_speedup": "speed-up by the clock",
+    "seconds": "seconds of the policy",
+    "seconds_full": "seconds of the full model",
+}
+
+
+def _exits(left: Tensor, depth: int) -> Result:
+    return curve(
+        "exits",
+        range(1, depth + 1),
+        {"count": torch.bincount(left, minlength=depth + 1)[1:].numpy()},
+        kind="histogram",
+        title="Where samples leave",
+        about="Share of samples that the exit policy lets go at each depth, and up to it.",
+        section="decisions",
     )
 
 

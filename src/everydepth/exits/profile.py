@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import nn
 
 from everydepth.data.feeding import Feed, first_rows
@@ -24,12 +25,8 @@ from everydepth.exits.measure import (
     seconds,
 )
 from everydepth.exits.quality import quality_of, watch
+from everydepth.results import Result, Results, curve, named, provenance
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-FORMAT = 1
 
 Number = float | int
 
@@ -41,9 +38,6 @@ class Latency:
     median: float
     low: float
     high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.3g} ({self.low:.2g}-{self.high:.2g})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,40 +58,63 @@ class DepthProfile:
     peak_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(Results, kind="profile"):
     """Depths 1..L of one model on one machine.
 
-    metric: what `quality` is: "accuracy" or "agreement" (with the full model), where more is
-    better, or "perplexity", "mse" or "error", where less is.
+    `profile["latency"]` is an array over depths, `profile.at(3)` all that is known of one depth.
 
     >>> found = ed.profile(model, test, repeats=2, progress=False)
-    >>> found.metric, found[1].parameters < found[3].parameters
+    >>> found.metric, found.at(1).parameters < found.at(3).parameters
     ('accuracy', True)
-    >>> found.choose(bytes=found[2].checkpoint_bytes) <= 2  # the best depth within so many bytes
+    >>> found.choose(bytes=found.at(2).checkpoint_bytes) <= 2  # the best depth within so many bytes
     True
     """
 
-    model: str
-    metric: str
-    batch_size: int
-    samples: int
-    depths: tuple[DepthProfile, ...]
+    @classmethod
+    def of(
+        cls, depths: Sequence[DepthProfile], *, metric: str, batch_size: int, **facts: Any
+    ) -> Profile:
+        """From what was measured at depths 1, 2, ..., L; facts are those of `provenance`."""
+        about = provenance(depth=len(depths), metric=metric, batch_size=batch_size, **facts)
+        found = cls(results=_measurements(depths, metric, batch_size), about=about)
+        return found.with_results(_tradeoff(found))
+
+    @property
+    def metric(self) -> str:
+        """What quality is: "accuracy" or "agreement" (with the full model), where more is better,
+        or "perplexity", "mse" or "error", where less is."""
+        return str(self.about["metric"])
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the batch that was timed."""
+        return int(self.about["batch_size"])
+
+    @property
+    def depths(self) -> tuple[DepthProfile, ...]:
+        """Every depth from 1 on."""
+        return tuple(self.at(depth) for depth in range(1, self.depth + 1))
+
+    def at(self, depth: int) -> DepthProfile:
+        """All that is known of one depth."""
+        if not 1 <= depth <= self.depth:
+            raise SettingError(f"depth {depth}, but this profile has depths 1 to {self.depth}")
+        numbers: dict[str, Any] = {
+            name: self[name][depth - 1].item() for name in ("quality", *_COUNTS)
+        }
+        for name in _LATENCIES:
+            arrays = self.result(name).arrays
+            parts = {part: float(arrays[key][depth - 1]) for part, key in _PARTS.items()}
+            numbers[name] = Latency(**parts)
+        return DepthProfile(depth=depth, **numbers)
 
     @property
     def more_is_better(self) -> bool:
-        return self.metric in ("accuracy", "agreement")
-
-    def __getitem__(self, depth: int) -> DepthProfile:
-        if not 1 <= depth <= len(self.depths):
-            raise SettingError(
-                f"depth {depth}, but this profile has depths 1 to {len(self.depths)}"
-            )
-        return self.depths[depth - 1]
+        return self.metric in _MORE_IS_BETTER
 
     def drop(self, depth: int) -> float:
         """How much worse than the full model: points of accuracy lost, or error gained."""
-        change = self[len(self.depths)].quality - self[depth].quality
+        change = self.at(self.depth).quality - self.at(depth).quality
         return change if self.more_is_better else -change
 
     def choose(
@@ -151,7 +168,7 @@ class Profile:
         if max_drop is not None or min_accuracy is not None:
             return common[0]
         sign = 1 if self.more_is_better else -1
-        return max(common, key=lambda k: (sign * self[k].quality, -k))
+        return max(common, key=lambda k: (sign * self.at(k).quality, -k))
 
     def _why_none(
         self,
@@ -194,104 +211,107 @@ class Profile:
 
         return [d.depth for d in self.depths if not beaten(d)]
 
-    def table(self) -> Table:
-        table = Table(box=None, pad_edge=False, title_justify="left")
-        table.title = f"{self.model}, {self.samples:,} samples; bold: unbeaten"
-        for head in self._heads():
-            table.add_column(head, justify="right", no_wrap=True)
-        front = set(self.pareto())
-        for d in self.depths:
-            table.add_row(*self._cells(d), style="bold" if d.depth in front else "")
-        return table
-
-    def markdown(self) -> str:
-        """The table for a model card."""
-        heads = self._heads()
-        rows = [heads, ["---:"] * len(heads), *(self._cells(d) for d in self.depths)]
-        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-    def _heads(self) -> list[str]:
-        many = f"ms ({self.batch_size} rows)"
-        return ["depth", self.metric, "weights", "size", "FLOPs", "ms (1 row)", many, "memory"]
-
-    def _cells(self, d: DepthProfile) -> list[str]:
-        return [
-            str(d.depth),
-            f"{d.quality:.4f}" if self.more_is_better else f"{d.quality:.4g}",
-            _short(d.parameters),
-            f"{_short(d.checkpoint_bytes)}B",
-            _short(d.flops),
-            str(d.latency),
-            str(d.batch_latency),
-            f"{_short(d.peak_bytes)}B",
-        ]
-
-    def figure(self) -> Figure:
-        """Quality against latency and against checkpoint size; the line joins what is unbeaten."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(10, 4.2), layout="constrained")
-        quality = [d.quality for d in self.depths]
-        front = self.pareto()
-        latency, size = figure.subplots(1, 2, sharey=True)
-        times = [d.batch_latency.median for d in self.depths]
-        spread = [
-            [d.batch_latency.median - d.batch_latency.low for d in self.depths],
-            [d.batch_latency.high - d.batch_latency.median for d in self.depths],
-        ]
-        latency.errorbar(times, quality, xerr=spread, fmt="none", ecolor="0.8", zorder=1)
-        sizes = [d.checkpoint_bytes / 1e6 for d in self.depths]
-        for axes, x in ((latency, times), (size, sizes)):
-            axes.plot(
-                [x[k - 1] for k in front], [quality[k - 1] for k in front], color="tab:blue", lw=1
-            )
-            beaten = [k for k in range(1, len(x) + 1) if k not in front]
-            for depths, colour in ((front, "tab:blue"), (beaten, "0.6")):
-                axes.scatter(
-                    [x[k - 1] for k in depths], [quality[k - 1] for k in depths], color=colour
-                )
-            for d, value in zip(self.depths, x, strict=True):
-                axes.annotate(
-                    str(d.depth),
-                    (value, d.quality),
-                    textcoords="offset points",
-                    xytext=(4, -11),
-                    fontsize=8,
-                )
-            axes.grid(alpha=0.3)
-        if self.metric == "perplexity":
-            latency.set_yscale("log")
-        latency.set_xlabel(f"milliseconds for a batch of {self.batch_size}")
-        latency.set_ylabel(self.metric)
-        size.set_xlabel("checkpoint, MB")
-        figure.suptitle(f"{self.model}: every depth (blue: unbeaten in quality and latency)")
-        return figure
-
-    def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2)
-
-    def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
-
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if content.pop("format") != FORMAT:
-                raise DataError(f"{path} has another format than {FORMAT}; profile the model again")
-            depths = tuple(
-                DepthProfile(
-                    **d
-                    | {"latency": Latency(**d["latency"])}
-                    | {"batch_latency": Latency(**d["batch_latency"])}
-                )
-                for d in content.pop("depths")
-            )
-            return cls(depths=depths, **content)
-        except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise DataError(
-                f"{path} is not a profile written by Profile.save ({error}); profile again"
-            ) from error
+        """Read what `save` wrote, or the single `profile.json` of earlier versions."""
+        return _earlier(Path(path)) if Path(path).is_file() else super().load(path)
+
+
+_COUNTS = ("parameters", "checkpoint_bytes", "flops", "peak_bytes")
+_LATENCIES = ("latency", "batch_latency")
+_PARTS = {"median": "value", "low": "value_low", "high": "value_high"}
+_MORE_IS_BETTER = ("accuracy", "agreement")
+
+
+def _measurements(
+    depths: Sequence[DepthProfile], metric: str, batch_size: int
+) -> dict[str, Result]:
+    axis = [d.depth for d in depths]
+
+    def cost(name: str, title: str, about: str, unit: str) -> Result:
+        values = [getattr(d, name) for d in depths]
+        words: dict[str, Any] = {"title": title, "about": about, "unit": unit}
+        return curve(name, axis, values, better="lower", section="cost", **words)
+
+    def times(name: str, title: str, what: str) -> Result:
+        found = [getattr(d, name) for d in depths]
+        return curve(
+            name,
+            axis,
+            [latency.median for latency in found],
+            low=[latency.low for latency in found],
+            high=[latency.high for latency in found],
+            title=title,
+            about=f"Median time of {what} through the plain model cut to this depth; the band is "
+            "the middle half of the calls.",
+            unit="ms",
+            better="lower",
+            section="cost",
+        )
+
+    more = metric in _MORE_IS_BETTER
+    quality = curve(
+        "quality",
+        axis,
+        [d.quality for d in depths],
+        labels={"value": metric},
+        title=metric.capitalize(),
+        about=f"The {metric} of the readout of this depth.",
+        unit="share" if more else "",
+        better="higher" if more else "lower",
+        section="prediction",
+    )
+    return named(
+        quality,
+        cost("parameters", "Parameters", "What is left of them in the cut model.", "count"),
+        cost("checkpoint_bytes", "Size", "Bytes of the saved weights.", "bytes"),
+        cost("flops", "Arithmetic", "Operations for one row.", "FLOP"),
+        times("latency", "Time of one row", "one row"),
+        times("batch_latency", "Time of a batch", f"a batch of {batch_size}"),
+        cost("peak_bytes", "Memory", "Weights and intermediate results of a batch.", "bytes"),
+    )
+
+
+def _tradeoff(found: Profile) -> Result:
+    front = set(found.pareto())
+    quality = found.result("quality")
+    return Result(
+        name="tradeoff",
+        kind="scatter",
+        axis="milliseconds",
+        series=("quality",),
+        arrays={
+            "milliseconds": found["batch_latency"],
+            "quality": found["quality"],
+            "text": np.array([str(d) for d in range(1, found.depth + 1)]),
+            "front": np.array([d in front for d in range(1, found.depth + 1)]),
+        },
+        labels={
+            "milliseconds": f"time of a batch of {found.batch_size} (ms)",
+            "quality": found.metric,
+        },
+        title="Quality against time",
+        about="Every depth by its number; the line joins those that no other beats in both.",
+        unit=quality.unit,
+        section="cost",
+        note=f"no other depth beats {_ranges(front)} in both quality and time of a batch",
+    )
+
+
+def _earlier(path: Path) -> Profile:
+    """A profile that was one JSON file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = [
+            DepthProfile(**row | {name: Latency(**row[name]) for name in _LATENCIES})
+            for row in content.pop("depths")
+        ]
+        content.pop("format")
+        return Profile.of(rows, **content)
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DataError(
+            f"{path} is not a profile written by Profile.save ({error}); profile again"
+        ) from error
 
 
 @torch.no_grad()
@@ -316,7 +336,7 @@ def profile(
     """
     if batch_size < 1 or repeats < 1:
         raise SettingError(f"batch_size={batch_size}, repeats={repeats}; use 1 or more for both")
-    stream = as_stream(model, **options)
+    stream, started = as_stream(model, **options), time.perf_counter()
     first: Mapping[str, Any] | None = None
     with evaluating(unwrapped(stream.model)):
         totals = None
@@ -349,12 +369,14 @@ def profile(
             )
             for k, small in enumerate(cut, start=1)
         )
-    return Profile(
-        model=stream.name,
+    return Profile.of(
+        depths,
         metric=totals.metric,
         batch_size=batch_size,
+        model=stream.name,
+        task=stream.task,
         samples=totals.samples,
-        depths=depths,
+        seconds=time.perf_counter() - started,
     )
 
 
@@ -385,12 +407,3 @@ def _ranges(depths: set[int]) -> str:
     low, high = min(depths), max(depths)
     whole = len(depths) == high - low + 1
     return f"{low}-{high}" if whole and low < high else ", ".join(map(str, sorted(depths)))
-
-
-def _short(count: Number) -> str:
-    """Three digits and a prefix: 1,234,567 is 1.23 M."""
-    for prefix in ("", "k", "M", "G"):
-        if count < 999.5:
-            return f"{count:.3g} {prefix}"
-        count /= 1000
-    return f"{count:.3g} T"

@@ -39,12 +39,14 @@ results were saved alike are read by the verb's own `convert`, named in `results
 
 from everydepth.results.build import curve, rows, scalars
 from everydepth.results.result import Better, Kind, Result, defined, gap
-from everydepth.results.results import Results, named, provenance
+from everydepth.results.results import Number, OptionalNumber, Results, named, provenance
 from everydepth.results.table import Table
 
 __all__ = [
     "Better",
     "Kind",
+    "Number",
+    "OptionalNumber",
     "Result",
     "Results",
     "Table",

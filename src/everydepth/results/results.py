@@ -217,6 +217,27 @@ class Results:
         return found
 
 
+class Number:
+    """A number of a "scalar" result, as an attribute of the results that hold it."""
+
+    def __init__(self, result: str) -> None:
+        self._result = result
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, found: Results, owner: type) -> float:
+        return float(found.result(self._result).arrays[self._name])
+
+
+class OptionalNumber(Number):
+    """The same, None where it was not measured."""
+
+    def __get__(self, found: Results, owner: type) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        known = self._name in found.result(self._result).arrays
+        return super().__get__(found, owner) if known else None
+
+
 def named(*results: Result) -> dict[str, Result]:
     """Results by their names."""
     return {result.name: result for result in results}

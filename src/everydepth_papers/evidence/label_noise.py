@@ -37,6 +37,12 @@ from everydepth.runs import Run
 from everydepth.stream import as_stream
 from everydepth.training import EveryDepth, UntilAccuracy, fit
 from everydepth_papers.evidence.recipe import Cell
+from everydepth_papers.evidence.records import (
+    ablation_record,
+    memorization_record,
+    study_record,
+    view_record,
+)
 from everydepth_papers.evidence.running import data_folder
 
 UNKNOWN, PAD = 1, 0  # words
@@ -108,14 +114,17 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rows": len(task.labels),
         "flipped": len(noise.flipped),
-        "removed": removed.to_json(),
+        "removed": ablation_record(removed),
         "epochs": {name: _epochs(path) for name, path in sorted(cells.items())},
-        "by_depth": memorization(model, noisy, task.test, flipped=noise, progress=False).to_json(),
+        "by_depth": memorization_record(
+            memorization(model, noisy, task.test, flipped=noise, progress=False)
+        ),
     }
     if settings.get("study", True):
         found |= _studied(model, task, noisy, noise, removed)
     if "scales" in settings:
-        found["scaled"] = swept((1,), tuple(settings["scales"]), folder / "scaled").to_json()
+        scaled = swept((1,), tuple(settings["scales"]), folder / "scaled")
+        found["scaled"] = ablation_record(scaled)
     if "watch" in settings:
         found["watched"] = {"all skips": _watched(untouched)}
         if without is not None:
@@ -129,9 +138,9 @@ def _studied(model: nn.Module, task: Task, noisy: Any, noise: Any, removed: Any)
     whole = removed.layers == study.layers
     batch = noisy.batch(range(2)) if isinstance(noisy, Rows) else _stacked(noisy)
     return {
-        "study": study.to_json(),
-        "after": after.to_json(),
-        "view": unified_view(study, removed if whole else after).to_json(),
+        "study": study_record(study),
+        "after": ablation_record(after),
+        "view": view_record(unified_view(study, removed if whole else after)),
         # Where the bound is defined, so is one query map a layer.
         "query_std": None if study.note else list(weight_widths(as_stream(model), batch).query),
     }
