@@ -46,13 +46,13 @@ def test_ablate_prints_tables_and_writes_a_run_that_can_be_reported(
         "ablate", model, "--data", "digits", "--max-samples", "40", "--c", "0,1", "-o", str(out)
     )
     assert "Accuracy" in shown
-    assert "c=0" in shown
+    assert "with all its skips" in shown
     found = Ablation.load(out / "ablation")
     assert found.layers == (1, 2)
     assert found.samples == 40
     page = tmp_path / "page.html"
     run("report", str(out), "-o", str(page))
-    assert "after the skip of one layer was multiplied" in page.read_text()
+    assert "after the skips of one layer were multiplied" in page.read_text()
 
 
 def test_audit_shows_the_rows_to_review(model: str, tmp_path: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from everydepth.errors import DataError, SettingError
+from everydepth.errors import SettingError
 from everydepth.results import Better, Result, Results, defined, named, provenance
 
 Floats = NDArray[np.float64]
@@ -102,11 +100,6 @@ class Ablation(Results, kind="ablation"):
             raise SettingError(f"c={c}, but this ablation has {', '.join(map(str, self.c))}")
         return self[metric][:, self.c.index(c)]
 
-    @classmethod
-    def load(cls, path: str | Path) -> Ablation:
-        """Read what `save` wrote, or the single JSON file of earlier versions."""
-        return _earlier(Path(path)) if Path(path).is_file() else super().load(path)
-
 
 _WORDS: Mapping[str, tuple[str, Better | None, str]] = {
     "accuracy": ("share", "higher", "Share of right predictions"),
@@ -131,6 +124,7 @@ def _measurement(
     name: str, runs: Floats, untouched: Floats, layers: Sequence[int], c: Sequence[float]
 ) -> Result:
     unit, better, about = _WORDS.get(name, ("", None, name.replace("_", " ").capitalize()))
+    spread = {"value_low": runs.min(0), "value_high": runs.max(0)} if len(runs) > 1 else {}
     return Result(
         name=name,
         kind="family",
@@ -138,33 +132,23 @@ def _measurement(
         series=("value",),
         arrays={
             "layer": np.array(layers),
-            "columns": np.array([f"c={scale:g}" for scale in c]),
+            "columns": np.array(c, dtype=np.float64),
             "value": defined(runs.mean(0)),
             "runs": runs,
             "untouched": untouched,
+            **spread,
         },
-        labels={"layer": "layer whose skip is scaled", "value": name.replace("_", " ")},
-        about=f"{about} after the skip of one layer was multiplied by c; 0 removes it.",
+        labels={
+            "layer": "layer whose skips are scaled",
+            "columns": "c =",
+            "value": name.replace("_", " "),
+        },
+        about=f"{about} after the skips of one layer were multiplied by c; 0 removes them.",
         unit=unit,
         better=better,
         section="blocks",
-        note=f"untouched: {float(untouched.mean()):.4g}",
+        note=f"with all its skips: {float(untouched.mean()):.4g}",
     )
-
-
-def _earlier(path: Path) -> Ablation:
-    """An ablation that was one JSON file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        content.pop("format")
-        for name in ("runs", "untouched"):
-            values = content[name].items()
-            content[name] = {key: np.array(value, dtype=np.float64) for key, value in values}
-        return Ablation.of(**content)
-    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise DataError(
-            f"{path} is not an ablation written by Ablation.save ({error}); ablate again"
-        ) from error
 
 
 def interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> tuple[float, float]:

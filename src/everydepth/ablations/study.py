@@ -16,7 +16,7 @@ from everydepth.ablations.taps import tapped
 from everydepth.data import NoisyLabels
 from everydepth.data.feeding import Feed, Source
 from everydepth.errors import SettingError, UnsupportedModelError
-from everydepth.results import Result, Results, curve, named, provenance, scalars
+from everydepth.results import Result, Results, curve, defined, named, provenance, scalars
 from everydepth.results.result import numbers
 from everydepth.stream import (
     ResidualStream,
@@ -199,18 +199,16 @@ def _measurements(
             section="gradients",
         ),
     ]
-    bounds = {
-        f"{name}_{tap}": values.mean(1)
-        for name, side in sides.items()
-        for tap, values in (side.bounds or {}).get("corrected", {}).items()
-    }
-    if bounds:
+    for tap, norms in learning.norms.items() if learning.bounds else ():
+        lines = {"measured": norms.mean(1)}
+        lines |= {form: 10 ** taps[tap].mean(1) for form, taps in (learning.bounds or {}).items()}
         found.append(
             by_layer(
-                "upper_bound",
-                bounds,
-                title="Upper bound of the gradient",
-                about="log10 of the bound of Theorem 1 in its corrected form.",
+                f"bound_{tap}",
+                lines,
+                labels={key: f"{key.replace('_', ' ')}: ‖gradient‖ at {tap}" for key in lines},
+                title=f"Gradient at {tap} and its bound",
+                about="What was measured, beside the forms of Theorem 1's upper bound.",
             )
         )
     samples = {
@@ -399,7 +397,26 @@ def unified_view(study: GradientStudy, ablation: Ablation) -> UnifiedView:
         section="gradients",
     )
     about = provenance(model=study.model, depth=study.depth, samples=study.samples)
-    return UnifiedView(results=named(*curves, ranks), about=about)
+    against = [_against(what, values, study.layers) for what in ("margin", "accuracy")]
+    return UnifiedView(results=named(*against, *curves, ranks), about=about)
+
+
+def _against(what: str, values: Mapping[str, Floats], layers: Sequence[int]) -> Result:
+    return Result(
+        name=f"{what}_against_gradient",
+        kind="scatter",
+        axis="gradient_norm",
+        series=(what,),
+        arrays={
+            "gradient_norm": values["gradient_norm"],
+            what: defined(values[what]),
+            "text": np.array([f"layer {n}" for n in layers]),
+        },
+        labels={"gradient_norm": "gradient norm of learning", what: f"{what} without the skips"},
+        title=f"Gradient and {what} of each layer",
+        about="Layers with large gradients should be missed most.",
+        section="blocks",
+    )
 
 
 _VIEWED = (

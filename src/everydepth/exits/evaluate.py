@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from everydepth.exits.predict import Prediction, predict
 from everydepth.results import (
     Number,
     OptionalNumber,
-    Result,
     Results,
     curve,
     named,
@@ -47,6 +46,31 @@ class Evaluation(Results, kind="evaluation"):
     measured_speedup = Number("policy")
     seconds = Number("policy")
     seconds_full = Number("policy")
+
+    @classmethod
+    def of(
+        cls, exits: Sequence[int], compared: Mapping[str, float | None], **facts: Any
+    ) -> Evaluation:
+        """From the samples that left at depths 1..L, and the numbers above by their names."""
+        numbers = scalars(
+            "policy",
+            compared,
+            labels=_LABELS,
+            title="What leaving early costs and saves",
+            about="The policy beside the full model, on the same batches in turn.",
+            section="decisions",
+        )
+        left = curve(
+            "exits",
+            range(1, len(exits) + 1),
+            {"count": exits},
+            kind="histogram",
+            title="Where samples leave",
+            about="Share of samples that the exit policy lets go at each depth, and up to it.",
+            section="decisions",
+        )
+        about = provenance(depth=len(exits), samples=sum(exits), **facts)
+        return cls(results=named(left, numbers), about=about)
 
     @property
     def exits(self) -> tuple[int, ...]:
@@ -98,31 +122,19 @@ def evaluate(
                 right += torch.stack(both).cpu()
     left = torch.cat(depths)
     accuracy = (right / labels).tolist() if labels else [None, None]
-    compared = scalars(
-        "policy",
-        {
-            "accuracy": accuracy[0],
-            "accuracy_full": accuracy[1],
-            "agreement": same / len(left),
-            "mean_depth": float(left.double().mean()),
-            "layer_speedup": layer_speedup(left, stream.depth),
-            "measured_speedup": float(time[1] / time[0]),
-            "seconds": float(time[0]),
-            "seconds_full": float(time[1]),
-        },
-        labels=_LABELS,
-        title="What leaving early costs and saves",
-        about="The policy beside the full model, on the same batches in turn.",
-        section="decisions",
-    )
-    about = provenance(
-        model=stream.name,
-        task=stream.task,
-        depth=stream.depth,
-        samples=len(left),
-        policy=policy.to_json(),
-    )
-    return Evaluation(results=named(_exits(left, stream.depth), compared), about=about)
+    compared = {
+        "accuracy": accuracy[0],
+        "accuracy_full": accuracy[1],
+        "agreement": same / len(left),
+        "mean_depth": float(left.double().mean()),
+        "layer_speedup": layer_speedup(left, stream.depth),
+        "measured_speedup": float(time[1] / time[0]),
+        "seconds": float(time[0]),
+        "seconds_full": float(time[1]),
+    }
+    exits = torch.bincount(left, minlength=stream.depth + 1)[1:].tolist()
+    about = {"model": stream.name, "task": stream.task, "policy": policy.to_json()}
+    return Evaluation.of(exits, compared, **about)
 
 
 _LABELS = {
@@ -135,18 +147,6 @@ _LABELS = {
     "seconds": "seconds of the policy",
     "seconds_full": "seconds of the full model",
 }
-
-
-def _exits(left: Tensor, depth: int) -> Result:
-    return curve(
-        "exits",
-        range(1, depth + 1),
-        {"count": torch.bincount(left, minlength=depth + 1)[1:].numpy()},
-        kind="histogram",
-        title="Where samples leave",
-        about="Share of samples that the exit policy lets go at each depth, and up to it.",
-        section="decisions",
-    )
 
 
 def _both(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from rich.progress import track
 from torch import nn
 
 from everydepth.data.feeding import Feed, first_rows
-from everydepth.errors import BudgetError, DataError, SettingError
+from everydepth.errors import BudgetError, SettingError
 from everydepth.exits.measure import (
     checkpoint_bytes,
     flops,
@@ -211,11 +209,6 @@ class Profile(Results, kind="profile"):
 
         return [d.depth for d in self.depths if not beaten(d)]
 
-    @classmethod
-    def load(cls, path: str | Path) -> Profile:
-        """Read what `save` wrote, or the single `profile.json` of earlier versions."""
-        return _earlier(Path(path)) if Path(path).is_file() else super().load(path)
-
 
 _COUNTS = ("parameters", "checkpoint_bytes", "flops", "peak_bytes")
 _LATENCIES = ("latency", "batch_latency")
@@ -296,22 +289,6 @@ def _tradeoff(found: Profile) -> Result:
         section="cost",
         note=f"no other depth beats {_ranges(front)} in both quality and time of a batch",
     )
-
-
-def _earlier(path: Path) -> Profile:
-    """A profile that was one JSON file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows = [
-            DepthProfile(**row | {name: Latency(**row[name]) for name in _LATENCIES})
-            for row in content.pop("depths")
-        ]
-        content.pop("format")
-        return Profile.of(rows, **content)
-    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise DataError(
-            f"{path} is not a profile written by Profile.save ({error}); profile again"
-        ) from error
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,13 @@ from tests.zoo import ENTRIES
 from torch import Tensor
 
 import everydepth as ed
-from everydepth.ablations import GradientWatch
+from everydepth.ablations import (
+    Ablation,
+    GradientStudy,
+    GradientWatch,
+    Memorization,
+    unified_view,
+)
 from everydepth.data import flip_labels
 from everydepth.report.cards import card
 from everydepth.report.reading import read
@@ -23,17 +28,15 @@ from everydepth.results.earlier import converted
 from everydepth.results.figures.kinds import charts
 
 
-def shown(name: str, content: Any) -> Results:
-    """What a report shows of it; everything can be drawn or read."""
-    found = converted(name, json.loads(json.dumps(content)), Path())
-    assert found is not None
+def shown(found: Results) -> Results:
+    """The same, once everything can be drawn or read."""
     for result in found.results.values():
         assert not any("could not be drawn" in note for note in card({"a": result}).notes)
     return found
 
 
 @pytest.fixture(scope="module")
-def studied() -> dict[str, Any]:
+def studied() -> dict[str, Results]:
     torch.manual_seed(0)
     model, batch = ENTRIES["ViT"].make()
     batch = {key: torch.cat([value] * 4) for key, value in batch.items()}
@@ -43,21 +46,14 @@ def studied() -> dict[str, Any]:
     noisy = {**batch, "labels": noise.labels}
     study = ed.gradient_study(model, batch, noisy, flipped=noise, progress=False)
     after = ed.ablate(model, batch, c=(0.0, 1.0), progress=False)
-    return {
-        "ablation": after.to_json(),
-        "gradient_study": study.to_json(),
-        "unified_view": ed.unified_view(study, after).to_json(),
-        "memorization": ed.memorization(
-            model, noisy, batch, flipped=noise, progress=False
-        ).to_json(),
-    }
+    found = ed.memorization(model, noisy, batch, flipped=noise, progress=False)
+    view = unified_view(study, after)
+    return {"ablation": after, "study": study, "view": view, "memorization": found}
 
 
-def test_an_ablation_shows_accuracy_and_margin_per_layer(studied: dict[str, Any]) -> None:
-    found = shown("ablation", studied["ablation"])
+def test_an_ablation_shows_accuracy_and_margin_per_layer(studied: dict[str, Results]) -> None:
+    found = shown(studied["ablation"])
     assert {"accuracy", "margin", "agreement"} <= set(found)
-    expected = np.array(studied["ablation"]["runs"]["margin"])[0]
-    np.testing.assert_allclose(found["margin"], expected)
     (chart,) = charts({"": found.result("margin")})
     assert [mark.name for mark in chart.marks] == ["c = 0", "c = 1"]  # pyright: ignore[reportAttributeAccessIssue]
     assert found.table("accuracy").headings == ("layer", "0", "1")
@@ -65,35 +61,47 @@ def test_an_ablation_shows_accuracy_and_margin_per_layer(studied: dict[str, Any]
     assert "c = 0" in by_depth(found.result("accuracy"))[1]
 
 
-def test_a_study_shows_norms_bound_and_spreads(studied: dict[str, Any]) -> None:
-    found = shown("gradient_study", studied["gradient_study"])
-    assert list(found) == [
-        "gradient_norms",
-        "bound_attention",
-        "bound_mlp",
-        "stream_std",
-        "weight_std",
-    ]
-    assert found.result("gradient_norms").series == ("learning", "memorization")
+def test_an_ablation_of_an_earlier_version_loads_as_one(studied: dict[str, Results]) -> None:
+    found = studied["ablation"]
+    assert isinstance(found, Ablation)
+    names = ("model", "task", "mode", "which", "layers", "c", "seeds", "samples")
+    content = {name: getattr(found, name) for name in names}
+    content |= {
+        key: {name: values.tolist() for name, values in getattr(found, key).items()}
+        for key in ("runs", "untouched")
+    }
+    again = converted("ablation", json.loads(json.dumps({"format": 1, **content})), Path())
+    assert isinstance(again, Ablation)
+    np.testing.assert_array_equal(again["margin"], found["margin"])
+    assert (again.layers, again.c, again.which) == (found.layers, found.c, found.which)
+
+
+def test_a_study_shows_norms_bound_and_spreads(studied: dict[str, Results], tmp_path: Path) -> None:
+    found = shown(studied["study"])
+    assert {"gradient_norm", "gradient_ratio", "stream_std", "weight_std"} <= set(found)
+    assert found.result("gradient_norm").series == ("learning", "memorization")
     bound = found.result("bound_attention")
     assert bound.series == ("measured", "corrected", "as_printed", "repaired")
     assert (bound.arrays["measured"] <= bound.arrays["repaired"]).all()
+    again = GradientStudy.load(found.save(tmp_path / "study"))
+    assert isinstance(found, GradientStudy)
+    np.testing.assert_array_equal(again.learning.norms["mlp"], found.learning.norms["mlp"])
+    assert again.bound_is_ordered == found.bound_is_ordered
 
 
-def test_the_scatter_has_one_dot_a_layer(studied: dict[str, Any]) -> None:
-    found = shown("unified_view", studied["unified_view"])
-    assert [len(found[name]) for name in found] == [4, 4]
+def test_the_scatter_has_one_dot_a_layer(studied: dict[str, Results]) -> None:
+    found = shown(studied["view"])
     (chart,) = charts({"": found.result("margin_against_gradient")})
     (dots,) = chart.marks
     assert dots.text == ("layer 1", "layer 2", "layer 3", "layer 4")  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_memorized_labels_are_shown_by_depth(studied: dict[str, Any]) -> None:
-    result = shown("memorization", studied["memorization"]).result("memorization")
-    (chart,) = charts({"": result})
-    assert [mark.name for mark in chart.marks] == ["memorized labels", "right on clean data"]  # pyright: ignore[reportAttributeAccessIssue]
-    assert result.note is not None
-    assert "not reached" in result.note
+def test_memorized_labels_are_shown_by_depth(studied: dict[str, Results]) -> None:
+    found = shown(studied["memorization"])
+    assert isinstance(found, Memorization)
+    assert len(found["by_depth"]) == len(found["test_by_depth"]) == 5
+    assert found["by_depth"][-1] == found.memorization
+    assert "(100 % not reached)" in found.table().title
 
 
 def test_a_watched_training_shows_its_epochs(tmp_path: Path) -> None:
@@ -124,5 +132,6 @@ def test_a_watched_training_shows_its_epochs(tmp_path: Path) -> None:
 
 
 def test_a_watch_that_never_looked_says_so() -> None:
-    found = shown("GradientWatch", {"epochs": []})
-    assert found.result("gradient_norms").note == "no epoch was looked at"
+    found = converted("GradientWatch", {"epochs": []}, Path())
+    assert found is not None
+    assert shown(found).result("gradient_norms").note == "no epoch was looked at"
