@@ -22,9 +22,9 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 import everydepth as ed
-from everydepth.ablations import interval
+from everydepth.ablations import Ablation, GradientStudy, interval, unified_view
 from everydepth.data import Rows, flip_labels, load_digits
-from everydepth.training import UntilAccuracy
+from everydepth.training import FitResult, UntilAccuracy
 
 NOISE, LAYERS, SEEDS = 0.05, 4, (0, 1, 2)
 
@@ -59,16 +59,14 @@ def digits() -> Task:
 
 def measured(task: Task, folder: Path) -> dict[str, Any]:
     """Seeds change the noise, the initial weights and the order of the data."""
-    found: list[ed.Ablation] = []
-    studies: list[ed.GradientStudy] = []
-    after: list[ed.Ablation] = []
+    found: list[Ablation] = []
+    studies: list[GradientStudy] = []
+    after: list[Ablation] = []
     for seed in SEEDS:
         noise = flip_labels(task.train.labels, NOISE, classes=10, seed=seed)
         noisy = replace(task.train, labels=noise.labels)
 
-        def train(
-            model: nn.Module, path: Path | None, seed: int, noisy: Rows = noisy
-        ) -> ed.FitResult:
+        def train(model: nn.Module, path: Path | None, seed: int, noisy: Rows = noisy) -> FitResult:
             net = ed.EveryDepth(model, ed.end_to_end())
             return ed.fit(
                 net,
@@ -116,9 +114,9 @@ def spread(values: Any) -> dict[str, Any]:
 
 
 def summary(
-    found: list[ed.Ablation],
-    studies: list[ed.GradientStudy],
-    after: list[ed.Ablation],
+    found: list[Ablation],
+    studies: list[GradientStudy],
+    after: list[Ablation],
 ) -> dict[str, Any]:
     def untouched(name: str) -> np.ndarray:
         return np.array([a.untouched[name][0] for a in found])
@@ -129,7 +127,7 @@ def summary(
     layers = found[0].layers
     ratio = np.array([s.smaller for s in studies])
     learning = np.array([s.learning.norm for s in studies])
-    views = [ed.unified_view(s, a) for s, a in zip(studies, after, strict=True)]
+    views = [unified_view(s, a) for s, a in zip(studies, after, strict=True)]
     trained = [
         ed.ablations.spearman(s.learning.norm, a.at("accuracy", 0.0))
         for s, a in zip(studies, found, strict=True)

@@ -20,6 +20,7 @@ import everydepth as ed
 from everydepth.app import prepare
 from everydepth.app.tales import PROMPT
 from everydepth.data import load_digits
+from everydepth.exits.generation import Generation
 
 RUNS, EPOCHS = Path("runs/demo"), 30
 CONFIG = ViTConfig(
@@ -54,7 +55,7 @@ def train(
     return model.eval()
 
 
-def write() -> tuple[str, ed.Generation]:
+def write() -> tuple[str, Generation]:
     """The end of a tale, drafted by the first block of a language model and checked by all."""
     prepare(RUNS, say=lambda what: None)
     folder = RUNS / "tales" / "model"

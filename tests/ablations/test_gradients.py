@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import everydepth as ed
-from everydepth.ablations import is_ordered, spearman, tapped, upper_bound, weight_widths
+from everydepth.ablations import (
+    GradientWatch,
+    is_ordered,
+    spearman,
+    tapped,
+    unified_view,
+    upper_bound,
+    weight_widths,
+)
 from everydepth.data import flip_labels
 from everydepth.errors import LabelError, SettingError, UnsupportedModelError
 from everydepth.stream import as_stream, record_branches
@@ -295,16 +303,16 @@ def test_spearman_agrees_with_scipy() -> None:
 def test_the_unified_view_joins_study_and_ablation() -> None:
     model, batch = labelled("ViT")
     study = ed.gradient_study(model, batch, batch, flipped=[0])
-    view = ed.unified_view(study, ed.ablate(model, batch, c=(0.0,)))
+    view = unified_view(study, ed.ablate(model, batch, c=(0.0,)))
     assert set(view.spearman) == {
         "gradient_norm/margin",
         "gradient_norm/accuracy",
         "margin/accuracy",
     }
     with pytest.raises(SettingError, match="ablate all layers of the same model"):
-        ed.unified_view(study, ed.ablate(model, batch, layers=1, c=0.0))
+        unified_view(study, ed.ablate(model, batch, layers=1, c=0.0))
     with pytest.raises(SettingError, match=r"c=0.0, but this ablation has 0.5"):
-        ed.unified_view(study, ed.ablate(model, batch, c=0.5))
+        unified_view(study, ed.ablate(model, batch, c=0.5))
 
 
 def test_bad_input_of_a_study_is_named() -> None:
@@ -339,7 +347,7 @@ def test_the_watch_follows_a_training_and_changes_nothing() -> None:
         net = ed.EveryDepth(model, ed.end_to_end())
         return model, ed.fit(net, rows, epochs=4, callbacks=callbacks, progress=False)
 
-    watch = ed.GradientWatch(clean, noisy, flipped=noise, every=2)
+    watch = GradientWatch(clean, noisy, flipped=noise, every=2)
     model, result = trained([watch])
     plain, _ = trained([])
     assert all(
@@ -351,6 +359,6 @@ def test_the_watch_follows_a_training_and_changes_nothing() -> None:
     study = ed.gradient_study(model, clean, noisy, flipped=noise)
     assert list(seen[-1]["learning_norm"]) == ["1", "2", "3"]
     assert seen[-1]["learning_norm"]["2"] == pytest.approx(float(study.learning.norm[1]))
-    again = ed.GradientWatch(clean, noisy, flipped=noise)
+    again = GradientWatch(clean, noisy, flipped=noise)
     again.load_state_dict(watch.state_dict())
     assert again.results() == watch.results()

@@ -12,7 +12,7 @@ from tests.zoo import CAUSAL, ENTRIES
 from torch import Tensor
 
 import everydepth as ed
-from everydepth.ablations import label_prompts
+from everydepth.ablations import Audit, label_prompts
 from everydepth.ablations.memorize import wilson
 from everydepth.data import Images, NoisyLabels, flip_labels
 from everydepth.errors import DataError, LabelError, SettingError
@@ -175,7 +175,7 @@ class Blobs:
 
 
 @pytest.fixture(scope="module")
-def audited() -> tuple[Blobs, ed.Audit, list[torch.nn.Module], Tensor]:
+def audited() -> tuple[Blobs, Audit, list[torch.nn.Module], Tensor]:
     from everydepth.ablations import folds
 
     blobs = Blobs()

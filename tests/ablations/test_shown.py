@@ -20,9 +20,9 @@ from everydepth.ablations import (
     unified_view,
 )
 from everydepth.data import flip_labels
-from everydepth.report.cards import card
-from everydepth.report.reading import read
-from everydepth.report.words import by_depth
+from everydepth.reports.cards import card
+from everydepth.reports.reading import read
+from everydepth.reports.words import by_depth
 from everydepth.results import Results
 from everydepth.results.earlier import converted
 from everydepth.results.figures.kinds import charts

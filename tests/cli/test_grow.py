@@ -73,7 +73,7 @@ def test_plan_says_depth_width_and_tokens(tmp_path: Path) -> None:
     assert found["parameters"] == pytest.approx(70e9, rel=0.1)
     with pytest.raises(SettingError, match="give one of the two"):
         invoke("plan")
-    law = ed.scaling.EPOCH
+    law = ed.growth.scaling.EPOCH
     lines = [f"{n},{d},{law(n, d)}" for n in (1e7, 1e8, 1e9, 1e10) for d in (1e9, 1e10, 1e11)]
     file = tmp_path / "points.csv"
     file.write_text("\n".join(["parameters,tokens,loss", *lines]))

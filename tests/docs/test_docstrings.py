@@ -26,6 +26,14 @@ NAMES = [name for name in ed.__all__ if name != "__version__"]
 NAMES += [
     f"growth.{n}" for n in ed.growth.__all__ if isfunction(getattr(ed.growth, n)) and n not in NAMES
 ]
+# Of the other packages, every public name that shows an example.
+NAMES += [
+    f"{package}.{n}"
+    for package in ("ablations", "exits", "results", "stream", "tracing", "training")
+    for n in import_module(f"everydepth.{package}").__all__
+    if n not in NAMES
+    and ">>>" in (getattr(import_module(f"everydepth.{package}"), n).__doc__ or "")
+]
 # These two need a network and the files of a data set.
 ABSENT = ("load_hub", "load_images")
 NAMES += [

@@ -11,8 +11,8 @@ from tests.helpers.growth import SETTINGS, mlp, teacher_data
 
 from everydepth.growth import grow, scaling
 from everydepth.growth.comparing import Arm, Comparison
-from everydepth.report import report
-from everydepth.report.cards import card
+from everydepth.reports import report
+from everydepth.reports.cards import card
 from everydepth.results import Results
 from everydepth.results.earlier import converted
 from everydepth.runs import Run

@@ -113,7 +113,7 @@ def test_the_chinchilla_points_give_the_published_refit(data_folder: Path) -> No
     n, c, loss = (
         np.array([float(r[k]) for r in rows]) for k in ("Model Size", "Training FLOP", "loss")
     )
-    found = ed.scaling.fit(n, loss, c / (6 * n))
+    found = ed.growth.scaling.fit(n, loss, c / (6 * n))
     assert (found["E"], found["alpha"], found["beta"]) == pytest.approx(
         (1.817, 0.348, 0.366), abs=3e-3
     )

@@ -15,7 +15,7 @@ from tests.helpers.training import digits, vit
 import everydepth as ed
 from everydepth.data import batches
 from everydepth.errors import RunError
-from everydepth.training import Callback, Training
+from everydepth.training import Callback, FitResult, Training
 
 SETTINGS: dict[str, Any] = {
     "steps": 6,
@@ -40,7 +40,7 @@ class Crash(Callback):
             raise InterruptedError
 
 
-def train(run: Path, *, crash: int | None = None, data: Any = None, **more: Any) -> ed.FitResult:
+def train(run: Path, *, crash: int | None = None, data: Any = None, **more: Any) -> FitResult:
     """39 test rows: the last batch of validation cannot be dealt out evenly."""
     network = ed.EveryDepth(vit(dropout=0.0), ed.lpa())
     rows = digits(64) if data is None else data

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page
 from tests.helpers.browser import browser_path, launched
 from tests.helpers.results import HOSTILE, curve, every_kind, trace_of
 
-from everydepth.report import report
+from everydepth.reports import report
 from everydepth.runs import Run
 
 SIZES = ((1280, 900), (390, 844))

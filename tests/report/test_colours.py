@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.helpers.results import every_kind, trace_of
 
-from everydepth.report import report
+from everydepth.reports import report
 from everydepth.results.figures.chart import PALETTE
 from everydepth.runs import Run
 

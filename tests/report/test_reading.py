@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.results import curve, trace_of
 
 from everydepth.errors import DataError, RunError
-from everydepth.report.reading import read
+from everydepth.reports.reading import read
 from everydepth.results import saving
 from everydepth.runs import Run
 

@@ -16,9 +16,9 @@ from tests.helpers.results import HOSTILE, curve, every_kind, trace_of
 
 import everydepth
 from everydepth.errors import DataError
-from everydepth.report import page, report
-from everydepth.report.cards import card
-from everydepth.report.markup import script_json, text
+from everydepth.reports import page, report
+from everydepth.reports.cards import card
+from everydepth.reports.markup import script_json, text
 from everydepth.results import Results, gap, named, rows
 from everydepth.runs import Run
 from everydepth.tracing.earlier import parameters
@@ -277,7 +277,7 @@ def test_a_page_beyond_the_limit_and_a_run_without_depths_are_errors(
         report(Run.create(tmp_path / "new", {}).path, out)
     with pytest.raises(DataError, match="no run to report"):
         report([], out)
-    monkeypatch.setattr("everydepth.report.write.LARGEST_PAGE", 1000)
+    monkeypatch.setattr("everydepth.reports.write.LARGEST_PAGE", 1000)
     with pytest.raises(DataError, match=r"the page would have .* MB, but 0 MB is the limit"):
         report(trace_of(LINES, depth=2), out)
     assert not out.exists()
@@ -286,9 +286,9 @@ def test_a_page_beyond_the_limit_and_a_run_without_depths_are_errors(
 def test_report_can_be_called_from_the_public_surface_whatever_was_imported_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert isinstance(everydepth.report, ModuleType)  # bound when this file imported the package
+    assert isinstance(everydepth.reports, ModuleType)  # bound when this file imported the package
     with pytest.raises(DataError, match="no run to report"):
-        everydepth.report([])
+        everydepth.reports([])
     monkeypatch.delattr(everydepth, "report")  # as if nothing had been imported
     with pytest.raises(DataError, match="no run to report"):
-        everydepth.report([])
+        everydepth.reports([])

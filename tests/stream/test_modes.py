@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import everydepth as ed
+from everydepth.stream import States
 
 KINDS = ["ViT", "Llama-tied-CausalLM-left", "Bert-SequenceClassification"]
 
 
-def summed(states: ed.States) -> Tensor:
+def summed(states: States) -> Tensor:
     return torch.stack([states.logits(d).square().mean() for d in range(1, len(states))]).sum()
 
 

@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 import everydepth as ed
 from everydepth.errors import UnsupportedModelError
+from everydepth.stream import Block, Branch
 from everydepth.stream.maps import LinearMap
 
 ATTENTIVE = {
@@ -105,11 +106,11 @@ def test_a_shared_config_of_encoder_and_decoder_gives_each_its_own_heads() -> No
         vocab_size=9,
     )
     layer = hf.BartModel(config).decoder.layers[0]
-    branch = ed.Branch(
+    branch = Branch(
         kind="attention",
         entry=layer.self_attn,
         out=layer.self_attn,
         proj=layer.self_attn.out_proj,
         post=layer.self_attn_layer_norm,
     )
-    assert ed.Block(module=layer, branches=(branch,)).heads == 4
+    assert Block(module=layer, branches=(branch,)).heads == 4

@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 import everydepth as ed
 from everydepth.errors import SettingError
 from everydepth.stream import observe_gradients, record_branches
+from everydepth.tracing import gradient_alignment
 
 
 def batch_of(count: int) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -177,7 +178,7 @@ def test_alignment_compares_two_data_sets_and_bounds_their_disagreement() -> Non
         ed.trace(model, samples.pictures(n, seed), ["gradient_mean"], progress=False)
         for n, seed in ((60, 1), (40, 2))
     )
-    found = ed.gradient_alignment(a, b)
+    found = gradient_alignment(a, b)
     x, y = (vectors(model, samples.pictures(n, s)) for n, s in ((60, 1), (40, 2)))
     for depth in range(4):
         p, q = x[depth].mean(0), y[depth].mean(0)
@@ -188,7 +189,7 @@ def test_alignment_compares_two_data_sets_and_bounds_their_disagreement() -> Non
         bound = 4 * kappa / (60 * mu) + 4 * kappa / (40 * mu)
         bound += 4 * kappa * np.trace(covariance) / (60 * 40 * mu**2)
         assert found.arrays["bound"][depth] == pytest.approx(min(bound, 1), rel=1e-4)
-    same = ed.gradient_alignment(a, a)
+    same = gradient_alignment(a, a)
     np.testing.assert_allclose(same.arrays["cosine"], 1)
 
 
@@ -197,7 +198,7 @@ def test_alignment_refuses_two_models() -> None:
     a = ed.trace(samples.vit(), data, ["gradient_mean"], progress=False)
     b = ed.trace(samples.vit(layers=2), data, ["gradient_mean"], progress=False)
     with pytest.raises(SettingError, match="the traces have 3 and 2 blocks; trace one model"):
-        ed.gradient_alignment(a, b)
+        gradient_alignment(a, b)
 
 
 def test_batch_norm_does_not_mix_samples() -> None:

@@ -367,7 +367,8 @@ def unified_view(study: GradientStudy, ablation: Ablation) -> UnifiedView:
 
     >>> study = ed.gradient_study(model, valid, noisy, flipped=noise, progress=False)
     >>> ablation = ed.ablate(model, valid, c=(0.0, 1.0), progress=False)
-    >>> sorted(ed.unified_view(study, ablation).spearman)
+    >>> from everydepth.ablations import unified_view
+    >>> sorted(unified_view(study, ablation).spearman)
     ['gradient_norm/accuracy', 'gradient_norm/margin', 'margin/accuracy']
     """
     if ablation.layers != study.layers:

@@ -23,7 +23,8 @@ class GradientWatch(Callback):
     layers: by default an early, a middle and the last one. every: epochs between two looks.
     What it saw is in `result.callbacks["GradientWatch"]["epochs"]`, one entry a look.
 
-    >>> watch = ed.GradientWatch(valid, noisy, flipped=noise, max_samples=64)
+    >>> from everydepth.ablations import GradientWatch
+    >>> watch = GradientWatch(valid, noisy, flipped=noise, max_samples=64)
     >>> net = ed.EveryDepth(model, ed.end_to_end())
     >>> done = ed.fit(net, noisy, epochs=1, callbacks=[watch], progress=False)
     >>> len(done.callbacks["GradientWatch"]["epochs"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from everydepth.app.shelf import Shelf
 from everydepth.errors import DataError
-from everydepth.report.page import render
-from everydepth.report.reading import read
+from everydepth.reports.page import render
+from everydepth.reports.reading import read
 
 
 def page(shelf: Shelf, first: str, second: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from everydepth.app.shelf import Item
 from everydepth.errors import SettingError
 from everydepth.exits.generation import generate
-from everydepth.report.markup import text
+from everydepth.reports.markup import text
 from everydepth.results.result import Result
 from everydepth.tracing import token_grid
 

@@ -22,7 +22,7 @@ from everydepth.exits import Certificate, Policy, Profile, calibrate, predict, p
 from everydepth.exits.calibrate import NotCertifiedWarning
 from everydepth.exits.load import model_folder
 from everydepth.exits.untrusted import check_inside, read_json
-from everydepth.report.markup import text
+from everydepth.reports.markup import text
 from everydepth.stream import ResidualStream, evaluating
 
 TOP = 3  # classes shown a depth

@@ -28,7 +28,7 @@ def report(
 
     The page needs no network: everydepth report E2E=runs/a LPA=runs/b -o page.html
     """
-    from everydepth.report import report as write
+    from everydepth.reports import report as write
 
     command = command_line()
     page = write(_named(runs), out, title=title, command=command)

@@ -206,7 +206,8 @@ class Confidence(Policy):
 class Entropy(Policy):
     """One minus the entropy of the softmax over its maximum, log of the number of classes.
 
-    >>> policy = ed.Entropy(threshold=0.8)
+    >>> from everydepth.exits import Entropy
+    >>> policy = Entropy(threshold=0.8)
     >>> ed.predict(model, test.batch(range(8)), policy=policy).depths.shape
     torch.Size([8])
     """
@@ -225,7 +226,8 @@ class Entropy(Policy):
 class Margin(Policy):
     """The largest softmax probability minus the second largest.
 
-    >>> policy = ed.Margin(threshold=0.8)
+    >>> from everydepth.exits import Margin
+    >>> policy = Margin(threshold=0.8)
     >>> ed.predict(model, test.batch(range(8)), policy=policy).depths.shape
     torch.Size([8])
     """
@@ -277,7 +279,8 @@ class Patience(Policy):
 class Agreement(Policy):
     """The overlap of the softmax with that of the depth before; zero if their classes differ.
 
-    >>> policy = ed.Agreement(threshold=0.9)
+    >>> from everydepth.exits import Agreement
+    >>> policy = Agreement(threshold=0.9)
     >>> ed.predict(model, test.batch(range(8)), policy=policy).depths.shape
     torch.Size([8])
     """

@@ -1,6 +1,6 @@
 """Scaling laws: fit them with uncertainty, plan depth, width and data for a budget.
 
->>> plan = ed.scaling.plan(parameters=7e9)
+>>> plan = ed.growth.scaling.plan(parameters=7e9)
 >>> plan.depth, plan.width, f"{plan.tokens:.1e}"
 (54, 3264, '...')
 """

@@ -65,7 +65,8 @@ def register(model_class: type[nn.Module], factory: StreamFactory) -> None:
 def families() -> dict[str, list[str]]:
     """The supported families and their classes.
 
-    >>> ed.families()["vit"][0]
+    >>> from everydepth.stream import families
+    >>> families()["vit"][0]
     'ViTForImageClassification'
     """
     known = {f.name: [name.rpartition(".")[2] for name in f.classes] for f in _table()}

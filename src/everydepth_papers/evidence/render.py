@@ -53,8 +53,8 @@ def listing(recipes: Mapping[str, Recipe]) -> Table:
 
 def html_page(found: Reproduction, figure: Any = None) -> str:
     """One page that needs no network and runs no script."""
-    from everydepth.report.markup import folded, text
-    from everydepth.report.markup import table as html_table
+    from everydepth.reports.markup import folded, text
+    from everydepth.reports.markup import table as html_table
 
     picture = ""
     if figure is not None:

@@ -261,7 +261,8 @@ def gradient_alignment(train: Trace, test: Trace) -> Result:
     they do not, at most 1, with `mu` and `Sigma` taken from the first trace.
 
     >>> a, b = (ed.trace(model, rows, ["gradient_mean"], progress=False) for rows in (valid, test))
-    >>> ed.gradient_alignment(a, b).value.shape  # a cosine at depths 0..3
+    >>> from everydepth.tracing import gradient_alignment
+    >>> gradient_alignment(a, b).value.shape  # a cosine at depths 0..3
     (4,)
     """
     a, b = train.result("gradient_mean"), test.result("gradient_mean")

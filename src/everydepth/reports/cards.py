@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from everydepth.errors import SettingError
-from everydepth.report.words import by_depth
+from everydepth.reports.words import by_depth
 from everydepth.results import Result, Table
 from everydepth.results.figures.chart import Chart
 from everydepth.results.figures.kinds import charts, number_columns

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from everydepth.errors import DataError
-from everydepth.report.page import LARGEST_PAGE, render
-from everydepth.report.reading import RunView, read, view_of
+from everydepth.reports.page import LARGEST_PAGE, render
+from everydepth.reports.reading import RunView, read, view_of
 from everydepth.results import Results
 
 Source = str | Path | Results

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from everydepth.report.markup import folded, text
-from everydepth.report.reading import RunView
+from everydepth.reports.markup import folded, text
+from everydepth.reports.reading import RunView
 
 
 def made_by(view: RunView, heading: str) -> str:

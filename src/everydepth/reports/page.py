@@ -14,11 +14,11 @@ import numpy as np
 
 from everydepth.environment import installed_version
 from everydepth.errors import DataError
-from everydepth.report.cards import Card, card, heading, in_order
-from everydepth.report.markup import script_json, table, text
-from everydepth.report.provenance import made_by
-from everydepth.report.reading import RunView
-from everydepth.report.words import gives_up, headline, start_depth
+from everydepth.reports.cards import Card, card, heading, in_order
+from everydepth.reports.markup import script_json, table, text
+from everydepth.reports.provenance import made_by
+from everydepth.reports.reading import RunView
+from everydepth.reports.words import gives_up, headline, start_depth
 from everydepth.results import Result
 from everydepth.results.figures.chart import PALETTE, Chart, Heat
 from everydepth.results.figures.web import description
@@ -307,7 +307,7 @@ def _digest(script: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files("everydepth.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("everydepth.reports").joinpath(name).read_text(encoding="utf-8")
 
 
 def _plotly() -> str:

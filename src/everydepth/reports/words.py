@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from everydepth.report.reading import RunView
+from everydepth.reports.reading import RunView
 from everydepth.results import Result
 from everydepth.results.figures.kinds import short_names
 from everydepth.results.table import shown
