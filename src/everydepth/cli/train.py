@@ -78,7 +78,7 @@ def train(
         state = PartialState()
         if state.is_main_process:
             _copy_preprocessing(beside, Path(run) / "model", network)
-            _show(result, net.stream.depth, console)
+            _show(result, console)
         if state.num_processes > 1:
             state.destroy_process_group()
 
@@ -153,19 +153,11 @@ def _copy_preprocessing(source: str, target: Path, network: PreTrainedModel) -> 
         AutoTokenizer.from_pretrained(source).save_pretrained(target)
 
 
-def _show(result: FitResult, depth: int, console: Console) -> None:
-    from rich.table import Table
-
+def _show(result: FitResult, console: Console) -> None:
     seconds = f"{result.seconds:.0f} s"
     console.print(f"{result.stopped} after {result.steps} steps ({seconds})", markup=False)
     if result.valid:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in ("depth", *result.valid):
-            table.add_column(name, justify="right")
-        for index in range(depth):
-            values = (f"{column[index]:.4f}" for column in result.valid.values())
-            table.add_row(str(index + 1), *values)
-        console.print(table)
+        console.print(result.table())
     else:
         console.print(
             "no figures by depth: the data has no part to validate on (valid or test), or "

@@ -343,7 +343,11 @@ class Training:
     def _finish(self) -> FitResult:
         self._save()
         reports = {type(callback).__name__: dict(callback.results()) for callback in self.callbacks}
-        result = FitResult(
+        stream, run = self.net.stream, self.run
+        result = FitResult.of(
+            model=stream.name,
+            task=stream.task,
+            depth=stream.depth,
             steps=self.step,
             epochs=self.epoch,
             stopped=self.stopped or FINISHED,
@@ -352,14 +356,13 @@ class Training:
             best_step=self.best.step,
             best_value=self.best.value,
             callbacks={name: report for name, report in reports.items() if report},
-            history=self._history,
-            path=None if self.run is None else self.run.path,
+            history=self._history if run is None else run.metrics(),
+            path=None if run is None else run.path,
         )
-        if self.run is None:
-            return result
-        run, state = self.run, model_state(self.net, keep=self.accelerator.is_main_process)
-        on_main(self.accelerator, lambda: write_result(run, result, self.net, state))
-        return replace(result, history=run.metrics())
+        if run is not None:
+            state = model_state(self.net, keep=self.accelerator.is_main_process)
+            on_main(self.accelerator, lambda: write_result(run, result, self.net, state))
+        return result
 
     # -- processes ---------------------------------------------------------------------
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
 from transformers.utils import logging
 
+from everydepth.results import Result, Results, curve, named, provenance
+from everydepth.results.result import readable
 from everydepth.runs import Run
+from everydepth.runs.history import history as logged_curves
 from everydepth.stream import unwrapped
 from everydepth.training.module import EveryDepth
 from everydepth.training.scoring import Scores
@@ -19,16 +22,12 @@ from everydepth.training.scoring import Scores
 FINISHED = "finished"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FitResult:
-    """What a run came to.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class FitResult(Results, kind="fit"):
+    """What a run came to: the last validation at every depth, and what was logged on the way.
 
-    stopped: "finished", or why it ended before the last step.
-    valid: by metric, the last validation's value at depth 1, 2, ..., L; empty without validation.
-    best_step, best_value: of the early-stopping metric (the last depth's loss, if none was given).
-    callbacks: by class name, what each callback reports.
-    history: the metrics, in the order in which they were logged.
-    path: the run directory, if there is one; the model is in its folder `model`.
+    history: the metrics, in the order in which they were logged. path: the run directory, if there
+    is one; the model is in its folder `model`. Both are empty in results that were loaded.
 
     >>> net = ed.EveryDepth(model, ed.lpa())
     >>> done = ed.fit(net, train, valid, steps=3, progress=False)
@@ -36,16 +35,84 @@ class FitResult:
     (3, 'finished', 3)
     """
 
-    steps: int
-    epochs: int
-    stopped: str
-    seconds: float
-    valid: Scores = field(default_factory=dict)
-    best_step: int | None = None
-    best_value: float | None = None
-    callbacks: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    history: Sequence[Mapping[str, Any]] = ()
     path: Path | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        valid: Scores,
+        history: Sequence[Mapping[str, Any]],
+        path: Path | None,
+        **facts: Any,
+    ) -> FitResult:
+        """facts: those of `provenance` and the properties below."""
+        measured = [_validated(name, values) for name, values in valid.items()]
+        logged = logged_curves(history).results
+        return cls(
+            results={**named(*measured), **logged},
+            about=provenance(**facts),
+            history=history,
+            path=path,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that were done."""
+        return int(self.about["steps"])
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that were done."""
+        return int(self.about["epochs"])
+
+    @property
+    def stopped(self) -> str:
+        """ "finished", or why it ended before the last step."""
+        return str(self.about["stopped"])
+
+    @property
+    def seconds(self) -> float:
+        """Of training and validation, those before a resume included."""
+        return float(self.about["seconds"])
+
+    @property
+    def valid(self) -> Scores:
+        """By metric, the last validation at depths 1, 2, ..., L; empty without validation."""
+        names = (name for name in self.results if name.startswith(_VALID))
+        return {name.removeprefix(_VALID): tuple(self[name].tolist()) for name in names}
+
+    @property
+    def best_step(self) -> int | None:
+        """Of the early-stopping metric (the last depth's loss, if none was given)."""
+        return self.about["best_step"]
+
+    @property
+    def best_value(self) -> float | None:
+        """The metric's value then."""
+        return self.about["best_value"]
+
+    @property
+    def callbacks(self) -> Mapping[str, Any]:
+        """By class name, what each callback reports."""
+        return self.about["callbacks"]
+
+
+_VALID = "valid_"
+
+
+def _validated(name: str, values: Sequence[float]) -> Result:
+    return curve(
+        f"{_VALID}{name}",
+        range(1, len(values) + 1),
+        list(values),
+        title=f"{readable(name)} on validation data",
+        about="Every depth through the shared readout, as the run ended.",
+        unit="share" if name == "accuracy" else "",
+        better="higher" if name == "accuracy" else "lower",
+        section="prediction",
+    )
 
 
 def write_result(run: Run, result: FitResult, net: EveryDepth, state: dict[str, Tensor]) -> None:
@@ -55,7 +122,8 @@ def write_result(run: Run, result: FitResult, net: EveryDepth, state: dict[str, 
         own = {k: v for k, v in state.items() if not (net.heads and k.startswith("heads."))}
         with _no_progress_bars():
             run.write_folder("model", lambda folder: net.save_pretrained(folder, state_dict=own))
-    run.write_results({k: v for k, v in asdict(result).items() if k not in ("history", "path")})
+    names = ("steps", "epochs", "stopped", "seconds", "best_step", "best_value", "callbacks")
+    run.write_results({"valid": result.valid, **{name: result.about[name] for name in names}})
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
