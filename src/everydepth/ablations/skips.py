@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream import Block, ResidualStream, as_stream, first_tensor, with_first_tensor
-from everydepth.stream.taps import state_key
+from everydepth.stream.taps import state_in
 
 Which = Literal["both", "attention", "cross_attention", "mlp", "conv"]
 """Which connections of a block: those of one kind, or all of them ("both")."""
@@ -185,8 +185,7 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
 
     def see(i: int) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            key = state_key(args, kwargs)
-            xs.setdefault(i, args[0] if key is None else kwargs[key])
+            xs.setdefault(i, state_in(args, kwargs))
 
         return hook
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +35,19 @@ class Check:
     detail: str
 
 
-@dataclass(frozen=True)
-class StreamReport:
-    """What `check_stream` found; prints as a table."""
+Report = TypeVar("Report", bound="CheckReport")
 
-    model: str
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReport(ABC):
+    """What was checked of something; prints as a table under a verdict."""
+
     checks: tuple[Check, ...]
+
+    @property
+    @abstractmethod
+    def verdict(self) -> str:
+        """One line."""
 
     @property
     def ok(self) -> bool:
@@ -49,13 +57,23 @@ class StreamReport:
         marks = {True: "ok  ", False: "FAIL", None: "-   "}
         width = max(len(check.name) for check in self.checks)
         lines = [f"{marks[c.passed]} {c.name:<{width}}  {c.detail}" for c in self.checks]
-        verdict = "is a residual stream" if self.ok else "breaks the contract"
-        return "\n".join([f"{self.model} {verdict}", *lines])
+        return "\n".join([self.verdict, *lines])
 
-    def raise_if_failed(self) -> StreamReport:
+    def raise_if_failed(self: Report) -> Report:
         if not self.ok:
             raise EveryDepthError(str(self))
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamReport(CheckReport):
+    """What `check_stream` found; prints as a table."""
+
+    model: str
+
+    @property
+    def verdict(self) -> str:
+        return f"{self.model} {'is a residual stream' if self.ok else 'breaks the contract'}"
 
 
 def check_stream(model: nn.Module | ResidualStream, batch: Batch, **options: Any) -> StreamReport:
@@ -100,7 +118,7 @@ def check_stream(model: nn.Module | ResidualStream, batch: Batch, **options: Any
             f"changed: {left}" if left else "no hooks, forward, config and mode as before",
         )
     )
-    return StreamReport(stream.name, tuple(checks))
+    return StreamReport(model=stream.name, checks=tuple(checks))
 
 
 @dataclass(frozen=True)

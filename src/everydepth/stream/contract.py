@@ -23,7 +23,7 @@ from everydepth.stream.taps import (
     hooked,
     in_silence,
     replaced_forward,
-    state_key,
+    state_in,
     with_first_tensor,
 )
 from everydepth.stream.tree import tree
@@ -284,8 +284,7 @@ class ResidualStream(ABC):
         def see_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if in_silence():
                 return
-            key = state_key(args, kwargs)
-            h.append(args[0] if key is None else kwargs[key])
+            h.append(state_in(args, kwargs))
             if calls:
                 seen.append(Call.of(args, kwargs))
 
@@ -329,8 +328,7 @@ class ResidualStream(ABC):
 
         def noting(forward: Callable[..., Any]) -> Callable[..., Any]:
             def note(*args: Any, **kwargs: Any) -> Any:
-                key = state_key(args, kwargs)
-                h = args[0] if key is None else kwargs[key]
+                h = state_in(args, kwargs)
                 calls.append(Call.of(args, kwargs))
                 embedded.append(h)
                 if exporting:

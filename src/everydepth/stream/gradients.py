@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from everydepth.stream.contract import ResidualStream, unwrapped
 from everydepth.stream.states import States
-from everydepth.stream.taps import BranchRecord, hooked, record_branches, state_key
+from everydepth.stream.taps import BranchRecord, hooked, record_branches, state_in, with_state
 from everydepth.stream.targets import Targets
 
 
@@ -95,10 +95,8 @@ def _only_the_stream(stream: ResidualStream) -> Generator[None, None, None]:
     def start(
         _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        key = state_key(args, kwargs)
-        h = (args[0] if key is None else kwargs[key]).detach().requires_grad_()
-        h = h.view_as(h)  # not a leaf: a block may work in place
-        return ((h, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: h})
+        h = state_in(args, kwargs).detach().requires_grad_()
+        return with_state(args, kwargs, h.view_as(h))  # not a leaf: a block may work in place
 
     first = stream.blocks[0].module.register_forward_pre_hook(start, with_kwargs=True)
     for parameter in parameters:

@@ -34,6 +34,20 @@ def state_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     )
 
 
+def state_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """The state with which a block or a branch was called."""
+    key = state_key(args, kwargs)
+    return args[0] if key is None else kwargs[key]
+
+
+def with_state(
+    args: tuple[Any, ...], kwargs: dict[str, Any], h: Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call with another state."""
+    key = state_key(args, kwargs)
+    return ((h, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: h})
+
+
 def first_tensor(output: Any) -> Tensor:
     """The tensor of a tensor-or-tuple output."""
     return output if isinstance(output, Tensor) else output[0]
@@ -132,16 +146,14 @@ def record_branches(
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if in_silence():
                 return
-            key = state_key(args, kwargs)
-            shape[:] = [(args[0] if key is None else kwargs[key]).shape]
+            shape[:] = [state_in(args, kwargs).shape]
             calls.clear()
 
         def see_x(i: int) -> Callable[..., None]:
             def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 if in_silence():
                     return
-                key = state_key(args, kwargs)
-                xs.setdefault(i, args[0] if key is None else kwargs[key])
+                xs.setdefault(i, state_in(args, kwargs))
 
             return hook
 

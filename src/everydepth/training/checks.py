@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everydepth.errors import EveryDepthError
 from everydepth.objectives import LayerDropout
 from everydepth.stream import Check, unwrapped
+from everydepth.stream.checks import CheckReport
 from everydepth.training.module import EveryDepth
 
 
-@dataclass(frozen=True)
-class ObjectiveReport:
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveReport(CheckReport):
     """What `check_objective` found; prints as a table.
 
     weights: the mean weight of each depth, 0..L, over the cycle.
@@ -28,27 +28,16 @@ class ObjectiveReport:
     cycle: int
     steps: tuple[int, ...]
     weights: tuple[float, ...]
-    checks: tuple[Check, ...]
 
     @property
-    def ok(self) -> bool:
-        return all(check.passed is not False for check in self.checks)
+    def verdict(self) -> str:
+        does = "trains every block" if self.ok else "does not do what it says"
+        return f"{self.objective} {does} (cycle of {self.cycle} steps, {len(self.steps)} run)"
 
     def __str__(self) -> str:
-        marks = {True: "ok  ", False: "FAIL", None: "-   "}
-        width = max(len(check.name) for check in self.checks)
-        lines = [f"{marks[c.passed]} {c.name:<{width}}  {c.detail}" for c in self.checks]
-        verdict = "trains every block" if self.ok else "does not do what it says"
         shown = " ".join(f"{weight:.3g}" for weight in self.weights)
-        head = f"{self.objective} {verdict} (cycle of {self.cycle} steps, {len(self.steps)} run)"
-        return "\n".join(
-            [head, *lines, f"mean weight of depth 0..{len(self.weights) - 1}: {shown}"]
-        )
-
-    def raise_if_failed(self) -> ObjectiveReport:
-        if not self.ok:
-            raise EveryDepthError(str(self))
-        return self
+        last = len(self.weights) - 1
+        return f"{super().__str__()}\nmean weight of depth 0..{last}: {shown}"
 
 
 def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveReport:
@@ -94,7 +83,11 @@ def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveRepor
         *_reach_checks(net, reached),
     )
     return ObjectiveReport(
-        objective.name, cycle, tuple(steps), tuple(weights.mean(0).tolist()), checks
+        objective=objective.name,
+        cycle=cycle,
+        steps=tuple(steps),
+        weights=tuple(weights.mean(0).tolist()),
+        checks=checks,
     )
 
 
