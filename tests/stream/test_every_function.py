@@ -126,6 +126,18 @@ def test_every_function_takes_a_model_with_options_or_its_stream(name: str) -> N
         call(stream, flavor="odd")
 
 
+def test_fit_takes_a_stream() -> None:
+    """Its other arguments are settings, so options go into the stream."""
+    stream = ed.as_stream(classifier(), flavor="plain")
+    assert ed.fit(stream, [rows(4)], steps=1, **QUIET).stopped == "finished"
+
+
+def test_a_net_that_is_trained_has_the_stream_of_its_model() -> None:
+    net = ed.EveryDepth(classifier(), flavor="plain")
+    assert ed.as_stream(net) is net.stream
+    assert type(ed.at_depth(net, 1)) is Seeing
+
+
 # -- options that would be ignored ----------------------------------------------------------------
 
 PATHS = {"blocks": "vit.layers", "readout": ("vit.layernorm", "classifier"), "token": "first"}

@@ -552,9 +552,21 @@ def test_settings_change_a_copy_of_the_config() -> None:
     assert config.lr == 0.5
 
 
-def test_a_plain_model_is_to_be_wrapped() -> None:
-    with pytest.raises(SettingError, match=r"needs an EveryDepth, got ResidualMLP; wrap it"):
-        ed.fit(mlp(), points(), steps=1, **QUIET)  # pyright: ignore[reportArgumentType]
+def test_a_model_or_its_stream_is_trained_as_an_EveryDepth_of_it() -> None:
+    found = []
+    for wrap in (ed.EveryDepth, ed.as_stream, lambda model: model):
+        torch.manual_seed(0)
+        model = mlp()
+        ed.fit(wrap(model), points(), steps=2, **QUIET)
+        found.append(model.state_dict())
+    for other in found[1:]:
+        assert all(torch.equal(other[key], value) for key, value in found[0].items())
+
+
+def test_a_wrapped_net_is_to_be_given_itself() -> None:
+    net = torch.nn.DataParallel(ed.EveryDepth(mlp()))
+    with pytest.raises(SettingError, match=r"got one inside DataParallel; pass the EveryDepth"):
+        ed.fit(net, points(), steps=1, **QUIET)
 
 
 def test_early_stopping_on_an_unknown_metric_lists_those_there_are() -> None:

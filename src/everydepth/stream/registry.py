@@ -125,9 +125,11 @@ def as_stream(
     """
     said = {"blocks": blocks, "readout": readout, "token": token, "task": task}
     options = {name: value for name, value in said.items() if value is not None} | options
-    if isinstance(model, ResidualStream):
-        _check_own(model, options)
-        return model
+    # A net that is trained at every depth has a stream of its own.
+    own = getattr(unwrapped(model), "stream", None) if isinstance(model, nn.Module) else model
+    if isinstance(own, ResidualStream):
+        _check_own(own, options)
+        return own
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UnsupportedModelError(
             f"{model!r:.80} is a {type(model).__name__}, not a model; pass a torch.nn.Module or a "

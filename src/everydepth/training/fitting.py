@@ -11,6 +11,7 @@ from torch import nn
 
 from everydepth.config import filled
 from everydepth.errors import SettingError
+from everydepth.stream import ResidualStream, unwrapped
 from everydepth.stream.taps import replaced_forward
 from everydepth.training.callbacks import Callback
 from everydepth.training.config import FitConfig, RunConfig
@@ -23,7 +24,7 @@ from everydepth.training.scoring import Evaluator
 
 
 def fit(
-    net: nn.Module,
+    net: nn.Module | ResidualStream,
     train: TrainData,
     valid: TrainData | None = None,
     config: FitConfig | None = None,
@@ -35,6 +36,7 @@ def fit(
 ) -> FitResult:
     """Train an `EveryDepth` network at every depth its objective supervises.
 
+    net: an `EveryDepth`; a model or its stream gets one, with the default objective.
     train, valid: a Dataset of dictionaries, a DataLoader, or a re-iterable of batches. Of a Dataset
         `batch_size` rows make one optimizer step, over all processes and accumulated pieces
         together, so neither changes the result; the order is a function of `seed` and the epoch.
@@ -51,9 +53,12 @@ def fit(
     place: RunConfig
     asked, place = filled(settings, "fit", config or FitConfig, where or RunConfig)
     if not isinstance(net, EveryDepth):
-        raise SettingError(
-            f"fit needs an EveryDepth, got {type(net).__name__}; wrap it: EveryDepth(model)"
-        )
+        if isinstance(net, nn.Module) and isinstance(unwrapped(net), EveryDepth):
+            raise SettingError(
+                f"fit needs an EveryDepth, got one inside {type(net).__name__}; pass the "
+                "EveryDepth itself: processes and compilation are settings of fit"
+            )
+        net = EveryDepth(net)
     if place.resume and place.run is None:
         raise SettingError("resume=True without run=; give the directory of the run to continue")
     if asked.rule is not None and valid is None:
