@@ -49,5 +49,5 @@ def test_what_is_stored_names_papers_by_their_keys() -> None:
     for name, file in recipe_files().items():
         for found in recorded(file.parent):
             assert name.split("_table")[0].startswith(tuple(paper.PAPERS))
-            assert found.source.startswith(tuple(p.name for p in paper.PAPERS.values()))
-            assert "paper 00" not in json.dumps(found.to_json())
+            assert found.about["source"].startswith(tuple(p.name for p in paper.PAPERS.values()))
+            assert "paper 00" not in json.dumps(dict(found.about))

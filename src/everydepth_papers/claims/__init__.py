@@ -4,7 +4,7 @@
 
 >>> from everydepth_papers.claims import check_claims
 >>> ledger = check_claims(model, test, only="lpa-monotone", progress=False)
->>> ledger["lpa-monotone"].verdict in ("holds", "does not hold", "inconclusive")
+>>> ledger.entry("lpa-monotone").verdict in ("holds", "does not hold", "inconclusive")
 True
 
 | file | noun |
@@ -13,11 +13,13 @@ True
 | `catalog` | all of them |
 | `facts` | numbers about one network, measured with the verbs |
 | `standard` | the small networks that are trained once a seed and shared by all claims |
-| `ledger` | `check_claims`: who is asked, what is kept, how it is shown |
+| `ledger` | what was measured of each claim |
+| `checking` | `check_claims`: who is asked |
 """
 
 from everydepth_papers.claims.catalog import CLAIMS
+from everydepth_papers.claims.checking import check_claims
 from everydepth_papers.claims.claim import Claim, Entry, Measured
-from everydepth_papers.claims.ledger import Ledger, check_claims
+from everydepth_papers.claims.ledger import Ledger
 
 __all__ = ["CLAIMS", "Claim", "Entry", "Ledger", "Measured", "check_claims"]

@@ -7,12 +7,14 @@ Thresholds were set before anything was measured, from what the papers print or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 
 import numpy as np
 
 from everydepth.ablations import spearman
+from everydepth.errors import SettingError
 from everydepth.tracing import effective_depth
 from everydepth_papers.claims.claim import Claim
 from everydepth_papers.claims.facts import TAU, Facts
@@ -709,3 +711,17 @@ _ALL = (
 
 CLAIMS: Mapping[str, Claim] = MappingProxyType({claim.name: claim for claim in _ALL})
 """All claims by name, in the order of the papers."""
+
+
+def checked_names(names: Iterable[str]) -> list[str]:
+    """The names, if all are claims."""
+    found = list(names)
+    for name in found:
+        if name not in CLAIMS:
+            close = get_close_matches(name, CLAIMS, 1, cutoff=0.3)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise SettingError(
+                f"claim {name!r} is not in the ledger; {hint}`everydepth claims --list` shows all "
+                f"{len(CLAIMS)}"
+            )
+    return found

@@ -56,23 +56,24 @@ def claims(
     batch_size: Annotated[int, typer.Option(min=1)] = 32,
     max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
 ) -> None:
-    """Which claims of the papers hold? A ledger, measured: holds, does not hold, inconclusive.
+    """Which claims of the papers hold? A ledger, measured.
 
     Standard networks: everydepth claims. Your own: everydepth claims runs/lpa --data digits
     """
+    import json
+
     from rich.console import Console
 
+    from everydepth.files import write_text
     from everydepth.runs.engine import check_engine
     from everydepth_papers.claims.catalog import CLAIMS
-    from everydepth_papers.claims.ledger import check_claims, listing, markdown, save, table_of
+    from everydepth_papers.claims.checking import check_claims
     from everydepth_papers.paper import paper as paper_of
 
     console = Console()
     if listed:
         for claim in CLAIMS.values():
             console.print(f"{paper_of(claim.paper)}: [bold]{claim.name}[/]: {claim.statement}")
-        if docs is not None:
-            docs.write_text(markdown(listing()), encoding="utf-8")
         return
     names = None if only is None else [part.strip() for part in only.split(",")]
     network, rows, about = None, None, {}
@@ -117,12 +118,11 @@ def claims(
         max_samples=max_samples,
         about=about,
     )
-    from everydepth.environment import machine
-
-    content = {"machine": machine(), **found.to_json()}
-    console.print(table_of(content))
+    console.print(found.table("claim"))
+    console.print(found.table("measured"))
     if record is not None:
-        save(content, record)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        write_text(record, json.dumps(dict(found.about), indent=1) + "\n")
     if docs is not None:
-        docs.write_text(markdown(content), encoding="utf-8")
+        write_text(docs, found.markdown())
     typer.echo(f"wrote {folder_out}; see it with: everydepth report {folder_out}")

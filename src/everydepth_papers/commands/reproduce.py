@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from everydepth.errors import SettingError
-
-if TYPE_CHECKING:
-    from everydepth_papers.evidence import Recipe, Reproduction
 
 WIDTH = 120  # columns of a table that is not shown in a terminal
 
@@ -43,7 +41,7 @@ def reproduce(
     """Run a published result and show it beside the printed figures.
 
     Stop it at any time, also with kill -9, and give the same command again: it does the cells that
-    are missing. It writes comparison.html, reproduction.json and figure.png into the run directory.
+    are missing. The comparison and figure.png are in the run directory; everydepth report shows it.
 
     everydepth reproduce progressive_table1 --preset small
     """
@@ -52,7 +50,7 @@ def reproduce(
     from everydepth.runs.together import is_main
     from everydepth_papers.evidence import dry_run, find_recipe, find_recipes
     from everydepth_papers.evidence import reproduce as run
-    from everydepth_papers.evidence.render import listing, terminal_table
+    from everydepth_papers.evidence.discover import listing
 
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     if show:
@@ -74,33 +72,18 @@ def reproduce(
     found = run(recipe, preset, seeds=seeds, out=folder)
     if not is_main():
         return
-    _write(recipe, found, folder)
-    console.print(terminal_table(found))
-    typer.echo(f"wrote {folder}: comparison.html, reproduction.json, one file a cell")
+    figure = None if recipe.figure is None else recipe.figure(found.finished)
+    if figure is not None:
+        figure.savefig(folder / "figure.png", dpi=150)
+    console.print(found.table("comparison"))
+    typer.echo(f"wrote {folder}; see it with: everydepth report {folder}")
     if record:
         from everydepth.files import write_text
 
         (home / "results").mkdir(exist_ok=True)
         file = home / "results" / f"{preset}.json"
-        write_text(file, _json(found))
+        write_text(file, json.dumps(dict(found.about), indent=1) + "\n")
         typer.echo(f"wrote {file}")
-
-
-def _write(recipe: Recipe, found: Reproduction, folder: Path) -> None:
-    from everydepth.files import write_text
-    from everydepth_papers.evidence.render import html_page
-
-    figure = None if recipe.figure is None else recipe.figure(found.results)
-    if figure is not None:
-        figure.savefig(folder / "figure.png", dpi=150)
-    write_text(folder / "comparison.html", html_page(found, figure))
-    write_text(folder / "reproduction.json", _json(found))
-
-
-def _json(found: Reproduction) -> str:
-    import json
-
-    return json.dumps(found.to_json(), indent=1) + "\n"
 
 
 def _say(console: Any, plan: dict[str, Any]) -> None:

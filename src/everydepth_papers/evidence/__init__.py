@@ -12,7 +12,8 @@ from everydepth_papers.evidence.recipe import (
     over_seeds,
     published,
 )
-from everydepth_papers.evidence.running import Reproduction, data_folder, dry_run, reproduce
+from everydepth_papers.evidence.reproduction import Reproduction
+from everydepth_papers.evidence.running import data_folder, dry_run, reproduce
 
 __all__ = [
     "Cell",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 
 from everydepth.errors import SettingError
-from everydepth_papers.evidence.recipe import Recipe
+from everydepth.results import Table
+from everydepth_papers.evidence.recipe import PRESETS, Recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -51,6 +53,22 @@ def load_recipe(file: str | Path) -> Recipe:
 def find_recipes(folder: str | Path | None = None) -> dict[str, Recipe]:
     """All recipes by name."""
     return {name: load_recipe(file) for name, file in recipe_files(folder).items()}
+
+
+def listing(recipes: Mapping[str, Recipe]) -> Table:
+    """Every recipe, what it covers and what each preset costs."""
+    return Table(
+        title=f"{len(recipes)} recipes",
+        headings=("name", "covers", *PRESETS),
+        rows=tuple(
+            (
+                name,
+                f"{recipe.source}: {recipe.title}",
+                *(recipe.presets[p].cost if p in recipe.presets else "-" for p in PRESETS),
+            )
+            for name, recipe in recipes.items()
+        ),
+    )
 
 
 def find_recipe(name: str, folder: str | Path | None = None) -> tuple[Recipe, Path]:

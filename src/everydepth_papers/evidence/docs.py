@@ -8,8 +8,7 @@ from pathlib import Path
 from everydepth.files import write_text
 from everydepth_papers.evidence.discover import load_recipe, recipe_files
 from everydepth_papers.evidence.recipe import PRESETS, Recipe
-from everydepth_papers.evidence.render import markdown_table
-from everydepth_papers.evidence.running import Reproduction
+from everydepth_papers.evidence.reproduction import Reproduction
 from everydepth_papers.paper import PAPERS, papers_table
 
 INTRODUCTION = """\
@@ -58,7 +57,7 @@ def figure_files(recipes: Path | None = None) -> dict[str, Reproduction]:
     for file in recipe_files(recipes).values():
         if load_recipe(file).figure is None:
             continue
-        found |= {f"{r.recipe}-{r.preset}.png": r for r in recorded(file.parent)}
+        found |= {_picture(r): r for r in recorded(file.parent)}
     return found
 
 
@@ -68,8 +67,8 @@ def write_docs(page: Path, recipes: Path | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     files = recipe_files(recipes)
     for name, found in figure_files(recipes).items():
-        draw = load_recipe(files[found.recipe]).figure
-        figure = None if draw is None else draw(found.results)
+        draw = load_recipe(files[found.about["recipe"]]).figure
+        figure = None if draw is None else draw(found.finished)
         if figure is not None:
             figure.savefig(folder / name, dpi=100)
     write_text(page, results_page(recipes))
@@ -83,18 +82,25 @@ def _section(recipe: Recipe, folder: Path) -> str:
         costs = ", ".join(f"{name} {preset.cost}" for name, preset in recipe.presets.items())
         lines += ["", f"No results recorded. Cost: {costs}."]
     for found in results:
-        lines += ["", "```", found.command, "```", "", *markdown_table(found.rows), ""]
+        table = found.table("comparison").markdown()
+        lines += ["", "```", found.about["command"], "```", "", table, ""]
         if recipe.figure is not None:
-            lines += [f"![{recipe.title}](assets/results/{found.recipe}-{found.preset}.png)", ""]
+            lines += [f"![{recipe.title}](assets/results/{_picture(found)})", ""]
         lines.append(_machine(found))
     return "\n".join([*lines, ""])
 
 
+def _picture(found: Reproduction) -> str:
+    return f"{found.about['recipe']}-{found.about['preset']}.png"
+
+
 def _machine(found: Reproduction) -> str:
-    where, versions = found.machine, found.machine["versions"]
-    packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    about, where = found.about, found.about["machine"]
+    packages = ", ".join(
+        f"{name} {version}" for name, version in where["versions"].items() if version
+    )
     return (
-        f"{found.seeds} seed(s), {len(found.results)} cells, {found.seconds:.0f} s; "
+        f"{about['seeds']} seed(s), {len(about['cells'])} cells, {about['seconds']:.0f} s; "
         f"{where['date']}, {where['platform']}, {where['cpus']} CPUs, {where['memory_gib']} GiB, "
         f"{', '.join(where['devices'])}; Python {where['python']}, {packages}."
     )

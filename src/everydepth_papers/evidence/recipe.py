@@ -13,6 +13,7 @@ Import torch and the rest of the package inside the functions, or name them with
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -74,6 +75,9 @@ class Finished:
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "seconds": round(self.seconds, 2)}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -89,6 +93,22 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """As it is read: quantity, published, measured, spread, note."""
+        spread = ""
+        if self.low is not None and self.high is not None:
+            spread = f"{_number(self.low)} … {_number(self.high)}"
+        return self.quantity, _number(self.published), _number(self.measured), spread, self.note
+
+
+def _number(value: float | int | str | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str) or not math.isfinite(value):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,55 +13,10 @@ from typing import Any
 
 from everydepth.environment import DATA_VARIABLE, machine
 from everydepth.errors import DataError, SettingError
-from everydepth_papers.evidence.recipe import Cell, Finished, Preset, Recipe, Row
+from everydepth_papers.evidence.recipe import Cell, Finished, Preset, Recipe
+from everydepth_papers.evidence.reproduction import Reproduction
 
 BUNDLED = ("digits", "surface", "synthetic")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reproduction:
-    """What a preset of a recipe measured."""
-
-    recipe: str
-    preset: str
-    title: str
-    source: str
-    about: str
-    command: str
-    seeds: int
-    seconds: float
-    rows: tuple[Row, ...]
-    results: tuple[Finished, ...]
-    machine: Mapping[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "recipe": self.recipe,
-            "preset": self.preset,
-            "title": self.title,
-            "source": self.source,
-            "about": self.about,
-            "command": self.command,
-            "seeds": self.seeds,
-            "seconds": round(self.seconds, 1),
-            "machine": dict(self.machine),
-            "rows": [row.to_json() for row in self.rows],
-            "cells": [
-                {
-                    "cell": result.cell,
-                    "seed": result.seed,
-                    "seconds": round(result.seconds, 2),
-                    "values": dict(result.values),
-                }
-                for result in self.results
-            ],
-        }
-
-    @classmethod
-    def of_json(cls, content: Mapping[str, Any]) -> Reproduction:
-        own = {k: v for k, v in content.items() if k not in ("rows", "cells")}
-        rows = tuple(Row(**row) for row in content["rows"])
-        return cls(**own, rows=rows, results=tuple(Finished(**c) for c in content["cells"]))
 
 
 def reproduce(
@@ -82,7 +35,7 @@ def reproduce(
     >>> from everydepth_papers.evidence import find_recipe, reproduce
     >>> recipe, folder = find_recipe("tracing_table1")
     >>> found = reproduce(recipe, "smoke", out="run", progress=False)
-    >>> found.source, found.rows[0].published is None
+    >>> found.about["source"], found.rows[0].published is None
     ('Tracing Representations, Table 1', False)
     """
     from everydepth.runs import Run
@@ -107,7 +60,9 @@ def reproduce(
     )
     count = chosen.seeds if seeds is None else seeds
     more = "" if seeds is None else f" --seeds {seeds}"
-    outcome = Reproduction(
+    outcome = Reproduction.of(
+        recipe.rows(results),
+        results,
         recipe=recipe.name,
         preset=preset,
         title=recipe.title,
@@ -115,13 +70,12 @@ def reproduce(
         about=recipe.about,
         command=f"everydepth reproduce {recipe.name} --preset {preset}{more}",
         seeds=count,
-        seconds=sum(result.seconds for result in results),
-        rows=tuple(recipe.rows(results)),
-        results=results,
+        seconds=round(sum(result.seconds for result in results), 1),
         machine=machine(),
     )
     if out is not None and is_main():
-        Run.open(out).write_results({"reproduction": outcome.to_json()})
+        outcome.save(Path(out) / "reproduction")
+        Run.open(out).write_results({"recipe": recipe.name, "preset": preset})
     return outcome
 
 

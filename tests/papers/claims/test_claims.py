@@ -18,9 +18,11 @@ from everydepth.errors import DataError, RunError, SettingError
 from everydepth.objectives import lpa
 from everydepth.training import EveryDepth, fit
 from everydepth_papers.claims import CLAIMS, Claim, standard
+from everydepth_papers.claims.checking import check_claims, groups_of
 from everydepth_papers.claims.claim import entry, measured
+from everydepth_papers.claims.earlier import convert
 from everydepth_papers.claims.facts import GROUPS, Facts, Missing, plain
-from everydepth_papers.claims.ledger import check_claims, groups_of, listing, markdown
+from everydepth_papers.claims.ledger import Ledger
 from everydepth_papers.paper import PAPERS
 
 CHEAP = ("lpa-worst-error", "one-layer-reaches")
@@ -192,20 +194,21 @@ def test_networks_are_trained_once_and_an_interrupted_ledger_goes_on(
             raise KeyboardInterrupt
         return real(name, seed, *rest)
 
-    monkeypatch.setattr("everydepth_papers.claims.ledger.cell", counted)
+    monkeypatch.setattr("everydepth_papers.claims.checking.cell", counted)
     settings: dict[str, Any] = {"only": CHEAP, "preset": "smoke", "seeds": 2, "progress": False}
     with pytest.raises(KeyboardInterrupt):
         check_claims(**settings, run=tmp_path / "run")
-    monkeypatch.setattr("everydepth_papers.claims.ledger.cell", real)
+    monkeypatch.setattr("everydepth_papers.claims.checking.cell", real)
     resumed = check_claims(**settings, run=tmp_path / "run")
     whole = check_claims(**settings)
     for name in CHEAP:
-        assert resumed[name].to_json() == whole[name].to_json()
-    stored = ed.Run.open(tmp_path / "run").results()["claims"]
-    assert stored["counts"] == whole.counts()
+        assert resumed.entry(name).to_json() == whole.entry(name).to_json()
+    stored = Ledger.load(tmp_path / "run" / "claims")
+    assert stored.counts() == whole.counts()
+    assert stored.entry(CHEAP[0]) == whole.entry(CHEAP[0])
     assert len(list((tmp_path / "run" / "cells").iterdir())) == 4
     # What is there is not made again.
-    monkeypatch.setattr("everydepth_papers.claims.ledger.cell", counted)
+    monkeypatch.setattr("everydepth_papers.claims.checking.cell", counted)
     made.clear()
     check_claims(**settings, run=tmp_path / "run")
     assert made == []
@@ -215,7 +218,7 @@ def test_networks_are_trained_once_and_an_interrupted_ledger_goes_on(
 
 def test_constructed_layers_keep_their_promise_in_the_ledger() -> None:
     found = check_claims(only="one-layer-reaches", preset="smoke", seeds=2, progress=False)
-    assert found["one-layer-reaches"].verdict == "holds"
+    assert found.entry("one-layer-reaches").verdict == "holds"
 
 
 def test_a_standard_network_whose_data_is_absent_is_not_applicable_with_the_way_to_get_it(
@@ -224,9 +227,9 @@ def test_a_standard_network_whose_data_is_absent_is_not_applicable_with_the_way_
     def absent(*_: Any) -> dict[str, Any]:
         raise DataError("no folder tinyshakespeare; set EVERYDEPTH_DATA")
 
-    monkeypatch.setattr("everydepth_papers.claims.ledger.cell", absent)
+    monkeypatch.setattr("everydepth_papers.claims.checking.cell", absent)
     found = check_claims(only="lpa-final-perplexity", preset="smoke", progress=False)
-    line = found["lpa-final-perplexity"]
+    line = found.entry("lpa-final-perplexity")
     assert line.verdict == "not applicable"
     assert "set EVERYDEPTH_DATA" in line.note
 
@@ -234,8 +237,8 @@ def test_a_standard_network_whose_data_is_absent_is_not_applicable_with_the_way_
 @pytest.mark.slow
 def test_the_whole_ledger_runs_on_the_smallest_networks() -> None:
     found = check_claims(preset="smoke", seeds=2, progress=False)
-    assert len(found.entries) == len(CLAIMS)
-    gone = [e.claim.name for e in found.entries if e.verdict == "not applicable"]
+    assert len(found["claim"]) == len(CLAIMS)
+    gone = [name for name in found["claim"] if found.entry(name).verdict == "not applicable"]
     assert gone == []
 
 
@@ -269,7 +272,7 @@ def test_ones_own_model_gets_a_verdict_where_one_model_can_be_asked(
     rows = load_digits("test").subset(range(128))
     names = ("lpa-monotone", "cos-agrees-with-cka", "one-head-suffices", "lpa-worst-error")
     found = check_claims(digits_vit, rows, only=names, batch_size=16, progress=False)
-    asked = found["lpa-monotone"].measured[0]
+    asked = found.entry("lpa-monotone").measured[0]
     assert asked.on == "ViTForImageClassification"
     assert len(asked.values) == 8
     assert asked.low is not None
@@ -277,10 +280,10 @@ def test_ones_own_model_gets_a_verdict_where_one_model_can_be_asked(
     part = list(batches(rows, 16))[0::8]
     loss = ed.trace(digits_vit, part, metrics=["loss"], progress=False)["loss"][1:]
     assert asked.values[0] == pytest.approx(float(np.diff(loss).max() / loss[0]))
-    assert found["one-head-suffices"].verdict == "not applicable"
-    assert "compares two trainings" in found["one-head-suffices"].note
-    assert found["lpa-worst-error"].verdict == "not applicable"
-    assert "regression" in found["lpa-worst-error"].note
+    assert found.entry("one-head-suffices").verdict == "not applicable"
+    assert "compares two trainings" in found.entry("one-head-suffices").note
+    assert found.entry("lpa-worst-error").verdict == "not applicable"
+    assert "regression" in found.entry("lpa-worst-error").note
 
 
 def test_a_claim_that_needs_labels_is_not_applicable_without(digits_vit: torch.nn.Module) -> None:
@@ -288,10 +291,10 @@ def test_a_claim_that_needs_labels_is_not_applicable_without(digits_vit: torch.n
     data = [{"pixel_values": part} for part in pixels.split(16)]
     names = ("lpa-monotone", "cos-agrees-with-cka", "early-residuals-matter-most")
     found = check_claims(digits_vit, data, only=names, progress=False)
-    assert found["lpa-monotone"].verdict == "not applicable"
-    assert "labels" in found["lpa-monotone"].note
-    assert found["early-residuals-matter-most"].verdict == "not applicable"
-    assert found["cos-agrees-with-cka"].measured
+    assert found.entry("lpa-monotone").verdict == "not applicable"
+    assert "labels" in found.entry("lpa-monotone").note
+    assert found.entry("early-residuals-matter-most").verdict == "not applicable"
+    assert found.entry("cos-agrees-with-cka").measured
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -327,8 +330,9 @@ def test_the_command_prints_writes_and_reports(
     assert "one-layer-reaches" in run.output
     recorded = json.loads((tmp_path / "ledger.json").read_text())
     assert recorded["machine"]
-    assert (tmp_path / "page.md").read_text() == markdown(recorded)
-    assert "`one-layer-reaches`" in markdown(recorded)
+    page = Ledger.of_json(recorded).markdown()
+    assert (tmp_path / "page.md").read_text() == page
+    assert "`one-layer-reaches`" in page
     assert str(tmp_path) not in (tmp_path / "ledger.json").read_text()
     page = ed.report(tmp_path / "runs" / "claims-smoke", tmp_path / "page.html").read_text()
     assert "Claims of the papers" in page
@@ -342,16 +346,21 @@ def test_the_command_prints_writes_and_reports(
 def test_the_page_of_the_documentation_is_the_recorded_ledger_of_all_claims() -> None:
     root = Path(__file__).parents[3]
     file = root / "benchmarks/results/claims.json"
-    # Until one is recorded, the page lists what would be measured.
-    shown = json.loads(file.read_text(encoding="utf-8")) if file.exists() else listing()
-    assert (root / "docs/claims.md").read_text(encoding="utf-8") == markdown(shown)
+    shown = json.loads(file.read_text(encoding="utf-8"))
+    page = Ledger.of_json(shown).markdown()
+    assert (root / "docs/claims.md").read_text(encoding="utf-8") == page
     assert {row["name"] for row in shown["claims"]} == set(CLAIMS)
     for row in shown["claims"]:
         assert row["threshold"] == CLAIMS[row["name"]].threshold
         assert row["test"] == CLAIMS[row["name"]].test
 
 
-def test_a_page_of_what_was_not_measured_says_so() -> None:
-    text = markdown(listing())
-    assert f"**{len(CLAIMS)}** not measured" in text
-    assert "**holds**" not in text
+def test_a_ledger_of_numbered_papers_is_read_with_their_names() -> None:
+    found = check_claims(only="one-layer-reaches", preset="smoke", seeds=2, progress=False)
+    (row,) = found.about["claims"]
+    old = {**found.about, "claims": [{**row, "paper": "003"}]}
+    assert convert("claims", old, Path()).table("claim").column("paper") == [
+        "One-Layer Transformer"
+    ]
+    with pytest.raises(SettingError, match="was not asked for; measured are one-layer-reaches"):
+        found.entry("lpa-monotone")

@@ -16,9 +16,11 @@ import pytest
 from tests.helpers.processes import launch
 from typer.testing import CliRunner
 
+import everydepth as ed
 from everydepth.cli.main import build_app
 from everydepth.environment import machine
 from everydepth.errors import DataError, SettingError
+from everydepth.results import Results
 from everydepth_papers.evidence import (
     Finished,
     Preset,
@@ -33,7 +35,7 @@ from everydepth_papers.evidence import (
     reproduce,
 )
 from everydepth_papers.evidence.docs import results_page
-from everydepth_papers.evidence.render import html_page
+from everydepth_papers.evidence.earlier import convert
 
 RECIPE = '''
 """A recipe for tests."""
@@ -96,22 +98,23 @@ def test_a_recipe_runs_once_and_compares_published_with_measured(tmp_path: Path)
     assert home.name == "900_demo"
     found = reproduce(recipe, out=tmp_path / "out", progress=False)
     assert found.rows[0] == Row("a = 1 [b]", 1.5, 1.1, 1.0, 1.2, "3 seeds")
-    assert [r.seed for r in found.results] == [0] * 3 + [1] * 3 + [2] * 3
+    assert [r.seed for r in found.finished] == [0] * 3 + [1] * 3 + [2] * 3
     again = reproduce(recipe, out=tmp_path / "out", progress=False)
     assert again.rows == found.rows
-    assert again.results == found.results
+    assert again.finished == found.finished
     assert len((tmp_path / "log").read_text().splitlines()) == 9
     assert reproduce(recipe, progress=False).rows == found.rows  # without a directory
-    assert Reproduction.of_json(json.loads(json.dumps(found.to_json()))).rows == found.rows
+    assert Reproduction.of_json(json.loads(json.dumps(dict(found.about)))).rows == found.rows
+    assert Results.load(tmp_path / "out" / "reproduction").table() == found.table()
 
 
 def test_more_seeds_add_cells_and_repeat_none(tmp_path: Path) -> None:
     recipe, _ = find_recipe("900_demo", recipes_in(tmp_path))
     reproduce(recipe, seeds=1, out=tmp_path / "out", progress=False)
     found = reproduce(recipe, seeds=2, out=tmp_path / "out", progress=False)
-    assert found.seeds == 2
+    assert found.about["seeds"] == 2
     assert len((tmp_path / "log").read_text().splitlines()) == 6
-    assert found.command.endswith("--preset smoke --seeds 2")
+    assert found.about["command"].endswith("--preset smoke --seeds 2")
 
 
 def test_a_killed_recipe_resumes_to_the_same_result(tmp_path: Path) -> None:
@@ -142,9 +145,8 @@ def test_processes_of_accelerate_share_the_cells_and_one_writes(tmp_path: Path) 
     assert done.stdout.count("a = 1 [b]") == 1
     assert len((tmp_path / "log").read_text().splitlines()) == 2 * 9
     recipe, _ = find_recipe("900_demo", folder)
-    written = json.loads((tmp_path / "out" / "reproduction.json").read_text())
     alone = reproduce(recipe, progress=False)
-    assert Reproduction.of_json(written).rows == alone.rows
+    assert Reproduction.load(tmp_path / "out" / "reproduction").rows == alone.rows
 
 
 def test_a_failing_cell_keeps_its_folder_and_the_finished_cells(tmp_path: Path) -> None:
@@ -176,15 +178,12 @@ def test_the_command_lists_runs_records_and_documents(tmp_path: Path) -> None:
     assert "9 days" in listed
     how = ("reproduce", "900_demo", "--recipes", folder, "--out", tmp_path / "out")
     shown = invoke(*how, "--record").output
-    assert re.search(r"a = 2 \[b\]\s+│\s+1.5 │\s+2.1 │\s+2 … 2.2 │ 3 seeds", shown)
+    assert re.search(r"a = 2 \[b\]\s+1.5\s+2.1\s+2 … 2.2\s+3 seeds", shown)
     home = folder / "nested" / "900_demo"
     written = json.loads((home / "results" / "smoke.json").read_text())
-    assert written == json.loads((tmp_path / "out" / "reproduction.json").read_text())
+    assert written == dict(Reproduction.load(tmp_path / "out" / "reproduction").about)
     assert len(written["cells"]) == 9
     assert (tmp_path / "out" / "figure.png").stat().st_size > 1000
-    page = (tmp_path / "out" / "comparison.html").read_text()
-    assert "A &lt;demo&gt;" in page
-    assert "<demo>" not in page
     invoke("reproduce", "--docs", tmp_path / "docs" / "results.md", "--recipes", folder)
     text = (tmp_path / "docs" / "results.md").read_text()
     assert text == results_page(folder)
@@ -254,24 +253,42 @@ def test_a_recipe_file_that_is_none_is_explained(tmp_path: Path) -> None:
         )
 
 
-def test_a_page_shows_what_data_says_and_never_runs_it() -> None:
-    found = Reproduction(
+def test_a_report_shows_what_data_says_and_never_runs_it(tmp_path: Path) -> None:
+    found = Reproduction.of(
+        [Row("<b>", "<i>", float("nan"), note="<u>")],
+        [Finished(cell={"<p>": 1}, seed=0, values={"<q>": 1}, seconds=0.0)],
         recipe="x",
         preset="smoke",
-        title="<script>alert(1)</script>",
+        title="<object>",
         source="&",
         about="",
         command="",
         seeds=1,
         seconds=1.0,
-        rows=(Row("<b>", "<i>", float("nan"), note="<u>"),),
-        results=(Finished(cell={"<p>": 1}, seed=0, values={"<q>": 1}, seconds=0.0),),
         machine=machine(),
     )
-    page = html_page(found)
-    for tag in ("<script", "<b>", "<i>", "<u>", "<q>"):
-        assert tag not in page.replace("<b>smoke</b>", "")
-    assert "default-src 'none'" in page
+    page = ed.report(found.save(tmp_path / "found"), tmp_path / "page.html").read_text()
+    body = page.split("<script>")[0]
+    assert "&lt;object&gt;" in body
+    for tag in ("<object>", "<b>", "<i>", "<u>", "<q>"):
+        assert tag not in body
+
+
+def test_verdicts_in_earlier_words_are_read_as_one_of_four() -> None:
+    words = ("held: 2 of 2 seeds", "held in part: 1 of 2 seeds", "did not hold", "undecided", 0.5)
+    old = {
+        "title": "", "source": "", "preset": "small", "seeds": 2, "seconds": 1.0, "command": "",
+        "about": "", "cells": [],
+        "rows": [Row("x", "held", measured, note="y").to_json() for measured in words],
+    }  # fmt: skip
+    rows = convert("reproduction", old, Path()).rows
+    assert [(row.measured, row.note) for row in rows] == [
+        ("holds", "2 of 2 seeds; y"),
+        ("inconclusive", "1 of 2 seeds; y"),
+        ("does not hold", "y"),
+        ("inconclusive", "y"),
+        (0.5, "y"),
+    ]
 
 
 def test_a_report_shows_the_comparison_without_a_dial(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_smoke_preset_runs_without_data_or_network(
     assert found.rows
     assert any(row.measured is not None for row in found.rows)
     if recipe.figure is not None:
-        recipe.figure(found.results)
+        recipe.figure(found.finished)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -41,7 +41,7 @@ def test_paper_preset_can_be_planned_without_data_or_memory(name: str) -> None:
 def test_recorded_results_are_what_the_recipe_makes_of_its_cells(name: str) -> None:
     recipe = load_recipe(FILES[name])
     for found in recorded(FILES[name].parent):
-        assert json.loads(json.dumps([row.to_json() for row in recipe.rows(found.results)])) == [
+        assert json.loads(json.dumps([row.to_json() for row in recipe.rows(found.finished)])) == [
             row.to_json() for row in found.rows
         ]
 

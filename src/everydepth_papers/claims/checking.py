@@ -1,0 +1,220 @@
+"""`check_claims`: measure the claims, on the standard networks or on your own model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+from torch import nn
+
+from everydepth.data.feeding import Feed
+from everydepth.environment import machine
+from everydepth.errors import DataError, SettingError
+from everydepth.runs import Run
+from everydepth.runs.cells import Cell, cell_key, run_cells
+from everydepth.runs.engine import Engine, check_engine
+from everydepth.stream import ResidualStream, as_stream, unwrapped
+from everydepth_papers.claims.catalog import CLAIMS, checked_names
+from everydepth_papers.claims.claim import Claim, Entry, Measured, ask, entry, measured
+from everydepth_papers.claims.facts import GROUPS, Batches, Facts, Missing, gather
+from everydepth_papers.claims.ledger import Ledger
+from everydepth_papers.claims.standard import SCALES, cell
+from everydepth_papers.paper import paper as paper_of
+
+PARTS = 8
+"""Disjoint parts of your own data; each gives one value of every claim."""
+FEWEST_BLOCKS = 3
+
+
+def check_claims(
+    model: nn.Module | ResidualStream | None = None,
+    data: Any = None,
+    *,
+    only: str | Iterable[str] | None = None,
+    paper: str | None = None,
+    seeds: int = 3,
+    preset: str = "standard",
+    run: str | Path | None = None,
+    engine: Engine = "local",
+    batch_size: int = 32,
+    max_samples: int = 1024,
+    progress: bool = True,
+    about: Mapping[str, Any] | None = None,
+) -> Ledger:
+    """The ledger: which claims of the papers hold, measured.
+
+    Without a model: on small standard networks, each trained once a seed and shared by all claims
+    (about ten minutes of one core; `preset="smoke"` takes seconds and says nothing). One value a
+    seed, and Student's 95 % interval of their mean decides. With a model and data: those claims
+    that can be asked of one model, one value for each of 8 disjoint parts of the data.
+
+    only: names of claims. paper: a key of `PAPERS`.
+    run: a directory; trained networks are not trained again when it is given a second time, so an
+        interrupted ledger goes on where it was, and one with more seeds or claims adds to it.
+    engine: where the standard networks are trained: "local", "processes" or "ray" (see `sweep`).
+    data: labeled batches, rows, or a data set, as for `trace`.
+
+    >>> from everydepth_papers.claims import check_claims
+    >>> ledger = check_claims(model, test, only=["lpa-monotone", "bound-ordered"], progress=False)
+    >>> len(ledger.entry("bound-ordered").measured[0].values)  # one for each part of the data
+    8
+    """
+    wanted = _chosen(only, paper)
+    if preset not in SCALES:
+        raise SettingError(f"preset {preset!r}; use {' or '.join(SCALES)}")
+    if seeds < 1:
+        raise SettingError(f"seeds={seeds}; use 1 or more, 2 for an interval")
+    if (model is None) != (data is None):
+        given, absent = ("data", "model") if model is None else ("model", "data")
+        raise SettingError(
+            f"{given} without {absent}; give both to ask a model of your own, or neither for the "
+            "standard networks"
+        )
+    check_engine(engine)
+    if model is not None and engine != "local":
+        raise SettingError(f"engine={engine!r} with a model, which is not trained; leave it out")
+    config = {"preset": preset if model is None else None, **(about or {})}
+    opened = None if run is None else Run.resumed(run, config, kind="claims")
+    started = time.perf_counter()
+    if model is None:
+        subject, count = f"standard networks ({preset})", seeds
+        entries = _standard(wanted, seeds, preset, opened, engine, progress)
+    else:
+        stream = as_stream(model)
+        subject, count = stream.name, 0
+        entries = _own(wanted, stream, data, batch_size, max_samples, progress)
+    found = Ledger.of(
+        subject,
+        entries,
+        seeds=count,
+        seconds=round(time.perf_counter() - started, 1),
+        machine=machine(),
+    )
+    if opened is not None:
+        found.save(opened.path / "claims")
+        opened.write_results({"verdicts": found.counts()})
+    return found
+
+
+def _chosen(only: str | Iterable[str] | None, paper: str | None) -> list[Claim]:
+    if paper is not None:
+        paper_of(paper)  # an unknown one is refused here
+    names = CLAIMS if only is None else checked_names([only] if isinstance(only, str) else only)
+    found = [CLAIMS[n] for n in names if paper in (None, CLAIMS[n].paper)]
+    if not found:
+        raise SettingError(
+            f"none of these claims is of {paper_of(paper or '')}; leave out `only` or `paper`"
+        )
+    return found
+
+
+# -- the standard networks -------------------------------------------------------------------------
+
+
+def groups_of(name: str) -> tuple[str, ...]:
+    """What any claim reads of a cell, whichever claims are asked now: a cell is made once."""
+    wanted = {
+        g for c in CLAIMS.values() for cells in c.cells.values() if name in cells for g in c.needs
+    }
+    return tuple(group for group in GROUPS if group in wanted)
+
+
+def _standard(
+    wanted: Sequence[Claim],
+    seeds: int,
+    preset: str,
+    run: Run | None,
+    engine: Engine,
+    progress: bool,
+) -> tuple[Entry, ...]:
+    names = list(dict.fromkeys(n for c in wanted for cells in c.cells.values() for n in cells))
+    # Seed by seed: what is interrupted is then a ledger of fewer seeds. A cell of which other
+    # groups were read is another cell.
+    cells: list[Cell] = [
+        {"network": name, "seed": seed, "groups": list(groups_of(name))}
+        for seed in range(seeds)
+        for name in names
+    ]
+    found = run_cells(
+        cells,
+        partial(_measured, preset),
+        run=run,
+        engine=engine,
+        skips=DataError,  # not kept: the data may be there next time
+        title="standard networks",
+        progress=progress,
+    )
+    facts: dict[tuple[str, int], Facts] = {}
+    for one in cells:
+        key = cell_key(one)
+        absent = {"values": {}, "missing": {"*": found.skipped.get(key)}}
+        facts[one["network"], one["seed"]] = Facts(found.results.get(key, absent))
+    return tuple(_asked(claim, facts, seeds) for claim in wanted)
+
+
+def _measured(preset: str, *, network: str, seed: int, groups: list[str]) -> Mapping[str, Any]:
+    return cell(network, seed, SCALES[preset], tuple(groups))
+
+
+def _asked(claim: Claim, facts: Mapping[tuple[str, int], Facts], seeds: int) -> Entry:
+    found: list[Measured] = []
+    gaps: list[str] = []
+    for kind, cells in claim.cells.items():
+        try:
+            values = [ask(claim, *(facts[name, seed] for name in cells)) for seed in range(seeds)]
+        except Missing as reason:
+            gaps.append(f"{kind}: {reason}")
+            continue
+        found.append(measured(claim, kind, values))
+    return entry(claim, found, "; ".join(gaps))
+
+
+# -- your own model --------------------------------------------------------------------------------
+
+
+def _own(
+    wanted: Sequence[Claim],
+    stream: ResidualStream,
+    data: Any,
+    batch_size: int,
+    max_samples: int,
+    progress: bool,
+) -> tuple[Entry, ...]:
+    batches = list(Feed(data, stream, batch_size=batch_size, max_samples=max_samples))
+    parts = _parts(batches)
+    possible = [c for c in wanted if not c.own]
+    groups = [g for g in GROUPS if any(g in c.needs for c in possible)]
+    model = unwrapped(stream.model)
+    facts: list[Facts] = []
+    with Progress(transient=True, disable=not progress) as bar:
+        for part in bar.track(parts, description=stream.name):
+            facts.append(Facts(gather(model, part, groups)))
+    return tuple(_asked_of(claim, stream, facts) for claim in wanted)
+
+
+def _parts(batches: Batches) -> list[Batches]:
+    """Up to 8, dealt out in turn so that sorted data does not make them differ."""
+    if len(batches) < 2:
+        raise DataError(
+            f"{len(batches)} batch of data; an interval needs 2 parts or more, so pass more rows "
+            "or a smaller batch_size"
+        )
+    count = min(PARTS, len(batches))
+    return [batches[place::count] for place in range(count)]
+
+
+def _asked_of(claim: Claim, stream: ResidualStream, facts: Sequence[Facts]) -> Entry:
+    if claim.own:
+        return entry(claim, (), claim.own)
+    if stream.depth < FEWEST_BLOCKS:
+        why = f"{stream.name} has {stream.depth} blocks; a trajectory needs {FEWEST_BLOCKS}"
+        return entry(claim, (), why)
+    try:
+        values = [ask(claim, one) for one in facts]
+    except Missing as reason:
+        return entry(claim, (), str(reason))
+    return entry(claim, [measured(claim, stream.name, values)])
