@@ -47,7 +47,6 @@ def reproduce(
     """
     from rich.console import Console
 
-    from everydepth.runs.together import is_main
     from everydepth_papers.evidence import dry_run, find_recipe, find_recipes
     from everydepth_papers.evidence import reproduce as run
     from everydepth_papers.evidence.discover import listing
@@ -69,6 +68,8 @@ def reproduce(
     if dry:
         _say(console, dry_run(recipe, preset, seeds=seeds, out=folder))
         return
+    from everydepth.runs.together import is_main
+
     found = run(recipe, preset, seeds=seeds, out=folder)
     if not is_main():
         return
