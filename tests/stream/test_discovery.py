@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.zoo import ENTRIES
 from tests.zoo.stock import Stock, stock, time_limit
+from tests.zoo.table import measured, rendered
 from tests.zoo.verbs import VERBS, NotApplicable
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
@@ -357,3 +358,13 @@ def test_verbs_say_where_they_do_not_apply() -> None:
         VERBS["predict"](model, batch)
     for verb in ("train", "generate", "insert"):
         VERBS[verb](model, batch)
+
+
+def test_the_table_of_models_says_what_was_found_and_what_was_not() -> None:
+    row = measured(KNOWN["causal:GPTJForCausalLM"], verbs=False)
+    assert row is not None
+    broken = {"name": "token:Other", "error": "UnsupportedModelError: no chain; say"}
+    page = rendered([row, broken], unbuilt=3)
+    assert "Of 2 classes that build and run (3 do not" in page
+    assert "| causal:GPTJForCausalLM | 3 | attention, mlp | modules | yes |" in page
+    assert "not followed: UnsupportedModelError: no chain |" in page

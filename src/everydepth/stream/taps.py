@@ -49,12 +49,16 @@ def with_state(
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The tensor of a tensor-or-tuple output."""
+    """The tensor of an output: it, or the first of a tuple or mapping."""
+    if isinstance(output, Mapping):
+        return next(iter(output.values()))
     return output if isinstance(output, Tensor) else output[0]
 
 
 def with_first_tensor(output: Any, value: Tensor) -> Any:
-    """`output` with its first tensor exchanged, in the same tensor-or-tuple form."""
+    """`output` with its first tensor exchanged, in the same form."""
+    if isinstance(output, Mapping):
+        return {**output, next(iter(output)): value}
     return value if isinstance(output, Tensor) else (value, *output[1:])
 
 

@@ -130,7 +130,9 @@ class Paths:
             if found is not None:
                 return found
         if name in KEEPS and operation.reads:
-            return self.between(start, operation.reads[0])
+            found = self.between(start, operation.reads[0])
+            if found is not None:
+                return found
         if name in ("mul", "mul_", "div", "div_"):
             value, factor = self.factor(end, start, inside=True)
             return None if value == end else self._after(start, end, value, Times(factor))

@@ -139,9 +139,11 @@ class Form:
 
     beside: what follows the state, in order: a constant, the argument that is passed on, or
         `FRESH` where the block makes something that those after it read.
+    keys: the names of all of them, where the output is a mapping.
     """
 
     beside: tuple[Any, ...] | None = None
+    keys: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, call: ModuleCall, then: ModuleCall | None) -> Form:
@@ -151,20 +153,23 @@ class Form:
         read = set() if then is None else {id(value) for value in then.arguments.values()}
         given = {id(value): key for key, value in call.arguments.items() if value is not None}
         beside: list[Any] = []
-        for value in call.output[1:]:
+        keys = tuple(call.output) if isinstance(call.output, Mapping) else None
+        values = call.output if keys is None else [call.output[key] for key in keys]
+        for value in values[1:]:
             if id(value) in given:
                 beside.append(Passed(given[id(value)]))
             elif isinstance(value, (Tensor, tuple, list)):
                 beside.append(FRESH if id(value) in read else None)
             else:
                 beside.append(value)
-        return cls(tuple(beside))
+        return cls(tuple(beside), keys)
 
     def made(self, h: Tensor, run: Callable[[], Any], given: Mapping[str | int, Any]) -> Any:
         """An output of this form for a state."""
         if self.beside is None:
             return h
         real: Any = run() if FRESH in self.beside else ()
+        real = list(real.values()) if isinstance(real, Mapping) else real
         rest = [
             real[place]
             if value is FRESH
@@ -173,7 +178,7 @@ class Form:
             else value
             for place, value in enumerate(self.beside, start=1)
         ]
-        return (h, *rest)
+        return (h, *rest) if self.keys is None else dict(zip(self.keys, (h, *rest), strict=True))
 
 
 @dataclass(frozen=True)
