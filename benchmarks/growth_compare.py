@@ -46,7 +46,7 @@ def main() -> None:
             )
             console.print(f"{data}, {kind}")
             console.print(compared.table())
-            found[f"{data}, {kind}"] = compared.to_json()
+            found[f"{data}, {kind}"] = dict(compared.about)
     record("growth_compare", found)
 
 

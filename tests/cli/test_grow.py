@@ -45,7 +45,7 @@ def test_grow_writes_a_run_whose_model_loads(small: Path, tmp_path: Path) -> Non
 def test_grow_can_only_score(small: Path, tmp_path: Path) -> None:
     words = ("grow", small, "--data", "digits", "--max-samples", 96, "--score")
     output = invoke(*words, "-o", tmp_path / "score").output
-    assert ed.Run.open(tmp_path / "score").results()["growth_score"]["verdict"] in output
+    assert ed.growth.Score.load(tmp_path / "score" / "growth_score").verdict in output
     assert "verdict" in output
     assert "|gbar|" in output
     with pytest.raises(SettingError, match="too few rows"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,9 @@ from tests.zoo import ENTRIES
 
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 from everydepth.errors import SettingError
-from everydepth.growth import compare, guarantee, jumpboard
+from everydepth.growth import Comparison, compare, guarantee, jumpboard
 from everydepth.growth.comparing import ARMS
 from everydepth.growth.losses import mean_loss
-from everydepth.runs import Run
 
 
 @pytest.mark.parametrize("name", ["Llama-tied-CausalLM-left", "CifarResNet-post-projection", "ViT"])
@@ -53,13 +51,13 @@ def test_every_arm_of_a_comparison_gets_the_same_compute(tmp_path: Path) -> None
     assert grown.flops[0] > 0
     assert found.ratios("longer") == [1.0]
     assert len(found.table().rows) == 7
-    (axes,) = found.plot().axes
+    (axes,) = found.plot("held_out_loss").axes
     drawn = {line.get_label(): line.get_ydata()[-1] for line in axes.lines}
     assert drawn == pytest.approx({row["arm"]: row["loss"] for row in found.summary()})
     assert min(grown.loss) < mean_loss(model, valid)
-    saved = Run.open(tmp_path / "run").results()["growth_comparison"]
-    assert saved == json.loads(json.dumps(found.to_json()))
-    assert compare(model, [], [], **how) == found  # nothing is done twice
+    saved = Comparison.load(tmp_path / "run" / "growth_comparison")
+    assert saved.arms == found.arms
+    assert compare(model, [], [], **how).arms == found.arms  # nothing is done twice
     longer = next(row for row in found.summary() if row["arm"] == "longer")
     assert longer["difference"] == longer["difference_low"] == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from everydepth.errors import (
     SettingError,
     UnsupportedModelError,
 )
-from everydepth.growth import score
+from everydepth.growth import Score, score
 from everydepth.growth.losses import row_losses
 from everydepth.growth.scoring import alignment, covariance, spectrum
 from everydepth.stream.maps import LinearMap
@@ -93,7 +94,7 @@ def test_the_gain_is_the_u_statistic_of_per_row_gradients() -> None:
 def test_a_wide_map_seen_through_projections_keeps_its_gain() -> None:
     model = mlp(hidden_size=100, intermediate_size=200)
     batch = points(mlp(1), 256)
-    found = score(model, batch, at=[2])[2]
+    found = score(model, batch, at=[2]).at(2)
     # The squared norm of the mean is larger than that of the expectation, by the noise.
     assert 0.5 * found.norm**2 < found.gain < 1.5 * found.norm**2
 
@@ -175,14 +176,16 @@ def test_the_covariance_is_that_of_numpy_whichever_side_is_longer() -> None:
         assert np.array(part.matrix) == pytest.approx(full[np.ix_(chosen, chosen)] / scale)
 
 
-def test_a_score_prints_and_becomes_json() -> None:
+def test_a_score_prints_is_drawn_and_loads_again(tmp_path: Path) -> None:
     found = score(mlp(), points(mlp(7), 256, scale=3.0))
     assert "ResidualMLP: deepen here" in str(found)
     assert len(found.table().rows) == 3
-    assert found.to_json()["sites"][0]["after"] == 0
-    left, right = found.plot().axes
-    assert [bar.get_height() for bar in left.patches] == [site.z for site in found.sites]
-    assert right.get_xlabel() == "a new block after depth"
+    (axes,) = found.plot("z").axes
+    assert [bar.get_height() for bar in axes.patches] == [site.z for site in found.sites]
+    assert axes.get_xlabel() == "a new block after depth"
+    again = Score.load(found.save(tmp_path / "score"))
+    assert again.sites == found.sites
+    assert again.verdict == found.verdict
 
 
 def test_a_loss_of_your_own_gives_one_number_a_row() -> None:
@@ -208,7 +211,7 @@ def test_bad_input_is_explained() -> None:
     with pytest.raises(DepthError, match="depth 9, but ResidualMLP has 2 blocks"):
         score(model, points(model, 8), at=[9])
     with pytest.raises(SettingError, match=r"after=1 was not scored; use one of \[0\]"):
-        score(model, points(model, 8), at=[0])[1]
+        score(model, points(model, 8), at=[0]).at(1)
     with pytest.raises(BatchError, match="data is int"):
         score(model, 3)
     with pytest.raises(BatchError, match="no batches"):

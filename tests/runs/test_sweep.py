@@ -60,7 +60,8 @@ def test_curves_are_means_over_all_else() -> None:
     assert curves[4]["mean"] == pytest.approx([1.255, 0.755, 0.25 + 1 / 3 + 0.005])
     assert curves[4]["std"] == pytest.approx([0.01 / 2**0.5] * 3)
     assert found.curves("loss", "depth", "width", relative=True)[8]["mean"][0] == 1.0
-    assert found.plot("loss", "depth", "width").axes[0].get_xlabel() == "depth"
+    assert found.plot("loss_by_depth").axes[0].get_xlabel() == "depth"
+    assert found.table("cells").column("width") == [row["width"] for row in found.rows()]
     with pytest.raises(SettingError, match="no column 'acc'"):
         found.curves("acc", "depth")
 

@@ -78,7 +78,7 @@ def grow(
         console.print(found.verdict)
         if run is not None:
             asked = {"model": model, "data": data, "split": split, "seed": seed, "alpha": alpha}
-            Run.create(run, asked, kind="score").write_results({"growth_score": found.to_json()})
+            found.save(Run.create(run, asked, kind="score").path / "growth_score")
         return
     if valid_split is not None:
         valid = batches(valid_split)

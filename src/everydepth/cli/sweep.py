@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     from everydepth.data import Batches
     from everydepth.stream import ResidualStream
 
-FIGURES = (
-    ("test_loss", "layers", "width"),
-    ("test_loss", "width", "layers"),
-    ("signal", "layers", "width"),
-)
+FIGURES = ("test_loss_by_layers", "test_loss_by_width", "signal_by_layers")
 
 
 def sweep(
@@ -80,11 +76,9 @@ def sweep(
     typer.echo(str(found))
     if dry_run:
         return
-    for y, x, by in FIGURES:
-        found.plot(y, x, by).savefig(out / f"{y}-{x}.png", dpi=150)
-    found.plot("signal", "layers", "width", relative=True).savefig(
-        out / "signal-relative.png", dpi=150
-    )
+    for name in FIGURES:
+        if name in found:
+            found.plot(name).savefig(out / f"{name}.png", dpi=150)
     typer.echo(f"wrote {out}: one file a cell, and figures of loss and signal")
 
 
@@ -138,10 +132,10 @@ def resnet_cell(
     model.eval()
     middle = stream.depth // 2
     found = score(model, train, test, at=[middle, stream.depth], batch_size=256, progress=False)
-    last = found[stream.depth]
+    last = found.at(stream.depth)
     covariances = {
         "before the classifier": last.covariance,
-        "middle block": found[middle].covariance,
+        "middle block": found.at(middle).covariance,
     }
     return {
         "train_loss": found.loss,

@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 from torch import nn
 
 from everydepth.config import parted
 from everydepth.growth.arms import ARMS, Arm, Arms, CompareConfig, NotAllowedError
-from everydepth.runs import Run
+from everydepth.growth.shown import measurements
+from everydepth.results import Results, Table, provenance
+from everydepth.results.results import plain
 from everydepth.runs.sweep import sweep
 from everydepth.runs.together import is_main
 from everydepth.stream import Criterion, ResidualStream, as_stream
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """All arms and seeds. `target`: per seed the best held-out loss of the old model trained on.
+class Comparison(Results, kind="growth_comparison"):
+    """All arms and seeds: held-out loss against FLOPs spent."""
 
-    left_out: arms that this model does not allow, and why.
-    """
+    @classmethod
+    def of(cls, arms: Sequence[Arm], left_out: Mapping[str, str], **facts: Any) -> Comparison:
+        """left_out: arms that this model does not allow, and why."""
+        told = [asdict(arm) for arm in arms]
+        found = cls(results={}, about=provenance(arms=told, left_out=left_out, **facts))
+        content = {"arms": told, "summary": found.summary(), "left_out": left_out}
+        return replace(found, results=measurements("growth_comparison", plain(content)))
 
-    arms: tuple[Arm, ...]
-    target: dict[int, float]
-    left_out: dict[str, str] = field(default_factory=dict)
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """Every way to spend the compute, once a seed."""
+        told = self.about["arms"]
+        return tuple(
+            Arm(arm["name"], arm["seed"], tuple(arm["flops"]), tuple(arm["loss"])) for arm in told
+        )
+
+    @property
+    def target(self) -> dict[int, float]:
+        """Per seed, the best held-out loss of the old model trained on."""
+        return {arm.seed: min(arm.loss) for arm in self.arms if arm.name == "longer"}
+
+    def table(self, name: str | None = None) -> Table:
+        """Every arm, or the table of one measurement."""
+        return super().table("ways" if name is None else name)
 
     def ratios(self, name: str) -> list[float]:
         """Per seed, FLOPs to equal held-out loss over those of training the old model longer.
@@ -70,60 +89,6 @@ class Comparison:
                 }
             )
         return found
-
-    def table(self) -> Table:
-        table = Table(title="Held-out loss at equal compute", box=None)
-        for column in (
-            "way",
-            "last loss",
-            "95 % interval",
-            "against longer",
-            "FLOPs to equal loss",
-        ):
-            table.add_column(column, justify="left" if column == "way" else "right")
-        for row in self.summary():
-            ratios = ", ".join(
-                "never" if math.isinf(r) else f"{r:.2f}x" for r in row["flops_to_equal_loss"]
-            )
-            interval = f"{row['low']:.4g} to {row['high']:.4g}"
-            gap = (
-                f"{row['difference']:+.3g} "
-                f"({row['difference_low']:+.3g} to {row['difference_high']:+.3g})"
-            )
-            table.add_row(row["arm"], f"{row['loss']:.4g}", interval, gap, ratios)
-        return table
-
-    def plot(self) -> Any:
-        """A figure: held-out loss against FLOPs, mean over seeds, the band from least to most."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.subplots()
-        for place, name in enumerate(dict.fromkeys(arm.name for arm in self.arms)):
-            mine = [arm for arm in self.arms if arm.name == name]
-            # Seeds may stop at different points: the common ones are drawn.
-            count = min(len(arm.loss) for arm in mine)
-            flops = np.mean([arm.flops[:count] for arm in mine], 0)
-            loss = np.array([arm.loss[:count] for arm in mine])
-            style = "--" if name == "longer" else "-"
-            axes.plot(flops, loss.mean(0), style, marker="o", markersize=3, label=name)
-            axes.fill_between(flops, loss.min(0), loss.max(0), alpha=0.15, color=f"C{place}")
-        axes.set(xlabel="FLOPs spent, scoring included", ylabel="held-out loss")
-        axes.legend()
-        return figure
-
-    def to_json(self) -> dict[str, Any]:
-        summary = [
-            {**row, "flops_to_equal_loss": [_finite(r) for r in row["flops_to_equal_loss"]]}
-            for row in self.summary()
-        ]
-        arms = [asdict(arm) for arm in self.arms]
-        return {"arms": arms, "summary": summary, "left_out": self.left_out}
-
-
-def _finite(ratio: float) -> float | None:
-    """JSON has no infinity: None is never."""
-    return ratio if math.isfinite(ratio) else None
 
 
 def _interval(values: Any) -> tuple[float, float]:
@@ -183,9 +148,9 @@ def compare(
         for row in rows
         if "why" not in row
     )
-    target = {arm.seed: min(arm.loss) for arm in found if arm.name == "longer"}
     left_out = {row["arm"]: row["why"] for row in rows if "why" in row}
-    compared = Comparison(found, target, left_out)
+    stream = as_stream(model, **options)
+    compared = Comparison.of(found, left_out, model=stream.name, depth=stream.depth)
     if run is not None and is_main():
-        Run.open(run).write_results({"growth_comparison": compared.to_json()})
+        compared.save(Path(run) / "growth_comparison")
     return compared

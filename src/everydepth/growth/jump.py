@@ -123,7 +123,7 @@ def jumpboard(
             batch_size=batch_size,
             progress=progress,
         )
-    site = scored.best.after if after is None else scored[after].after
+    site = scored.best.after if after is None else scored.at(after).after
     tried, directions = scored.candidates[site], scored.directions[site]
     slope = _product(tried, directions, directions)
     if precondition:

@@ -180,8 +180,9 @@ class _Growth:
                 "stopped": stopped,
                 "scores": self.scores,
             }
+            if self.score is not None:
+                self.score.save(self.run.path / "growth_score")
             results = {
-                "growth_score": None if self.score is None else self.score.to_json(),
                 "growth": outcome,
                 "growth_certificate": None if proof is None else proof.to_json(),
             }
@@ -301,7 +302,7 @@ class _Growth:
         )
         safe: Choice = better if held.better else "old"
         assert self.score is not None
-        site = self.score[jump.after]
+        site = self.score.at(jump.after)
         self.found.append(
             Round(
                 number=number + 1,

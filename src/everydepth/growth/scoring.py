@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from statistics import NormalDist
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor, nn
 
 from everydepth.data.feeding import Feed
@@ -26,7 +25,9 @@ from everydepth.growth.candidates import (
     settle,
 )
 from everydepth.growth.losses import beside, check_finite, row_losses
+from everydepth.growth.shown import measurements
 from everydepth.growth.statistics import GROUPS, GroupSums, adjusted_p, evidence
+from everydepth.results import Results, Table, provenance
 from everydepth.stream import (
     Criterion,
     ResidualStream,
@@ -101,19 +102,53 @@ class SiteScore:
     covariance: Covariance
 
 
-@dataclass(frozen=True)
-class Score:
-    """What `score` found; prints as a table. `candidates` are the blocks it looked at."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Score(Results, kind="growth_score"):
+    """What `score` found at every site; `score["z"]` is an array over them.
 
-    model: str
-    rows: int
-    loss: float
-    alpha: float
-    sites: tuple[SiteScore, ...]
-    candidates: dict[int, Candidate] = field(repr=False)
-    directions: dict[int, list[Direction]] = field(repr=False)
+    candidates, directions: the blocks it looked at, and their gradients; empty in a loaded one.
+    """
 
-    def __getitem__(self, after: int) -> SiteScore:
+    sites: tuple[SiteScore, ...] = ()
+    candidates: Mapping[int, Candidate] = field(default_factory=dict[int, Candidate])
+    directions: Mapping[int, list[Direction]] = field(default_factory=dict[int, list[Direction]])
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.sites:  # loaded
+            object.__setattr__(self, "sites", tuple(map(_site, self.about["sites"])))
+
+    @classmethod
+    def of(
+        cls,
+        sites: Sequence[SiteScore],
+        *,
+        candidates: Mapping[int, Candidate],
+        directions: Mapping[int, list[Direction]],
+        rows: int,
+        **facts: Any,
+    ) -> Score:
+        """facts: those of `provenance`, the mean loss, and the level alpha."""
+        content: dict[str, Any] = {
+            "verdict": _verdict(sites),
+            "rows": rows,
+            "sites": [asdict(site) for site in sites],
+        }
+        return cls(
+            results=measurements("growth_score", content),
+            about=provenance(samples=rows, **facts, **content),
+            sites=tuple(sites),
+            candidates=candidates,
+            directions=directions,
+        )
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the rows."""
+        return float(self.about["loss"])
+
+    def at(self, after: int) -> SiteScore:
+        """The site behind depth `after`."""
         for site in self.sites:
             if site.after == after:
                 return site
@@ -129,68 +164,47 @@ class Score:
     @property
     def ranked(self) -> tuple[SiteScore, ...]:
         """The sites worth deepening, the clearest first."""
-        good = [site for site in self.sites if site.verdict == DEEPEN]
-        return tuple(sorted(good, key=lambda site: -site.z))
+        return _ranked(self.sites)
 
     @property
     def verdict(self) -> str:
-        if self.ranked:
-            return f"{DEEPEN}: after {self.ranked[0].after}"
-        unsure = [site for site in self.sites if site.verdict == UNSURE]
-        if unsure:
-            rows = min(site.needed for site in unsure if site.needed is not None)
-            return f"{UNSURE}: about {rows:,} rows would settle it"
-        return "deepest model: no site has a first-order signal"
+        """What to do, in a sentence."""
+        return _verdict(self.sites)
 
-    def to_json(self) -> dict[str, Any]:
-        head = {"model": self.model, "rows": self.rows, "loss": self.loss, "alpha": self.alpha}
-        return {**head, "verdict": self.verdict, "sites": [asdict(site) for site in self.sites]}
-
-    def table(self) -> Table:
-        table = Table(title=f"{self.model}, {self.rows:,} rows, loss {self.loss:.4g}", box=None)
-        for name in ("after", "|G|", "gain", "95 % interval", "z", "p", "|gbar|", "verdict"):
-            table.add_column(name, justify="left" if name == "verdict" else "right")
-        for s in self.sites:
-            more = f" (needs ~{s.needed:,})" if s.verdict == UNSURE and s.needed else ""
-            values = (s.norm, s.gain)
-            interval = f"{s.low:.2g} to {s.high:.2g}"
-            table.add_row(
-                str(s.after),
-                *(f"{v:.3g}" for v in values),
-                interval,
-                f"{s.z:.1f}",
-                f"{s.p:.3f}",
-                f"{s.signal:.2g}",
-                s.verdict + more,
-            )
-        return table
-
-    def plot(self) -> Any:
-        """A figure: z, and the gain with its interval, of every site; filled where it deepens."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8, 3.2), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        after = [site.after for site in self.sites]
-        bars = left.bar(after, [site.z for site in self.sites], color="#0072B2")
-        for bar, site in zip(bars, self.sites, strict=True):
-            bar.set_alpha(1.0 if site.verdict == DEEPEN else 0.35)
-        gain = np.array([(site.low, site.gain, site.high) for site in self.sites]).T
-        spread = np.abs(gain[[0, 2]] - gain[1])
-        right.errorbar(after, gain[1], spread, fmt="o", capsize=3, color="#0072B2")
-        for axes, label in ((left, "z of the gradient"), (right, "gain per unit step, 95 %")):
-            axes.axhline(0, color="grey", linewidth=0.8)
-            axes.set(xlabel="a new block after depth", ylabel=label, xticks=after)
-        figure.suptitle(f"{self.model}: {self.verdict}", fontsize=10)
-        return figure
+    def table(self, name: str | None = None) -> Table:
+        """Every site, or the table of one measurement."""
+        return super().table("sites" if name is None else name)
 
     def __str__(self) -> str:
-        lines = [f"{self.model}: {self.verdict}"]
-        lines += [
-            f"  after {s.after:>2}  |G| {s.norm:.3g}  z {s.z:6.1f}  p {s.p:.3f}  {s.verdict}"
-            for s in self.sites
-        ]
-        return "\n".join(lines)
+        return f"{self.model}: {self.verdict} ({self.samples:,} rows, loss {self.loss:.4g})"
+
+
+def _ranked(sites: Sequence[SiteScore]) -> tuple[SiteScore, ...]:
+    good = [site for site in sites if site.verdict == DEEPEN]
+    return tuple(sorted(good, key=lambda site: -site.z))
+
+
+def _verdict(sites: Sequence[SiteScore]) -> str:
+    good = _ranked(sites)
+    if good:
+        return f"{DEEPEN}: after {good[0].after}"
+    needed = [site.needed for site in sites if site.verdict == UNSURE and site.needed is not None]
+    if needed:
+        return f"{UNSURE}: about {min(needed):,} rows would settle it"
+    return "deepest model: no site has a first-order signal"
+
+
+def _site(content: Mapping[str, Any]) -> SiteScore:
+    """A site as `asdict` wrote it."""
+    covariance = dict(content["covariance"])
+    covariance["coordinates"] = tuple(covariance["coordinates"])
+    covariance["matrix"] = tuple(map(tuple, covariance["matrix"]))
+    told = content["alignment"]
+    parts: dict[str, Any] = {
+        "alignment": None if told is None else Alignment(**told),
+        "covariance": Covariance(**covariance),
+    }
+    return SiteScore(**{**content, **parts})
 
 
 def score(
@@ -386,7 +400,17 @@ def _judged(
             )
         )
     loss = seen.loss / seen.labels
-    return Score(stream.name, seen.rows, loss, alpha, tuple(found), candidates, seen.directions)
+    return Score.of(
+        found,
+        candidates=candidates,
+        directions=seen.directions,
+        rows=seen.rows,
+        model=stream.name,
+        task=stream.task,
+        depth=stream.depth,
+        loss=loss,
+        alpha=alpha,
+    )
 
 
 def _needed(z: float, critical: float, rows: int) -> int | None:

@@ -22,12 +22,12 @@ HOMES = {
     "exits": "everydepth.exits.earlier",
     "ablation": "everydepth.ablations.earlier",
     "GradientWatch": "everydepth.ablations.earlier",
-    "growth": "everydepth.growth.earlier",
-    "growth_score": "everydepth.growth.earlier",
-    "growth_certificate": "everydepth.growth.earlier",
-    "growth_comparison": "everydepth.growth.earlier",
-    "scaling": "everydepth.growth.earlier",
-    "sweep": "everydepth.runs.earlier",
+    "growth": "everydepth.growth.shown",
+    "growth_score": "everydepth.growth.shown",
+    "growth_certificate": "everydepth.growth.shown",
+    "growth_comparison": "everydepth.growth.shown",
+    "scaling": "everydepth.growth.shown",
+    "sweep": "everydepth.runs.shown",
 }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from everydepth.errors import RunError, SettingError
+from everydepth.results import Results, provenance
 from everydepth.runs.cells import (
     Cell,
     Cells,
@@ -20,29 +22,50 @@ from everydepth.runs.cells import (
 )
 from everydepth.runs.engine import Engine, check_engine
 from everydepth.runs.run import Run
+from everydepth.runs.shown import measurements
 from everydepth.runs.together import is_main, on_main
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """The cells of a sweep and what is done of them. Results are plain JSON, one file a cell.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Sweep(Results, kind="sweep"):
+    """The cells of a sweep and what is done of them, as curves over settings and as rows.
 
-    results, skipped: by key of the cell (`cell_key`); skipped says why.
+    done, skipped: by key of the cell (`cell_key`) what it gave, and why it gave nothing.
     """
 
-    path: Path | None
-    cells: tuple[Cell, ...]
-    results: dict[str, dict[str, Any]]
-    skipped: dict[str, str] = field(default_factory=dict)
+    path: Path | None = None
+    cells: tuple[Cell, ...] = ()
+    done: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    skipped: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def of(
+        cls,
+        path: Path | None,
+        cells: Sequence[Cell],
+        done: Mapping[str, Mapping[str, Any]],
+        skipped: Mapping[str, str] | None = None,
+    ) -> Sweep:
+        """From the outcome of every cell that is done."""
+        found = cls(
+            results={},
+            about=provenance(cells=len(cells), done=len(done)),
+            path=path,
+            cells=tuple(cells),
+            done=done,
+            skipped=skipped or {},
+        )
+        rows = found.rows()
+        return replace(found, results=measurements(rows, cells[0])) if rows else found
 
     @property
     def missing(self) -> tuple[Cell, ...]:
-        return tuple(cell for cell in self.cells if cell_key(cell) not in self.results)
+        return tuple(cell for cell in self.cells if cell_key(cell) not in self.done)
 
     def rows(self) -> list[dict[str, Any]]:
         """Settings and results of every finished cell."""
         keys = [(cell, cell_key(cell)) for cell in self.cells]
-        return [{**cell, **self.results[key]} for cell, key in keys if key in self.results]
+        return [{**cell, **self.done[key]} for cell, key in keys if key in self.done]
 
     def curves(
         self, y: str, x: str, by: str | None = None, *, relative: bool = False
@@ -74,29 +97,10 @@ class Sweep:
             found[group] = curve
         return found
 
-    def plot(self, y: str, x: str, by: str | None = None, *, relative: bool = False) -> Any:
-        """A figure of `curves`: a line for each value of `by`, a band of one deviation."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.subplots()
-        for group, curve in self.curves(y, x, by, relative=relative).items():
-            mean, std = np.array(curve["mean"]), np.array(curve["std"])
-            label = None if by is None else f"{by} {group}"
-            axes.plot(curve["x"], mean, marker="o", label=label)
-            axes.fill_between(curve["x"], mean - std, mean + std, alpha=0.2)
-        axes.set_xlabel(x)
-        axes.set_ylabel(f"{y} / first" if relative else y)
-        if by is not None:
-            axes.legend()
-        return figure
-
     def __str__(self) -> str:
         done = len(self.cells) - len(self.missing)
         lines = [f"{len(self.cells)} cells, {done} done"]
-        lines += [
-            f"  {'done' if cell_key(c) in self.results else 'to do'}  {c}" for c in self.cells
-        ]
+        lines += [f"  {'done' if cell_key(c) in self.done else 'to do'}  {c}" for c in self.cells]
         return "\n".join(lines)
 
 
@@ -139,7 +143,7 @@ def sweep(
     folder = None if run is None else Path(run)
     if dry_run:
         done = {} if folder is None else finished_cells(cells, folder).results
-        return Sweep(folder, cells, done)
+        return Sweep.of(folder, cells, done)
     opened = None if folder is None else on_main(lambda: _opened(folder, cells))
     outcome = run_cells(
         cells,
@@ -153,8 +157,9 @@ def sweep(
         title="sweep",
         progress=progress,
     )
-    found = Sweep(folder, cells, outcome.results, outcome.skipped)
+    found = Sweep.of(folder, cells, outcome.results, outcome.skipped)
     if opened is not None and is_main() and not opened.finished and not found.missing:
+        found.save(opened.path / "sweep")
         opened.write_results({"sweep": found.rows()})
     return found
 

@@ -173,7 +173,7 @@ def _jump(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
         train, data = data[:half], data[half:] or data
     found = score(model, train, test=data, progress=False)
     jump = jumpboard(model, train, data, scored=found, batch_size=None)
-    best = found[jump.after]
+    best = found.at(jump.after)
     return {
         "jump_found": float(jump.found),
         "jump_gain": jump.margin / max(found.loss, 1e-12),

@@ -48,7 +48,7 @@ def reproduce(
     check_needs(recipe, preset)
     check_memory(recipe, preset)
     work = partial(_work, recipe)
-    found = sweep(cells, work, run=out, folders=True, progress=progress).results
+    found = sweep(cells, work, run=out, folders=True, progress=progress).done
     results = tuple(
         Finished(
             cell={k: v for k, v in cell.items() if k not in ("recipe", "seed")},

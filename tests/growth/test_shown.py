@@ -18,13 +18,18 @@ from everydepth.results.earlier import converted
 from everydepth.runs import Run
 from everydepth.runs.sweep import sweep
 
-NAMES = ("growth_score", "growth", "growth_certificate")
+NAMES = ("growth", "growth_certificate")
 
 
 def shown(name: str, content: Any) -> Results:
     """What a report shows of it; everything can be drawn or read."""
     found = converted(name, json.loads(json.dumps(content)), Path())
     assert found is not None
+    return drawn(found)
+
+
+def drawn(found: Results) -> Results:
+    """The same, once everything can be drawn or read."""
     for result in found.results.values():
         assert result.section == "growth"
         assert not any("could not be drawn" in note for note in card({"a": result}).notes)
@@ -38,7 +43,7 @@ def test_a_growth_is_shown_with_scores_rounds_search_and_certificate(tmp_path: P
     found = {name: shown(name, results[name]) for name in results}
     assert tuple(found) == NAMES
     assert grown.score is not None
-    score = found["growth_score"]
+    score = drawn(Results.load(tmp_path / "run" / "growth_score"))
     table = score.table("sites")
     assert table.column("verdict") == [site.verdict for site in grown.score.sites]
     assert np.allclose(score["z"], [s.z for s in grown.score.sites])
@@ -63,8 +68,7 @@ def test_two_runs_stand_side_by_side_in_one_table() -> None:
         for seed in (0, 1)
         for name, loss in (("grown", 0.3), ("longer", 0.4), ("scratch", 0.9))
     )
-    content = Comparison(arms, {0: 0.4, 1: 0.4}, {"stacked": "no such block"}).to_json()
-    found = shown("growth_comparison", content)
+    found = drawn(Comparison.of(arms, {"stacked": "no such block"}))
     both = card({"a": found.result("ways"), "b": found.result("ways")})
     assert both.table is not None
     assert [row[:2] for row in both.table.rows[:3]] == [
@@ -75,20 +79,19 @@ def test_two_runs_stand_side_by_side_in_one_table() -> None:
         "1.00, 1.00",
         "never, never",
     ]
-    drawn = card({"a": found.result("held_out_loss"), "b": found.result("held_out_loss")})
-    assert drawn.notes == ("stacked: no such block",)
-    assert len(drawn.charts[0].marks) == 6
+    shown = card({"a": found.result("held_out_loss"), "b": found.result("held_out_loss")})
+    assert shown.notes == ("stacked: no such block",)
+    assert len(shown.charts[0].marks) == 6
 
 
 def test_sweeps_and_laws_are_drawn() -> None:
-    rows = sweep(
+    found = sweep(
         {"layers": [8, 14], "width": [4, 8], "seed": [0, 1]},
         lambda layers, width, seed: {"test_loss": layers / width + seed, "signal": 1 / layers},
         progress=False,
-    ).rows()
-    found = shown("sweep", rows)
-    # two losses, two signals, one of them relative as well, and all cells
-    assert len(found) == 6
+    )
+    assert len(drawn(found)) == 5  # two losses, two signals, and all cells
+    assert shown("sweep", found.rows()).table("cells") == found.table("cells")
     assert found["test_loss_by_layers"].tolist() == [2.5, 4.0]
     assert len(found.table("cells").rows) == 8
     outcome = {

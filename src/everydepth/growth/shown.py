@@ -1,4 +1,4 @@
-"""What growing wrote before all results were saved alike."""
+"""What growing found, as results: from the plain values that a run keeps of it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ WORDS: dict[str, Any] = {"section": "growth"}
 
 
 def convert(name: str, content: Content, folder: Path) -> Results:
-    """What results.json held under a name."""
-    found = _READERS[name](content)
-    about = {"model": content.get("model"), "samples": content.get("rows")}
-    return class_of(name)(results=named(*found), about=about, kind=name)
+    """What results.json holds under a name."""
+    about = {**content, "samples": content.get("rows")}
+    return class_of(name)(results=measurements(name, content), about=about, kind=name)
+
+
+def measurements(name: str, content: Content) -> dict[str, Result]:
+    """What is shown of a "growth", a "growth_score", ... by name."""
+    return named(*_READERS[name](content))
 
 
 def _score(content: Content) -> list[Result]:

@@ -1,4 +1,4 @@
-"""Sweeps as they were written before all results were saved alike: the rows of their cells."""
+"""The rows of a sweep as results: means over seeds against every setting that was varied."""
 
 from __future__ import annotations
 
@@ -12,22 +12,30 @@ from everydepth.results import Result, Results, named, rows
 from everydepth.results.result import readable
 from everydepth.results.results import class_of
 
-MEASURES = ("test_loss", "train_loss", "loss", "accuracy", "signal")
-ACROSS = ("layers", "depth", "width")
+Row = Mapping[str, Any]
 
 
-def convert(name: str, content: Sequence[Mapping[str, Any]], folder: Path) -> Results:
-    """Means over seeds against depth and width, and every cell as a row."""
+def convert(name: str, content: Sequence[Row], folder: Path) -> Results:
+    """What results.json holds of a sweep: its rows. Settings are what differs between them."""
+    varied = {key: value for key, value in content[0].items() if _differs(content, key)}
+    measured = measurements(content, varied if "seed" in varied else {**varied, "seed": None})
+    return class_of(name)(results=measured, about={"cells": len(content)}, kind=name)
+
+
+def measurements(content: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Result]:
+    """Every number of a row against every number that was varied, and all rows to read."""
     first = content[0]
-    axes = [n for n in ACROSS if n in first and len({row[n] for row in content}) > 1]
+    across = [
+        name
+        for name in settings
+        if name in first and name != "seed" and _is_number(first[name]) and _differs(content, name)
+    ]
+    measured = [name for name in first if name not in settings and _is_number(first[name])]
     found: list[Result] = []
-    for y in (measure for measure in MEASURES if measure in first):
-        for x in axes:
-            others = [axis for axis in axes if axis != x]
-            by = others[0] if others else None
+    for y in measured:
+        for x in across:
+            by = next((other for other in across if other != x), None)
             found.append(_curves(content, y, x, by))
-            if y == "signal" and x == axes[0]:
-                found.append(_curves(content, y, x, by, relative=True))
     plain = [key for key, value in first.items() if isinstance(value, str | int | float)]
     cells = rows(
         "cells",
@@ -36,33 +44,36 @@ def convert(name: str, content: Sequence[Mapping[str, Any]], folder: Path) -> Re
         about="The settings and the outcome of every cell.",
         section="growth",
     )
-    about = {"cells": len(content)}
-    return class_of("sweep")(results=named(*found, cells), about=about, kind="sweep")
+    return named(*found, cells)
 
 
-def _curves(
-    content: Sequence[Mapping[str, Any]], y: str, x: str, by: str | None, *, relative: bool = False
-) -> Result:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _differs(content: Sequence[Row], name: str) -> bool:
+    return len({str(row.get(name)) for row in content}) > 1
+
+
+def _curves(content: Sequence[Row], y: str, x: str, by: str | None) -> Result:
     series: dict[str, np.ndarray] = {}
     for group in sorted({row[by] for row in content}) if by else [None]:
         mine = [row for row in content if by is None or row[by] == group]
         at = sorted({row[x] for row in mine})
         each = [np.array([row[y] for row in mine if row[x] == p], dtype=float) for p in at]
         mean, std = (np.array([f(values) for values in each]) for f in (np.mean, np.std))
-        if relative:
-            mean, std = mean / mean[0], std / mean[0]
         name = "mean" if by is None else f"{by} {group}"
         series |= {name: mean, f"{name}_low": mean - std, f"{name}_high": mean + std}
         series[f"{name}_{x}"] = np.array(at)
     names = [key for key in series if f"{key}_{x}" in series]
     return Result(
-        name=f"{y}_by_{x}" + ("_relative" if relative else ""),
+        name=f"{y}_by_{x}",
         kind="curve",
         axis=x,
         series=tuple(names),
         arrays=series,
         labels={x: x, **{key: f"{key}: {y.replace('_', ' ')}" for key in names}},
-        title=f"{readable(y)} against {x}" + (f", of that at the smallest {x}" if relative else ""),
+        title=f"{readable(y)} against {x}",
         about="One network a point: means over seeds, bands of one standard deviation.",
         section="growth",
     )
