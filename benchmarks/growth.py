@@ -175,7 +175,7 @@ def search(count: int) -> dict[str, Any]:
             None,
             found.directions[site],
         )
-        first, slope = line.first_step(), found[site].norm ** 2
+        first, slope = line.first_step(), found.at(site).norm ** 2
         eta, tried = line_search(line, found.loss, slope, first)
         grid = min(line(e) for e in np.geomspace(first / 1000, first * 1000, 200))
         ours = dict(tried).get(eta, found.loss)

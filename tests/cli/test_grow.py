@@ -58,7 +58,7 @@ def test_sweep_lists_runs_and_draws(tmp_path: Path) -> None:
     assert "2 cells, 0 done" in invoke(*words, "--dry-run").output
     assert not (tmp_path / "s").exists()
     assert "2 cells, 2 done" in invoke(*words).output
-    assert (tmp_path / "s" / "test_loss-layers.png").stat().st_size > 1000
+    assert (tmp_path / "s" / "test_loss_by_layers.png").stat().st_size > 1000
     rows = ed.Run.open(tmp_path / "s").results()["sweep"]
     assert [row["layers"] for row in rows] == [8, 14]
     with pytest.raises(SettingError, match="--depths 'deep'; give whole numbers"):

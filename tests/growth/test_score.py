@@ -55,7 +55,7 @@ def test_G_is_the_gradient_of_the_zero_projection_at_every_site(entry: Entry) ->
                     ours, gradient, rtol=0, atol=1e-6 * float(gradient.abs().max())
                 )
                 total += float(gradient.square().sum())
-        assert found[after].norm == pytest.approx(math.sqrt(total), rel=1e-5)
+        assert found.at(after).norm == pytest.approx(math.sqrt(total), rel=1e-5)
 
 
 def test_before_a_linear_classifier_the_mean_gradient_is_known_in_closed_form() -> None:
@@ -66,7 +66,7 @@ def test_before_a_linear_classifier_the_mean_gradient_is_known_in_closed_form() 
         p = model(pixel_values=batch["pixel_values"]).logits.softmax(-1).mean(0)
     y = nn.functional.one_hot(batch["labels"], 7).double().mean(0)
     expected = (p - y) @ model.linear.weight
-    assert found[6].signal == pytest.approx(expected.norm().item(), rel=1e-9)
+    assert found.at(6).signal == pytest.approx(expected.norm().item(), rel=1e-9)
 
 
 def test_the_gain_is_the_u_statistic_of_per_row_gradients() -> None:
@@ -87,8 +87,8 @@ def test_the_gain_is_the_u_statistic_of_per_row_gradients() -> None:
     g = torch.stack(rows)
     gram = (g @ g.T).numpy()
     off = gram - np.diag(np.diag(gram))
-    assert found[1].gain == pytest.approx(off.sum() / (16 * 15), rel=1e-9)
-    assert found[1].low <= found[1].gain <= found[1].high
+    assert found.at(1).gain == pytest.approx(off.sum() / (16 * 15), rel=1e-9)
+    assert found.at(1).low <= found.at(1).gain <= found.at(1).high
 
 
 def test_a_wide_map_seen_through_projections_keeps_its_gain() -> None:

@@ -45,6 +45,11 @@ class Comparison(Results, kind="growth_comparison"):
         """Per seed, the best held-out loss of the old model trained on."""
         return {arm.seed: min(arm.loss) for arm in self.arms if arm.name == "longer"}
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Arms that this model does not allow, and why."""
+        return self.about["left_out"]
+
     def table(self, name: str | None = None) -> Table:
         """Every arm, or the table of one measurement."""
         return super().table("ways" if name is None else name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,12 @@ class _Growth:
         )
         shared: dict[str, Any] = {"seed": seed, "criterion": self.criterion}
         self.score = score(stream, half, alpha=config.alpha, progress=self.progress, **shared)
-        found = self.score.to_json()
+        found: dict[str, Any] = {
+            "rows": self.score.samples,
+            "loss": self.score.loss,
+            "verdict": self.score.verdict,
+            "sites": [asdict(site) for site in self.score.sites],
+        }
         for site in found["sites"]:
             del site["covariance"]["matrix"], site["covariance"]["coordinates"]
         tried = [site.after for site in self.score.ranked if site.after not in self.rejected]
