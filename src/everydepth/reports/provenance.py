@@ -20,9 +20,11 @@ def made_by(view: RunView, heading: str) -> str:
         settings = json.dumps(dict(view.config), indent=1, ensure_ascii=False)
         more += folded("settings", f"<pre>{text(settings)}</pre>")
     for results in view.answers.values():
-        facts = json.dumps(dict(results.about), indent=1, ensure_ascii=False)
-        more += folded(f"about the {results.kind}", f"<pre>{text(facts)}</pre>")
-        skipped = results.about.get("skipped")
+        about = dict(results.about)
+        skipped = about.pop("skipped", None)
+        if about:
+            facts = json.dumps(about, indent=1, ensure_ascii=False)
+            more += folded(f"about the {results.kind}", f"<pre>{text(facts)}</pre>")
         if isinstance(skipped, Mapping) and skipped:
             lines = (f"<li>{text(name)}: {text(why)}</li>" for name, why in skipped.items())
             more += folded("not measured", f"<ul>{''.join(lines)}</ul>")

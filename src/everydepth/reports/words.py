@@ -9,6 +9,7 @@ import numpy as np
 from everydepth.reports.reading import RunView
 from everydepth.results import Result
 from everydepth.results.figures.kinds import short_names
+from everydepth.results.result import called, numbers
 from everydepth.results.table import shown
 
 CLOSE = 0.01  # shares: one point
@@ -34,10 +35,10 @@ def by_depth(result: Result) -> list[str]:
         values = {names[name]: result.at_depth(name) for name in result.series}
     elif result.kind == "family" and result.value.shape[1] <= MOST_SERIES:
         word = result.label("columns")
-        columns = zip(np.asarray(result.arrays["columns"]), numbers_of(result).T, strict=True)
+        columns = zip(np.asarray(result.arrays["columns"]), numbers(result.value).T, strict=True)
         places = [int(x) for x in result.x()]
         values = {
-            f"{word} {shown(x.item())}": {d: float(v) for d, v in zip(places, line, strict=True)}
+            f"{word} {shown(x.item())}:": {d: float(v) for d, v in zip(places, line, strict=True)}
             for x, line in columns
         }
     else:
@@ -53,10 +54,6 @@ def by_depth(result: Result) -> list[str]:
         or UNDEFINED
         for depth in range(last + 1)
     ]
-
-
-def numbers_of(result: Result) -> np.ndarray:
-    return np.ma.filled(np.ma.asarray(result.value).astype(float), np.nan)
 
 
 def _shares(result: Result) -> list[str]:
@@ -121,7 +118,7 @@ def _is_judged(result: Result) -> bool:
 def _against_full(result: Result) -> list[str]:
     values = result.at_depth()
     last = max(values)
-    full, name = values[last], _called(result)
+    full, name = values[last], called(result.title)
     say = _cost if result.section == "cost" else _points if _is_share(result) else _times
     return [
         say(name, values[depth], full, depth == last, result)
@@ -157,12 +154,6 @@ def _is_share(result: Result) -> bool:
     return result.unit == "share"
 
 
-def _called(result: Result) -> str:
-    """The title within a sentence; what is written in capitals stays so."""
-    title = result.title
-    return title if title[1:2].isupper() else title[:1].lower() + title[1:]
-
-
 # -- a run in a sentence ---------------------------------------------------------------------------
 
 
@@ -186,7 +177,7 @@ def headline(view: RunView) -> str:
         said = [str(results) for results in view.answers.values() if results.kind != "training"]
         return f"{'; '.join(said)}." if said else "has not been measured."
     values = result.at_depth()
-    last, name = max(values), _called(result)
+    last, name = max(values), called(result.title)
     level = quantity(values[last], result.unit, 3)
     if depth == last:
         return f"needs all of its {last} blocks for {name} {level}."

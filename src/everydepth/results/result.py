@@ -150,3 +150,8 @@ def readable(name: str) -> str:
     """`next_token_accuracy` as a heading."""
     words = name.replace("_", " ")
     return words[:1].upper() + words[1:]
+
+
+def called(title: str) -> str:
+    """A heading within a sentence; what is written in capitals stays so."""
+    return title if title[1:2].isupper() else title[:1].lower() + title[1:]

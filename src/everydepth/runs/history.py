@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from everydepth.results import Result, Results, defined, named
+from everydepth.results.result import readable
 
 _NO_CURVE = ("step", "epoch", "time", "seconds")
 _WORDS = {"lr": "learning rate", "losses": "loss by depth"}
@@ -58,6 +59,7 @@ def _measured(name: str, points: Points) -> Result | None:
         series=("value",),
         arrays=arrays,
         labels={"step": "step", "value": name, "columns": "depth"},
+        title=readable(name.replace(".", " ")),
         section="training",
     )
 

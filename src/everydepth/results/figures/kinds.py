@@ -25,7 +25,7 @@ from everydepth.results.figures.chart import (
     Mark,
 )
 from everydepth.results.layout import cells
-from everydepth.results.result import Result, numbers
+from everydepth.results.result import Result, called, numbers
 from everydepth.results.table import shown
 
 # Words of labels for which nothing to all is the natural range, so never a logarithm.
@@ -63,8 +63,8 @@ def _label(result: Result, name: str) -> str:
     label = result.label(name)
     if name in result.series:
         if name not in result.labels and len(result.series) == 1:
-            label = result.title.lower()
-        if result.unit and not _unit(label):
+            label = called(result.title)
+        if result.unit not in ("", "count", label) and not _unit(label):
             return f"{label} ({result.unit})"
     return label
 
@@ -254,7 +254,7 @@ def _shared_label(result: Result, names: Sequence[str]) -> str:
     quantity = _quantity(result, names[0])
     if quantity != _unit(label):
         return quantity
-    return f"{result.title.lower()} ({quantity})"
+    return f"{called(result.title)} ({quantity})"
 
 
 def _histogram(runs: Runs, title: str) -> tuple[Chart, ...]:

@@ -202,11 +202,13 @@ def _axis(axis: Axis, *, heat: bool, vertical: bool) -> dict[str, Any]:
 
 
 def _whole_steps(axis: Axis, values: Sequence[Any]) -> dict[str, Any]:
-    """Ticks at whole numbers only, about eight of them."""
+    """Ticks at whole numbers only, at most about eight of them."""
     if not axis.whole or axis.log or axis.ticks:
         return {}
-    sizes = [float(np.ptp(v)) for v in values if len(v)]
-    return {"tickformat": "d", "tick0": 0, "dtick": max(1, math.ceil(max(sizes, default=0) / 8))}
+    least = max((float(np.ptp(v)) for v in values if len(v)), default=0.0) / 8
+    scale = 10 ** math.floor(math.log10(max(least, 1)))
+    step = next(n * scale for n in (1, 2, 5, 10) if n * scale >= least)
+    return {"tickformat": "d", "tick0": 0, "dtick": step}
 
 
 def _wrapped(text: str) -> str:
