@@ -26,10 +26,9 @@ from transformers import (
 from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
 from everydepth.cli import main as main_module
 from everydepth.cli.loading import load_batches
-from everydepth.cli.trace import parameters_by_depth, sparkline, table
+from everydepth.cli.showing import show, sparkline
 from everydepth.errors import DataError
 from everydepth.runs import Run
-from everydepth.stream import as_stream, at_depth
 from everydepth.tracing import Trace, trace
 
 SIZES: dict[str, Any] = {
@@ -88,10 +87,10 @@ def test_a_model_is_traced_shown_and_reported(
     chosen = ["--metrics", "accuracy, loss", "--max-samples", "40"]
     everydepth("trace", digits_model, "--data", "digits", "-o", run, *chosen)
     shown = capsys.readouterr().out
-    assert "2 blocks, 40 samples, 2 metrics" in shown
-    assert any(block in shown for block in "▁▂▃▄▅▆▇█")
+    assert "2 blocks, 40 samples, 3 metrics" in shown
+    assert "depth accuracy loss (nat) parameters" in " ".join(shown.split())
     found = Trace.load(run / "trace")
-    assert set(found) == {"accuracy", "loss"}
+    assert set(found) == {"accuracy", "loss", "parameters"}
     assert found.samples == 40
     config = Run.open(run).config
     assert config["command"].startswith("everydepth trace ")
@@ -111,7 +110,7 @@ def test_the_trace_of_a_trained_run_joins_the_run(
     vit().save_pretrained(run.path / "model")
     for _ in range(2):  # a second trace replaces the first
         everydepth("trace", run.path, "--data", "digits", "--metrics", "loss", "--max-samples", "8")
-    assert list(Trace.load(run.path / "trace")) == ["loss"]
+    assert list(Trace.load(run.path / "trace")) == ["loss", "parameters"]
     assert f"everydepth report {run.path}" in capsys.readouterr().out.replace("\n", "")
     assert Run.open(run.path).config == {"command": "everydepth train"}
 
@@ -125,7 +124,7 @@ def test_a_language_model_also_says_what_each_depth_would_say(
     everydepth("trace", language_model, *words, *more)
     found = Trace.load(tmp_path / "run" / "trace")
     assert found.samples == 3
-    assert set(found) == {"perplexity", "token_grid", "text_at_depth"}
+    assert set(found) == {"perplexity", "token_grid", "text_at_depth", "parameters"}
     assert found.results["token_grid"].arrays["tokens"][:2].tolist() == ["once", "upon"]
 
 
@@ -205,9 +204,11 @@ def test_the_table_fits_a_narrow_terminal_with_every_number_whole(layers: int) -
     }
     found = trace(model, data, progress=False)
     console = Console(width=80, file=io.StringIO())
-    console.print(table(found))
-    lines = console.file.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
+    show(found, console)
+    every = console.file.getvalue().splitlines()
+    assert max(map(len, every)) <= 80
+    lines = [line for line in every if ": " not in line]  # no notes
+    assert any(block in "".join(lines) for block in "▁▂▃▄▅▆▇█")
     last = {name: column[-1] for name, column in found.columns().items()}
     whole = [line.split()[-1] for line in lines[1:] if line[-1:].isdigit()]
     assert whole == [f"{value:.4g}" for value in last.values() if value is not None]
@@ -217,11 +218,3 @@ def test_a_sparkline_has_a_block_per_depth() -> None:
     assert sparkline([0.0, 1.0, None, 0.5, float("nan"), 1.0]) == "▁█ ▅ █"
     assert sparkline([2.0, 2.0]) == "▁▁"
     assert sparkline([]) == ""
-
-
-def test_parameters_by_depth_are_those_of_the_cut_model() -> None:
-    model = vit(num_hidden_layers=3)
-    found = parameters_by_depth(as_stream(model))
-    for depth in (1, 2, 3):
-        cut = at_depth(model, depth)
-        assert found[depth] == sum(p.numel() for p in cut.parameters())

@@ -15,6 +15,7 @@ from tests.helpers.results import HOSTILE, curve, every_kind, trace_of
 
 from everydepth.reports import report
 from everydepth.runs import Run
+from everydepth.tracing.parameters import kept_parameters
 
 SIZES = ((1280, 900), (390, 844))
 
@@ -36,7 +37,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         own = curve("own", [1, 2, 3, 4, 5], HOSTILE)
         results = [*every_kind(seed=place).values(), own]
         sizes = [20, 40, 60, 80, 100]
-        trace_of(*results, parameters_by_depth=sizes).save(made.path / "trace")
+        trace_of(*results, kept_parameters(sizes)).save(made.path / "trace")
     runs = {"E2E": folder / "E2E", f"LPA {HOSTILE}": folder / "LPA"}
     return report(runs, folder / "page.html", title=f"Title {HOSTILE}", command=HOSTILE)
 

@@ -21,7 +21,7 @@ from everydepth.reports.cards import card
 from everydepth.reports.markup import script_json, text
 from everydepth.results import Results, gap, named, rows
 from everydepth.runs import Run
-from everydepth.tracing.earlier import parameters
+from everydepth.tracing.parameters import kept_parameters
 
 LINES = curve("accuracy", [0.1, 0.62, 0.9], "accuracy")
 OTHER = curve("accuracy", [0.1, 0.895, 0.9], "accuracy")
@@ -121,7 +121,7 @@ def test_what_is_no_character_is_still_written(out: Path) -> None:
 
 
 def test_the_dial_says_what_each_depth_gives_up(out: Path) -> None:
-    first = trace_of(LINES, parameters(np.array([10, 60, 100])), depth=2)
+    first = trace_of(LINES, kept_parameters([10, 60, 100]), depth=2)
     report({"E2E": first, "LPA": trace_of(OTHER, depth=2)}, out)
     found = data_of(out.read_text())
     assert found["depth"] == 2

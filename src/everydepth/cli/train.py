@@ -171,18 +171,13 @@ def _dry_run(
     shown: dict[str, Any], net: EveryDepth, rows: Batches, fitting: FitConfig, console: Console
 ) -> None:
     import yaml
-    from rich.table import Table
 
-    from everydepth.cli.trace import parameters_by_depth
+    from everydepth.results.layout import table_of
+    from everydepth.tracing.parameters import parameters_by_depth
     from everydepth.training.cost import cost_of
 
     console.print(yaml.safe_dump(shown, sort_keys=False).rstrip(), markup=False, highlight=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("depth", justify="right")
-    table.add_column("parameters", justify="right")
-    for depth, count in enumerate(parameters_by_depth(net.stream)):
-        table.add_row(str(depth), f"{count:,}")
-    console.print(table)
+    console.print(replace(table_of(parameters_by_depth(net.stream)), title="", units=()))
     steps = fitting.steps or cast(int, fitting.epochs) * len(rows)
     cost = cost_of(
         net, next(iter(rows)), optimizer=fitting.optimizer, pieces=fitting.grad_accumulation

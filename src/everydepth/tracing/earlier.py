@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from everydepth.results import Result
 from everydepth.results.saving import check_counts, check_format, checked, read_results
 from everydepth.tracing.metric import in_words
+from everydepth.tracing.parameters import kept_parameters
 from everydepth.tracing.record import Trace
 
 VERSION = 1
@@ -30,21 +28,5 @@ def convert(name: str, content: Mapping[str, Any], folder: Path) -> Trace:
     meta = dict(checked(content["meta"], dict, "meta"))
     kept = meta.pop("parameters_by_depth", None)
     if isinstance(kept, list):
-        results["parameters"] = parameters(np.array(kept, dtype=np.int64))
+        results["parameters"] = kept_parameters(kept)
     return Trace(results=results, about={**meta, **about})
-
-
-def parameters(kept: np.ndarray) -> Result:
-    """Parameters that a model cut to depth 0..L keeps."""
-    return Result(
-        name="parameters",
-        kind="curve",
-        series=("value",),
-        arrays={"depth": np.arange(len(kept)), "value": kept},
-        labels={"depth": "depth (blocks)", "value": "parameters"},
-        title="Parameters",
-        about="What is left to store when the model is cut to this depth.",
-        unit="count",
-        better="lower",
-        section="cost",
-    )
