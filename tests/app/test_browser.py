@@ -30,6 +30,7 @@ READY = {
     "Vision": "#ed-tiles .ed-tile",
     "Language": "#ed-written .ed-card",
     "Surfaces": "#ed-error .main-svg",
+    "Results": ".ed-measured table",
     "Compare": "#ed-compare iframe",
 }
 WAIT = 90_000  # milliseconds; a busy machine draws three surfaces slowly
@@ -187,6 +188,15 @@ def test_the_surfaces_follow_their_slider(opened: Opened) -> None:
     expect(titles.nth(1)).to_contain_text("End-to-end, depth 3")
     expect(titles.nth(2)).to_contain_text("LPA, depth 3")
     assert opened.complaints == []
+
+
+def test_another_measurement_of_a_run_is_chosen(opened: Opened) -> None:
+    opened.tab("Results")
+    page = opened.page
+    expect(page.locator(".ed-measured").first).to_contain_text("Accuracy, if the network stopped")
+    page.locator(".ed-measurement input").first.click()
+    page.get_by_role("option", name="Loss", exact=True).click()
+    expect(page.locator(".ed-measured").first).to_contain_text("Cross-entropy of the prediction")
 
 
 def test_two_other_runs_are_compared(opened: Opened) -> None:

@@ -12,13 +12,14 @@ import torch
 from tests.helpers.playground import HOSTILE, classifier, demo_folder, speaker
 
 import everydepth as ed
-from everydepth.app import compare, language, surfaces, vision
+from everydepth.app import compare, language, measured, surfaces, vision
 from everydepth.app.content import SURFACE
 from everydepth.app.shelf import Item, Shelf, shelf_of
 from everydepth.app.tales import NAMES, tales
 from everydepth.data import load_digits
 from everydepth.errors import DataError, SettingError
 from everydepth.exits import Confidence
+from everydepth.results import Results, gap, named, rows
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +269,30 @@ def test_a_model_of_ones_own_is_shown_beside_its_target_if_its_run_names_one(she
 
 
 # -- Compare ---------------------------------------------------------------------------------------
+
+
+def test_every_measurement_of_a_run_is_drawn_or_tabulated(shelf: Shelf) -> None:
+    found = measured.answers(shelf, "lpa")
+    assert list(found) == ["trace", "training"]
+    for results in found.values():
+        for name in results:
+            assert "<table>" in measured.words(results, name) or results.result(name).is_gap
+    trace = found["trace"]
+    assert measured.first(trace) == "accuracy"
+    assert "Accuracy, if the network stopped" in measured.words(trace, "accuracy")
+    assert measured.figure(trace, "accuracy").data[0].y[-1] == pytest.approx(
+        100 * trace["accuracy"][-1], rel=1e-5
+    )
+    with pytest.raises(DataError, match="'nothing' is not a run here; choose from"):
+        measured.answers(shelf, "nothing")
+
+
+def test_what_was_measured_is_escaped_and_a_table_of_words_has_no_figure() -> None:
+    words = rows("words", {"where": [HOSTILE]}, about=HOSTILE, note=HOSTILE)
+    results = Results(results=named(words))
+    assert "<script>" not in measured.words(results, "words")
+    assert measured.figure(results, "words") is None
+    assert measured.first(Results(results=named(gap("x", "curve", "why")))) is None
 
 
 def test_two_runs_are_compared_by_the_report(shelf: Shelf) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ import gradio as gr
 import torch
 from gradio import themes
 
-from everydepth.app import compare, language, surfaces, vision
+from everydepth.app import compare, language, measured, surfaces, vision
 from everydepth.app.content import QUICK, SURFACE, Effort, is_learned, learn_surface
 from everydepth.app.pictures import Lens, decoded, from_data_url
 from everydepth.app.shelf import Item, Shelf
 from everydepth.app.tales import PROMPT
 from everydepth.data import SURFACES
 from everydepth.errors import EveryDepthError
+from everydepth.results import Results
+from everydepth.results.result import readable
 
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 RISK = 0.05
@@ -31,7 +34,7 @@ NEW_TOKENS = 12  # of the grid
 WRITTEN = 60  # tokens of the texts side by side
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif")
 MONO = ("ui-monospace", "Consolas", "DejaVu Sans Mono", "monospace")
-TABS = ("vision", "language", "surface", "compare")
+TABS = ("vision", "language", "surface", "results", "compare")
 
 
 def appearance() -> dict[str, Any]:
@@ -70,6 +73,8 @@ def build(
                 _language(blocks, shelf)
             with gr.Tab("Surfaces", id="surface"):
                 _surfaces(blocks, shelf, folder, effort)
+            with gr.Tab("Results", id="results"):
+                _results(shelf)
             with gr.Tab("Compare", id="compare"):
                 _compare(shelf)
     return blocks
@@ -309,6 +314,49 @@ def _is_ours(item: Item, folder: Path | None) -> bool:
     return folder is not None and item.path.is_relative_to(folder / "surfaces")
 
 
+# -- Results ---------------------------------------------------------------------------------------
+
+
+def _results(shelf: Shelf) -> None:
+    runs = shelf.runs()
+    if not runs:
+        _nothing("a run directory")
+        return
+    chosen = gr.Dropdown(runs, value=_preferred(runs), label="run", elem_id="ed-results-run")
+
+    @gr.render(inputs=[chosen])
+    def show(run: str) -> None:  # pyright: ignore[reportUnusedFunction]  # the decorator uses it
+        try:
+            found = measured.answers(shelf, run)
+        except EveryDepthError as error:
+            gr.HTML(f'<p class="ed-words">{escape(str(error))}</p>')
+            return
+        with gr.Tabs(elem_id="ed-results"):
+            for kind, results in found.items():
+                with gr.Tab(readable(kind)):
+                    _measured(results)
+            if not found:
+                _nothing("a run in which something was measured")
+
+
+def _measured(results: Results) -> None:
+    """A page of one Results: a measurement to choose, drawn and as a table."""
+    start = measured.first(results)
+    titles = [(result.title, name) for name, result in results.results.items()]
+    name = gr.Dropdown(
+        titles, value=start, label="measurement", interactive=True, elem_classes="ed-measurement"
+    )
+    drawn = measured.figure(results, start)
+    plot = gr.Plot(drawn, show_label=False, visible=drawn is not None)
+    words = gr.HTML(measured.words(results, start), elem_classes="ed-measured")
+
+    def turn(chosen: str) -> list[Any]:
+        drawn = measured.figure(results, chosen)
+        return [gr.Plot(drawn, visible=drawn is not None), measured.words(results, chosen)]
+
+    name.change(_told(turn), [name], [plot, words], **_QUEUE)
+
+
 # -- Compare ---------------------------------------------------------------------------------------
 
 
@@ -355,8 +403,6 @@ def _told(answer: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return answer(*args, **kwargs)
         except EveryDepthError as error:
-            from html import escape
-
             raise gr.Error(escape(str(error)), print_exception=False) from error
 
     return told
