@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,49 @@ def every_kind(depth: int = 4, seed: int = 0) -> dict[str, Result]:
             ("epsilon", "blocks"),
             {"epsilon": np.array([0.0, 0.1, 0.2]), "blocks": np.array([3, 2, 1])},
             {},
+        ),
+    ]
+    sizes = np.sort(random.random(depth + 1))
+    found += [
+        replace(curve("cut", sizes.tolist(), "size (MB)"), kind="bars"),
+        Result(
+            name="skips",
+            kind="family",
+            axis="layer",
+            series=("value",),
+            arrays={
+                "layer": d[1:],
+                "columns": np.array([0.0, 0.5, 1.0]),
+                "value": random.random((depth, 3)),
+            },
+            labels={"columns": "c ="},
+            unit="share",
+        ),
+        Result(
+            name="tradeoff",
+            kind="scatter",
+            axis="ms",
+            series=("quality",),
+            arrays={
+                "ms": sizes,
+                "quality": random.random(depth + 1),
+                "front": d % 2 == 0,
+                "text": np.array([f"depth {i}" for i in d]),
+            },
+        ),
+        Result(
+            name="arms",
+            kind="curve",
+            axis="flop",
+            series=("grown", "longer"),
+            arrays={
+                "grown": sizes,
+                "grown_flop": sizes * 10,
+                "grown_low": sizes - 1,
+                "grown_high": sizes + 1,
+                "longer": sizes[:2],
+                "longer_flop": sizes[:2] * 20,
+            },
         ),
     ]
     return {result.name: result for result in found}

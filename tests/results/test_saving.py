@@ -15,7 +15,7 @@ from tests.helpers.earlier import save_trace
 from tests.helpers.results import curve, every_kind, trace_of
 
 from everydepth.errors import DataError
-from everydepth.results import Result, Results, named, saving
+from everydepth.results import Result, Results, named, rows, saving
 from everydepth.tracing import Trace
 
 ACCURACY = curve("accuracy", [0.1, 0.5, 0.9])
@@ -70,7 +70,8 @@ def test_every_kind_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
         meta={"a": [1, None]},
         note="look twice",
     )
-    made = Other(results={**every_kind(), **named(half)}, about={"model": "M", "depth": 4})
+    words = rows("words", {"where": ["attic", "é"], "count": [1, 2]})
+    made = Other(results={**every_kind(), **named(half, words)}, about={"model": "M", "depth": 4})
     loaded = Results.load(made.save(tmp_path / "all"))
     assert isinstance(loaded, Other)
     assert loaded.about == made.about
@@ -86,7 +87,8 @@ def test_a_class_loads_its_own_kind_only(tmp_path: Path) -> None:
 
 
 def test_results_load_and_show_without_the_module_that_made_them(tmp_path: Path) -> None:
-    folder = trace_of(*every_kind().values()).save(tmp_path / "trace")
+    words = rows("words", {"where": ["attic"], "count": [1]})
+    folder = trace_of(*every_kind().values(), words).save(tmp_path / "trace")
     script = f"""
 import sys
 from everydepth.results import Results

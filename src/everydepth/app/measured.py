@@ -7,8 +7,8 @@ from typing import Any
 
 from everydepth.app.shelf import Shelf
 from everydepth.errors import DataError, SettingError
-from everydepth.report.markup import table, text
-from everydepth.report.reading import read
+from everydepth.reports.markup import table, text
+from everydepth.reports.reading import read
 from everydepth.results import Results
 
 
