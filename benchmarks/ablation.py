@@ -18,7 +18,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import everydepth as ed
 from everydepth.ablations import tapped
-from everydepth.ablations.sweep import SCALES
+from everydepth.ablations.ablating import SCALES
 
 ROWS, ROUNDS = 32, 3
 

@@ -137,12 +137,15 @@ def filled(values: Mapping[str, Any], what: str, *into: Config | type[Config]) -
     return found
 
 
-def parted(values: Mapping[str, Any], what: str, config: T | type[T]) -> tuple[T, dict[str, Any]]:
-    """A config with those settings that it knows, as `filled`, and the other settings."""
-    kind = config if isinstance(config, type) else type(config)
-    own = {name: value for name, value in values.items() if name in hints_of(kind)}
-    (made,) = filled(own, what, config)
-    return made, {name: value for name, value in values.items() if name not in own}
+def parted(
+    values: Mapping[str, Any], what: str, *into: Config | type[Config]
+) -> tuple[list[Any], dict[str, Any]]:
+    """`filled` with the settings that the configs know, and the other settings."""
+    kinds = [config if isinstance(config, type) else type(config) for config in into]
+    known = {name for kind in kinds for name in hints_of(kind)}
+    own = {name: value for name, value in values.items() if name in known}
+    rest = {name: value for name, value in values.items() if name not in known}
+    return filled(own, what, *into), rest
 
 
 def plain(value: Any) -> Any:
@@ -167,7 +170,7 @@ def _tidied(value: Any, hint: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool) and int not in kinds:
         return float(value) if float in kinds else value
     inner = next((get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple), None)
-    if inner is not None and isinstance(value, list | tuple):
+    if inner is not None and isinstance(value, list | tuple | range):
         return tuple(_tidied(item, inner) for item in cast(list[Any], value))
     return value
 

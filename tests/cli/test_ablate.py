@@ -70,10 +70,14 @@ def test_audit_shows_the_rows_to_review(model: str, tmp_path: Path) -> None:
 def test_bad_options_are_named(model: str) -> None:
     for options, error, words in (
         (("--layers", "3"), DepthError, "layer 3, but the layers of .* are 1 to 2"),
-        (("--layers", "one"), SettingError, "'one' is not a number"),
+        (
+            ("--layers", "one"),
+            SettingError,
+            "--layers 'one'; give whole numbers",
+        ),
         (("--which", "conv"), SettingError, "which='conv', but layer 1"),
         (("--which", "skip"), SettingError, "use one of both, attention"),
-        (("--c", "nan"), SettingError, "use a finite number"),
+        (("--c", "nan"), SettingError, "c=.*nan.*; use a number"),
     ):
         with pytest.raises(error, match=words):
             run("ablate", model, "--data", "digits", "--max-samples", "8", *options)

@@ -21,7 +21,6 @@ from everydepth.errors import (
     RunError,
     SettingError,
 )
-from everydepth.runs.engine import check_engine
 from everydepth.runs.sweep import sweep
 
 GRID = {"depth": [1, 2, 3], "width": [4, 8], "seed": [0, 1]}
@@ -212,14 +211,13 @@ def test_bad_grids_and_results_are_explained(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="not a dictionary of JSON values"):
         sweep({"a": [1]}, lambda a: {"x": object()}, progress=False)
     for wrong, said in (
-        ({"address": "here:1"}, "it belongs to 'ray'"),
-        ({"processes": 2}, "use engine='processes' and 1 or more"),
-        ({"engine": "processes", "processes": 0}, "use engine='processes' and 1 or more"),
+        ({"engine": "slurm"}, "engine='slurm'; use one of local, processes, ray"),
+        ({"address": "here:1"}, "address='here:1' with engine='local'; use engine='ray'"),
+        ({"processes": 2}, "processes=2 with engine='local'; use engine='processes'"),
+        ({"engine": "processes", "processes": 0}, "processes=0; use a whole number of 1 or more"),
     ):
         with pytest.raises(SettingError, match=said):
             sweep({"a": [1]}, loss, **wrong)
-    with pytest.raises(SettingError, match="use 'local', 'processes' or 'ray'"):
-        check_engine("slurm")
     ed.Run.create(tmp_path / "other", {}, kind="train")
     with pytest.raises(RunError, match="of kind 'train', not a sweep"):
         sweep({"a": [1]}, loss, run=tmp_path / "other")

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from everydepth.ablations.config import AblateConfig, Which
 from everydepth.ablations.memorize import memorization
 from everydepth.ablations.result import Ablation, Floats
-from everydepth.ablations.skips import Which, checked_layers, scaled_skip
-from everydepth.data import NoisyLabels
+from everydepth.ablations.skips import checked_layers, scaled_skip
 from everydepth.data.feeding import Source
 from everydepth.errors import SettingError
 from everydepth.runs import Run
 from everydepth.runs.cells import cell_key, run_cells
-from everydepth.runs.engine import Engine, check_engine
+from everydepth.runs.engine import EngineConfig
 from everydepth.stream import as_stream
 
 Train = Callable[[nn.Module, Path | None, int], Any]
@@ -29,7 +29,7 @@ is kept as facts."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Training:
+class Training:
     """One cell, wherever it runs. layer None: the untouched model."""
 
     model: nn.Module | Callable[[int], nn.Module]
@@ -46,10 +46,9 @@ class _Training:
     ) -> dict[str, Any]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if isinstance(self.model, nn.Module):
-                model = copy.deepcopy(self.model)
-            else:
-                model = self.model(seed)
+            model = self.start(seed)
+            if model is self.model:
+                model = copy.deepcopy(model)
             where = 1 if layer is None else layer
             with scaled_skip(model, layer=where, c=c, which=self.which, **self.options):
                 facts = _facts(self.train(model, folder, seed))
@@ -66,6 +65,10 @@ class _Training:
             "task": scored.task,
             **facts,
         }
+
+    def start(self, seed: int) -> nn.Module:
+        """What a training starts from, before it is copied."""
+        return self.model if isinstance(self.model, nn.Module) else self.model(seed)
 
     def _memorized(self, model: nn.Module, task: str) -> dict[str, float]:
         tokens = task in ("causal_lm", "masked_lm")
@@ -88,56 +91,34 @@ class _Training:
 
 
 def trained_sweep(
-    model: nn.Module | Callable[[int], nn.Module],
-    train: Train,
-    score: Callable[[nn.Module], Ablation],
-    *,
-    layers: int | Sequence[int] | None,
-    scales: Sequence[float],
-    which: Which,
-    seeds: Sequence[int],
+    training: Training,
+    config: AblateConfig,
     run: str | Path | None,
-    clean: Source,
-    noisy: Source | None,
-    flipped: NoisyLabels | Tensor | Sequence[int] | None,
-    engine: Engine,
+    where: EngineConfig,
     progress: bool,
-    options: Mapping[str, Any],
 ) -> Ablation:
     """The cells of `ablate(..., train=)`. The untouched model is trained once a seed."""
-    check_engine(engine)
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise SettingError(f"seeds={list(seeds)}; give each seed once, at least one")
-    if (noisy is None) != (flipped is None):
+    if (training.noisy is None) != (training.flipped is None):
         raise SettingError(
             "memorization needs both noisy= (the training data with its wrong labels) and flipped= "
             "(which they are, from everydepth.data.flip_labels); give both or neither"
         )
-    stream = as_stream(model if isinstance(model, nn.Module) else model(seeds[0]), **options)
-    chosen = checked_layers(stream, range(1, stream.depth + 1) if layers is None else layers)
+    scales, seeds, which = config.scales, config.seeds, config.which
+    stream = as_stream(training.start(seeds[0]), **training.options)
+    chosen = checked_layers(stream, config.layers_of(stream.depth))
     for layer in chosen:  # a kind that the family lacks is said before the first training
         scaled_skip(stream, layer=layer, c=0.0, which=which)
     cells = [_cell(None, 1.0, seed) for seed in seeds]
     cells += [
         _cell(layer, c, seed) for seed in seeds for layer in chosen for c in scales if c != 1.0
     ]
-    config = {"layers": chosen, "c": list(scales), "which": which, "seeds": list(seeds)}
-    opened = None if run is None else Run.resumed(run, config, kind="ablate")
-    training = _Training(
-        model=model,
-        train=train,
-        score=score,
-        which=which,
-        clean=clean,
-        noisy=noisy,
-        flipped=flipped,
-        options=options,
-    )
+    asked = {"layers": chosen, "c": list(scales), "which": which, "seeds": list(seeds)}
+    opened = None if run is None else Run.resumed(run, asked, kind="ablate")
     found = run_cells(
         cells,
         training,
         run=opened,
-        engine=engine,
+        where=where,
         folders=True,
         title="training cells",
         progress=progress,

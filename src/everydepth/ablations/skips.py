@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from everydepth.ablations.config import Which
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream import Block, ResidualStream, as_stream, first_tensor, with_first_tensor
 from everydepth.stream.taps import state_in
 
-Which = Literal["both", "attention", "cross_attention", "mlp", "conv"]
 """Which connections of a block: those of one kind, or all of them ("both")."""
 
 # By block: the branches that are scaled now, so that no connection is scaled twice by accident.

@@ -62,7 +62,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         context = given.pop("context")
         del given["config"]
         for name, kind in configs.items():
-            values = {key: given.pop(key) for key in _shown(kind)}
+            values = {key: _split(kind, key, given.pop(key)) for key in _shown(kind)}
             _drop_replaced(kind, values, context)
             given[name] = kind.of(values, command.__name__)
         command(**given)
@@ -82,6 +82,9 @@ def _options(kind: type[Config], defaults: Mapping[str, Any]) -> list[inspect.Pa
         about, default = settings_of(kind)[name], defaults.get(name, by_name[name])
         of = [about.option] if about.option else alternatives(hints_of(kind)[name])
         (shown,) = [part for part in of if part is not NoneType]
+        several = get_origin(shown) is tuple
+        if several:
+            shown, default = str, None if default is None else ",".join(map(_short, default))
         number = shown in (int, float)
         option = typer.Option(
             *about.flags,
@@ -99,6 +102,27 @@ def _options(kind: type[Config], defaults: Mapping[str, Any]) -> list[inspect.Pa
         hint: Any = shown | None if default is None else shown
         found.append(_parameter(name, Annotated[hint, option], default))
     return found
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _split(kind: type[Config], name: str, value: Any) -> Any:
+    """Text as a tuple, where the field is one: on the command line, commas separate its items."""
+    option = settings_of(kind)[name].option
+    found = [option] if option else alternatives(hints_of(kind)[name])
+    several = next((part for part in found if get_origin(part) is tuple), None)
+    if several is None or not isinstance(value, str):
+        return value
+    item = get_args(several)[0]
+    try:
+        return tuple(item(part) for part in value.split(","))
+    except ValueError as error:
+        word = "whole numbers" if item is int else "numbers"
+        raise SettingError(
+            f"--{name.replace('_', '-')} {value!r}; give {word}, separated by commas"
+        ) from error
 
 
 def _shown(kind: type[Config]) -> list[str]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from everydepth.config import Config, setting
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from everydepth.data import Batches
 
 Model = Annotated[
     str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
@@ -38,3 +43,18 @@ class Source(Config):
     data_root: str | None = setting(None, help="The folder that holds named data sets.")
     max_samples: int | None = setting(None, least=1, help="Use only the first N rows.")
     max_length: int = setting(128, least=1, help="Tokens of a text at most.")
+
+    def batches(self, name: str, model: PreTrainedModel, *, split: str, batch_size: int) -> Batches:
+        """As the model called `name` takes it."""
+        from everydepth.cli.loading import load_batches
+
+        return load_batches(
+            name,
+            model,
+            self.data,
+            split=split,
+            root=self.data_root,
+            batch_size=batch_size,
+            max_length=self.max_length,
+            max_samples=self.max_samples,
+        )

@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
+from everydepth.config import plain
+from everydepth.growth.config import PlanConfig
+
 
 def plan(
-    parameters: Annotated[
-        float | None, typer.Option(help="Parameters of the model, for example 7e9.")
-    ] = None,
-    flops: Annotated[float | None, typer.Option(help="Or a training budget in FLOPs.")] = None,
-    tokens: Annotated[float | None, typer.Option(help="Tokens, if the data is fixed.")] = None,
+    asked: PlanConfig,
     points: Annotated[
         Path | None,
         typer.Option(
@@ -57,9 +56,8 @@ def plan(
         law = scaling.fit(columns["parameters"], columns["loss"], columns["tokens"], bootstrap=100)
         if not as_json:
             typer.echo(str(law))
-    found = scaling.plan(parameters=parameters, flops=flops, tokens=tokens, law=law)
+    found = scaling.plan(asked, law=law)
     if run is not None:
-        asked = {"parameters": parameters, "flops": flops, "tokens": tokens}
         outcome = {"fit": law.to_json(), "points": columns, "plan": found.to_json()}
-        Run.create(run, asked, kind="plan").write_results({"scaling": outcome})
+        Run.create(run, plain(asked), kind="plan").write_results({"scaling": outcome})
     typer.echo(json.dumps({"law": law.values, **found.to_json()}) if as_json else str(found))

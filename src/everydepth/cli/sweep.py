@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from everydepth.cli.options import BatchSize, DataRoot
-from everydepth.errors import SettingError
+from everydepth.config import Config, plain, setting
+from everydepth.runs.engine import EngineConfig
 
 if TYPE_CHECKING:
     from everydepth.data import Batches
@@ -19,25 +20,39 @@ if TYPE_CHECKING:
 FIGURES = ("test_loss_by_layers", "test_loss_by_width", "signal_by_layers")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResNets(Config):
+    """The networks of a sweep, and how they are trained."""
+
+    title: ClassVar[str] = "ResNets"
+
+    data: str = setting(
+        flags=("--data", "-d"), help="Image data by name (digits, cifar10, ...) or path."
+    )
+    data_root: str | None = setting(None, help="The folder that holds named data sets.")
+    max_samples: int | None = setting(None, least=10, help="Use only the first N training rows.")
+    depths: tuple[int, ...] = setting((8, 14, 20), help="Layers 6n+2, separated by commas.")
+    widths: tuple[int, ...] = setting((8, 16), help="Channels of the first stage.")
+    seeds: tuple[int, ...] = setting((0, 1, 2), help="Random seeds.")
+    epochs: int = setting(10, least=1, help="At most.")
+    stop_below: float = setting(0.0, help="Stop when an epoch lowers the training loss by less.")
+    at_least: int = setting(1, least=1, help="Epochs before that.")
+    augment: bool = setting(True, help="Random crops and mirror images.")
+    pool: int = setting(1, least=1, help="Shrink images: the mean of N x N pixels.")
+    lr: float = setting(0.1, above=0, help="Learning rate.")
+    batch_size: int = setting(32, least=1, help="Rows a step.")
+
+    def grid(self) -> dict[str, Sequence[Any]]:
+        """The values of each setting of `resnet_cell`."""
+        several = {"layers": self.depths, "width": self.widths, "seed": self.seeds}
+        one = {k: [v] for k, v in plain(self).items() if k not in ("depths", "widths", "seeds")}
+        return {**several, **one}
+
+
 def sweep(
-    data: Annotated[str, typer.Option(help="Image data by name (digits, cifar10, ...) or path.")],
+    networks: ResNets,
+    where: EngineConfig,
     out: Annotated[Path, typer.Option("--out", "-o", help="The directory of the sweep.")],
-    depths: Annotated[str, typer.Option(help="Layers 6n+2, separated by commas.")] = "8,14,20",
-    widths: Annotated[str, typer.Option(help="Channels of the first stage.")] = "8,16",
-    seeds: Annotated[str, typer.Option(help="Random seeds.")] = "0,1,2",
-    epochs: Annotated[int, typer.Option(min=1, help="At most.")] = 10,
-    stop_below: Annotated[
-        float, typer.Option(help="Stop when an epoch lowers the training loss by less.")
-    ] = 0.0,
-    at_least: Annotated[int, typer.Option(min=1, help="Epochs before that.")] = 1,
-    augment: Annotated[bool, typer.Option(help="Random crops and mirror images.")] = True,
-    pool: Annotated[int, typer.Option(min=1, help="Shrink images: mean of so many pixels.")] = 1,
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.1,
-    batch_size: BatchSize = 32,
-    data_root: DataRoot = None,
-    max_samples: Annotated[int | None, typer.Option(min=10, help="Training rows.")] = None,
-    engine: Annotated[str, typer.Option(help="local, processes or ray.")] = "local",
-    address: Annotated[str | None, typer.Option(help="Of a Ray cluster.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, run none.")] = False,
 ) -> None:
     """Train CIFAR-style ResNets of several depths and widths; draw loss against both.
@@ -47,32 +62,9 @@ def sweep(
     SGD with momentum .9 and weight decay 1e-4, random crops and mirror images. Stop it at any time,
     also with kill -9, and give the same command again: it does the cells that are missing.
     """
-    from everydepth.runs.engine import check_engine
     from everydepth.runs.sweep import sweep as sweep_cells
 
-    grid = {
-        "layers": _numbers(depths, "depths"),
-        "width": _numbers(widths, "widths"),
-        "seed": _numbers(seeds, "seeds"),
-        "epochs": [epochs],
-        "stop_below": [stop_below],
-        "at_least": [at_least],
-        "augment": [augment],
-        "pool": [pool],
-        "lr": [lr],
-        "data": [data],
-        "batch_size": [batch_size],
-        "max_samples": [max_samples],
-        "data_root": [data_root],
-    }
-    found = sweep_cells(
-        grid,
-        resnet_cell,
-        run=out,
-        engine=check_engine(engine),
-        address=address,
-        dry_run=dry_run,
-    )
+    found = sweep_cells(networks.grid(), resnet_cell, run=out, where=where, dry_run=dry_run)
     typer.echo(str(found))
     if dry_run:
         return
@@ -233,10 +225,3 @@ def _images(data: str, split: str, root: str | None, most: int | None, pool: int
     if pool == 1:
         return images
     return replace(images, pixel_values=F.avg_pool2d(images.pixel_values, pool))
-
-
-def _numbers(text: str, name: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise SettingError(f"--{name} {text!r}; give whole numbers, separated by commas") from error

@@ -104,19 +104,8 @@ def _model(
 def _data(
     beside: str, network: PreTrainedModel, source: Source, fitting: FitConfig, wanted: str
 ) -> tuple[Batches, Batches | None]:
-    from everydepth.cli.loading import load_batches
-
     def batches(split: str, size: int) -> Batches:
-        return load_batches(
-            beside,
-            network,
-            source.data,
-            split=split,
-            root=source.data_root,
-            batch_size=size,
-            max_length=source.max_length,
-            max_samples=source.max_samples,
-        )
+        return source.batches(beside, network, split=split, batch_size=size)
 
     rows = batches("train", fitting.batch_size)
     size = min(fitting.batch_size, len(rows.data))

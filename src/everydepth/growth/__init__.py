@@ -5,37 +5,10 @@
 4
 >>> print(found.verdict)
 deep...
+
+`__init__.pyi` lists what is public; a name is imported when it is first used.
 """
 
-from everydepth.growth import scaling
-from everydepth.growth.arms import CompareConfig
-from everydepth.growth.comparing import Comparison, compare
-from everydepth.growth.config import GrowConfig
-from everydepth.growth.guarantees import Guarantee, guarantee
-from everydepth.growth.held_out import Paired, paired
-from everydepth.growth.jump import Jumpboard, jumpboard
-from everydepth.growth.loop import grow
-from everydepth.growth.optimizers import carried
-from everydepth.growth.rounds import Grown, Round
-from everydepth.growth.scoring import Score, SiteScore, score
+import lazy_loader
 
-__all__ = [
-    "CompareConfig",
-    "Comparison",
-    "GrowConfig",
-    "Grown",
-    "Guarantee",
-    "Jumpboard",
-    "Paired",
-    "Round",
-    "Score",
-    "SiteScore",
-    "carried",
-    "compare",
-    "grow",
-    "guarantee",
-    "jumpboard",
-    "paired",
-    "scaling",
-    "score",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -134,16 +134,17 @@ def compare(
     >>> len({arm.name for arm in found.arms}) > 3  # each way to spend the same FLOPs
     True
     """
-    config, options = parted(settings, "compare", config or CompareConfig)
-    arms = Arms(as_stream(model, **options), train, valid, config, criterion)
-    names = ARMS if config.arms is None else config.arms
-    cells = [{"arm": name, "seed": seed} for seed in config.seeds for name in names]
+    asked: CompareConfig
+    (asked,), options = parted(settings, "compare", config or CompareConfig)
+    arms = Arms(as_stream(model, **options), train, valid, asked, criterion)
+    names = ARMS if asked.arms is None else asked.arms
+    cells = [{"arm": name, "seed": seed} for seed in asked.seeds for name in names]
 
     def one(arm: str, seed: int) -> dict[str, Any]:
         try:
             return asdict(arms.arm(arm, seed))
         except NotAllowedError as error:
-            if config.arms is not None:
+            if asked.arms is not None:
                 raise
             return {"why": str(error)}
 

@@ -1,4 +1,4 @@
-"""What decides the outcome of a growth."""
+"""What decides the outcome of a growth, and what is planned."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from everydepth.config import Config, setting
+from everydepth.errors import SettingError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +39,31 @@ class GrowConfig(Config):
     tries: int = setting(3, least=1, help="Sites whose first step is compared.")
     patience: int = setting(2, least=1, help="Refusals in a row after which growing ends.")
     seed: int = setting(0, least=0, help="Of new blocks and of the order of rows.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig(Config):
+    """What a model is planned for: a number of parameters, or a training budget.
+
+    >>> from everydepth.growth import PlanConfig
+    >>> PlanConfig(parameters=7e9).multiple
+    64
+    """
+
+    title: ClassVar[str] = "Planning"
+
+    parameters: float | None = setting(
+        None, above=0, help="Parameters of the model, for example 7e9."
+    )
+    flops: float | None = setting(None, above=0, help="Or a training budget in FLOPs.")
+    tokens: float | None = setting(
+        None, above=0, help="Tokens, if the data is fixed; by default compute-optimal."
+    )
+    multiple: int = setting(64, least=1, help="The width is rounded to a multiple of it.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.parameters is None) == (self.flops is None):
+            raise SettingError(
+                f"parameters={self.parameters} and flops={self.flops}; give one of the two"
+            )

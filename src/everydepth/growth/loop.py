@@ -70,11 +70,12 @@ def grow(
     >>> ed.as_stream(grown.model).depth in (3, 4)  # deeper only if `valid` says it helps
     True
     """
-    config, options = parted(settings, "grow", config or GrowConfig)
+    asked: GrowConfig
+    (asked,), options = parted(settings, "grow", config or GrowConfig)
     if resume and run is None:
         raise SettingError("resume=True without run=; give the directory of the run to continue")
     first = as_stream(model, **options)
-    growth = _Growth(config, first, train, valid, optimizer, fit, criterion, progress)
+    growth = _Growth(asked, first, train, valid, optimizer, fit, criterion, progress)
     growth.open(run, resume)
     stopped = growth.go()
     return growth.finished(stopped, first, test)

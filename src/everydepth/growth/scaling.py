@@ -17,7 +17,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy.optimize import minimize
 
+from everydepth.config import filled
 from everydepth.errors import DataError, SettingError
+from everydepth.growth.config import PlanConfig
 
 Array = Float[np.ndarray, "..."]
 DELTA = 1e-3
@@ -334,39 +336,29 @@ class Plan:
         return {**asdict(self), "tokens_per_parameter": self.tokens_per_parameter}
 
 
-def plan(
-    *,
-    parameters: float | None = None,
-    flops: float | None = None,
-    tokens: float | None = None,
-    law: Fit = EPOCH,
-    multiple: int = 64,
-) -> Plan:
+def plan(config: PlanConfig | None = None, *, law: Fit = EPOCH, **settings: Any) -> Plan:
     """Depth, width and tokens for a number of parameters or a training budget in FLOPs.
 
+    config, settings: a `PlanConfig`, or its fields by name: `plan(parameters=7e9)`.
     law: a fit with tokens; by default the published refit of the Chinchilla points.
-    tokens: fixed, if the data is; otherwise compute-optimal.
-    multiple: the width is rounded to a multiple of it.
     """
-    if (parameters is None) == (flops is None):
-        raise SettingError(f"parameters={parameters} and flops={flops}; give one of the two")
-    for name, value in {"parameters": parameters, "flops": flops, "tokens": tokens}.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise SettingError(f"{name}={value}; use a number above 0")
+    asked: PlanConfig
+    (asked,) = filled(settings, "plan", config or PlanConfig)
     if law.law != "chinchilla":
         raise SettingError(f"the law is {law.law!r}; fit one with tokens=")
     a, b = law["alpha"], law["beta"]
     share = b / (a + b)
     # At the optimum of a budget C = 6ND: N = G (C/6)^(b/(a+b)).
     factor = (a * law["A"] / (b * law["B"])) ** (1 / (a + b))
+    flops, tokens = asked.flops, asked.tokens
     if flops is not None:
         n = factor * (flops / 6) ** share if tokens is None else flops / (6 * tokens)
         d = flops / (6 * n)
     else:
-        assert parameters is not None
-        n = parameters
+        assert asked.parameters is not None
+        n = asked.parameters
         d = (n / factor) ** (1 / share) / n if tokens is None else tokens
-    depth, width = shape(n, multiple=multiple)
+    depth, width = shape(n, multiple=asked.multiple)
 
     def near(row: Any) -> float:
         return abs(math.log(row[1] / n))

@@ -1,6 +1,8 @@
-"""The run directory: config, environment, metrics, checkpoints, results; atomic and versioned."""
+"""The run directory: config, environment, metrics, checkpoints, results; atomic and versioned.
 
-from everydepth.runs.checkpoint import Checkpoint
-from everydepth.runs.run import FORMAT, Run, changes
+`__init__.pyi` lists what is public; a name is imported when it is first used.
+"""
 
-__all__ = ["FORMAT", "Checkpoint", "Run", "changes"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -15,7 +15,7 @@ from rich.progress import track
 
 from everydepth.errors import SettingError
 from everydepth.files import read_json, remove_leftovers, write_json
-from everydepth.runs.engine import each
+from everydepth.runs.engine import EngineConfig, each
 from everydepth.runs.run import Run
 from everydepth.runs.together import is_main, on_main, several, wait_for_all
 
@@ -77,9 +77,7 @@ def run_cells(
     function: Function,
     *,
     run: Run | None,
-    engine: str = "local",
-    address: str | None = None,
-    processes: int | None = None,
+    where: EngineConfig,
     folders: bool = False,
     skips: type[Exception] | tuple[type[Exception], ...] = (),
     title: str = "cells",
@@ -88,12 +86,12 @@ def run_cells(
     """Do the cells that are not done in `run`; each is kept there the moment it ends.
 
     Under `accelerate launch` all processes work together on one cell after the other, and the main
-    one alone writes. `folders`, `skips`, the engines: see `sweep`.
+    one alone writes. `folders`, `skips`: see `sweep`.
     """
-    if several() and engine != "local":
+    if several() and where.engine != "local":
         raise SettingError(
-            f"engine={engine!r} under `accelerate launch`, whose processes already share every "
-            "cell; use engine='local', or start one process"
+            f"engine={where.engine!r} under `accelerate launch`, whose processes already share "
+            "every cell; use engine='local', or start one process"
         )
     outcome = Outcome()
     if run is not None:
@@ -102,7 +100,7 @@ def run_cells(
         wait_for_all()  # before the first is written, so that all agree on what is left to do
     todo = [cell for cell in cells if cell_key(cell) not in outcome.results]
     work = _Work(function, None if run is None else run.path, folders, skips)
-    ended = each(work, todo, engine, address=address, processes=processes)
+    ended = each(work, todo, where)
     quiet = not (progress and sys.stderr.isatty())
     try:
         for cell, (result, why) in track(

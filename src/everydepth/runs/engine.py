@@ -7,53 +7,65 @@ import socket
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, ClassVar, TypeVar, cast
 
+from everydepth.config import Config, setting
 from everydepth.errors import RunError, SettingError
-
-Engine = Literal["local", "processes", "ray"]
-"""One job after the other in this process; in several processes of this machine, each with one
-compute thread; or on a Ray cluster, one task a job."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def check_engine(engine: str, address: str | None = None, processes: int | None = None) -> Engine:
-    """The engine, if there is one of that name that uses what it is given."""
-    if engine not in get_args(Engine):
-        raise SettingError(f"engine={engine!r}; use 'local', 'processes' or 'ray'")
-    if address is not None and engine != "ray":
-        raise SettingError(f"address={address!r} with engine={engine!r}; it belongs to 'ray'")
-    if processes is not None and (engine != "processes" or processes < 1):
-        raise SettingError(
-            f"processes={processes} with engine={engine!r}; use engine='processes' and 1 or more"
-        )
-    return cast(Engine, engine)
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(Config):
+    """Where jobs run: "local", one after the other in this process; "processes", in several of
+    this machine, each with one compute thread; "ray", on a Ray cluster, one task a job.
+
+    >>> from everydepth.runs.engine import EngineConfig
+    >>> EngineConfig(engine="processes", processes=4).engine
+    'processes'
+    """
+
+    title: ClassVar[str] = "Where"
+
+    engine: str = setting("local", choices=("local", "processes", "ray"), help="Where cells run.")
+    processes: int | None = setting(
+        None, least=1, help="Of engine processes; by default one a core."
+    )
+    address: str | None = setting(
+        None, help="Of a Ray cluster; by default one on this machine, which ends with the cells."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, engine in (("processes", "processes"), ("address", "ray")):
+            value = getattr(self, name)
+            if value is not None and self.engine != engine:
+                raise SettingError(
+                    f"{name}={value!r} with engine={self.engine!r}; use engine={engine!r}, or "
+                    "leave it out"
+                )
 
 
 def each(
     function: Callable[[T], R],
     items: Sequence[T],
-    engine: str = "local",
-    *,
-    address: str | None = None,
-    processes: int | None = None,
+    where: EngineConfig,
 ) -> Iterator[tuple[T, R]]:
     """Every item with `function(item)`, as they are done.
 
     After a failure nothing new is begun; what is under way ends and is given, and only then the
     failure is raised, with a note that names its item.
     """
-    check_engine(engine, address, processes)
     failed: list[Exception] = []
     # Engines take items one by one, so that none is taken after a failure.
     left = (item for item in items if not failed)
-    if engine == "ray":
-        outcomes = _on_ray(function, left, address)
-    elif engine == "processes":
-        outcomes = _in_processes(function, left, processes)
+    if where.engine == "ray":
+        outcomes = _on_ray(function, left, where.address)
+    elif where.engine == "processes":
+        outcomes = _in_processes(function, left, where.processes)
     else:
         outcomes = (_tried(function, item) for item in left)
     for item, result, error in outcomes:

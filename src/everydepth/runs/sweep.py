@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from everydepth.config import filled
 from everydepth.errors import RunError, SettingError
 from everydepth.results import Results, provenance
 from everydepth.runs.cells import (
@@ -20,7 +21,7 @@ from everydepth.runs.cells import (
     finished_cells,
     run_cells,
 )
-from everydepth.runs.engine import Engine, check_engine
+from everydepth.runs.engine import EngineConfig
 from everydepth.runs.run import Run
 from everydepth.runs.shown import measurements
 from everydepth.runs.together import is_main, on_main
@@ -109,13 +110,12 @@ def sweep(
     function: Function,
     *,
     run: str | Path | None = None,
-    engine: Engine = "local",
-    address: str | None = None,
-    processes: int | None = None,
+    where: EngineConfig | None = None,
     folders: bool = False,
     skips: type[Exception] | tuple[type[Exception], ...] = (),
     dry_run: bool = False,
     progress: bool = True,
+    **settings: Any,
 ) -> Sweep:
     """Call `function(**cell)` for every cell of a grid that is not done yet.
 
@@ -124,9 +124,9 @@ def sweep(
     run: a directory in which each finished cell is a file, written whole or not at all, by this
         process alone; calling `sweep` again with it, also after kill -9, does the rest and repeats
         nothing. When a cell fails, no other is begun, and those that are done are kept.
-    engine: "local", one cell after the other; "processes", on as many cores of this machine as
-        there are (or `processes`), one compute thread each; "ray", on the cluster at `address` (by
-        default a cluster on this machine).
+    where, settings: an `EngineConfig`, and fields of it by name: `engine="local"`, one cell after
+        the other; "processes", on as many cores of this machine as there are (or `processes`), one
+        compute thread each; "ray", on the cluster at `address` (by default one on this machine).
     folders: also pass `folder=`, a directory of the cell's own in which one that was cut short can
         continue; None without `run`.
     skips: errors that leave a cell undone, said in `Sweep.skipped`, and do not end the sweep.
@@ -139,7 +139,8 @@ def sweep(
     (4, ())
     """
     cells = cells_of(grid)
-    check_engine(engine, address, processes)
+    place: EngineConfig
+    (place,) = filled(settings, "sweep", where or EngineConfig)
     folder = None if run is None else Path(run)
     if dry_run:
         done = {} if folder is None else finished_cells(cells, folder).results
@@ -149,9 +150,7 @@ def sweep(
         cells,
         function,
         run=opened,
-        engine=engine,
-        address=address,
-        processes=processes,
+        where=place,
         folders=folders,
         skips=skips,
         title="sweep",

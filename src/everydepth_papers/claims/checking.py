@@ -16,7 +16,7 @@ from everydepth.environment import machine
 from everydepth.errors import DataError, SettingError
 from everydepth.runs import Run
 from everydepth.runs.cells import Cell, cell_key, run_cells
-from everydepth.runs.engine import Engine, check_engine
+from everydepth.runs.engine import EngineConfig
 from everydepth.stream import ResidualStream, as_stream, unwrapped
 from everydepth_papers.claims.catalog import CLAIMS, checked_names
 from everydepth_papers.claims.claim import Claim, Entry, Measured, ask, entry, measured
@@ -39,7 +39,7 @@ def check_claims(
     seeds: int = 3,
     preset: str = "standard",
     run: str | Path | None = None,
-    engine: Engine = "local",
+    where: EngineConfig | None = None,
     batch_size: int = 32,
     max_samples: int = 1024,
     progress: bool = True,
@@ -55,7 +55,7 @@ def check_claims(
     only: names of claims. paper: a key of `PAPERS`.
     run: a directory; trained networks are not trained again when it is given a second time, so an
         interrupted ledger goes on where it was, and one with more seeds or claims adds to it.
-    engine: where the standard networks are trained: "local", "processes" or "ray" (see `sweep`).
+    where: the engine that trains the standard networks, as in `sweep`.
     data: labeled batches, rows, or a data set, as for `trace`.
 
     >>> from everydepth_papers.claims import check_claims
@@ -74,15 +74,17 @@ def check_claims(
             f"{given} without {absent}; give both to ask a model of your own, or neither for the "
             "standard networks"
         )
-    check_engine(engine)
-    if model is not None and engine != "local":
-        raise SettingError(f"engine={engine!r} with a model, which is not trained; leave it out")
+    place = where or EngineConfig()
+    if model is not None and place != EngineConfig():
+        raise SettingError(
+            f"engine={place.engine!r} with a model, which is not trained; leave it out"
+        )
     config = {"preset": preset if model is None else None, **(about or {})}
     opened = None if run is None else Run.resumed(run, config, kind="claims")
     started = time.perf_counter()
     if model is None:
         subject, count = f"standard networks ({preset})", seeds
-        entries = _standard(wanted, seeds, preset, opened, engine, progress)
+        entries = _standard(wanted, seeds, preset, opened, place, progress)
     else:
         stream = as_stream(model)
         subject, count = stream.name, 0
@@ -128,7 +130,7 @@ def _standard(
     seeds: int,
     preset: str,
     run: Run | None,
-    engine: Engine,
+    where: EngineConfig,
     progress: bool,
 ) -> tuple[Entry, ...]:
     names = list(dict.fromkeys(n for c in wanted for cells in c.cells.values() for n in cells))
@@ -143,7 +145,7 @@ def _standard(
         cells,
         partial(_measured, preset),
         run=run,
-        engine=engine,
+        where=where,
         skips=DataError,  # not kept: the data may be there next time
         title="standard networks",
         progress=progress,

@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
+from everydepth.runs.engine import EngineConfig
+
 
 def claims(
+    where: EngineConfig,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -37,9 +40,6 @@ def claims(
             "--out", "-o", help="A run directory; one that exists is continued (runs/claims)."
         ),
     ] = None,
-    engine: Annotated[
-        str, typer.Option(help="Train the standard networks here (local), in processes, or on ray.")
-    ] = "local",
     listed: Annotated[bool, typer.Option("--list", help="Print the claims and stop.")] = False,
     record: Annotated[
         Path | None,
@@ -65,7 +65,6 @@ def claims(
     from rich.console import Console
 
     from everydepth.files import write_text
-    from everydepth.runs.engine import check_engine
     from everydepth_papers.claims.catalog import CLAIMS
     from everydepth_papers.claims.checking import check_claims
     from everydepth_papers.paper import paper as paper_of
@@ -114,7 +113,7 @@ def claims(
         seeds=seeds,
         preset=preset,
         run=folder_out,
-        engine=check_engine(engine),
+        where=where,
         max_samples=max_samples,
         about=about,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from everydepth.ablations.cells import Train, trained_sweep
+from everydepth.ablations.cells import Train, Training, trained_sweep
+from everydepth.ablations.config import AblateConfig
 from everydepth.ablations.result import Ablation, Floats
 from everydepth.ablations.scores import margins
 from everydepth.ablations.skips import (
     ScaledSkip,
-    Which,
     checked_layers,
-    checked_scale,
-    checked_which,
 )
+from everydepth.config import parted
 from everydepth.data import NoisyLabels
 from everydepth.data.feeding import Feed, Source
 from everydepth.errors import SettingError
-from everydepth.runs.engine import Engine
+from everydepth.runs.engine import EngineConfig
 from everydepth.stream import (
     ResidualStream,
     Targets,
@@ -36,26 +36,19 @@ from everydepth.stream import (
     unwrapped,
 )
 
-SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
-
 
 def ablate(
     model: nn.Module | ResidualStream | Callable[[int], nn.Module],
     data: Source,
     *,
-    layers: int | Sequence[int] | None = None,
-    c: float | Sequence[float] = SCALES,
-    which: Which = "both",
-    batch_size: int | None = None,
-    max_samples: int | None = None,
+    config: AblateConfig | None = None,
     train: Train | None = None,
-    seeds: Sequence[int] = (0,),
     run: str | Path | None = None,
     noisy: Source | None = None,
     flipped: NoisyLabels | Tensor | Sequence[int] | None = None,
-    engine: Engine = "local",
+    where: EngineConfig | None = None,
     progress: bool = True,
-    **options: Any,
+    **settings: Any,
 ) -> Ablation:
     """What becomes of a model when the skips of one layer are scaled, for every layer and scale.
 
@@ -67,14 +60,15 @@ def ablate(
             return ed.fit(net, rows, epochs=70, seed=seed, run=folder, resume=True,
                           callbacks=[UntilAccuracy(rows)])
 
-    layers: all by default. c: 1 is the untouched model and costs nothing.
+    config, where, settings: an `AblateConfig`, an `EngineConfig`, and their fields by name:
+        `layers=`, `c=`, `which=`; with `train=` also `seeds=` and `engine=`, as in `sweep`. What
+        else there is goes to `as_stream`.
     data: what is scored, with labels. model: with `train=`, a model that every training starts
         from, or a function of the seed that builds one.
     train: gets the model with its skip scaled, a folder of its own, and the seed.
     run: with `train=`, a directory; cells that are finished there are not trained again.
     noisy, flipped: with `train=`, the training data with its wrong labels and which they are, to
         report memorization, training accuracy, and whether 100 % was reached.
-    engine: with `train=`, "local", "processes" or "ray", as in `sweep`.
 
     >>> ablation = ed.ablate(model, test, c=(0.0, 0.5, 1.0), progress=False)
     >>> print(ablation.table("accuracy"))
@@ -83,59 +77,63 @@ def ablate(
     >>> bool((ablation.at("accuracy", 1.0) == ablation.untouched["accuracy"]).all())
     True
     """
-    scales = [checked_scale(x) for x in ([c] if isinstance(c, int | float) else c)]
-    if not scales or len(set(scales)) < len(scales):
-        raise SettingError(f"c={list(scales)}; give each scale once, at least one")
-    which = checked_which(which)
+    asked: AblateConfig
+    place: EngineConfig
+    (asked, place), options = parted(
+        settings, "ablate", config or AblateConfig, where or EngineConfig
+    )
     if train is not None:
         if isinstance(model, ResidualStream):
-            model = unwrapped(model.model)
-        return trained_sweep(
-            model,
-            train,
-            lambda m: ablate(
-                m,
-                data,
-                layers=1,
-                c=1.0,
-                batch_size=batch_size,
-                max_samples=max_samples,
-                progress=False,
-                **options,
-            ),
-            layers=layers,
-            scales=scales,
-            which=which,
-            seeds=seeds,
-            run=run,
+            model, options = unwrapped(model.model), dict(model.options)
+        alone = replace(asked, layers=1, c=1.0)
+        training = Training(
+            model=model,
+            train=train,
+            score=lambda m: _scored(as_stream(m, **options), data, alone, progress=False),
+            which=asked.which,
             clean=data,
             noisy=noisy,
             flipped=flipped,
-            engine=engine,
-            progress=progress,
             options=options,
         )
+        return trained_sweep(training, asked, run, place, progress)
     if not isinstance(model, nn.Module | ResidualStream):
         raise SettingError(
             f"model is {type(model).__name__}; pass a trained model, or give train= to train one "
             "for each cell"
         )
-    for name, value in (("run", run), ("noisy", noisy), ("flipped", flipped)):
+    given: dict[str, Any] = {"run": run, "noisy": noisy, "flipped": flipped}
+    given["seeds"] = None if asked.seeds == AblateConfig().seeds else asked.seeds
+    given["engine"] = None if place == EngineConfig() else place.engine
+    for name, value in given.items():
         if value is not None:
             raise SettingError(f"{name}= belongs to the mode with train=; leave it out, or give it")
-    stream = as_stream(model, **options)
+    return _scored(as_stream(model, **options), data, asked, progress=progress)
+
+
+def _scored(
+    stream: ResidualStream, data: Source, config: AblateConfig, *, progress: bool
+) -> Ablation:
+    """The ablation of a model as it is."""
     if stream.task == "embedding":
         raise SettingError(
             f"{stream.name} gives embeddings, which have neither labels nor decisions to score; "
             "use scaled_skip and compare them yourself"
         )
-    chosen = checked_layers(stream, range(1, stream.depth + 1) if layers is None else layers)
+    scales, which = config.scales, config.which
+    chosen = checked_layers(stream, config.layers_of(stream.depth))
     skips = {
         (layer, scale): ScaledSkip(stream, [layer], scale, which)
         for layer in chosen
         for scale in scales
     }
-    feed = Feed(data, stream, batch_size=batch_size, max_samples=max_samples, again=True)
+    feed = Feed(
+        data,
+        stream,
+        batch_size=config.batch_size,
+        max_samples=config.max_samples,
+        again=True,
+    )
     sums: dict[Any, _Sums] = {key: _Sums() for key in (None, *skips)}
     samples = 0
     with torch.no_grad(), evaluating(unwrapped(stream.model)):

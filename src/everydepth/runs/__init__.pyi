@@ -1,0 +1,4 @@
+from .checkpoint import FORMAT as FORMAT
+from .checkpoint import Checkpoint as Checkpoint
+from .run import Run as Run
+from .run import changes as changes
