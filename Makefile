@@ -24,12 +24,12 @@ ZOO := $(VENV)/.zoo
 
 # One compute thread a process: the tests run in parallel processes, and two OpenMP threads on small
 # tensors were measured 20 times slower than one. No test may reach for the network.
-test slow lowest pytest: export OMP_NUM_THREADS = 1
-test slow lowest pytest: export MKL_NUM_THREADS = 1
-test slow lowest pytest: export HF_HUB_OFFLINE = 1
-test slow lowest pytest: export TOKENIZERS_PARALLELISM = false
+test slow pytest: export OMP_NUM_THREADS = 1
+test slow pytest: export MKL_NUM_THREADS = 1
+test slow pytest: export HF_HUB_OFFLINE = 1
+test slow pytest: export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help demo test pytest lint format types layers bench slow lowest docs dist clean FORCE
+.PHONY: help demo test pytest lint format types layers bench slow docs dist clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,9 +44,6 @@ pytest: $(DEV) ## the tests alone; ARGS="tests/stream -k cursor" chooses
 
 slow: $(DEV) $(ZOO) ## the tests that take minutes
 	$(PY) -m pytest -m slow $(ARGS)
-
-lowest: $(DEV) ## a clean environment with the lowest versions pyproject.toml allows, and a smoke suite
-	$(PY) -m pytest -m slow -n 0 -s tests/test_lowest.py $(ARGS)
 
 lint: $(DEV) ## ruff, without changing a file
 	$(PY) -m ruff check .
