@@ -222,7 +222,7 @@ def test_time_and_exits_of_earlier_versions_are_shown(tmp_path: Path, out: Path)
     content = out.read_text()
     texts = data_of(content)["texts"]
     assert texts[0][0] == "10.0 % accuracy, gives up 80.0 points."
-    assert texts[0][1].endswith("gives up 28.0 points; 50 % of the time.")
+    assert texts[0][1].endswith("gives up 28.0 points; 50 % of the time of a batch.")
     assert [
         "0.0 % here, 0.0 % by now",
         "75.0 % here, 75.0 % by now",

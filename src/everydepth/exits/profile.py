@@ -256,11 +256,11 @@ def _measurements(
     )
     return named(
         quality,
+        times("batch_latency", "Time of a batch", f"a batch of {batch_size}"),
+        times("latency", "Time of one row", "one row"),
         cost("parameters", "Parameters", "What is left of them in the cut model.", "count"),
         cost("checkpoint_bytes", "Size", "Bytes of the saved weights.", "bytes"),
         cost("flops", "Arithmetic", "Operations for one row.", "FLOP"),
-        times("latency", "Time of one row", "one row"),
-        times("batch_latency", "Time of a batch", f"a batch of {batch_size}"),
         cost("peak_bytes", "Memory", "Weights and intermediate results of a batch.", "bytes"),
     )
 

@@ -98,15 +98,20 @@ def gives_up(view: RunView) -> list[str]:
 
 
 def _telling(view: RunView) -> Iterator[Result]:
-    """Of each of its Results what says how good a depth is, then what it costs; none twice."""
-    told: set[str] = set()
+    """Of each of its Results what says how good a depth is, then what it costs.
+
+    Of those with one title, the one that knows most depths.
+    """
     for is_cost in (False, True):
+        told: dict[str, Result] = {}
         for results in view.answers.values():
             every = (r for r in results.results.values() if _is_judged(r))
             first = next((r for r in every if (r.section == "cost") == is_cost), None)
-            if first is not None and first.name not in told:
-                told.add(first.name)
-                yield first
+            if first is not None:
+                other = told.get(first.title)
+                if other is None or len(first.at_depth()) > len(other.at_depth()):
+                    told[first.title] = first
+        yield from told.values()
 
 
 def _is_judged(result: Result) -> bool:
