@@ -25,12 +25,10 @@ def convert(name: str, content: Sequence[Row], folder: Path) -> Results:
 def measurements(content: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Result]:
     """Every number of a row against every number that was varied, and all rows to read."""
     first = content[0]
-    across = [
-        name
-        for name in settings
-        if name in first and name != "seed" and _is_number(first[name]) and _differs(content, name)
-    ]
-    measured = [name for name in first if name not in settings and _is_number(first[name])]
+    # Cells need not be alike: what some of them lack has no curve.
+    known = [name for name in first if all(_is_number(row.get(name)) for row in content)]
+    across = [n for n in known if n in settings and n != "seed" and _differs(content, n)]
+    measured = [name for name in known if name not in settings]
     found: list[Result] = []
     for y in measured:
         for x in across:
