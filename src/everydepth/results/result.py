@@ -53,6 +53,7 @@ class Result:
     meta: settings and facts that fit into JSON (sample count, estimator, thresholds).
     note: what is missing or to be read with care; None if nothing is.
 
+    >>> import numpy as np
     >>> from everydepth.results import Result
     >>> speed = Result(
     ...     name="latency", kind="curve", series=("ms",), unit="ms", better="lower",
