@@ -26,6 +26,10 @@ def report(
 
     runs: one, several, or several by name. A run is a directory written by a command of everydepth,
     a folder written by `Results.save`, or `Results` of any verb. command: what made the page.
+
+    >>> trace = ed.trace(model, test, ["accuracy"], progress=False)
+    >>> ed.report({"my model": trace}, "page.html").name
+    'page.html'
     """
     views = _views(runs)
     page = render(views, title, command).encode("utf-8")
