@@ -135,7 +135,7 @@ def test_an_export_holds_config_weights_card_and_what_was_given(tmp_path: Path) 
     assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 2
     card = (out / "README.md").read_text()
     assert "2 of 4 blocks" in card
-    assert found.markdown() in card
+    assert found.table().markdown() in card
     assert "ViTForImageClassification.from_pretrained" in card
     assert files(out.parent) == ["out"]
 

@@ -57,7 +57,7 @@ def test_a_single_class_leaves_a_gap_in_neural_collapse() -> None:
     assert t.result("neural_collapse").is_gap
     assert t.result("neural_collapse").note == "needs 2 classes or more, and the data has 1"
     assert "one label" in str(t.result("distinguishability").note)
-    assert "neural_collapse: needs 2 classes" in t.table()
+    assert "neural_collapse: needs 2 classes" in str(t.table())
 
 
 def test_fewer_samples_than_classes_leave_a_gap() -> None:
