@@ -54,7 +54,7 @@ def test_grow_can_only_score(small: Path, tmp_path: Path) -> None:
 
 def test_sweep_lists_runs_and_draws(tmp_path: Path) -> None:
     how = ("--data", "digits", "--depths", "8,14", "--widths", "4", "--seeds", "0", "--epochs", 1)
-    words = ("sweep", *how, "--max-samples", 64, "--out", tmp_path / "s")
+    words = ("sweep", *how, "--max-samples", 64, "--run", tmp_path / "s")
     assert "2 cells, 0 done" in invoke(*words, "--dry-run").output
     assert not (tmp_path / "s").exists()
     assert "2 cells, 2 done" in invoke(*words).output
@@ -62,7 +62,7 @@ def test_sweep_lists_runs_and_draws(tmp_path: Path) -> None:
     rows = ed.Run.open(tmp_path / "s").results()["sweep"]
     assert [row["layers"] for row in rows] == [8, 14]
     with pytest.raises(SettingError, match="--depths 'deep'; give whole numbers"):
-        invoke("sweep", "--data", "digits", "--depths", "deep", "--out", tmp_path / "t")
+        invoke("sweep", "--data", "digits", "--depths", "deep", "--run", tmp_path / "t")
 
 
 def test_plan_says_depth_width_and_tokens(tmp_path: Path) -> None:

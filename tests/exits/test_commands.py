@@ -44,7 +44,7 @@ def test_profile_prints_every_depth_writes_json_and_figure_and_chooses(
 ) -> None:
     out = tmp_path / "run"
     budget = ("--max-drop", "1", "--repeats", "1", "--max-samples", "20")
-    result = run("profile", str(folder), "--data", "digits", "--out", str(out), *budget)
+    result = run("profile", str(folder), "--data", "digits", "--run", str(out), *budget)
     assert result.exit_code == 0, result.output
     assert "depth 1 fits the budget" in result.output
     found = Profile.load(out / "profile")
@@ -54,7 +54,7 @@ def test_profile_prints_every_depth_writes_json_and_figure_and_chooses(
 
 def test_profile_explains_a_budget_that_cannot_be_met(folder: Path, tmp_path: Path) -> None:
     options = ("--max-bytes", "3", "--repeats", "1", "--max-samples", "4")
-    place = ("--out", str(tmp_path / "run"))
+    place = ("--run", str(tmp_path / "run"))
     result = run("profile", str(folder), "--data", "digits", *place, *options)
     assert isinstance(result.exception, BudgetError)
     assert "no depth of ViTForImageClassification meets bytes=3" in str(result.exception)

@@ -16,7 +16,7 @@ def ablate(
     model: Model,
     source: Source,
     asked: Annotated[AblateConfig, Defaults({"batch_size": 32})],
-    out: NewRun = None,
+    run: NewRun = None,
     split: Split = "test",
 ) -> None:
     """Scale or remove the skip connections of each layer of a trained model, and see what is lost.
@@ -30,11 +30,11 @@ def ablate(
     network = load_model(model)
     rows = source.batches(model, network, split=split, batch_size=asked.batch_size or 32)
     config = {"model": model, "data": source.data, "split": split, **plain(asked)}
-    run = None if out is None else Run.create(out, config, kind="ablate")
+    opened = None if run is None else Run.create(run, config, kind="ablate")
     found = sweep(network, rows, config=asked)
     for metric in ("accuracy", "perplexity", "loss", "margin", "agreement"):
         if metric in found.metrics:
             typer.echo(f"{found.table(metric)}\n")
-    if run is not None:
-        found.save(run.path / "ablation")
-        typer.echo(f"wrote {run.path}; see it with: everydepth report {run.path}")
+    if opened is not None:
+        found.save(opened.path / "ablation")
+        typer.echo(f"wrote {run}; see it with: everydepth report {run}")

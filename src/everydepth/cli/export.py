@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from everydepth.cli.options import DataRoot, MaxSamples, Model, Split
+from everydepth.cli.options import Model, Split
 
 # What a model folder may hold beside the model: it goes along unchanged.
 _BESIDE = (
@@ -52,8 +52,12 @@ def export(
         typer.Option(help="Data for an example batch, which ONNX needs, or for --recalibrate."),
     ] = None,
     split: Split = "train",
-    data_root: DataRoot = None,
-    max_samples: MaxSamples = None,
+    data_root: Annotated[
+        str | None, typer.Option(help="The folder that holds named data sets.")
+    ] = None,
+    max_samples: Annotated[
+        int | None, typer.Option(min=1, help="Use only the first N rows.")
+    ] = None,
     recalibrate: Annotated[
         bool, typer.Option(help="Estimate batch norm statistics anew on the data.")
     ] = False,

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 Model = Annotated[
     str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
 ]
-Data = Annotated[str, typer.Option(help="Data by name (digits, cifar10, ...), a file or a folder.")]
 Split = Annotated[str, typer.Option(help="Which part of the data.")]
-DataRoot = Annotated[str | None, typer.Option(help="The folder that holds named data sets.")]
-MaxSamples = Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")]
-BatchSize = Annotated[int, typer.Option(min=1)]
-MaxLength = Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")]
 Device = Annotated[str | None, typer.Option(help="For example cuda:0; by default cpu.")]
 NewRun = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="A new run directory; by default nothing is written."),
+    typer.Option("--run", "-o", help="A new run directory; by default nothing is written."),
+]
+OwnRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--run", "-o", help="A new run directory; by default the model's own, or one below runs."
+    ),
 ]
 
 
@@ -58,3 +59,15 @@ class Source(Config):
             max_length=self.max_length,
             max_samples=self.max_samples,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(Source):
+    """One part of the data, in batches."""
+
+    split: str = setting("test", help="Which part of the data.")
+    batch_size: int = setting(32, least=1, help="Rows at once.")
+
+    def load(self, name: str, model: PreTrainedModel) -> Batches:
+        """As the model called `name` takes it."""
+        return self.batches(name, model, split=self.split, batch_size=self.batch_size)

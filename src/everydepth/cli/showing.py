@@ -77,18 +77,18 @@ def sparkline(values: Sequence[Any]) -> str:
     return "".join(map(block, values))
 
 
-def place_for(model: str, out: Path | None, kind: str) -> Path:
-    """Where results go: `out`, the model's own run, or a new directory below runs.
+def place_for(model: str, run: Path | None, kind: str) -> Path:
+    """Where results go: `run`, the model's own run, or a new directory below runs.
 
     Checked before the work, so that a bad place is not found out after it.
     """
     from everydepth.runs import Run
 
-    if out is None and Run.exists(model) and (Path(model) / "model").is_dir():
+    if run is None and Run.exists(model) and (Path(model) / "model").is_dir():
         return Path(model)
-    place = out or _free(Path("runs") / f"{kind}-{Path(model).resolve().name}")
+    place = run or _free(Path("runs") / f"{kind}-{Path(model).resolve().name}")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise RunError(f"{place} is not an empty directory; use another one with --out")
+        raise RunError(f"{place} is not an empty directory; use another one with --run")
     return place
 
 

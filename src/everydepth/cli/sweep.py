@@ -52,7 +52,7 @@ class ResNets(Config):
 def sweep(
     networks: ResNets,
     where: EngineConfig,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The directory of the sweep.")],
+    run: Annotated[Path, typer.Option("--run", "-o", help="The directory of the sweep.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, run none.")] = False,
 ) -> None:
     """Train CIFAR-style ResNets of several depths and widths; draw loss against both.
@@ -64,14 +64,14 @@ def sweep(
     """
     from everydepth.runs.sweep import sweep as sweep_cells
 
-    found = sweep_cells(networks.grid(), resnet_cell, run=out, where=where, dry_run=dry_run)
+    found = sweep_cells(networks.grid(), resnet_cell, run=run, where=where, dry_run=dry_run)
     typer.echo(str(found))
     if dry_run:
         return
     for name in FIGURES:
         if name in found:
-            found.plot(name).savefig(out / f"{name}.png", dpi=150)
-    typer.echo(f"wrote {out}: one file a cell, and figures of loss and signal")
+            found.plot(name).savefig(run / f"{name}.png", dpi=150)
+    typer.echo(f"wrote {run}: one file a cell, and figures of loss and signal")
 
 
 def resnet_cell(

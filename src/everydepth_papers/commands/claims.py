@@ -34,10 +34,10 @@ def claims(
     preset: Annotated[
         str, typer.Option(help="standard, or smoke: seconds, to see that it runs.")
     ] = "standard",
-    out: Annotated[
+    run: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="A run directory; one that exists is continued (runs/claims)."
+            "--run", "-o", help="A run directory; one that exists is continued (runs/claims)."
         ),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the claims and stop.")] = False,
@@ -100,11 +100,9 @@ def claims(
             f"{given} without {absent}; give both to ask your own model, or neither for the "
             "standard networks"
         )
-    folder_out = out
-    if out is None:
+    if run is None:
         name = "claims" if preset == "standard" else f"claims-{preset}"
-        folder_out = Path("runs") / (name if model is None else f"claims-{Path(model).name}")
-    assert folder_out is not None
+        run = Path("runs") / (name if model is None else f"claims-{Path(model).name}")
     found = check_claims(
         network,
         rows,
@@ -112,7 +110,7 @@ def claims(
         paper=paper,
         seeds=seeds,
         preset=preset,
-        run=folder_out,
+        run=run,
         where=where,
         max_samples=max_samples,
         about=about,
@@ -124,4 +122,4 @@ def claims(
         write_text(record, json.dumps(dict(found.about), indent=1) + "\n")
     if docs is not None:
         write_text(docs, found.markdown())
-    typer.echo(f"wrote {folder_out}; see it with: everydepth report {folder_out}")
+    typer.echo(f"wrote {run}; see it with: everydepth report {run}")

@@ -22,9 +22,9 @@ def reproduce(
     seeds: Annotated[
         int | None, typer.Option(help="How many, instead of the preset's own.")
     ] = None,
-    out: Annotated[
+    run: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The run directory; runs/reproduce/NAME-PRESET if unset."),
+        typer.Option("--run", "-o", help="The run directory; runs/reproduce/NAME-PRESET if unset."),
     ] = None,
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done, do none.")
@@ -48,7 +48,7 @@ def reproduce(
     from rich.console import Console
 
     from everydepth_papers.evidence import dry_run, find_recipe, find_recipes
-    from everydepth_papers.evidence import reproduce as run
+    from everydepth_papers.evidence import reproduce as reproduced
     from everydepth_papers.evidence.discover import listing
 
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
@@ -64,13 +64,13 @@ def reproduce(
         raise SettingError("which recipe? `everydepth reproduce --list` shows them all")
     recipe, home = find_recipe(name, recipes)
     recipe.preset(preset)
-    folder = Path("runs") / "reproduce" / f"{name}-{preset}" if out is None else out
+    folder = Path("runs") / "reproduce" / f"{name}-{preset}" if run is None else run
     if dry:
-        _say(console, dry_run(recipe, preset, seeds=seeds, out=folder))
+        _say(console, dry_run(recipe, preset, seeds=seeds, run=folder))
         return
     from everydepth.runs.together import is_main
 
-    found = run(recipe, preset, seeds=seeds, out=folder)
+    found = reproduced(recipe, preset, seeds=seeds, run=folder)
     if not is_main():
         return
     figure = None if recipe.figure is None else recipe.figure(found.finished)

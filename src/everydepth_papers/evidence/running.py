@@ -24,17 +24,17 @@ def reproduce(
     preset: str = "smoke",
     *,
     seeds: int | None = None,
-    out: str | Path | None = None,
+    run: str | Path | None = None,
     progress: bool = True,
 ) -> Reproduction:
     """Do the cells of a preset that are not done yet, then compare with the printed figures.
 
-    out: a run directory in which every finished cell is a file. The same call again, also after
+    run: a directory in which every finished cell is a file. The same call again, also after
     kill -9, does the rest and repeats nothing; without it nothing is written.
 
     >>> from everydepth_papers.evidence import find_recipe, reproduce
     >>> recipe, folder = find_recipe("tracing_table1")
-    >>> found = reproduce(recipe, "smoke", out="run", progress=False)
+    >>> found = reproduce(recipe, "smoke", run="run", progress=False)
     >>> found.about["source"], found.rows[0].published is None
     ('Tracing Representations, Table 1', False)
     """
@@ -48,7 +48,7 @@ def reproduce(
     check_needs(recipe, preset)
     check_memory(recipe, preset)
     work = partial(_work, recipe)
-    found = sweep(cells, work, run=out, folders=True, progress=progress).done
+    found = sweep(cells, work, run=run, folders=True, progress=progress).done
     results = tuple(
         Finished(
             cell={k: v for k, v in cell.items() if k not in ("recipe", "seed")},
@@ -73,14 +73,14 @@ def reproduce(
         seconds=round(sum(result.seconds for result in results), 1),
         machine=machine(),
     )
-    if out is not None and is_main():
-        outcome.save(Path(out) / "reproduction")
-        Run.open(out).write_results({"recipe": recipe.name, "preset": preset})
+    if run is not None and is_main():
+        outcome.save(Path(run) / "reproduction")
+        Run.open(run).write_results({"recipe": recipe.name, "preset": preset})
     return outcome
 
 
 def dry_run(
-    recipe: Recipe, preset: str, *, seeds: int | None = None, out: str | Path | None = None
+    recipe: Recipe, preset: str, *, seeds: int | None = None, run: str | Path | None = None
 ) -> dict[str, Any]:
     """What a preset would do: cells, sizes of models (built without memory), data, how to start."""
     import torch
@@ -90,7 +90,7 @@ def dry_run(
     chosen = recipe.preset(preset)
     command = f"everydepth reproduce {recipe.name} --preset {preset}"
     cells = _cells(recipe, chosen, seeds)
-    found = sweep(cells, lambda **_: {}, run=out, dry_run=True)
+    found = sweep(cells, lambda **_: {}, run=run, dry_run=True)
     sizes: dict[str, int] = {}
     for name, build in chosen.models.items():
         with torch.device("meta"):

@@ -96,10 +96,10 @@ def invoke(*words: object) -> Any:
 def test_a_recipe_runs_once_and_compares_published_with_measured(tmp_path: Path) -> None:
     recipe, home = find_recipe("900_demo", recipes_in(tmp_path))
     assert home.name == "900_demo"
-    found = reproduce(recipe, out=tmp_path / "out", progress=False)
+    found = reproduce(recipe, run=tmp_path / "out", progress=False)
     assert found.rows[0] == Row("a = 1 [b]", 1.5, 1.1, 1.0, 1.2, "3 seeds")
     assert [r.seed for r in found.finished] == [0] * 3 + [1] * 3 + [2] * 3
-    again = reproduce(recipe, out=tmp_path / "out", progress=False)
+    again = reproduce(recipe, run=tmp_path / "out", progress=False)
     assert again.rows == found.rows
     assert again.finished == found.finished
     assert len((tmp_path / "log").read_text().splitlines()) == 9
@@ -110,8 +110,8 @@ def test_a_recipe_runs_once_and_compares_published_with_measured(tmp_path: Path)
 
 def test_more_seeds_add_cells_and_repeat_none(tmp_path: Path) -> None:
     recipe, _ = find_recipe("900_demo", recipes_in(tmp_path))
-    reproduce(recipe, seeds=1, out=tmp_path / "out", progress=False)
-    found = reproduce(recipe, seeds=2, out=tmp_path / "out", progress=False)
+    reproduce(recipe, seeds=1, run=tmp_path / "out", progress=False)
+    found = reproduce(recipe, seeds=2, run=tmp_path / "out", progress=False)
     assert found.about["seeds"] == 2
     assert len((tmp_path / "log").read_text().splitlines()) == 6
     assert found.about["command"].endswith("--preset smoke --seeds 2")
@@ -121,7 +121,7 @@ def test_a_killed_recipe_resumes_to_the_same_result(tmp_path: Path) -> None:
     folder = recipes_in(tmp_path, pause=0.1)
     log = tmp_path / "log"
     command = [sys.executable, "-m", "everydepth", "reproduce", "900_demo"]
-    command += ["--recipes", str(folder), "--out", str(tmp_path / "out")]
+    command += ["--recipes", str(folder), "--run", str(tmp_path / "out")]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     killed = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
     while not log.exists() or len(log.read_text().splitlines()) < 3:
@@ -131,7 +131,7 @@ def test_a_killed_recipe_resumes_to_the_same_result(tmp_path: Path) -> None:
     before = len(log.read_text().splitlines())
     assert before < 9
     recipe, _ = find_recipe("900_demo", folder)
-    resumed = reproduce(recipe, out=tmp_path / "out", progress=False)
+    resumed = reproduce(recipe, run=tmp_path / "out", progress=False)
     # Only the cell that was running when the process died has run twice.
     assert len(log.read_text().splitlines()) <= 10
     assert resumed.rows == reproduce(recipe, progress=False).rows
@@ -141,7 +141,7 @@ def test_a_killed_recipe_resumes_to_the_same_result(tmp_path: Path) -> None:
 def test_processes_of_accelerate_share_the_cells_and_one_writes(tmp_path: Path) -> None:
     folder = recipes_in(tmp_path)
     words = ("-m", "everydepth", "reproduce", "900_demo", "--recipes", str(folder))
-    done = launch(*words, "--out", str(tmp_path / "out"))
+    done = launch(*words, "--run", str(tmp_path / "out"))
     assert done.stdout.count("a = 1 [b]") == 1
     assert len((tmp_path / "log").read_text().splitlines()) == 2 * 9
     recipe, _ = find_recipe("900_demo", folder)
@@ -165,8 +165,8 @@ def test_a_failing_cell_keeps_its_folder_and_the_finished_cells(tmp_path: Path) 
         presets={"smoke": Preset(cells=({"a": 1}, {"a": 2}), cost="")},
     )
     with pytest.raises(ZeroDivisionError):
-        reproduce(recipe, out=tmp_path / "out", progress=False)
-    found = reproduce(recipe, out=tmp_path / "out", progress=False)
+        reproduce(recipe, run=tmp_path / "out", progress=False)
+    found = reproduce(recipe, run=tmp_path / "out", progress=False)
     assert [row.measured for row in found.rows] == ["False", "True"]
 
 
@@ -176,7 +176,7 @@ def test_the_command_lists_runs_records_and_documents(tmp_path: Path) -> None:
     assert "900_demo" in listed
     assert "Another Paper, Table 1: A <demo>" in listed
     assert "9 days" in listed
-    how = ("reproduce", "900_demo", "--recipes", folder, "--out", tmp_path / "out")
+    how = ("reproduce", "900_demo", "--recipes", folder, "--run", tmp_path / "out")
     shown = invoke(*how, "--record").output
     assert re.search(r"a = 2 \[b\]\s+1.5\s+2.1\s+2 … 2.2\s+3 seeds", shown)
     home = folder / "nested" / "900_demo"
@@ -193,7 +193,7 @@ def test_the_command_lists_runs_records_and_documents(tmp_path: Path) -> None:
 
 def test_a_dry_run_counts_without_memory_and_starts_nothing(tmp_path: Path) -> None:
     how = ("reproduce", "900_demo", "--preset", "paper", "--dry-run", "--recipes")
-    shown = invoke(*how, recipes_in(tmp_path), "--out", tmp_path / "out").output
+    shown = invoke(*how, recipes_in(tmp_path), "--run", tmp_path / "out").output
     assert "model wide: 1,000,001,000,000 parameters" in shown
     assert "3 cells, 0 done" in shown
     assert "data: owner/set" in shown
@@ -293,7 +293,7 @@ def test_verdicts_in_earlier_words_are_read_as_one_of_four() -> None:
 
 def test_a_report_shows_the_comparison_without_a_dial(tmp_path: Path) -> None:
     folder = recipes_in(tmp_path)
-    invoke("reproduce", "900_demo", "--recipes", folder, "--out", tmp_path / "out")
+    invoke("reproduce", "900_demo", "--recipes", folder, "--run", tmp_path / "out")
     invoke("report", tmp_path / "out", "--out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "<td>a = 2 [b]</td><td>1.5</td><td>2.1</td><td>2 … 2.2</td><td>3 seeds</td>" in page

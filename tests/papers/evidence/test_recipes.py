@@ -21,7 +21,7 @@ def test_smoke_preset_runs_without_data_or_network(
 ) -> None:
     monkeypatch.delenv("EVERYDEPTH_DATA", raising=False)
     recipe = load_recipe(FILES[name])
-    found = reproduce(recipe, "smoke", out=tmp_path / "out", progress=False)
+    found = reproduce(recipe, "smoke", run=tmp_path / "out", progress=False)
     assert found.rows
     assert any(row.measured is not None for row in found.rows)
     if recipe.figure is not None:
