@@ -37,10 +37,17 @@ WAIT = 90_000  # milliseconds; a busy machine draws three surfaces slowly
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def imported_late(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the command notes what it imports once it serves."""
+    return tmp_path_factory.mktemp("notes") / "imported.txt"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory, imported_late: Path) -> Iterator[str]:
     """The command itself, in a process of its own, with all the content that it would make."""
     folder = Path(SHOWN) if SHOWN else demo_folder(tmp_path_factory.mktemp("demo"))
-    command = [sys.executable, "-u", "-m", "everydepth", "app", "--no-browser", "--folder"]
+    watched = [sys.executable, "-u", "-m", "tests.helpers.watched_app", str(imported_late)]
+    command = [*watched, "app", "--no-browser", "--folder"]
     with subprocess.Popen([*command, str(folder)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
@@ -211,3 +218,11 @@ def test_two_other_runs_are_compared(opened: Opened) -> None:
     now = page.frame_locator("#ed-compare iframe").locator("#depth-now")
     expect(now).to_contain_text("Depth 1 of")
     assert opened.complaints == []
+
+
+def test_what_answers_need_is_imported_before_their_threads_start(
+    opened: Opened, imported_late: Path
+) -> None:
+    """After the tests above. Threads that import packages at once can wait for each other."""
+    assert opened.page.url.startswith(opened.address)
+    assert imported_late.read_text() == ""

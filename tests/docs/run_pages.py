@@ -16,6 +16,7 @@ import time
 import traceback
 import warnings
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -25,7 +26,9 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def run(page: Path) -> None:
-    names: dict[str, object] = {"__name__": "__page__"}
+    # A module of its own, found by its name, as dataclasses want it.
+    sys.modules["__page__"] = ModuleType("__page__")
+    names = vars(sys.modules["__page__"])
     text = page.read_text()
     for found in BLOCK.finditer(text):
         line = text[: found.start(1)].count("\n")

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from contextlib import closing
 from html import escape
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from everydepth.app.compare import page
@@ -33,6 +34,9 @@ POLICY = (
     "connect-src 'self' data: blob:; worker-src 'self' blob:; frame-src 'self'; "
     "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
 )
+# Answers come from several threads, and each of these packages is imported when one first needs it.
+# Some import one another, and two threads that begin at different ends wait for each other.
+_NEEDED = ("matplotlib.pyplot", "plotly.basedatatypes", "plotly.offline", "sklearn.datasets")
 # Whatever route of Gradio fetches a URL for the browser, or serves a file from the disk by path.
 _CLOSED = ("proxy=", "file=http", "file/http")
 
@@ -88,6 +92,8 @@ def server(blocks: Any, shelf: Shelf, found: socket.socket) -> uvicorn.Server:
     """What answers on a bound socket: `server(...).run(sockets=[found])`."""
     import uvicorn
 
+    for name in _NEEDED:
+        import_module(name)
     host, port = found.getsockname()[:2]
     app = in_a_loop(lambda: application(blocks, shelf, host, port))
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
