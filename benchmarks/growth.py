@@ -30,7 +30,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTForImageCl
 import everydepth as ed
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 from everydepth.data import Images, load, load_digits
-from everydepth.data.feeding import Feed
 from everydepth.growth import grow, jumpboard, score
 from everydepth.growth.candidates import candidate
 from everydepth.growth.jump import _Line, line_search
@@ -38,6 +37,7 @@ from everydepth.growth.losses import mean_loss, row_losses
 from everydepth.growth.scoring import DEEPEN
 from everydepth.growth.trainer import train_plainly
 from everydepth.stream import as_stream
+from everydepth.stream.feed import Feed
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.helpers.growth import mlp, points

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers as hf
-from tests.zoo import ENTRIES, PAD, ROWS, TEXT, TOKENS, VOCABULARY
+from tests.zoo import ENTRIES, PAD, ROWS, SIZES, TEXT, TOKENS, VOCABULARY
 from torch import Tensor, nn
 
 IGNORED = -100
@@ -22,6 +22,7 @@ class Asked:
     sample: int
     place: int | None
     label: Any
+    is_number: bool = False
 
     def of(self, z: Tensor) -> Tensor:
         return z[self.sample] if self.place is None else z[self.sample, self.place]
@@ -37,7 +38,14 @@ class Asked:
             return sum(y * (total - value) for y, value in zip(self.label, own, strict=True))
         return total - own[self.label]
 
-    is_number: bool = False
+    def differentiable(self, z: Tensor) -> Tensor:
+        """The same by torch, for its gradient."""
+        own = self.of(z)
+        if self.is_number:
+            return (own - own.new_tensor(self.label)).square().mean()
+        if isinstance(self.label, list):
+            return -(own.new_tensor(self.label) * own.log_softmax(-1)).sum()
+        return -own.log_softmax(-1)[self.label]
 
     def hit(self, z: Tensor) -> bool:
         own = self.of(z).tolist()
@@ -97,9 +105,9 @@ def _regression() -> Case:
 
 def _one_number() -> Case:
     # One output: Hugging Face's classifiers with num_labels=1 are regressions.
-    config = hf.BertConfig(**{**TEXT, "num_labels": 1, "num_hidden_layers": 2})
-    model = hf.BertForSequenceClassification(config).double().eval()
-    batch = ENTRIES["Bert-SequenceClassification"].feed()
+    config = hf.ViTConfig(**SIZES, image_size=32, patch_size=8, num_labels=1)
+    model = hf.ViTForImageClassification(config).double().eval()
+    batch = {"pixel_values": torch.randn(ROWS, 3, 32, 32, dtype=torch.float64)}
     labels = torch.tensor([0.5, -100.0, 2.0], dtype=torch.float64)  # -100 is a number here
     asked = [Asked(i, None, [value], True) for i, value in enumerate(labels.tolist())]
     return Case("one number", model, {**batch, "labels": labels}, asked)

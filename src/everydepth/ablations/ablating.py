@@ -22,7 +22,6 @@ from everydepth.ablations.skips import (
 )
 from everydepth.config import parted
 from everydepth.data import NoisyLabels
-from everydepth.data.feeding import Feed, Source
 from everydepth.errors import SettingError
 from everydepth.runs.engine import EngineConfig
 from everydepth.stream import (
@@ -35,6 +34,7 @@ from everydepth.stream import (
     nothing_asked,
     unwrapped,
 )
+from everydepth.stream.feed import Feed, Source
 
 
 def ablate(

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from everydepth.ablations.result import Floats
 from everydepth.ablations.signals import Trajectories, columns, trajectories
-from everydepth.data.feeding import Feed, Source
 from everydepth.errors import DataError, SettingError
 from everydepth.results import Result, Results, Table, curve, named, provenance, rows
 from everydepth.stream import ResidualStream, as_stream
+from everydepth.stream.feed import Feed, Source
 
 FEWEST = 2  # samples a class needs to be cut into folds
 ROUNDS = 3  # of telling wrong labels from given ones
@@ -276,7 +276,8 @@ def _collected(
     parts: list[Trajectories] = []
     if isinstance(model, nn.Module | ResidualStream):
         stream = _classifier(as_stream(model, **options))
-        return trajectories(stream, Feed(data, stream, batch_size=batch_size, again=True), progress)
+        feed = Feed(data, stream, batch_size=batch_size, again=True, ordered=True)
+        return trajectories(stream, feed, progress)
     where = torch.as_tensor(folds).long()
     if sorted(where.unique().tolist()) != list(range(len(model))):
         raise SettingError(

@@ -16,12 +16,12 @@ from everydepth.ablations.config import AblateConfig, Which
 from everydepth.ablations.memorize import memorization
 from everydepth.ablations.result import Ablation, Floats
 from everydepth.ablations.skips import checked_layers, scaled_skip
-from everydepth.data.feeding import Source
 from everydepth.errors import SettingError
 from everydepth.runs import Run
 from everydepth.runs.cells import cell_key, run_cells
 from everydepth.runs.engine import EngineConfig
 from everydepth.stream import as_stream
+from everydepth.stream.feed import Source
 
 Train = Callable[[nn.Module, Path | None, int], Any]
 """Trains a model in place: `train(model, folder, seed)`. What it returns (a FitResult, a mapping)

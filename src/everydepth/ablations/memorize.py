@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from everydepth.ablations.result import Floats
 from everydepth.ablations.scores import check_predicts_classes
 from everydepth.data import NoisyLabels
-from everydepth.data.feeding import Feed, Source
 from everydepth.errors import DataError, SettingError
 from everydepth.results import (
     Number,
@@ -32,6 +31,7 @@ from everydepth.stream import (
     nothing_asked,
     unwrapped,
 )
+from everydepth.stream.feed import Feed, Source
 
 
 class Memorization(Results, kind="memorization"):
@@ -117,7 +117,7 @@ def memorization(
     truth = flipped.original if isinstance(flipped, NoisyLabels) else None
     hits, known, true_hits = _hits(
         stream,
-        Feed(noisy, stream, batch_size=batch_size, again=True),
+        Feed(noisy, stream, batch_size=batch_size, again=True, ordered=True),
         "training data",
         progress,
         truth,

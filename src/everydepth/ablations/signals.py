@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.ablations.result import Floats
-from everydepth.data.feeding import Feed
 from everydepth.errors import BatchError, LabelError
 from everydepth.stream import ResidualStream, Targets, evaluating, unwrapped
+from everydepth.stream.feed import Feed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,14 +81,16 @@ def trajectories(stream: ResidualStream, feed: Feed, progress: bool) -> Trajecto
     numbers: list[Tensor] = []
     with evaluating(unwrapped(stream.model)):
         for rows, batch in feed.numbered("auditing", progress):
-            targets = Targets.of(stream, batch, weighted=False)
+            targets, states = Targets.of(stream, batch, weighted=False), stream.observe(batch)
+            each = [
+                targets.pick(states.logits(depth)).float().cpu()
+                for depth in range(stream.depth + 1)
+            ]
             if targets.labels.shape != (stream.rows(batch),):
                 raise LabelError(
-                    f"{len(targets)} of {stream.rows(batch)} rows have a label, as "
+                    f"{len(targets)} of {stream.rows(batch)} rows have a label, of shape "
                     f"{tuple(targets.labels.shape)}; an audit needs one class a row, for every row"
                 )
-            states = stream.observe(batch)
-            each = [states.logits(depth).float().cpu() for depth in range(stream.depth + 1)]
             logits.append(torch.stack(each, 1))
             labels.append(targets.labels.cpu())
             numbers.append(rows)

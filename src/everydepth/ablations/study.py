@@ -14,7 +14,6 @@ from everydepth.ablations.memorize import flipped_rows
 from everydepth.ablations.result import Ablation, Floats
 from everydepth.ablations.taps import tapped
 from everydepth.data import NoisyLabels
-from everydepth.data.feeding import Feed, Source
 from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.results import Result, Results, curve, defined, named, provenance, scalars
 from everydepth.results.result import numbers
@@ -26,6 +25,7 @@ from everydepth.stream import (
     nothing_asked,
     unwrapped,
 )
+from everydepth.stream.feed import Feed, Source
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

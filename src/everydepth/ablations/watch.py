@@ -12,9 +12,9 @@ from everydepth.ablations.memorize import flipped_rows, memorization
 from everydepth.ablations.skips import checked_layers
 from everydepth.ablations.study import gradient_study
 from everydepth.data import NoisyLabels
-from everydepth.data.feeding import Source
 from everydepth.errors import SettingError
 from everydepth.runs.callback import Callback
+from everydepth.stream.feed import Source
 
 
 class GradientWatch(Callback):

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from everydepth.data.feeding import Feed
 from everydepth.errors import LabelError, SettingError
 from everydepth.exits.identity import Identity, identity
 from everydepth.exits.policies import (
@@ -37,6 +36,7 @@ from everydepth.stream import (
     nothing_asked,
     unwrapped,
 )
+from everydepth.stream.feed import Feed
 
 
 class NotCertifiedWarning(UserWarning):
@@ -141,11 +141,12 @@ def observe(
             kept = labelled_samples(stream, batch) if has_labels(stream, batch) else batch
             if kept is None:
                 continue
-            scores, classes = certainties(stream.observe(kept), policy(threshold=NEVER))
+            states = stream.observe(kept)
+            scores, classes = certainties(states, policy(threshold=NEVER))
             certainty.append(scores.cpu())
             predicted.append(classes.cpu())
             if has_labels(stream, kept):
-                given = Targets.of(stream, kept, check=False).classes
+                given = Targets.every(stream, kept, states.logits(stream.depth)).classes
                 assert given is not None
                 labels.append(given.cpu())
     if not certainty:

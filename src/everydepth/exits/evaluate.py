@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everydepth.data.feeding import Feed
 from everydepth.errors import SettingError
 from everydepth.exits.measure import seconds
 from everydepth.exits.policies import Policy, layer_speedup
@@ -23,6 +22,7 @@ from everydepth.results import (
     scalars,
 )
 from everydepth.stream import ResidualStream, Targets, as_stream, evaluating, has_labels, unwrapped
+from everydepth.stream.feed import Feed
 
 
 class Evaluation(Results, kind="evaluation"):

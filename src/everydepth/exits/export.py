@@ -12,7 +12,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from everydepth.data.feeding import Feed
 from everydepth.errors import ExportError, SettingError, UnsupportedModelError
 from everydepth.exits.card import model_card
 from everydepth.exits.load import quiet_transformers
@@ -20,6 +19,7 @@ from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
 from everydepth.files import is_full, write_folder
 from everydepth.stream import Batch, ResidualStream, as_stream, unwrapped
+from everydepth.stream.feed import Feed
 
 Format = Literal["hf", "onnx"]
 

@@ -14,12 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from everydepth.data.feeding import first_rows
 from everydepth.errors import BatchError, ExportError, UnsupportedModelError
 from everydepth.exits.measure import checkpoint_bytes
 from everydepth.exits.policies import NEVER, Memory, Policy
 from everydepth.exits.reading import exit_logits
 from everydepth.stream import ResidualStream, unwrapped
+from everydepth.stream.feed import first_rows
 from everydepth.stream.taps import hooked, replaced_forward
 
 # One protobuf holds at most 2 GB; larger weights go into a file beside the graph.

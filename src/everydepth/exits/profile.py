@@ -9,11 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import nn
 
-from everydepth.data.feeding import Feed, first_rows
 from everydepth.errors import BudgetError, SettingError
 from everydepth.exits.measure import (
     checkpoint_bytes,
@@ -23,8 +20,10 @@ from everydepth.exits.measure import (
     seconds,
 )
 from everydepth.exits.quality import quality_of, watch
+from everydepth.progress import shown
 from everydepth.results import Result, Results, curve, named, provenance
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.stream.feed import Feed, first_rows, size_for
 
 Number = float | int
 
@@ -303,6 +302,7 @@ def profile(
 ) -> Profile:
     """Measure every depth: quality on the data, and the cost of the plain model cut to it.
 
+    batch_size: of the timed batches, and of data that does not come in batches.
     repeats: timed calls a depth, after a warm one; depths take turns, so that a busy moment of the
     machine does not fall on one of them.
 
@@ -317,7 +317,8 @@ def profile(
     first: Mapping[str, Any] | None = None
     with evaluating(unwrapped(stream.model)):
         totals = None
-        for batch in Feed(data, stream, batch_size=batch_size).shown("quality", progress):
+        size = size_for(data, batch_size)
+        for batch in Feed(data, stream, batch_size=size).shown("quality", progress):
             first = batch if first is None else first
             if totals is None:
                 totals = quality_of(stream, batch)
@@ -369,10 +370,7 @@ def _latencies(
     for run in runs:
         run()
     times = torch.zeros(len(cut), repeats, dtype=torch.float64)
-    console = Console(stderr=True)
-    hidden = not (progress and console.is_terminal)
-    rounds = track(range(repeats), "latency", console=console, disable=hidden, transient=True)
-    for turn in rounds:
+    for turn in shown(range(repeats), "latency", total=repeats, enabled=progress):
         for k, (small, run) in enumerate(zip(cut, runs, strict=True)):
             times[k, turn] = 1000 * seconds(run, small)[0]
     quartiles = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)

@@ -15,7 +15,6 @@ from torch.optim import AdamW
 from torch.utils.flop_counter import FlopCounterMode
 
 from everydepth.config import Config, setting
-from everydepth.data.feeding import Feed
 from everydepth.errors import SettingError
 from everydepth.growth.jump import best_jumpboard
 from everydepth.growth.losses import beside, mean_loss, row_losses
@@ -24,6 +23,7 @@ from everydepth.growth.scoring import score
 from everydepth.growth.trainer import halves, repeatable, train_plainly
 from everydepth.runs.callback import Callback
 from everydepth.stream import Criterion, ResidualStream, as_stream, unwrapped
+from everydepth.stream.feed import Feed, size_for
 from everydepth.stream.insert import initialise, inserted
 
 ARMS = ("grown", "grown, new block only", "longer", "one old block", "random", "stacked", "scratch")
@@ -146,7 +146,9 @@ class Arms:
 
     def _step_flops(self, stream: ResidualStream) -> float:
         """FLOPs of one forward and backward pass, counted by torch."""
-        batch = next(iter(Feed(self.rows, stream, batch_size=self.config.batch_size)))
+        batch = next(
+            iter(Feed(self.rows, stream, batch_size=size_for(self.rows, self.config.batch_size)))
+        )
         with FlopCounterMode(display=False) as counter:
             output = stream.call(stream.arguments(batch, None))
             logits = stream.prediction(output)

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from everydepth.data.feeding import Feed
 from everydepth.errors import SettingError
 from everydepth.growth.generalization import CROSS_ENTROPY, Theorem, gamma, log_covering, theorems
 from everydepth.growth.held_out import Paired, paired_losses
 from everydepth.growth.lipschitz import network_constants
 from everydepth.growth.losses import losses_of
 from everydepth.stream import Criterion, ResidualStream, as_stream
+from everydepth.stream.feed import Feed
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from everydepth.data.feeding import Feed
 from everydepth.errors import SettingError
 from everydepth.growth.candidates import (
     Candidate,
@@ -31,6 +30,7 @@ from everydepth.stream import (
     first_tensor,
     unwrapped,
 )
+from everydepth.stream.feed import Feed
 from everydepth.stream.maps import LinearMap
 from everydepth.stream.taps import hooked
 

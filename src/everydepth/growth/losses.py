@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from everydepth.data.feeding import Feed
 from everydepth.errors import NonFiniteError
 from everydepth.stream import (
     Criterion,
@@ -19,6 +18,7 @@ from everydepth.stream import (
     nothing_asked,
     unwrapped,
 )
+from everydepth.stream.feed import Feed
 
 
 def row_losses(

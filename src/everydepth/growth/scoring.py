@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -12,10 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import Tensor, nn
 
-from everydepth.data.feeding import Feed
 from everydepth.errors import BatchError, SettingError, UnsupportedModelError
 from everydepth.growth.candidates import (
     Candidate,
@@ -37,6 +34,7 @@ from everydepth.stream import (
     sites,
     unwrapped,
 )
+from everydepth.stream.feed import Feed
 from everydepth.stream.maps import LinearMap
 
 FEWEST = 8
@@ -282,9 +280,8 @@ def _pass(
 ) -> _Seen:
     seen = _Seen(sums={after: GroupSums(after) for after in candidates})
     depths = list(candidates) or list(chosen)
-    quiet = not (progress and sys.stderr.isatty())
     with differentiable(unwrapped(stream.model)):
-        for batch in track(feed, "scoring", feed.batches, disable=quiet, transient=True):
+        for batch in feed.shown("scoring", progress):
             with torch.enable_grad():
                 states = stream.observe(batch, calls=True)
                 z, extras = states.logits(stream.depth), beside(states.output)

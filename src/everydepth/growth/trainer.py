@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from everydepth.data import Rows, batches
-from everydepth.data.feeding import Feed
+from everydepth.data.sets import random_stream
 from everydepth.objectives import end_to_end
 from everydepth.runs.callback import Callback
 from everydepth.runs.together import several
 from everydepth.stream import Criterion, ResidualStream, unwrapped
+from everydepth.stream.feed import Feed, by_number, size_for
 from everydepth.training import EveryDepth, fit
 
 Trainer = Callable[[nn.Module, Any, Optimizer, int, Path | None], None]
@@ -74,8 +74,10 @@ def _agree(model: nn.Module) -> None:
 
 
 def repeatable(data: Any, stream: ResidualStream, batch_size: int) -> Any:
-    """Rows as they are; anything else as a list of batches."""
-    return data if isinstance(data, Rows) else list(Feed(data, stream, batch_size=batch_size))
+    """Rows by number as they are; anything else as a list of batches."""
+    if by_number(data, stream) is not None:
+        return data
+    return list(Feed(data, stream, batch_size=size_for(data, batch_size)))
 
 
 def halves(
@@ -84,10 +86,11 @@ def halves(
     """Batches of training rows for the direction and the step, and others to rank sites by."""
     found: list[Any] = []
     seen = 0
-    order = train
-    if isinstance(order, Rows):
-        order = cast(Any, batches(order, batch_size, shuffle=True, seed=seed))
-    for batch in Feed(order, stream, batch_size=batch_size):
+    numbered = by_number(train, stream)
+    order = None
+    if numbered is not None:
+        order = torch.from_numpy(random_stream(seed, 0).permutation(len(numbered)))
+    for batch in Feed(train, stream, batch_size=size_for(train, batch_size), only=order):
         found.append(batch)
         seen += stream.rows(batch)
         if seen >= rows:

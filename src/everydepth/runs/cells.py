@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
 from everydepth.errors import SettingError
 from everydepth.files import read_json, remove_leftovers, write_json
+from everydepth.progress import shown
 from everydepth.runs.engine import EngineConfig, each
 from everydepth.runs.run import Run
 from everydepth.runs.together import is_main, on_main, several, wait_for_all
@@ -101,11 +99,8 @@ def run_cells(
     todo = [cell for cell in cells if cell_key(cell) not in outcome.results]
     work = _Work(function, None if run is None else run.path, folders, skips)
     ended = each(work, todo, where)
-    quiet = not (progress and sys.stderr.isatty())
     try:
-        for cell, (result, why) in track(
-            ended, title, total=len(todo), disable=quiet, transient=True
-        ):
+        for cell, (result, why) in shown(ended, title, total=len(todo), enabled=progress):
             key = cell_key(cell)
             if result is None:
                 outcome.skipped[key] = why

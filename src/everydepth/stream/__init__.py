@@ -15,6 +15,7 @@ from everydepth.stream.contract import (
 from everydepth.stream.cursor import Call, Cursor
 from everydepth.stream.depth import at_depth
 from everydepth.stream.edit import copy_without, edited, lengthened, name_stages, shortened
+from everydepth.stream.feed import Feed, Source
 from everydepth.stream.generic import GenericStream
 from everydepth.stream.gradients import TapGradients, observe_gradients
 from everydepth.stream.insert import insert, sites
@@ -45,8 +46,10 @@ __all__ = [
     "Criterion",
     "Cursor",
     "Family",
+    "Feed",
     "GenericStream",
     "ResidualStream",
+    "Source",
     "States",
     "StreamFactory",
     "StreamReport",

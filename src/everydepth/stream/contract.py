@@ -425,6 +425,12 @@ class ResidualStream(ABC):
                 f"the batch is empty: {key!r} has shape {tuple(batch[key].shape)}; "
                 "pass at least one row"
             )
+        labels, rows = batch.get("labels"), batch[key].shape[0]
+        if isinstance(labels, Tensor) and labels.shape[:1] != (rows,):
+            raise LabelError(
+                f"labels have shape {tuple(labels.shape)}, but the batch has {rows} rows; give one "
+                "label a row"
+            )
         return batch
 
     @final

@@ -65,7 +65,7 @@ def observe_gradients(
     Parameters get no gradient, so the backward pass costs about half of a training step's. Samples
     without a label have no loss, and are left out of the gradients.
     """
-    targets = Targets.of(stream, stream.check_batch(batch), weighted=False)
+    targets = Targets.of(stream, batch, weighted=False)
     with torch.enable_grad(), _only_the_stream(stream), record_branches(stream.blocks) as records:
         states = stream.observe(batch)
         logits = states.logits(stream.depth)

@@ -37,14 +37,21 @@ def select_rows(
     return value
 
 
-def pick_rows(batch: Mapping[str, Any], rows: Tensor, size: int) -> dict[str, Any]:
-    """Rows of a batch: of every tensor, and of lists with one item a row (boxes of a detector)."""
-    return {
-        key: [value[i] for i in rows.tolist()]
-        if isinstance(value, list) and len(cast(list[Any], value)) == size
-        else select_rows(value, rows, size)
-        for key, value in batch.items()
-    }
+def pick_rows(batch: Mapping[str, Any], rows: Tensor | slice, size: int) -> dict[str, Any]:
+    """Rows of a batch: of every tensor, and of lists with one item a row (boxes of a detector).
+
+    A slice of rows is a view.
+    """
+
+    def picked(value: Any) -> Any:
+        if isinstance(value, list) and len(cast(list[Any], value)) == size:
+            return value[rows] if isinstance(rows, slice) else [value[i] for i in rows.tolist()]
+        if isinstance(rows, Tensor):
+            return select_rows(value, rows, size)
+        fits = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == size
+        return value[rows] if fits else value
+
+    return {key: picked(value) for key, value in batch.items()}
 
 
 def as_rows(rows: Tensor) -> Tensor:

@@ -89,6 +89,7 @@ class Targets:
 
         check: whether classes are compared with the head's, for which a device is waited for.
         """
+        batch = stream.check_batch(batch)
         labels = with_labels(stream, batch)["labels"]
         weights = _weights(batch, weighted)
         if criterion is not None:
@@ -130,7 +131,7 @@ class Targets:
 
         Of a masked language model that has labels only those: the other tokens are given away.
         """
-        shape = tuple(prediction.shape[:-1])
+        batch, shape = stream.check_batch(batch), tuple(prediction.shape[:-1])
         _weights(batch, False)
         labels = numbers = None
         real = real_tokens(batch, shape, prediction.device)
@@ -377,7 +378,7 @@ def with_labels(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping[str
 
 def labelled_samples(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The samples of a batch that have a label; None if there is none."""
-    known = Targets.of(stream, stream.check_batch(batch), weighted=False).known
+    known = Targets.of(stream, batch, weighted=False).known
     if bool(known.all()):
         return batch
     rows = known.nonzero().flatten()
@@ -443,10 +444,6 @@ def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> t
                 "shifted"
             )
         return labels.long(), False
-    if labels.ndim == 0 or shape[0] != rows:
-        raise LabelError(
-            f"labels have shape {shape}, but the batch has {rows} rows; give one label a row"
-        )
     outputs = stream.outputs
     alone = labels.is_floating_point() and labels.ndim == 1
     if stream.task == "regression" or outputs == 1 or (outputs is None and alone):

@@ -110,7 +110,7 @@ def linear_probe(
 def _features(
     stream: ResidualStream, data: Any, how: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    from everydepth.data.feeding import Feed
+    from everydepth.stream.feed import Feed
 
     feed = Feed(data, stream, batch_size=how["batch_size"], max_samples=how["max_samples"])
     labels: list[np.ndarray] = []

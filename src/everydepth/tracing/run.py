@@ -13,10 +13,8 @@ from itertools import chain
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from everydepth.data.feeding import Feed, Pieces, gives_batches
 from everydepth.errors import LabelError, SettingError
 from everydepth.results import named, provenance
 from everydepth.stream import (
@@ -30,6 +28,7 @@ from everydepth.stream import (
     record_branches,
     unwrapped,
 )
+from everydepth.stream.feed import Feed, pieces
 from everydepth.tracing.metric import (
     BatchMetric,
     FeatureMetric,
@@ -96,11 +95,6 @@ def trace(
         raise SettingError(f"memory_budget={memory_budget} bytes; use 0 or more")
     stream = as_stream(model, **options)
     other = None if against is None else as_stream(against)
-    if batch_size is not None and gives_batches(data):
-        raise SettingError(
-            f"batch_size={batch_size}, but {type(data).__name__} already gives batches; set the "
-            "size there, or pass a data set or one large batch"
-        )
     feed = Feed(data, stream, batch_size=batch_size, max_samples=max_samples)
     first = feed.peek()
     wanted, grouped = chosen("all" if metrics is None else metrics)
@@ -113,12 +107,11 @@ def trace(
     with (
         _placed(stream, device),
         nullcontext() if other is None else _placed(other, device),
-        _Bar(feed.batches, progress) as bar,
     ):
         run = _Run(stream, other, wanted, memory_budget)
         started = time.perf_counter()
-        run.look(bar.over(feed, "trace"))
-        again = run.second_look(feed, bar)
+        run.look(feed.shown("trace", progress))
+        again = run.second_look(feed, progress)
     return Trace(
         results=named(*(in_words(metric.compute(), metric) for metric in wanted)),
         about=provenance(
@@ -183,7 +176,7 @@ class _Run:
         for store in self.stores.values():
             store.flush()
 
-    def second_look(self, feed: Feed, bar: _Bar) -> bool:
+    def second_look(self, feed: Feed, progress: bool) -> bool:
         """What needs the mean first; True if the data ran through the model again."""
         if not self.stores:
             return False
@@ -199,7 +192,7 @@ class _Run:
                 for store in self.stores.values():
                     store.second_look()
                 if again:
-                    self._run_again(bar.over(feed, "second pass"))
+                    self._run_again(feed.shown("second pass", progress))
         except KeyboardInterrupt:
             self.interrupted = True
         return again
@@ -221,7 +214,7 @@ class _Run:
                 yield batch
             else:
                 count = -(-rows // self.part)
-                yield from Pieces(batch, self.stream, -(-rows // count))
+                yield from pieces(batch, self.stream, -(-rows // count))
 
     def _observed(self, batch: Mapping[str, Any]) -> Observation:
         stream, gradients = self.stream, None
@@ -360,36 +353,6 @@ def _placed(
         finally:
             if device is not None:
                 inner.to(before)
-
-
-class _Bar:
-    """A progress bar on a terminal; nothing elsewhere."""
-
-    def __init__(self, total: int | None, wanted: bool) -> None:
-        self._total = total
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            transient=True,
-            disable=not wanted,
-        )
-        if not self._progress.console.is_terminal:
-            self._progress.disable = True
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def over(self, batches: Iterable[Mapping[str, Any]], title: str) -> Iterator[Mapping[str, Any]]:
-        task = self._progress.add_task(title, total=self._total)
-        for batch in batches:
-            yield batch
-            self._progress.advance(task)
 
 
 __all__ = ["trace"]

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from everydepth.stream import with_labels
+from everydepth.stream.rows import pick_rows
 from everydepth.training.config import OPTIMIZERS
-from everydepth.training.loader import rows_at, rows_of
 from everydepth.training.module import EveryDepth
 
 
@@ -31,7 +32,8 @@ def cost_of(
     """Time a forward and backward pass of one batch, and count the bytes it keeps for backward."""
     net = copy.deepcopy(net).train()
     net.set_progress(0, 1)
-    rows = rows_at(batch, slice(0, max(1, rows_of(batch) // pieces)))
+    size = net.stream.rows(batch)
+    rows = pick_rows(with_labels(net.stream, batch), slice(0, max(1, size // pieces)), size)
     piece = {key: v.clone() if isinstance(v, Tensor) else v for key, v in rows.items()}
     own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
     kept: dict[int, int] = {}

@@ -11,11 +11,11 @@ from torch import nn
 
 from everydepth.config import filled
 from everydepth.errors import SettingError
-from everydepth.stream import ResidualStream, unwrapped
+from everydepth.stream import ResidualStream, Source, unwrapped
 from everydepth.stream.taps import replaced_forward
 from everydepth.training.callbacks import Callback
 from everydepth.training.config import FitConfig, RunConfig
-from everydepth.training.loader import TrainData, loader_of
+from everydepth.training.loader import loader_of
 from everydepth.training.loop import Training
 from everydepth.training.module import EveryDepth
 from everydepth.training.processes import accelerator_for, start_trackers
@@ -25,8 +25,8 @@ from everydepth.training.scoring import Evaluator
 
 def fit(
     net: nn.Module | ResidualStream,
-    train: TrainData,
-    valid: TrainData | None = None,
+    train: Source,
+    valid: Source | None = None,
     config: FitConfig | None = None,
     *,
     where: RunConfig | None = None,
@@ -37,9 +37,10 @@ def fit(
     """Train an `EveryDepth` network at every depth its objective supervises.
 
     net: an `EveryDepth`; a model or its stream gets one, with the default objective.
-    train, valid: a Dataset of dictionaries, a DataLoader, or a re-iterable of batches. Of a Dataset
-        `batch_size` rows make one optimizer step, over all processes and accumulated pieces
-        together, so neither changes the result; the order is a function of `seed` and the epoch.
+    train, valid: rows (`everydepth.data`, a torch or Hugging Face data set, one large batch such as
+        the tuple `(inputs, labels)`), a DataLoader, or a re-iterable of batches. Of rows
+        `batch_size` make one optimizer step, over all processes and accumulated pieces together,
+        so neither changes the result; the order is a function of `seed` and the epoch.
     config, where: what decides the outcome, and where the run is kept.
     about: more to write into the run's config, as JSON values.
     settings: any field of `FitConfig` and `RunConfig`: `epochs=3, lr=2e-3, run="runs/one"`.
@@ -70,7 +71,7 @@ def fit(
     training = Training(
         net=net,
         accelerator=accelerator,
-        loader=loader_of(train, accelerator, asked, workers=place.workers),
+        loader=loader_of(train, net.stream, accelerator, asked, workers=place.workers),
         evaluator=evaluator,
         config=asked,
         where=place,

@@ -6,29 +6,42 @@ One batch is one optimizer step of all processes together; each process gets its
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader
 
 from everydepth.data import Batches, Rows
 from everydepth.errors import DataError, SettingError
+from everydepth.stream import ResidualStream
+from everydepth.stream.feed import (
+    Numbered,
+    Source,
+    as_batch,
+    batches_of,
+    by_number,
+    count_of,
+    size_for,
+)
+from everydepth.stream.rows import pick_rows
 from everydepth.training.config import FitConfig
 
 Batch = dict[str, Any]
-TrainData = Dataset[Any] | DataLoader[Any] | Iterable[Mapping[str, Any]]
-"""Rows by index, a loader, or a re-iterable of batches."""
 
 
 class Loader(ABC):
     """Epochs of batches. `steps` is their number in an epoch, None if unknown."""
 
+    stream: ResidualStream
     steps: int | None
+
+    def _checked(self, batches: Iterator[Any]) -> Iterator[Batch]:
+        """Batches in any form as mappings of tensors."""
+        return (dict(as_batch(raw, self.stream)) for raw in batches)
 
     @abstractmethod
     def epoch(self, number: int, start: int) -> Iterator[Batch]:
@@ -44,13 +57,20 @@ class Loader(ABC):
 
 
 def loader_of(
-    data: TrainData, accelerator: Accelerator, config: FitConfig, *, workers: int = 0
+    data: Source,
+    stream: ResidualStream,
+    accelerator: Accelerator,
+    config: FitConfig,
+    *,
+    workers: int = 0,
 ) -> Loader:
     if isinstance(data, DataLoader):
-        return _FromLoader(cast(DataLoader[Any], data), accelerator, config.seed)
-    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        return _FromRows(data, accelerator, config, workers)
-    return _FromBatches(cast(Iterable[Mapping[str, Any]], data), accelerator)
+        return _FromLoader(cast(DataLoader[Any], data), stream, accelerator, config.seed)
+    rows = by_number(data, stream)
+    if rows is not None:
+        return _FromRows(data, rows, stream, accelerator, config, workers)
+    batches = batches_of(data, stream, size_for(data, config.batch_size))
+    return _FromBatches(data, batches, stream, accelerator)
 
 
 class _FromRows(Loader):
@@ -58,13 +78,15 @@ class _FromRows(Loader):
 
     def __init__(
         self,
-        data: Dataset[Any],
+        data: Source,
+        rows: Numbered,
+        stream: ResidualStream,
         accelerator: Accelerator,
         config: FitConfig,
         workers: int,
     ) -> None:
-        self.data = data
-        self.size = len(cast(Sequence[Any], data))
+        self.data, self.rows, self.stream = data, rows, stream
+        self.size = len(rows)
         if self.size == 0:
             raise DataError("the training data has 0 rows; give at least one")
         # A set smaller than a batch is one batch. Otherwise the rows that do not fill a batch wait
@@ -93,14 +115,14 @@ class _FromRows(Loader):
         ]
         batches = iter(
             DataLoader(
-                _WholeBatches(self.data),
+                self.rows,
                 batch_sampler=parts,
                 num_workers=self.workers,
                 collate_fn=cast(Any, _same),
                 pin_memory=self.pinned,
             )
         )
-        return _skipped(batches, start - first)
+        return self._checked(_skipped(batches, start - first))
 
     def describe(self) -> str:
         name = repr(self.data) if isinstance(self.data, Rows) else type(self.data).__name__
@@ -110,19 +132,21 @@ class _FromRows(Loader):
 class _FromLoader(Loader):
     """A user's DataLoader; with several processes accelerate deals its batches out."""
 
-    def __init__(self, loader: DataLoader[Any], accelerator: Accelerator, seed: int) -> None:
-        self.given = loader
+    def __init__(
+        self, loader: DataLoader[Any], stream: ResidualStream, accelerator: Accelerator, seed: int
+    ) -> None:
+        self.given, self.stream = loader, stream
         if accelerator.num_processes > 1:
             loader = prepare_data_loader(
                 loader, put_on_device=False, use_seedable_sampler=True, data_seed=seed
             )
         self.loader: Any = loader
-        self.steps = None if isinstance(loader.dataset, IterableDataset) else len(loader)
+        self.steps = count_of(loader)
 
     def epoch(self, number: int, start: int) -> Iterator[Batch]:
         if hasattr(self.loader, "set_epoch"):
             self.loader.set_epoch(number)
-        return _skipped(iter(self.loader), start)
+        return self._checked(_skipped(iter(self.loader), start))
 
     def generators(self) -> list[torch.Generator]:
         found = [self.given.generator, getattr(self.given.sampler, "generator", None)]
@@ -136,44 +160,41 @@ class _FromLoader(Loader):
 class _FromBatches(Loader):
     """Any iterable of batches; each process takes its rows of every batch."""
 
-    def __init__(self, batches: Iterable[Mapping[str, Any]], accelerator: Accelerator) -> None:
-        if not isinstance(batches, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DataError(
-                f"training data of type {type(batches).__name__}; give a Dataset of dictionaries, "
-                "a DataLoader, or an iterable of batches"
-            )
-        self.batches = batches
+    def __init__(
+        self,
+        data: Source,
+        batches: Iterable[Any],
+        stream: ResidualStream,
+        accelerator: Accelerator,
+    ) -> None:
+        self.data, self.batches, self.stream = data, batches, stream
         self.rank, self.processes = accelerator.process_index, accelerator.num_processes
-        self.steps = len(cast(Any, batches)) if hasattr(batches, "__len__") else None
+        self.steps = count_of(batches)
 
     def epoch(self, number: int, start: int) -> Iterator[Batch]:
         if hasattr(self.batches, "set_epoch"):
             cast(Any, self.batches).set_epoch(number)
-        part = (_rows(batch, self.rank, self.processes) for batch in self.batches)
-        return _skipped(part, start)
+        whole = _skipped(iter(self.batches), start)
+        return map(self._part, self._checked(whole))
+
+    def _part(self, batch: Batch) -> Batch:
+        if self.processes == 1:
+            return batch
+        size = self.stream.rows(batch)
+        if size < self.processes:
+            raise DataError(
+                f"a batch of {size} rows cannot be shared by {self.processes} processes; use "
+                f"batches of {self.processes} rows or more"
+            )
+        return pick_rows(batch, slice(self.rank, None, self.processes), size)
 
     def describe(self) -> str:
         steps = "unknown" if self.steps is None else self.steps
-        name = repr(self.batches.data) if isinstance(self.batches, Batches) else ""
-        return f"{type(self.batches).__name__}, {steps} batches{name and ' of '}{name}"
+        name = repr(self.data.data) if isinstance(self.data, Batches) else ""
+        return f"{type(self.data).__name__}, {steps} batches{name and ' of '}{name}"
 
 
-class _WholeBatches(Dataset[Batch]):
-    """Rows asked for a batch at a time."""
-
-    def __init__(self, data: Dataset[Any]) -> None:
-        self.data = data
-
-    def __getitem__(self, index: int) -> Any:
-        return self.data[index]
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        if isinstance(self.data, Rows):
-            return self.data.batch(indices)
-        return default_collate([self.data[index] for index in indices])
-
-
-def _same(batch: Batch) -> Batch:
+def _same(batch: Any) -> Any:
     return batch
 
 
@@ -181,34 +202,3 @@ def _skipped(batches: Iterator[Any], count: int) -> Iterator[Any]:
     for _ in range(count):
         next(batches, None)
     return batches
-
-
-def _rows(batch: Mapping[str, Any], rank: int, processes: int) -> Batch:
-    if processes == 1:
-        return dict(batch)
-    size = rows_of(batch)
-    if size < processes:
-        raise DataError(
-            f"a batch of {size} rows cannot be shared by {processes} processes; use batches of "
-            f"{processes} rows or more"
-        )
-    return rows_at(batch, slice(rank, None, processes))
-
-
-def rows_of(batch: Mapping[str, Any]) -> int:
-    """The number of rows of a batch."""
-    return next(value.shape[0] for value in batch.values() if isinstance(value, Tensor))
-
-
-def rows_at(batch: Mapping[str, Any], where: slice) -> Batch:
-    """Some of the rows of a batch."""
-    size = rows_of(batch)
-
-    def part(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.ndim and value.shape[0] == size:
-            return value[where]
-        if isinstance(value, (list, tuple)) and len(cast(Sequence[Any], value)) == size:
-            return value[where]
-        return value
-
-    return {key: part(value) for key, value in batch.items()}

@@ -257,7 +257,7 @@ class Training:
             factor = self.schedule.factor(self.step, self.total_steps)
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
-        pieces = pieces_of(batch, self.config.grad_accumulation)
+        pieces = pieces_of(batch, self.config.grad_accumulation, self.net.stream)
         shares = shares_of(pieces, self.net, self.accelerator)
         self._losses, self._read = {}, None
         total: Tensor | None = None

@@ -233,7 +233,7 @@ class EveryDepth(nn.Module):
         first, self._labels_checked = not self._labels_checked, True
         targets = Targets.of(
             stream,
-            stream.check_batch(batch),
+            batch,
             items=batch.get("num_items_in_batch"),
             class_weights=self.class_weights,
             label_smoothing=self.label_smoothing,

@@ -9,18 +9,19 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from everydepth.stream import Targets
-from everydepth.training.loader import Batch, rows_at, rows_of
+from everydepth.stream import ResidualStream, Targets
+from everydepth.stream.rows import pick_rows
+from everydepth.training.loader import Batch
 from everydepth.training.module import EveryDepth
 
 
-def pieces_of(batch: Batch, count: int) -> list[Batch]:
+def pieces_of(batch: Batch, count: int, stream: ResidualStream) -> list[Batch]:
     """The batch in `count` pieces of nearly equal size; whole if it has fewer rows."""
-    size = rows_of(batch)
+    size = stream.rows(batch)
     if count == 1 or size < count:
         return [batch]
     bounds = [size * i // count for i in range(count + 1)]
-    return [rows_at(batch, slice(a, b)) for a, b in pairwise(bounds)]
+    return [pick_rows(batch, slice(a, b), size) for a, b in pairwise(bounds)]
 
 
 def shares_of(

@@ -12,12 +12,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from everydepth.data import Rows
-from everydepth.errors import DataError
-from everydepth.stream import Targets, evaluating
-from everydepth.training.loader import TrainData, rows_at, rows_of
+from everydepth.stream import ResidualStream, Targets, evaluating
+from everydepth.stream.feed import Feed, Source, size_for
+from everydepth.stream.rows import pick_rows
 from everydepth.training.module import EveryDepth
 
 Scores = dict[str, tuple[float, ...]]
@@ -38,7 +36,7 @@ class Evaluator:
     """Data, and the depths at which to score it (all from 1, if not given)."""
 
     def __init__(
-        self, data: TrainData, *, batch_size: int = 256, depths: Sequence[int] | None = None
+        self, data: Source, *, batch_size: int = 256, depths: Sequence[int] | None = None
     ) -> None:
         self.data, self.batch_size, self.depths = data, batch_size, depths
 
@@ -48,37 +46,30 @@ class Evaluator:
         scored = partial(_scored, depths=depths)
         sums: _Sums | None = None
         with torch.no_grad(), evaluating(net):
-            for batch, counts in self._batches(accelerator):
+            for batch, counts in self._batches(net.stream, accelerator):
                 batch = send_to_device(batch, accelerator.device)
                 found: _Sums = called(measure=scored, **batch)
                 sums = _added(sums, found, counts)
-        if sums is None:
-            raise DataError("the validation data yields no batch; give at least one row")
+        assert sums is not None  # a feed without a batch is an error of its own
         total = _over_processes(sums, accelerator)
         return _scores(net.stream.task, total)
 
-    def _batches(self, accelerator: Accelerator) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    def _batches(
+        self, stream: ResidualStream, accelerator: Accelerator
+    ) -> Iterator[tuple[Mapping[str, Any], bool]]:
         """Batches with this process's rows, and whether they count.
 
         Every process runs as many batches as the others: a batch with too few rows is run by all
         and counted by the first.
         """
         rank, processes = accelerator.process_index, accelerator.num_processes
-        for batch in self._whole():
-            if rows_of(batch) >= processes:
-                yield rows_at(batch, slice(rank, None, processes)), True
+        size = size_for(self.data, self.batch_size)
+        for batch in Feed(self.data, stream, batch_size=size, again=True, move=False):
+            rows = stream.rows(batch)
+            if rows >= processes:
+                yield pick_rows(batch, slice(rank, None, processes), rows), True
             else:
                 yield batch, rank == 0
-
-    def _whole(self) -> Iterator[Mapping[str, Any]]:
-        data: Any = self.data
-        if isinstance(data, Rows):
-            for start in range(0, len(data), self.batch_size):
-                yield data.batch(range(start, min(start + self.batch_size, len(data))))
-        elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-            yield from DataLoader(data, batch_size=self.batch_size)
-        else:
-            yield from data
 
 
 def _scored(net: EveryDepth, batch: Mapping[str, Any], *, depths: Sequence[int]) -> _Sums:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.progress import Progress
 from torch import nn
 
-from everydepth.data.feeding import Feed
+from everydepth.stream.feed import Feed
 from everydepth.environment import machine
 from everydepth.errors import DataError, SettingError
 from everydepth.runs import Run

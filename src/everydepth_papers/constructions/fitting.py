@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from rich.progress import Progress
 from torch.nn.functional import mse_loss
 
 from everydepth.errors import SettingError
+from everydepth.progress import shown
 from everydepth_papers.constructions.construction import (
     Function,
     as_map,
@@ -73,15 +73,14 @@ def fit_single_layer(
     optimizer = torch.optim.Adam(layer.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     loss = torch.zeros(())
-    with Progress(transient=True, disable=not progress) as bar:
-        for _ in bar.track(range(steps), description="fit one layer"):
-            unit = torch.rand(batch_size, d.tokens, d.dim, generator=generator)
-            x = d.low + (d.high - d.low) * unit
-            loss = mse_loss(layer(x), map_(x))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
+    for _ in shown(range(steps), "fit one layer", total=steps, enabled=progress):
+        unit = torch.rand(batch_size, d.tokens, d.dim, generator=generator)
+        x = d.low + (d.high - d.low) * unit
+        loss = mse_loss(layer(x), map_(x))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
     return Fitted(
         layer=layer,
         error=sup_error(layer, where, truth),

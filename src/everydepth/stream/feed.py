@@ -1,0 +1,497 @@
+"""Batches for a model, on its device, from whatever the user has."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import chain, islice
+from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    default_collate,
+)
+
+from everydepth.errors import BatchError, SettingError
+from everydepth.progress import shown
+from everydepth.stream.contract import BESIDE_INPUTS, ResidualStream, unwrapped
+from everydepth.stream.rows import pick_rows
+
+BATCH_SIZE = 32
+Batch = Mapping[str, Any]
+Source = Any
+"""Data of any kind:
+
+- rows by number: `everydepth.data`, a torch Dataset or a Hugging Face data set whose items are
+  mappings or `(inputs, labels)`;
+- one large batch: a mapping, a tensor or array of inputs, or the tuple `(inputs, labels)`;
+- rows one after the other: a torch or Hugging Face IterableDataset;
+- batches: a DataLoader, a list, a generator (once), of mappings, inputs or `(inputs, labels)`.
+
+Arrays become tensors. Of a Hugging Face data set those columns are used that the model takes, as
+its Trainer does, and `label` is `labels`."""
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """Rows that can be asked for together, by number."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Any) -> dict[str, Any]: ...
+
+
+class Feed:
+    """An iterable of checked batches on the model's device.
+
+    data: see `Source`; what does not come in batches is cut into such of `batch_size` (32).
+    max_samples: rows to give in all.
+    only: numbers of the rows to give; the others are passed over.
+    again: refuse data that can be iterated only once.
+    ordered: refuse data that comes in another order each time, as row numbers would mean nothing.
+    move: False leaves batches where they are.
+
+    >>> from everydepth.stream import Feed
+    >>> pixels, labels = test.pixel_values, test.labels
+    >>> [len(batch["labels"]) for batch in Feed((pixels[:40], labels[:40]), ed.as_stream(model))]
+    [32, 8]
+    """
+
+    def __init__(
+        self,
+        data: Source,
+        stream: ResidualStream,
+        *,
+        batch_size: int | None = None,
+        max_samples: int | None = None,
+        only: Tensor | None = None,
+        again: bool = False,
+        ordered: bool = False,
+        move: bool = True,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("max_samples", max_samples)):
+            if value is not None and value < 1:
+                raise SettingError(f"{name}={value}; use 1 or more")
+        if again and isinstance(data, Iterator):
+            raise BatchError(
+                f"data is a {type(data).__name__}, which gives its batches only once; pass a data "
+                "set, one batch, or batches that can be iterated again (a list or a DataLoader)"
+            )
+        if (ordered or only is not None) and not _keeps_order(data):
+            raise BatchError(
+                f"{type(data).__name__} shuffles, so the numbers of its rows mean nothing; pass "
+                "the data set itself, or a loader with shuffle=False"
+            )
+        self._stream, self._max, self._only = stream, max_samples, only
+        self._device = stream.device if move else None
+        self._numbers: Tensor | None = None
+        rows = by_number(data, stream)
+        if rows is not None and only is not None:
+            self._numbers = only  # rows can be picked before they are loaded
+        self._source: Iterable[Any] = (
+            batches_of(data, stream, batch_size)
+            if rows is None
+            else Chunks(rows, batch_size or BATCH_SIZE, self._numbers)
+        )
+        self._ahead: Iterator[Any] | None = None
+
+    @property
+    def again(self) -> bool:
+        """Whether the data can be iterated a second time."""
+        return not isinstance(self._source, Iterator)
+
+    @property
+    def batches(self) -> int | None:
+        """The number of batches; None if unknown."""
+        total, size = count_of(self._source), getattr(self._source, "batch_size", None)
+        if total is None or self._max is None or size is None:
+            return total
+        return min(total, -(-self._max // size))
+
+    def peek(self) -> Batch:
+        """The first batch, which the next iteration still gives."""
+        ahead = iter(self._source)
+        first = next(ahead, None)
+        if first is None:
+            raise _empty()
+        self._ahead = chain([first], ahead)
+        return as_batch(first, self._stream)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch for _, batch in self.numbered())
+
+    def shown(self, title: str, progress: bool) -> Iterator[Batch]:
+        """The batches, with a progress bar on a terminal if `progress`."""
+        return (batch for _, batch in self.numbered(title, progress))
+
+    def numbered(self, title: str = "", progress: bool = False) -> Iterator[tuple[Tensor, Batch]]:
+        """Every batch with the numbers of its rows in the data."""
+        source, self._ahead = self._source if self._ahead is None else self._ahead, None
+        first, given = 0, 0
+        for raw in shown(source, title, total=self.batches, enabled=progress):
+            batch = as_batch(raw, self._stream)
+            rows = self._stream.rows(batch)
+            numbers = torch.arange(first, first + rows)
+            first += rows
+            keep = self._kept(numbers)
+            if self._max is not None:
+                keep = keep[: self._max - given]
+            if len(keep) == 0:
+                continue
+            if len(keep) < rows:
+                batch = pick_rows(batch, keep, rows)
+            given += len(keep)
+            chosen = numbers[keep] if self._numbers is None else self._numbers[numbers[keep]]
+            yield chosen, batch if self._device is None else _moved(batch, self._device)
+            if given == self._max:
+                return
+        if first == 0:
+            raise _empty()
+
+    def _kept(self, numbers: Tensor) -> Tensor:
+        if self._only is None or self._numbers is not None:
+            return torch.arange(len(numbers))
+        return torch.isin(numbers, self._only).nonzero().flatten()
+
+
+# -- one batch ------------------------------------------------------------------------------------
+
+
+def as_batch(raw: Any, stream: ResidualStream) -> Batch:
+    """A batch in any form as a checked mapping of tensors."""
+    if isinstance(raw, tuple | list):
+        parts = cast(Sequence[Any], raw)
+        if len(parts) == 2:
+            inputs, labels = parts
+            own = inputs if isinstance(inputs, Mapping) else {stream.inputs[0]: inputs}
+            raw = {**cast(Batch, own), "labels": labels}
+        elif len(parts) == 1:
+            raw = parts[0]
+    if isinstance(raw, Tensor | np.ndarray):
+        raw = {stream.inputs[0]: raw}
+    if not isinstance(raw, Mapping):
+        raise BatchError(
+            f"a batch is {type(raw).__name__}; pass mappings with "
+            f"{' or '.join(repr(k) for k in stream.inputs)}, tensors, or (inputs, labels)"
+        )
+    mapping = cast(Batch, raw)
+    return stream.check_batch({k: _tensor(k, v, stream) for k, v in mapping.items()})
+
+
+def first_rows(stream: ResidualStream, batch: Batch, count: int) -> dict[str, Any]:
+    """The first rows of a batch, repeated if it has fewer."""
+    size = stream.rows(batch)
+    return pick_rows(batch, torch.arange(count, device=stream.device) % size, size)
+
+
+def pieces(batch: Batch, stream: ResidualStream, size: int) -> Iterator[Batch]:
+    """A batch, a few rows at a time."""
+    rows = stream.rows(batch)
+    for part in torch.arange(rows).split(size):
+        yield pick_rows(batch, part, rows)
+
+
+def _tensor(key: str, value: Any, stream: ResidualStream) -> Any:
+    """Arrays, and lists of numbers, as tensors; anything else as it is."""
+    if isinstance(value, np.ndarray):
+        if not (np.issubdtype(value.dtype, np.number) or value.dtype == bool):
+            return value
+        found = torch.from_numpy(value)
+    elif isinstance(value, list) and _is_numeric(cast(list[Any], value)):
+        found = _stacked(key, cast(list[Any], value))
+    else:
+        return value
+    if not found.is_floating_point():
+        return found
+    # NumPy and Python count in double precision, which hardly any model does.
+    weights = next((p for p in unwrapped(stream.model).parameters() if p.is_floating_point()), None)
+    return found.to(torch.get_default_dtype() if weights is None else weights.dtype)
+
+
+def _is_numeric(value: Any) -> bool:
+    """A number, an array or tensor, or a list of such."""
+    if isinstance(value, list):
+        return len(cast(list[Any], value)) > 0 and _is_numeric(value[0])
+    return isinstance(value, bool | int | float | Tensor | np.ndarray | np.number)
+
+
+def _stacked(key: str, rows: list[Any]) -> Tensor:
+    """One tensor of all rows."""
+    tensors = [torch.as_tensor(row) for row in _equally_long(key, rows)]
+    shapes = sorted({tuple(t.shape) for t in tensors})
+    if len(shapes) > 1:
+        raise BatchError(
+            f"rows of {key!r} have shapes {shapes[0]} and {shapes[1]}; pad them to one length (and "
+            "give the attention_mask), or pass a DataLoader with a collate_fn that does"
+        )
+    return torch.stack(tensors)
+
+
+def _equally_long(key: str, rows: list[Any]) -> list[Any]:
+    """The rows; each a list itself is made a tensor, so that a ragged one is named."""
+    return [
+        _stacked(key, cast(list[Any], row)) if isinstance(row, list) and row else row
+        for row in rows
+    ]
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: _moved(item, device) for key, item in cast(Batch, value).items()}
+    if isinstance(value, list):
+        return [_moved(item, device) for item in cast(list[Any], value)]
+    return value
+
+
+# -- rows by number -------------------------------------------------------------------------------
+
+
+class Numbered(Dataset[Any], ABC):
+    """Data whose rows can be asked for together, by number; worker processes get a copy."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batch(self, indices: Sequence[int]) -> Any:
+        """These rows as one batch, in a form that `as_batch` knows."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.batch([index])
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.batch(indices)
+
+
+def by_number(data: Source, stream: ResidualStream) -> Numbered | None:
+    """The data as rows by number; None where it comes one after the other, or in batches."""
+    if _is_hub(data):
+        if isinstance(data, Mapping):
+            splits = ", ".join(map(repr, cast(Batch, data)))
+            raise BatchError(
+                f"data is a {type(data).__name__} with {splits}; pass one of them: data['train']"
+            )
+        return _Hub(data, stream) if isinstance(data, Sized) else None
+    if isinstance(data, RowSource):
+        return _Table(data)
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        return _Items(cast(Any, data))
+    if isinstance(data, Mapping | Tensor | np.ndarray) or _is_pair(data):
+        return _Large(as_batch(data, stream), stream)
+    return None
+
+
+class _Table(Numbered):
+    def __init__(self, rows: RowSource) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        return self.rows.batch(indices)
+
+
+class _Items(Numbered):
+    """A torch data set: items one by one, put together."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        return collated([self.items[index] for index in indices])
+
+
+class _Large(Numbered):
+    """One large batch."""
+
+    def __init__(self, batch: Batch, stream: ResidualStream) -> None:
+        self.whole, self.size = batch, stream.rows(batch)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        return pick_rows(self.whole, torch.tensor(indices), self.size)
+
+
+class _Hub(Numbered):
+    """A Hugging Face data set, of which a model takes some columns."""
+
+    def __init__(self, rows: Any, stream: ResidualStream) -> None:
+        self.rows, self.taken = rows, _taken(stream)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        return _columns(self.rows[list(indices)], self.taken)
+
+
+def collated(items: Sequence[Any]) -> Any:
+    """Items of a data set as one batch. What is no number stays a list with one entry an item."""
+    first = items[0]
+    if isinstance(first, Mapping):
+        return {key: _column(key, [item[key] for item in items]) for key in cast(Batch, first)}
+    if isinstance(first, tuple | list):
+        columns = zip(*items, strict=True)
+        return tuple(_column(str(i), list(column)) for i, column in enumerate(columns))
+    return _column("inputs", list(items))
+
+
+def _column(key: str, values: list[Any]) -> Any:
+    if not _is_numeric(values[0]):
+        return values
+    if isinstance(values[0], list) or len({np.shape(value) for value in values}) > 1:
+        return _stacked(key, values)
+    # In a worker process torch puts its own tensors where the main process finds them.
+    return default_collate(values) if isinstance(values[0], Tensor) else np.asarray(values)
+
+
+def _taken(stream: ResidualStream) -> frozenset[str]:
+    names = inspect.signature(unwrapped(stream.model).forward).parameters
+    return frozenset((*names, *stream.inputs, *BESIDE_INPUTS, "label", "label_ids"))
+
+
+def _columns(found: Batch, taken: frozenset[str]) -> dict[str, Any]:
+    rename = {"label": "labels", "label_ids": "labels"}
+    kept = {rename.get(key, key): value for key, value in found.items() if key in taken}
+    return kept or dict(found)
+
+
+# -- rows one after the other, and batches --------------------------------------------------------
+
+
+def batches_of(
+    data: Source, stream: ResidualStream, batch_size: int | None = None
+) -> Iterable[Any]:
+    """Data that has no row numbers as batches in any form."""
+    if _is_hub(data) or isinstance(data, IterableDataset):
+        taken = _taken(stream) if _is_hub(data) else None
+        return _InRow(cast(Iterable[Any], data), batch_size or BATCH_SIZE, taken)
+    if not isinstance(data, Iterable) or isinstance(data, str | bytes):
+        raise BatchError(
+            f"data is {type(data).__name__}; pass an iterable of batches, a data set whose items "
+            "are mappings, or one batch"
+        )
+    if isinstance(data, list) and _could_be_pair(cast(list[Any], data)):
+        a, b = (tuple(part.shape) for part in cast(list[Any], data))
+        raise BatchError(
+            f"data is a list of two tensors, {a} and {b}: two batches, or inputs and labels? Pass "
+            "the tuple (inputs, labels), or a list of mappings"
+        )
+    if batch_size is not None:
+        raise SettingError(
+            f"batch_size={batch_size}, but {type(data).__name__} already gives batches; set the "
+            "size there, or pass a data set or one large batch"
+        )
+    return cast(Iterable[Any], data)
+
+
+class Chunks:
+    """Rows by number, so many at a time."""
+
+    def __init__(self, rows: Numbered, batch_size: int, only: Tensor | None = None) -> None:
+        self.rows, self.batch_size = rows, batch_size
+        self.numbers = range(len(rows)) if only is None else only.tolist()
+
+    def __len__(self) -> int:
+        return -(-len(self.numbers) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self.numbers), self.batch_size):
+            yield self.rows.batch(list(self.numbers[start : start + self.batch_size]))
+
+
+class _InRow:
+    """Rows one after the other, so many at a time."""
+
+    def __init__(self, rows: Iterable[Any], batch_size: int, taken: frozenset[str] | None) -> None:
+        self.rows, self.batch_size, self.taken = rows, batch_size, taken
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self.rows, "set_epoch"):
+            cast(Any, self.rows).set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = iter(self.rows)
+        while items := list(islice(rows, self.batch_size)):
+            if self.taken is not None:
+                items = [_columns(item, self.taken) for item in items]
+            yield collated(items)
+
+
+def count_of(data: Any) -> int | None:
+    """The length of what has one; None if unknown."""
+    try:
+        return len(data) if isinstance(data, Sized) else None
+    except TypeError:  # a DataLoader of rows that nobody has counted
+        return None
+
+
+def gives_batches(data: Source) -> bool:
+    """Whether the data comes in batches already, so that a batch size has no say."""
+    rows = isinstance(data, RowSource | Mapping | Tensor | np.ndarray | Dataset)
+    return isinstance(data, Iterable) and not (rows or _is_hub(data) or _is_pair(data))
+
+
+def size_for(data: Source, batch_size: int) -> int | None:
+    """A batch size that is meant for data that does not come in batches."""
+    return None if gives_batches(data) else batch_size
+
+
+def _is_hub(data: Any) -> bool:
+    """Whether it is a data set of Hugging Face, which need not be installed."""
+    return type(data).__module__.partition(".")[0] == "datasets"
+
+
+def _is_array(value: Any) -> TypeGuard[Tensor | np.ndarray]:
+    return isinstance(value, Tensor | np.ndarray)
+
+
+def _is_pair(data: Any) -> bool:
+    """Whether it is `(inputs, labels)`, one batch."""
+    if not isinstance(data, tuple) or len(cast(tuple[Any, ...], data)) != 2:
+        return False
+    inputs, labels = cast(tuple[Any, Any], data)
+    if isinstance(inputs, Mapping):
+        return not isinstance(labels, Mapping)
+    return _is_array(inputs)
+
+
+def _could_be_pair(data: list[Any]) -> bool:
+    return len(data) == 2 and all(map(_is_array, data)) and len(data[0]) == len(data[1])
+
+
+def _keeps_order(data: Source) -> bool:
+    """Whether the data gives its rows in their own order."""
+    if isinstance(data, DataLoader):
+        loader = cast(DataLoader[Any], data)
+        if isinstance(loader.dataset, IterableDataset):
+            return True
+        batches: Any = loader.batch_sampler
+        if batches is not None and type(batches) is not BatchSampler:
+            return False
+        sampler = loader.sampler if batches is None else batches.sampler
+        return isinstance(sampler, SequentialSampler)
+    return getattr(data, "shuffle", False) is not True
+
+
+def _empty() -> BatchError:
+    return BatchError(
+        "the data has no batches; pass at least one sample (a generator that was already used is "
+        "empty: pass a list or a DataLoader)"
+    )
