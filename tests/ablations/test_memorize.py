@@ -15,7 +15,7 @@ import everydepth as ed
 from everydepth.ablations import Audit, label_prompts
 from everydepth.ablations.memorize import wilson
 from everydepth.data import Images, NoisyLabels, flip_labels
-from everydepth.errors import DataError, LabelError, SettingError
+from everydepth.errors import BatchError, DataError, LabelError, SettingError
 
 
 def images(rows: int = 12) -> Images:
@@ -265,8 +265,10 @@ def test_bad_input_of_an_audit_is_named(audited: Any) -> None:
         ed.audit(models, blobs.batch)
     with pytest.raises(SettingError, match="2 models, but folds are"):
         ed.audit(models, blobs.batch, folds=where + 1)
-    with pytest.raises(DataError, match="410 fold numbers"):
+    with pytest.raises(BatchError, match=r"row 40\d is asked for, but the data has 400 rows"):
         ed.audit(models, blobs.batch, folds=torch.cat([where, where[:10]]))
+    with pytest.raises(BatchError, match="390 fold numbers, but the data has 400 rows"):
+        ed.audit(models, blobs.batch, folds=where[:390])
     with pytest.raises(LabelError, match="asked of ResidualMLP needs 'labels'"):
         ed.audit(models[0], {"inputs": blobs.inputs})
     causal, batch = CAUSAL["GPT2-CausalLM-left"].make()

@@ -21,7 +21,14 @@ from transformers import ViTForImageClassification
 
 import everydepth as ed
 from everydepth.data import batches
-from everydepth.errors import DataError, LabelError, NonFiniteError, RunError, SettingError
+from everydepth.errors import (
+    BatchError,
+    DataError,
+    LabelError,
+    NonFiniteError,
+    RunError,
+    SettingError,
+)
 from everydepth.runs import Run
 from everydepth.training import (
     Callback,
@@ -596,7 +603,7 @@ def test_epochs_of_unknown_length_ask_for_steps() -> None:
 
 
 def test_empty_validation_data_is_an_error() -> None:
-    with pytest.raises(DataError, match="the validation data yields no batch"):
+    with pytest.raises(BatchError, match="the data has no batches"):
         ed.fit(net(), points(), [], steps=1, **QUIET)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from everydepth.ablations.result import Floats
 from everydepth.ablations.signals import Trajectories, columns, trajectories
-from everydepth.errors import DataError, SettingError
+from everydepth.errors import BatchError, DataError, SettingError
 from everydepth.results import Result, Results, Table, curve, named, provenance, rows
 from everydepth.stream import ResidualStream, as_stream
 from everydepth.stream.feed import Feed, Source
@@ -289,9 +289,11 @@ def _collected(
         rows = (where == k).nonzero().flatten()
         feed = Feed(data, stream, batch_size=batch_size, only=rows, again=True)
         parts.append(trajectories(stream, feed, progress))
+        if feed.rows != len(where):
+            raise BatchError(
+                f"{len(where)} fold numbers, but the data has {feed.rows} rows; give one a row"
+            )
     numbers = torch.cat([part.numbers for part in parts])
-    if len(numbers) != len(where):
-        raise DataError(f"{len(where)} fold numbers, but the data has {len(numbers)} of these rows")
     order = numbers.argsort()
     return Trajectories(
         logits=torch.cat([part.logits for part in parts])[order],

@@ -58,6 +58,7 @@ class Feed:
     again: refuse data that can be iterated only once.
     ordered: refuse data that comes in another order each time, as row numbers would mean nothing.
     move: False leaves batches where they are.
+    rows: how many the data has; None if unknown, before the first pass.
 
     >>> from everydepth.stream import Feed
     >>> pixels, labels = test.pixel_values, test.labels
@@ -83,7 +84,7 @@ class Feed:
         if again and isinstance(data, Iterator):
             raise BatchError(
                 f"data is a {type(data).__name__}, which gives its batches only once; pass a data "
-                "set, one batch, or batches that can be iterated again (a list or a DataLoader)"
+                "set, one batch, or batches that can be iterated more than once (a list, for instance)"
             )
         if (ordered or only is not None) and not _keeps_order(data):
             raise BatchError(
@@ -94,7 +95,9 @@ class Feed:
         self._device = stream.device if move else None
         self._numbers: Tensor | None = None
         rows = by_number(data, stream)
+        self.rows: int | None = None if rows is None else len(rows)
         if rows is not None and only is not None:
+            _check_there(only, len(rows))
             self._numbers = only  # rows can be picked before they are loaded
         self._source: Iterable[Any] = (
             batches_of(data, stream, batch_size)
@@ -155,6 +158,9 @@ class Feed:
                 return
         if first == 0:
             raise _empty()
+        if self.rows is None:
+            self.rows = first
+            _check_there(self._only, first)
 
     def _kept(self, numbers: Tensor) -> Tensor:
         if self._only is None or self._numbers is not None:
@@ -488,6 +494,13 @@ def _keeps_order(data: Source) -> bool:
         sampler = loader.sampler if batches is None else batches.sampler
         return isinstance(sampler, SequentialSampler)
     return getattr(data, "shuffle", False) is not True
+
+
+def _check_there(only: Tensor | None, rows: int) -> None:
+    if only is not None and len(only) and int(only.max()) >= rows:
+        raise BatchError(
+            f"row {int(only.max())} is asked for, but the data has {rows} rows; use 0 to {rows - 1}"
+        )
 
 
 def _empty() -> BatchError:
