@@ -84,7 +84,7 @@ class Feed:
         if again and isinstance(data, Iterator):
             raise BatchError(
                 f"data is a {type(data).__name__}, which gives its batches only once; pass a data "
-                "set, one batch, or batches that can be iterated more than once (a list, for instance)"
+                "set, one batch, or batches that can be iterated more than once (a list)"
             )
         if (ordered or only is not None) and not _keeps_order(data):
             raise BatchError(
