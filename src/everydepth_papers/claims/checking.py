@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.progress import Progress
 from torch import nn
 
-from everydepth.stream.feed import Feed
 from everydepth.environment import machine
 from everydepth.errors import DataError, SettingError
+from everydepth.progress import shown
 from everydepth.runs import Run
 from everydepth.runs.cells import Cell, cell_key, run_cells
 from everydepth.runs.engine import EngineConfig
 from everydepth.stream import ResidualStream, as_stream, unwrapped
+from everydepth.stream.feed import Feed, size_for
 from everydepth_papers.claims.catalog import CLAIMS, checked_names
 from everydepth_papers.claims.claim import Claim, Entry, Measured, ask, entry, measured
 from everydepth_papers.claims.facts import GROUPS, Batches, Facts, Missing, gather
@@ -186,15 +186,16 @@ def _own(
     max_samples: int,
     progress: bool,
 ) -> tuple[Entry, ...]:
-    batches = list(Feed(data, stream, batch_size=batch_size, max_samples=max_samples))
+    batches = list(
+        Feed(data, stream, batch_size=size_for(data, batch_size), max_samples=max_samples)
+    )
     parts = _parts(batches)
     possible = [c for c in wanted if not c.own]
     groups = [g for g in GROUPS if any(g in c.needs for c in possible)]
     model = unwrapped(stream.model)
     facts: list[Facts] = []
-    with Progress(transient=True, disable=not progress) as bar:
-        for part in bar.track(parts, description=stream.name):
-            facts.append(Facts(gather(model, part, groups)))
+    for part in shown(parts, stream.name, total=len(parts), enabled=progress):
+        facts.append(Facts(gather(model, part, groups)))
     return tuple(_asked_of(claim, stream, facts) for claim in wanted)
 
 
