@@ -26,12 +26,17 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """`write_text` for what is no text."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def whole_file(path: Path) -> Generator[Path, None, None]:
+    """A path to write a file to, which becomes `path` in one step unless something goes wrong."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
     with removed_on_error(temporary):
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        sync(temporary)
         os.replace(temporary, path)
     sync(path.parent)
 

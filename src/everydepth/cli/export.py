@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from everydepth.cli.options import Model, Split
+from everydepth.cli.options import Split
 
 # What a model folder may hold beside the model: it goes along unchanged.
 _BESIDE = (
@@ -35,12 +35,26 @@ class Format(StrEnum):
 
 
 def export(
-    model: Model,
-    directory: Annotated[Path, typer.Argument(help="The directory to write.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model's folder, a run directory, a Hugging Face name, or a GGUF file."
+        ),
+    ],
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The directory to write; of a GGUF file the new file, by default named after it."
+        ),
+    ] = None,
     depth: Annotated[int | None, typer.Option(help="Blocks to keep; by default all.")] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Blocks of a GGUF file to keep, such as 1-12,20-24.")
+    ] = None,
     format: Annotated[  # noqa: A002 - the name of the option
-        Format, typer.Option(help="A stock Hugging Face checkpoint, or an ONNX graph.")
-    ] = Format.HF,
+        Format | None,
+        typer.Option(help="A stock Hugging Face checkpoint, or an ONNX graph.", show_default="hf"),
+    ] = None,
     policy: Annotated[
         Path | None, typer.Option(help="An exit policy, as Policy.save writes it.")
     ] = None,
@@ -66,7 +80,69 @@ def export(
     """Write a depth of a model as files that need nothing of everydepth.
 
     everydepth export runs/lpa small --depth 2
+
+    everydepth export model.gguf small.gguf --depth 12
     """
+    from everydepth.engines.gguf_file import is_gguf
+
+    if is_gguf(model):
+        unused = {"--format": format, "--policy": policy, "--profile": profile, "--data": data}
+        _refuse("a GGUF file, which is cut as it is", unused | {"--recalibrate": recalibrate})
+        _cut(model, directory, depth, keep, overwrite)
+        return
+    _refuse("a model, of which the first blocks are kept (--depth)", {"--keep": keep})
+    _export(
+        model,
+        directory,
+        depth=depth,
+        format=format or Format.HF,
+        policy=policy,
+        profile=profile,
+        data=data,
+        split=split,
+        data_root=data_root,
+        max_samples=max_samples,
+        recalibrate=recalibrate,
+        overwrite=overwrite,
+    )
+
+
+def _refuse(what: str, given: dict[str, Any]) -> None:
+    from everydepth.errors import SettingError
+
+    names = [name for name, value in given.items() if value]
+    if names:
+        raise SettingError(f"{', '.join(names)} was given for {what}; leave it out")
+
+
+def _cut(
+    model: str, target: Path | None, depth: int | None, keep: str | None, overwrite: bool
+) -> None:
+    from everydepth.engines.gguf_cut import cut_gguf
+
+    path = target or Path(f"{Path(model).stem}-{f'depth{depth}' if depth else 'cut'}.gguf")
+    cut = cut_gguf(model, path, depth=depth, keep=keep, overwrite=overwrite)
+    typer.echo(
+        f"wrote {path} ({cut.bytes / 1e6:.1f} MB): {len(cut.kept)} of {cut.of} blocks, which "
+        "llama.cpp runs exactly as the whole file when its other blocks are silent"
+    )
+
+
+def _export(
+    model: str,
+    directory: Path | None,
+    *,
+    depth: int | None,
+    format: Format,  # noqa: A002 - the name of the option
+    policy: Path | None,
+    profile: Path | None,
+    data: str | None,
+    split: str,
+    data_root: str | None,
+    max_samples: int | None,
+    recalibrate: bool,
+    overwrite: bool,
+) -> None:
     from everydepth.cli.loading import load_batches
     from everydepth.errors import SettingError
     from everydepth.exits import Policy, Profile
@@ -74,6 +150,8 @@ def export(
     from everydepth.exits.load import load as load_model
     from everydepth.exits.load import model_folder
 
+    if directory is None:
+        raise SettingError("no directory was given; name a new one behind the model")
     network = load_model(model)
     if data is None and (recalibrate or format is Format.ONNX):
         wanted = "--recalibrate" if recalibrate else "--format onnx"

@@ -9,6 +9,7 @@ command, and the function.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -118,6 +119,8 @@ def _brought() -> list[Callable[..., None]]:
 
 
 def main() -> None:
+    # What is half written is removed on the way out, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         build_app()()
     except EveryDepthError as error:

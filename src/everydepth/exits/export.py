@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from everydepth.engines.gguf_cut import cut_gguf
 from everydepth.errors import ExportError, SettingError, UnsupportedModelError
 from everydepth.exits.card import model_card
 from everydepth.exits.load import quiet_transformers
@@ -46,10 +47,11 @@ class Manifest:
 
 
 def export(
-    model: nn.Module | ResidualStream,
+    model: nn.Module | ResidualStream | str | Path,
     directory: str | Path,
     *,
     depth: int | None = None,
+    keep: str | Iterable[int] | None = None,
     format: Format = "hf",  # noqa: A002 - what users call it
     exits: Policy | None = None,
     example: Batch | None = None,
@@ -69,6 +71,11 @@ def export(
     Runtime before the directory appears. With `exits`, it leaves as soon as every row is done and
     gives `logits` and `depth` as `predict` does. `example`: a batch to trace and compare with.
 
+    Instead of a model, `model` may be the path of a GGUF file, and `directory` that of a new one:
+    its first `depth` blocks, or those of `keep` ("1-12,20-24"), go over byte for byte, still
+    quantized, and llama.cpp must say with them what it says with the whole file when all other
+    blocks are silent (`engines.gguf_cut`).
+
     recalibrate: data on which the batch norms of the cut model estimate their statistics anew.
     overwrite: replace an earlier export; a directory that holds anything else is never touched.
 
@@ -78,6 +85,12 @@ def export(
     >>> ViTForImageClassification.from_pretrained(folder).config.num_hidden_layers
     2
     """
+    if isinstance(model, str | Path):
+        given = {"exits": exits, "example": example, "tokenizer": tokenizer, "processor": processor}
+        given |= {"profile": profile, "recalibrate": recalibrate, **options}
+        _refuse("a GGUF file, which is cut as it is", given)
+        return cut_gguf(model, directory, depth=depth, keep=keep, overwrite=overwrite).path
+    _refuse("a model, of which the first blocks are kept (depth=)", {"keep": keep})
     stream = as_stream(model, **options)
     depth = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
     if format not in ("hf", "onnx"):
@@ -146,6 +159,12 @@ def recalibrated(stream: ResidualStream, data: Any) -> None:
         for norm, momentum in zip(norms, before, strict=True):
             norm.momentum = momentum
             norm.eval()
+
+
+def _refuse(what: str, given: Mapping[str, Any]) -> None:
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise SettingError(f"{', '.join(names)} was given for {what}; leave it out")
 
 
 def _check_target(path: Path, overwrite: bool) -> None:

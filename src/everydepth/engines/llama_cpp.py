@@ -1,0 +1,109 @@
+"""llama.cpp in a process of its own: what it says of a file, or why it does not load it.
+
+A file that is wrong may end its process, and what it maps into memory is not ours.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from everydepth.errors import ExportError, UnsupportedModelError
+
+_PATIENCE = 600  # seconds for loading and a few tokens
+_TOP = 64  # the most probable tokens that are compared at each step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One token of a continuation, and what was most probable in its place."""
+
+    token: int
+    top: dict[int, float]
+
+
+def check_installed() -> None:
+    """Raise if llama.cpp is not there."""
+    if find_spec("xllamacpp") is None:
+        raise UnsupportedModelError(
+            "a GGUF file is run in llama.cpp before it is kept, which needs xllamacpp; "
+            'pip install "everydepth[gguf]"'
+        )
+
+
+def continued(
+    paths: Sequence[Path], prompts: Sequence[Sequence[int]], *, tokens: int = 8, top: int = _TOP
+) -> list[list[list[Step]]]:
+    """What each file continues each prompt with, token by most probable token.
+
+    Keys and values are kept in float32, on one thread, so that equal files give equal numbers.
+    """
+    asked = {
+        "paths": [str(path) for path in paths],
+        "prompts": [list(prompt) for prompt in prompts],
+        "tokens": tokens,
+        "top": top,
+    }
+    return [[[_step(step) for step in row] for row in rows] for rows in _asked(asked)]
+
+
+def _asked(question: dict[str, Any]) -> Any:
+    check_installed()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "everydepth.engines.llama_worker"],
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ExportError(f"llama.cpp did not answer within {_PATIENCE} s") from error
+    if done.returncode != 0:
+        raise ExportError(f"llama.cpp does not run it: {_reason(done.stderr)}")
+    return json.loads(done.stdout)
+
+
+def difference(found: list[list[Step]], expected: list[list[Step]]) -> str | None:
+    """The first disagreement about a token, in words; None if there is none."""
+    for row, (mine, theirs) in enumerate(zip(found, expected, strict=True), start=1):
+        a, b = ([step.token for step in steps] for steps in (mine, theirs))
+        if a != b:
+            return f"prompt {row} continues with tokens {a} instead of {b}"
+    return None
+
+
+def gap(found: list[list[Step]], expected: list[list[Step]]) -> float:
+    """The largest difference of a log-probability; tokens that only one of them lists are as
+    improbable there as the last of its list, at most."""
+    worst = 0.0
+    for mine, theirs in zip(found, expected, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            for token in {*a.top, *b.top}:
+                if token in a.top and token in b.top:
+                    worst = max(worst, abs(a.top[token] - b.top[token]))
+                else:
+                    (one, other) = (a.top, b.top) if token in a.top else (b.top, a.top)
+                    worst = max(worst, one[token] - min(other.values()))
+    return worst
+
+
+def _step(found: dict[str, Any]) -> Step:
+    top = {int(token): float(logprob) for token, logprob in found["top"]}
+    if not all(map(isfinite, top.values())):
+        raise ExportError("llama.cpp gives probabilities that are not finite")
+    return Step(token=int(found["token"]), top=top)
+
+
+def _reason(log: str) -> str:
+    """The first error of llama.cpp's log, whose lines are a time, a letter and a text."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line.split(" E ", 1)[1] for line in lines if " E " in line]
+    return "; ".join(errors[:1] or lines[-1:]) or "it ended without a word"
