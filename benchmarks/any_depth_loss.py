@@ -3,6 +3,7 @@
     python benchmarks/any_depth_loss.py
 
 8 depths x 1024 tokens x 32,000 classes, width 256, float32: loss, gradients of features and head.
+"distilled" adds the divergence from the last depth, "softened" with a temperature of 2.
 Time: interleaved, one compute thread, CPU seconds, best of several. Memory: see peak.py. Written to
 benchmarks/results/any_depth_loss.json.
 """
@@ -21,10 +22,15 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from everydepth.training.any_depth_loss import any_depth_loss
+from everydepth.training.any_depth_loss import Pull, any_depth_loss
 
 DEPTHS, TOKENS, CLASSES, DIM, ROUNDS = 8, 1024, 32_000, 256, 3
-WANTED = {"peak_mb": 200.0, "time_over_loop": 0.75}
+WANTED = {
+    "peak_mb": 200.0,
+    "time_over_loop": 0.75,
+    "distilled_peak_mb": 120.0,
+    "distilled_over_any_depth": 1.25,
+}
 
 
 class Case:
@@ -56,12 +62,33 @@ class Case:
         ones = [1.0] * DEPTHS
         return any_depth_loss(self.features, self.weight, None, self.labels, self.scale, ones)[0]
 
+    def distilled(self, temperature: float = 1.0) -> Tensor:
+        weights = [1.0] * DEPTHS
+        pull = Pull(teacher=self.features[-1], weights=[*weights[1:], 0.0], temperature=temperature)
+        given = (self.features, self.weight, None, self.labels, self.scale, weights)
+        return any_depth_loss(*given, pull=pull).total
+
+    def softened(self) -> Tensor:
+        return self.distilled(2.0)
+
+    def distilled_loop(self) -> Tensor:
+        last = (self.features[-1].detach() @ self.weight.detach().T).log_softmax(-1)
+        losses = [F.cross_entropy(x @ self.weight.T, self.labels) for x in self.features]
+        pulls = [
+            F.kl_div(
+                (x @ self.weight.T).log_softmax(-1), last, reduction="batchmean", log_target=True
+            )
+            for x in self.features[:-1]
+        ]
+        return torch.stack(losses + pulls).sum()
+
     def clear(self) -> None:
         for leaf in (self.weight, *self.features):
             leaf.grad = None
 
 
 WAYS = ("stacked", "loop", "one_backward_a_depth", "any_depth")
+WAYS += ("distilled", "softened", "distilled_loop")
 
 
 def prepare(way: str) -> Callable[[], object]:
@@ -111,6 +138,11 @@ def main() -> None:
             "peak_mb": memory,
             "seconds": best,
             "time_over_loop": ratio,
+            "distilled_over_any_depth": {
+                way: best[way] / best["any_depth"]
+                for way in WAYS
+                if way in ("distilled", "softened")
+            },
             "relative_error_of_head_gradient": gradient_error(case),
         },
     )

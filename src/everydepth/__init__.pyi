@@ -20,6 +20,7 @@ from .objectives import Objective as Objective
 from .objectives import aligned as aligned
 from .objectives import cosine_regularized as cosine_regularized
 from .objectives import end_to_end as end_to_end
+from .objectives import ladder as ladder
 from .objectives import layerskip as layerskip
 from .objectives import lpa as lpa
 from .objectives import multi_classifier as multi_classifier

@@ -38,6 +38,56 @@ def test_lpa_gives_a_tenth_to_every_depth_but_the_last() -> None:
     assert weights(ed.lpa(top=1)) == [0, 0, 0, 0, 1]
 
 
+def test_a_ladder_supervises_the_quarters_or_the_depths_it_is_given() -> None:
+    assert weights(ed.ladder(), depth=8) == [0, 0, 0.2, 0, 0.2, 0, 0.2, 0, 1]
+    assert weights(ed.ladder(), depth=6) == [0, 0, 0.2, 0.2, 0, 0.2, 1]
+    assert weights(ed.ladder(), depth=2) == [0, 0.2, 1]
+    assert weights(ed.ladder(), depth=1) == [0, 1]
+    assert weights(ed.ladder([3, 1, 4], early=0.5, final=2.0)) == [0, 0.5, 0, 0.5, 2]
+
+
+def test_a_ladder_is_sampled_and_annealed_like_any_shape() -> None:
+    objective = ed.ladder([1, 3], early=0.5).sampled(1).annealed(by=1.0)
+    for step in range(20):
+        found = weights(objective, step=step)
+        assert found[4] == 1
+        assert sorted(found[:4])[:3] == [0, 0, 0]
+        assert found[2] == 0
+        assert math.isclose(max(found[:4]), 1.0 * (1 - step / 100))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ed.ladder([2, 2]), r"depths \[2, 2\] have 2 twice; name it once"),
+        (lambda: ed.ladder([]), r"depths \[\] name no rung; give at least one, or None"),
+        (lambda: ed.ladder([5]).check(4), "depth 5, but the network has 4 blocks; use 1 to 4"),
+        (lambda: ed.ladder([0]).check(4), "depth 0, but the network has 4 blocks; use 1 to 4"),
+        (
+            lambda: LayerDropout(most=0.1, rises=True, decays=True),
+            "rises=True and decays=True; choose one",
+        ),
+    ],
+)
+def test_a_ladder_or_dropout_that_makes_no_sense_is_refused(make: object, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_decaying_layer_dropout_ends_with_all_blocks() -> None:
+    dropout = ed.lpa().layer_dropout(0.9).get(LayerDropout)
+    assert dropout is not None
+    objective = ed.lpa().layer_dropout(0.9)
+    shares = [
+        float(dropout.kept(objective.moment(step, 11, 4), 4000)[3].float().mean())
+        for step in (0, 5, 10)
+    ]
+    assert shares[0] == pytest.approx(0.1, abs=0.03)
+    assert shares[1] == pytest.approx(0.55, abs=0.03)
+    assert shares[2] == 1
+    assert objective.needs_total
+
+
 def test_aligned_weights_grow_with_the_depth_and_sum_to_one() -> None:
     assert close(weights(ed.aligned()), [0, 2 / 20, 4 / 20, 6 / 20, 8 / 20])
     assert weights(ed.aligned(weights="uniform")) == [0, 0.25, 0.25, 0.25, 0.25]

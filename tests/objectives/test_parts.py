@@ -166,6 +166,12 @@ def test_an_objective_is_written_in_one_line() -> None:
         ed.weighted([0.0, 1.0, 2.0]) + Normalized()
     )
     assert objective_of("aligned:weights=uniform,alternate=false") == ed.aligned("uniform", False)
+    assert objective_of("ladder:depths=[1,2]+distilled:temperature=2+sampled:k=1") == (
+        ed.ladder([1, 2]).distilled(temperature=2.0).sampled(1)
+    )
+    assert objective_of("ladder+layer_dropout:most=0.2,decays=true") == (
+        ed.ladder().layer_dropout(0.2)
+    )
     assert objective_of("lpa+cosine:beta=0.5,shape=uniform").terms == (
         ed.cosine_regularized(0.5, "uniform").terms
     )

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from everydepth.errors import UnsupportedModelError
-from everydepth.training.any_depth_loss import any_depth_loss
+from everydepth.errors import SettingError, UnsupportedModelError
+from everydepth.training.any_depth_loss import Losses, Pull, any_depth_loss
 
 DEPTH_WEIGHTS = [0.1, 0.3, 1.0]
 TOKENS, DIM, CLASSES = 37, 16, 211
@@ -85,7 +85,7 @@ def test_the_size_of_the_chunks_does_not_matter(rows: int) -> None:
 
 def test_the_losses_of_the_depths_are_given_unweighted_and_detached() -> None:
     case = Case()
-    total, losses = any_depth_loss(
+    total, losses, _ = any_depth_loss(
         case.features, case.weight, case.bias, case.labels, case.scale, DEPTH_WEIGHTS
     )
     assert not losses.requires_grad
@@ -120,7 +120,7 @@ def test_a_head_tied_to_the_embedding_gets_both_gradients() -> None:
         if not chunked:
             rows = F.cross_entropy(x @ case.weight.T, case.labels, reduction="none")
             return torch.autograd.grad((rows * case.scale).sum(), case.weight)[0]
-        total, _ = any_depth_loss([x], case.weight, None, case.labels, case.scale, [1.0])
+        total = any_depth_loss([x], case.weight, None, case.labels, case.scale, [1.0])[0]
         return torch.autograd.grad(total, case.weight)[0]
 
     assert relative(gradient(True), gradient(False)) <= 1e-12
@@ -148,7 +148,7 @@ def test_without_gradients_only_the_loss_is_computed() -> None:
 def test_no_labels_at_all_give_a_loss_and_gradients_of_zero() -> None:
     case = Case()
     empty = [x[:0] for x in case.features]
-    total, _ = any_depth_loss(
+    total, *_ = any_depth_loss(
         empty, case.weight, case.bias, case.labels[:0], case.scale[:0], DEPTH_WEIGHTS
     )
     assert total == 0
@@ -190,6 +190,93 @@ def test_in_float16_a_scaled_loss_keeps_gradients_of_many_tokens() -> None:
         loss = case.chunked()
     for found, expected in zip(case.gradients(2.0**16 * loss), exact, strict=True):
         assert relative(found / 2.0**16, expected) <= 5e-3
+
+
+# -- distilled -------------------------------------------------------------------------------------
+
+PULLS = [0.7, 0.2, 0.0]
+
+
+def distilled(
+    case: Case, temperature: float, *, labels: bool = True, apart: bool = False, rows: int = 10
+) -> Losses:
+    """apart: the teacher is not one of the depths."""
+    teacher = case.features[-1].detach().flip(0).contiguous() if apart else case.features[-1]
+    return any_depth_loss(
+        case.features,
+        case.weight,
+        case.bias,
+        case.labels if labels else None,
+        case.scale,
+        DEPTH_WEIGHTS,
+        pull=Pull(teacher=teacher, weights=PULLS, temperature=temperature),
+        chunk_bytes=3 * rows * CLASSES * case.weight.element_size(),
+    )
+
+
+def plain_divergences(case: Case, temperature: float, *, apart: bool = False) -> list[Tensor]:
+    teacher = case.features[-1].detach().flip(0) if apart else case.features[-1].detach()
+    weight, bias = case.weight, case.bias
+    p = (F.linear(teacher, weight, bias).detach() / temperature).log_softmax(-1)
+    found: list[Tensor] = []
+    for x in case.features:
+        q = (F.linear(x, weight, bias) / temperature).log_softmax(-1)
+        rows = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
+        found.append(temperature**2 * (rows * case.scale).sum())
+    return found
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("apart", [True, False])
+def test_distilled_loss_and_gradients_equal_the_plain_divergences(
+    dtype: torch.dtype, temperature: float, labels: bool, apart: bool
+) -> None:
+    case = Case(dtype)
+    plain = case.plain() if labels else torch.zeros((), dtype=dtype)
+    for weight, divergence in zip(
+        PULLS, plain_divergences(case, temperature, apart=apart), strict=True
+    ):
+        plain = plain + weight * divergence
+    ours = distilled(case, temperature, labels=labels, apart=apart).total
+    assert relative(ours, plain) <= TOLERANCE[dtype]
+    for found, expected in zip(case.gradients(ours), case.gradients(plain), strict=True):
+        if float(expected.norm()) == 0:
+            assert not bool(found.any())
+        else:
+            assert relative(found, expected) <= TOLERANCE[dtype]
+
+
+def test_divergences_are_given_by_depth_unweighted_and_detached() -> None:
+    case = Case()
+    found = distilled(case, 2.0)
+    assert not found.divergences.requires_grad
+    for ours, plain in zip(found.divergences[:2], plain_divergences(case, 2.0)[:2], strict=True):
+        assert relative(ours, plain) <= 1e-12
+    assert found.divergences[2] == 0
+
+
+@pytest.mark.parametrize("rows", [1, 7, TOKENS])
+def test_the_size_of_the_chunks_does_not_matter_to_the_pull(rows: int) -> None:
+    case = Case()
+    expected = case.gradients(distilled(case, 1.0).total)
+    found = case.gradients(distilled(case, 1.0, rows=rows).total)
+    assert all(relative(a, b) <= 1e-12 for a, b in zip(found, expected, strict=True))
+
+
+def test_a_student_that_agrees_with_its_teacher_is_not_pulled() -> None:
+    case = Case()
+    case.features = [case.features[-1].detach().clone().requires_grad_() for _ in DEPTH_WEIGHTS]
+    found = distilled(case, 1.0, labels=False)
+    assert float(found.total.detach().abs()) < 1e-12
+    assert all(float(g.norm()) < 1e-13 for g in case.gradients(found.total))
+
+
+def test_nothing_to_learn_from_is_refused() -> None:
+    case = Case()
+    with pytest.raises(SettingError, match="no labels and no pull"):
+        any_depth_loss(case.features, case.weight, None, None, case.scale, DEPTH_WEIGHTS)
 
 
 def test_differentiating_twice_is_refused_with_a_way_out() -> None:

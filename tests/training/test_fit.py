@@ -688,3 +688,24 @@ def test_the_cost_of_a_step_counts_weights_gradients_optimizer_and_activations()
     assert cost.seconds > 0
     halves = cost_of(network, batch, pieces=2)
     assert halves.activations == pytest.approx(cost.activations / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_rows_without_labels_train_a_distilled_objective(pieces: int) -> None:
+    network = vit(dropout=0.0)
+    net = ed.EveryDepth(network, ed.lpa().distilled())
+    images = digits(16).batch(range(16))["pixel_values"]
+    before = weights(network)
+    done = ed.fit(
+        net,
+        [{"pixel_values": images}],
+        steps=2,
+        optimizer="sgd",
+        grad_accumulation=pieces,
+        progress=False,
+    )
+    assert done.steps == 2
+    moved = {key for key, value in weights(network).items() if not torch.equal(value, before[key])}
+    assert any(key.startswith("vit.layers.0") for key in moved)
+    # Nothing is asked of the last block, which is taken as given.
+    assert not any(key.startswith("vit.layers.2") for key in moved)

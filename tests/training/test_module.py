@@ -334,6 +334,74 @@ def test_the_divergence_to_the_last_depth_is_softened_and_one_way(kind: str) -> 
     assert close(out.loss, sum(out.losses.values()) / 4 + expected, 1e-6)
 
 
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_a_distilled_objective_is_the_same_in_chunks(labels: bool, temperature: float) -> None:
+    model, batch = make(LLAMA)
+    goal = ed.lpa(early=0.3).distilled(0.5, temperature, labels=labels)
+    plain, chunked = (
+        ed.EveryDepth(model, goal, any_depth_loss=ways)(**batch) for ways in (False, True)
+    )
+    assert close(chunked.loss, plain.loss)
+    assert close(chunked.regularizer, plain.regularizer, 1e-9)
+    assert all(close(chunked.losses[d], plain.losses[d]) for d in plain.losses)
+    # The norm of this model works in float32, once for the sum here, for each summand there.
+    assert same_gradients(gradients(model, chunked.loss), gradients(model, plain.loss), 1e-6)
+    early = 0.3 if labels else 0.0
+    counted = early * sum(list(plain.losses.values())[:-1]) + plain.losses[4]
+    assert close(plain.loss, counted + plain.regularizer)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_text_without_labels_is_distilled_at_every_token_that_is_not_padding(
+    chunked: bool,
+) -> None:
+    model, batch = make(LLAMA)
+    del batch["labels"]
+    net = ed.EveryDepth(model, ed.lpa(early=0.3).distilled(0.5), any_depth_loss=chunked)
+    out = net(**batch)
+    states, real = net.stream.observe(batch), batch["attention_mask"] != 0
+    p = states.logits(4)[real].detach().log_softmax(-1)
+    expected = {
+        depth: F.kl_div(
+            states.logits(depth)[real].log_softmax(-1), p, reduction="batchmean", log_target=True
+        )
+        for depth in range(1, 4)
+    }
+    assert list(out.losses) == [1, 2, 3]
+    assert all(close(out.losses[d], expected[d], 1e-9) for d in expected)
+    total = 0.15 * sum(expected.values())
+    assert close(out.loss, total, 1e-9)
+    assert same_gradients(gradients(model, out.loss), gradients(model, total), 1e-6)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_without_labels_and_without_a_shallow_depth_the_loss_is_zero_and_can_go_backward(
+    chunked: bool,
+) -> None:
+    model, batch = make(LLAMA)
+    del batch["labels"]
+    goal = ed.lpa().annealed(by=0.5).distilled()
+    net = ed.EveryDepth(model, goal, any_depth_loss=chunked).train()
+    net.set_progress(9, 10)
+    loss = net(**batch).loss
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert not any(bool(p.grad.any()) for p in model.parameters() if p.grad is not None)
+
+
+def test_a_distilled_regression_is_refused() -> None:
+    model, batch = make("ResidualMLP-norm1-skips1-regression1", torch.randn(3, 2, dtype=TINY))
+    with pytest.raises(SettingError, match="predicts numbers; leave it out"):
+        ed.EveryDepth(model, ed.lpa().distilled())(**batch)
+
+
+def test_a_distilled_objective_without_a_student_is_refused() -> None:
+    model, _ = make(VIT)
+    with pytest.raises(SettingError, match=r"no depth below the last .*use lpa or ladder"):
+        ed.EveryDepth(model, ed.end_to_end().distilled())
+
+
 def test_a_chunked_multi_classifier_equals_a_plain_one() -> None:
     model, batch = make(LLAMA)
     plain = ed.EveryDepth(model, ed.multi_classifier(), any_depth_loss=False)

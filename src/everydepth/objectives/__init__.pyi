@@ -1,9 +1,10 @@
 from .cosine import CosineDistance as CosineDistance
-from .divergence import Divergence as Divergence
+from .distilled import Distilled as Distilled
 from .equilibrium import Equilibrium as Equilibrium
 from .factories import aligned as aligned
 from .factories import cosine_regularized as cosine_regularized
 from .factories import end_to_end as end_to_end
+from .factories import ladder as ladder
 from .factories import layerskip as layerskip
 from .factories import lpa as lpa
 from .factories import multi_classifier as multi_classifier
@@ -23,6 +24,7 @@ from .schedules import WarmedUp as WarmedUp
 from .schedules import WeightSchedule as WeightSchedule
 from .shapes import LPA as LPA
 from .shapes import Given as Given
+from .shapes import Ladder as Ladder
 from .shapes import Last as Last
 from .shapes import LayerSkip as LayerSkip
 from .shapes import Linear as Linear

@@ -7,13 +7,13 @@ from typing import Literal, TypeVar
 
 from everydepth.errors import SettingError
 from everydepth.objectives.cosine import CosineDistance
-from everydepth.objectives.divergence import Divergence
+from everydepth.objectives.distilled import Distilled
 from everydepth.objectives.layer_dropout import LayerDropout
 from everydepth.objectives.objective import Objective
 from everydepth.objectives.own_heads import OwnHeads
 from everydepth.objectives.part import Part, part_of
 from everydepth.objectives.schedules import Alternating, Gradual, Normalized, Rotational
-from everydepth.objectives.shapes import LPA, Given, Last, LayerSkip, Shape
+from everydepth.objectives.shapes import LPA, Given, Ladder, Last, LayerSkip, Shape
 
 F = TypeVar("F", bound=Callable[..., Objective])
 Weights = Literal["linear", "uniform"]
@@ -51,6 +51,24 @@ def lpa(early: float = 0.1, final: float = 1.0, top: int | None = None) -> Objec
     [0.0, 0.0, 0.0, 0.1, 1.0]
     """
     return Objective(name="lpa", parts=(LPA(early=early, final=final, top=top),))
+
+
+@factory
+def ladder(
+    depths: Sequence[int] | None = None, early: float = 0.2, final: float = 1.0
+) -> Objective:
+    """A few depths, the same at every step: `early` at each rung, `final` at the last depth.
+
+    depths: the rungs; by default L/4, L/2, 3L/4 and L. Cheaper than all depths, and what is to be
+        used is what is trained.
+
+    >>> ed.ladder().weights(0, None, 8).tolist()
+    [0.0, 0.0, 0.2, 0.0, 0.2, 0.0, 0.2, 0.0, 1.0]
+    >>> ed.ladder([2], early=0.5).distilled().weights(0, None, 4).tolist()
+    [0.0, 0.0, 0.5, 0.0, 1.0]
+    """
+    rungs = None if depths is None else tuple(depths)
+    return Objective(name="ladder", parts=(Ladder(depths=rungs, early=early, final=final),))
 
 
 @factory
@@ -92,7 +110,7 @@ def multi_classifier(
     """
     parts: list[Part] = [part_of(weights, Shape), OwnHeads()]
     if kl:
-        parts.append(Divergence(weight=kl, temperature=temperature))
+        parts.append(Distilled(weight=kl, temperature=temperature))
     elif temperature != 1.0:
         raise SettingError(f"temperature={temperature} without kl; give kl a weight above 0")
     return Objective(name="multi_classifier", parts=tuple(parts))

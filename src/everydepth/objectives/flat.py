@@ -60,7 +60,7 @@ def from_flat(values: Mapping[str, Any]) -> dict[str, Any]:
         parts.append({"part": "cosine", "beta": old["cosine"], "shape": shape})
     elif old["kl"]:
         softness = {"temperature": old["temperature"]}
-        parts.append({"part": "divergence", "weight": old["kl"], **softness})
+        parts.append({"part": "distilled", "weight": old["kl"], **softness})
     if old["layer_dropout"]:
         chance = {"most": old["layer_dropout"], "rises": old["layer_dropout_rises"]}
         parts.append({"part": "layer_dropout", **chance})

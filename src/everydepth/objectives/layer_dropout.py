@@ -12,6 +12,7 @@ from jaxtyping import Bool
 from torch import Tensor, distributed
 
 from everydepth.config import setting
+from everydepth.errors import SettingError
 from everydepth.objectives.moment import Moment
 from everydepth.objectives.technique import Technique
 from everydepth.stream import ResidualStream, States
@@ -21,22 +22,29 @@ from everydepth.stream import ResidualStream, States
 class LayerDropout(Technique, name="layer_dropout"):
     """A sample skips block l with the chance `most * (2^((l-1)/(L-1)) - 1)` (LayerSkip, Eq. 3).
 
-    The chance may also rise over training, like `2^(step/(T-1)) - 1` of T steps.
+    The chance may also rise over training, like `2^(step/(T-1)) - 1` of T steps, or fall to 0 at
+    the last step, linearly: then the model ends as it is used, with all of its blocks.
     """
 
     most: float = setting(above=0, below=1, help="The chance to skip the last block.")
     rises: bool = setting(False, help="Let the chances grow over training.")
+    decays: bool = setting(False, help="Let the chances fall to 0 over training.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rises and self.decays:
+            raise SettingError("layer_dropout: rises=True and decays=True; choose one")
 
     @property
     def needs_total(self) -> bool:
-        return self.rises
+        return self.rises or self.decays
 
     def kept(self, moment: Moment, rows: int, *, stream: int = 0) -> Bool[Tensor, "depth batch"]:
         """True where a sample runs a block. `stream`: another number draws another pattern."""
         chance = np.exp2(np.arange(moment.depth) / max(moment.depth - 1, 1)) - 1
-        if self.rises:
+        if self.needs_total:
             done = min(moment.step / max(moment.steps - 1, 1), 1.0)
-            chance = chance * (2**done - 1)
+            chance = chance * (2**done - 1 if self.rises else 1 - done)
         draws = moment.random(1, stream).random((moment.depth, rows))
         return torch.from_numpy(draws >= (self.most * chance)[:, None])
 

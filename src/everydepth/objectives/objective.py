@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -15,8 +15,10 @@ from torch import Tensor
 
 from everydepth.config import check_names
 from everydepth.errors import SettingError
+from everydepth.objectives.distilled import Distilled
 from everydepth.objectives.equilibrium import Equilibrium
 from everydepth.objectives.flat import from_flat
+from everydepth.objectives.layer_dropout import LayerDropout
 from everydepth.objectives.moment import Moment
 from everydepth.objectives.part import Part, part_of
 from everydepth.objectives.schedules import Annealed, Sampled, Stage, WarmedUp, WeightSchedule
@@ -88,6 +90,23 @@ class Objective:
         """Keep the gradient of each block as large as one depth would make it (IMTA)."""
         return self + Equilibrium()
 
+    def distilled(
+        self, weight: float = 1.0, temperature: float = 1.0, *, labels: bool = True
+    ) -> Objective:
+        """Pull the predictions of all supervised depths towards the last one's, as it is.
+
+        labels: False: below the last depth nothing else counts. Batches without labels are
+            something to learn from either way.
+        """
+        return self + Distilled(weight=weight, temperature=temperature, labels=labels)
+
+    def layer_dropout(self, most: float = 0.1, *, decays: bool = True) -> Objective:
+        """Let samples skip blocks in training, the last one with the chance `most`.
+
+        decays: let the chance fall to 0 over training.
+        """
+        return self + LayerDropout(most=most, decays=decays)
+
     # -- its parts --------------------------------------------------------------------------------
 
     def get(self, kind: type[P]) -> P | None:
@@ -144,6 +163,17 @@ class Objective:
         certain = (schedule for schedule in self.schedules if schedule.order < Stage.DRAW)
         return self._weights(self.moment(step, total_steps, depth), tuple(certain))
 
+    def label_weights(self, weights: Sequence[float]) -> list[float]:
+        """How much the labels count where the depths have these weights."""
+        if not any(term.replaces_labels for term in self.terms):
+            return list(weights)
+        return [*(0.0 for _ in weights[:-1]), weights[-1]]
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether a batch without labels gives it nothing to learn."""
+        return all(term.needs_labels for term in self.terms)
+
     def _weights(self, moment: Moment, schedules: tuple[WeightSchedule, ...]) -> Tensor:
         weights = self.shape.weights(moment.depth)
         for schedule in schedules:
@@ -159,6 +189,11 @@ class Objective:
             raise SettingError(
                 f"all weights of {self.name} are 0 for depth {depth}, so nothing would be trained; "
                 "give at least one depth a weight above 0"
+            )
+        if not base[:-1].any() and self.get(Distilled) is not None:
+            raise SettingError(
+                f"{self.name} is distilled, but no depth below the last has a weight, so nobody "
+                "would learn from it; use lpa or ladder"
             )
         if base[-1] == 0:
             last = int(np.flatnonzero(base)[-1])

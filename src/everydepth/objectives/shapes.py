@@ -60,6 +60,46 @@ class LPA(Shape, name="lpa"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ladder(Shape, name="ladder"):
+    """`early` at a few depths, the rungs, and `final` at the last; the same ones at every step."""
+
+    depths: tuple[int, ...] | None = setting(
+        None, help="The rungs; by default L/4, L/2, 3L/4 and L, rounded up."
+    )
+    early: float = setting(0.2, least=0, help="The weight of a rung below the last depth.")
+    final: float = setting(1.0, least=0, help="The weight of the last depth.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.depths or ()
+        twice = sorted({depth for depth in given if given.count(depth) > 1})
+        if twice:
+            raise SettingError(f"ladder: depths {list(given)} have {twice[0]} twice; name it once")
+        if self.depths is not None and not given:
+            raise SettingError("ladder: depths [] name no rung; give at least one, or None")
+
+    def rungs(self, depth: int) -> tuple[int, ...]:
+        """The depths below the last that it supervises."""
+        quarters = {math.ceil(depth * quarter / 4) for quarter in (1, 2, 3)}
+        found = quarters if self.depths is None else self.depths
+        return tuple(rung for rung in sorted(found) if rung != depth)
+
+    def weights(self, depth: int) -> np.ndarray:
+        self.check_depth(depth)
+        w = np.zeros(depth + 1)
+        w[list(self.rungs(depth))] = self.early
+        w[-1] = self.final
+        return w
+
+    def check_depth(self, depth: int) -> None:
+        wrong = [rung for rung in self.depths or () if not 1 <= rung <= depth]
+        if wrong:
+            raise SettingError(
+                f"ladder: depth {wrong[0]}, but the network has {depth} blocks; use 1 to {depth}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Linear(Shape, name="linear"):
     """`2l / (L (L+1))`, which sums to 1 (Tracing Representations, Eq. 5)."""
 

@@ -39,6 +39,16 @@ class Term(Part):
     whole_logits: ClassVar[bool] = True
     """False if it never asks for `logits`: the loss may then be computed a chunk at a time."""
 
+    @property
+    def replaces_labels(self) -> bool:
+        """Whether the depths below the last learn from it alone."""
+        return False
+
+    @property
+    def needs_labels(self) -> bool:
+        """False if a batch without labels is something to learn from."""
+        return True
+
     @abstractmethod
     def __call__(self, seen: Pass) -> Tensor:
         """One number, already weighted."""

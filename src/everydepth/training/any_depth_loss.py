@@ -3,60 +3,126 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from everydepth.errors import UnsupportedModelError
+from everydepth.errors import SettingError, UnsupportedModelError
 
 CHUNK_BYTES = 2**25
 """Logits alive at once: larger chunks read the head and its gradient less often, smaller ones stay
 in the cache; 32 MB was the fastest of 4 to 128 MB for vocabularies of 16,000 and 32,000."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pull:
+    """`sum_l w_l T^2 sum_t scale_t KL(p_t || p_lt)`, added to the loss; `p = softmax(z / T)`.
+
+    teacher: what the head receives where `p` comes from; taken as given.
+    weights: one a depth; 0 for the teacher itself.
+    """
+
+    teacher: Float[Tensor, "token dim"]
+    weights: Sequence[float]
+    temperature: float = 1.0
+
+
+class Losses(NamedTuple):
+    """What is minimized; and by depth, unweighted and detached, cross-entropy and divergence."""
+
+    total: Tensor
+    losses: Tensor
+    divergences: Tensor
+
+
 def any_depth_loss(
     features: Sequence[Float[Tensor, "token dim"]],
     weight: Float[Tensor, "classes dim"],
     bias: Float[Tensor, " classes"] | None,
-    labels: Int[Tensor, " token"],
+    labels: Int[Tensor, " token"] | None,
     scale: Float[Tensor, " token"],
     depth_weights: Sequence[float],
     *,
     label_smoothing: float = 0.0,
+    pull: Pull | None = None,
     chunk_bytes: int = CHUNK_BYTES,
-) -> tuple[Float[Tensor, ""], Float[Tensor, " depth"]]:
+) -> Losses:
     """`sum_l w_l sum_t scale_t CE(weight x_lt + bias, y_t)`, and the inner sums, detached.
 
     The gradient is computed with the loss, so that no logits outlive their chunk: beside its inputs
     the function holds one gradient of the head, one of each feature, and one chunk.
 
     features: what the head receives (after the final norm), one tensor a depth.
+    labels: None if there are none; only `pull` counts then.
     scale: the weight of each label in the mean; leave ignored labels out.
+    pull: what draws the predictions towards a teacher's, computed in the same pass over the head.
     """
-    keep = torch.is_grad_enabled()
-    flat = (labels, scale, tuple(depth_weights), label_smoothing, chunk_bytes, keep)
-    total, losses = cast(Any, _AnyDepthLoss).apply(weight, bias, flat, *features)
-    return total, losses
+    if labels is None and pull is None:
+        raise SettingError("no labels and no pull, so there is nothing to learn; pass one of them")
+    # A teacher that is one of the depths needs no logits of its own.
+    first = None
+    if pull is not None:
+        first = next((i for i, x in enumerate(features) if x is pull.teacher), None)
+    asked = _Asked(
+        labels=labels,
+        scale=scale,
+        weights=tuple(depth_weights) if labels is not None else (0.0,) * len(features),
+        smoothing=label_smoothing,
+        pull=pull,
+        first=first,
+        chunk_bytes=chunk_bytes,
+        keep=torch.is_grad_enabled(),
+    )
+    return Losses(*cast(Any, _AnyDepthLoss).apply(weight, bias, asked, *features))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    labels: Tensor | None
+    scale: Tensor
+    weights: tuple[float, ...]
+    smoothing: float
+    pull: Pull | None
+    first: int | None
+    chunk_bytes: int
+    keep: bool
+
+    @property
+    def temperature(self) -> float:
+        return 1.0 if self.pull is None else self.pull.temperature
+
+    @property
+    def pulls(self) -> tuple[float, ...]:
+        return (0.0,) * len(self.weights) if self.pull is None else tuple(self.pull.weights)
+
+    @property
+    def buffers(self) -> int:
+        """Chunks alive at once: logits, the teacher's chances, and the softened logits."""
+        if self.pull is None:
+            return 1
+        return 2 if self.temperature == 1 or self.labels is None else 3
 
 
 class _AnyDepthLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, bias: Tensor | None, flat: tuple[Any, ...], *features: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        labels, scale, depth_weights, smoothing, chunk_bytes, keep = flat
+        ctx: Any, weight: Tensor, bias: Tensor | None, asked: _Asked, *features: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         device = weight.device.type
         lowered = torch.is_autocast_enabled(device)
         compute = torch.get_autocast_dtype(device) if lowered else features[0].dtype
         # Softmax, sums and the gradient of the head in float32 at least, as autocast would.
         wide = torch.float64 if compute == torch.float64 else torch.float32
-        wants_w, wants_b, _, *wants_x = [keep and wanted for wanted in ctx.needs_input_grad]
-        classes, tokens = weight.shape[0], labels.shape[0]
+        wants_w, wants_b, _, *wants_x = [asked.keep and wanted for wanted in ctx.needs_input_grad]
+        classes, tokens = weight.shape[0], asked.scale.shape[0]
         # Gradients are kept in units of the largest scale: 1/tokens would vanish in float16.
-        unit = scale.max().to(wide).clamp_min(1e-30) if tokens else scale.new_ones((), dtype=wide)
-        chunk = max(1, min(chunk_bytes // (classes * wide.itemsize), tokens))
+        scale = asked.scale.to(wide)
+        unit = scale.max().clamp_min(1e-30) if tokens else scale.new_ones(())
+        room = asked.chunk_bytes // (classes * wide.itemsize * asked.buffers)
+        chunk = max(1, min(room, tokens))
         with torch.autocast(device, enabled=False):
             w = weight.to(compute)
             b = None if bias is None else bias.to(compute)
@@ -66,32 +132,44 @@ class _AnyDepthLoss(torch.autograd.Function):
                 torch.empty_like(x) if wanted else None
                 for x, wanted in zip(features, wants_x, strict=True)
             ]
-            losses = weight.new_zeros(len(features), dtype=wide)
-            buffer = weight.new_empty(chunk, classes, dtype=wide)
-            for index, (x, dx) in enumerate(zip(features, dxs, strict=True)):
-                for start in range(0, tokens, chunk):
-                    rows = slice(start, start + chunk)
-                    xc, yc, s = x[rows].to(compute), labels[rows, None], scale[rows, None].to(wide)
-                    z = _logits(xc, w, b, buffer)
-                    loss, norm = _exponentials_(z, yc, smoothing)
-                    losses[index] += (s * loss).sum()
-                    if not (wants_x[index] or wants_w or wants_b):
+            losses = weight.new_zeros(2, len(features), dtype=wide)
+            scores = _Scores(asked, weight.new_empty(asked.buffers, chunk, classes, dtype=wide))
+            order = sorted(range(len(features)), key=lambda index: index != asked.first)
+            for start in range(0, tokens, chunk):
+                rows = slice(start, start + chunk)
+                scores.begin(rows, scale[rows, None], unit)
+                if asked.pull is not None and asked.first is None:
+                    given = asked.pull.teacher.detach()[rows].to(compute)
+                    scores.teach(_logits(given, w, b, scores.z))
+                for index in order:
+                    x, dx = features[index][rows].to(compute), dxs[index]
+                    z = _logits(x, w, b, scores.z)
+                    if index == asked.first:
+                        scores.teach(z)
+                    wanted = wants_x[index] or wants_w or wants_b
+                    found, z = scores.judged(z, index, wanted)
+                    losses[:, index] += found
+                    if z is None:
+                        if dx is not None:
+                            dx[rows] = 0
                         continue
-                    _gradient_(z, norm, yc, s / unit * depth_weights[index], smoothing)
                     g = z.to(compute)
                     if dx is not None:
                         dx[rows] = g @ w
                     if db is not None:
                         db.add_(z.sum(0))
                     if dw is not None and compute == wide:
-                        dw.addmm_(g.T, xc)
+                        dw.addmm_(g.T, x)
                     elif dw is not None:
-                        dw.add_(g.T @ xc)
-            total = losses @ losses.new_tensor(depth_weights)
+                        dw.add_(g.T @ x)
+            weighed = losses * losses.new_tensor([asked.weights, asked.pulls])
+            # Two sums: what is added by no pull must leave the last bits of the first alone.
+            total = weighed[0].sum() if asked.pull is None else weighed[0].sum() + weighed[1].sum()
         ctx.gradients, ctx.unit = (dw, db, *dxs), unit
         ctx.dtypes = [None if t is None else t.dtype for t in (weight, bias, *features)]
-        ctx.mark_non_differentiable(losses)
-        return total, losses
+        label_losses, divergences = losses.unbind()
+        ctx.mark_non_differentiable(label_losses, divergences)
+        return total, label_losses, divergences
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -108,28 +186,115 @@ class _AnyDepthLoss(torch.autograd.Function):
         return dw, db, None, *dxs
 
 
-def _logits(x: Tensor, w: Tensor, b: Tensor | None, buffer: Tensor) -> Tensor:
+class _Scores:
+    """Losses of a chunk of logits and their gradient, in place."""
+
+    def __init__(self, asked: _Asked, buffers: Tensor) -> None:
+        self._asked, self._buffers = asked, buffers
+        self._temperature = asked.temperature
+
+    def begin(self, rows: slice, scale: Tensor, unit: Tensor) -> None:
+        """The next chunk of tokens."""
+        labels, count = self._asked.labels, len(scale)
+        self._labels = None if labels is None else labels[rows, None]
+        self._scale, self._unit = scale, unit
+        self.z, *beside = self._buffers[:, :count]
+        self._chances = beside[0] if beside else self.z
+        self._soft = beside[-1] if len(beside) > 1 else self.z
+
+    def teach(self, z: Tensor) -> None:
+        """Take over a teacher's predictions; `z` is left as it is, but for its offset."""
+        p = self._chances
+        # Softmax does not mind an offset, and without it nothing overflows.
+        z.sub_(z.amax(1, keepdim=True))
+        torch.div(z, self._temperature, out=p)
+        # sum p log p = p z/T - log sum exp z/T
+        total = p.exp_().sum(1, keepdim=True)
+        p.div_(total)
+        self._information = _dots(p, z) / self._temperature - total.log()
+
+    def judged(self, z: Tensor, index: int, wanted: bool) -> tuple[Tensor, Tensor | None]:
+        """Cross-entropy and divergence of the chunk; the gradient of the logits, if wanted."""
+        asked, scale = self._asked, self._scale
+        a, b = asked.weights[index], asked.pulls[index]
+        found = scale.new_zeros(2)
+        wanted = wanted and (a > 0 or b > 0)
+        z.sub_(z.amax(1, keepdim=True))
+        # Two softmaxes of one depth, unless they are the same or one counts for nothing.
+        soft = z
+        if b > 0 and self._soft is not z:
+            soft = torch.div(z, self._temperature, out=self._soft)
+        elif b > 0 and self._temperature != 1:
+            soft = z.div_(self._temperature)
+        cross = _dots(self._chances, soft) if b > 0 else None
+        entropy = norm = soft_norm = None
+        if self._labels is not None:
+            entropy, norm = _exponentials_(z, self._labels, asked.smoothing)
+            found[0] = (scale * entropy).sum()
+        if cross is not None:
+            soft_norm = norm if soft is z and norm is not None else _exp_sum_(soft)
+            rows = self._information - cross + soft_norm.log()
+            found[1] = self._temperature**2 * (scale * rows).sum()
+        if not wanted:
+            return found, None
+        share = scale / self._unit
+        if soft_norm is None:
+            assert self._labels is not None
+            assert norm is not None
+            _gradient_(z, norm, self._labels, share * a, asked.smoothing)
+            return found, z
+        # The gradient of T^2 KL by z is T (softmax(z / T) - p).
+        pulled = share * (b * self._temperature)
+        if soft is z:
+            label_share = share * a if self._labels is not None else torch.zeros_like(share)
+            z.mul_((label_share + pulled) / soft_norm)
+            if self._labels is not None and a > 0:
+                _less_labels_(z, self._labels, label_share, asked.smoothing)
+        else:
+            soft.mul_(pulled / soft_norm)
+            if a > 0:
+                assert self._labels is not None
+                assert norm is not None
+                _gradient_(z, norm, self._labels, share * a, asked.smoothing)
+                z.add_(soft)
+            else:
+                z = soft
+        return found, z.addcmul_(self._chances, -pulled)
+
+
+def _logits(x: Tensor, w: Tensor, b: Tensor | None, out: Tensor) -> Tensor:
     """`x w^T + b`, in the buffer."""
-    out = buffer[: len(x)]
     if x.dtype == out.dtype:
         torch.mm(x, w.T, out=out)
         return out if b is None else out.add_(b)
     return out.copy_(torch.nn.functional.linear(x, w, b))
 
 
+def _dots(a: Tensor, b: Tensor) -> Tensor:
+    """The product of each row with the other's, `(rows, 1)`, without a third matrix."""
+    return torch.bmm(a[:, None], b[:, :, None])[:, 0]
+
+
+def _exp_sum_(z: Tensor) -> Tensor:
+    return z.exp_().sum(1, keepdim=True)
+
+
 def _exponentials_(z: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Exchange logits for `exp(z - max z)`, in place; gives cross-entropy and sum, a row each."""
-    z.sub_(z.amax(1, keepdim=True))
+    """Exchange logits for their exponentials, in place; gives cross-entropy and sum, a row each."""
     target = z.gather(1, labels)
     if smoothing:
         target = (1 - smoothing) * target + smoothing * z.mean(1, keepdim=True)
-    total = z.exp_().sum(1, keepdim=True)
+    total = _exp_sum_(z)
     return total.log() - target, total
 
 
 def _gradient_(z: Tensor, norm: Tensor, labels: Tensor, scale: Tensor, smoothing: float) -> None:
     """Exchange exponentials for `scale * (softmax - (1 - eps) onehot - eps / classes)`."""
     z.mul_(scale / norm)
+    _less_labels_(z, labels, scale, smoothing)
+
+
+def _less_labels_(z: Tensor, labels: Tensor, scale: Tensor, smoothing: float) -> None:
     if smoothing:
         z.sub_(scale * (smoothing / z.shape[1]))
     z.scatter_add_(1, labels, scale * (smoothing - 1))

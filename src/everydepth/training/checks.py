@@ -68,7 +68,8 @@ def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveRepor
         out.loss.backward()
         for name, part in _parts(net).items():
             reached[name] |= any(p.grad is not None and bool(p.grad.any()) for p in part)
-        expected = sum(float(weights[step, d]) * float(loss) for d, loss in out.losses.items())
+        labels = objective.label_weights(weights[step].tolist())
+        expected = sum(labels[d] * float(loss) for d, loss in out.losses.items())
         expected += 0.0 if out.regularizer is None else float(out.regularizer)
         worst = max(worst, abs(float(out.loss.detach()) - expected) / max(abs(expected), 1.0))
         if set(out.losses) != set(weights[step].nonzero().flatten().tolist()):

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from everydepth.errors import DataError, RunError, SettingError
 from everydepth.objectives import Objective
 from everydepth.runs import Checkpoint, Run
-from everydepth.stream import unwrapped, with_labels
+from everydepth.stream import has_labels, unwrapped, with_labels
 from everydepth.training.best import Best
 from everydepth.training.callbacks import Callback
 from everydepth.training.config import FitConfig, RunConfig
@@ -249,7 +249,8 @@ class Training:
         """One optimizer step."""
         device = self.accelerator.device
         batch = cast(Batch, send_to_device(dict(batch), device, non_blocking=True))
-        batch = dict(with_labels(self.net.stream, batch))
+        if self.net.objective.needs_labels or has_labels(self.net.stream, batch):
+            batch = dict(with_labels(self.net.stream, batch))
         if not self.net.training:
             self.net.train()
         self.net.set_progress(self.step, self.total_steps)

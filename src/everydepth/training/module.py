@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from everydepth.errors import NonFiniteError, SettingError
-from everydepth.objectives import Moment, Objective, Pass, lpa
+from everydepth.objectives import Distilled, Moment, Objective, Pass, Term, lpa
 from everydepth.stream import (
     Criterion,
     ResidualStream,
@@ -22,7 +23,7 @@ from everydepth.stream import (
     nothing_asked,
     unwrapped,
 )
-from everydepth.training.any_depth_loss import any_depth_loss
+from everydepth.training.any_depth_loss import Pull, any_depth_loss
 
 Measure = Callable[["EveryDepth", Mapping[str, Any]], Any]
 """Something else to compute in a pass than the loss, from the network and a batch."""
@@ -36,10 +37,11 @@ fast (faster below 2^17, on a CPU) and gives the logits too."""
 class EveryDepthOutput(ModelOutput):
     """What one pass gives.
 
-    loss: the objective, to call `backward` on; None without labels.
+    loss: the objective, to call `backward` on; None without labels, unless it is distilled.
     logits: the model's own, at the last depth. None in training mode with a large vocabulary,
         where they are never whole in memory, unless that depth is asked for with `depths=`.
-    losses: the loss at each supervised (or asked for) depth, unweighted, detached.
+    losses: the loss at each supervised (or asked for) depth, unweighted, detached. Of a batch
+        without labels, the divergence from the last depth at each depth below.
     regularizer: what the objective adds to the weighted losses, detached; None if nothing.
     logits_at: predictions at the depths that were asked for with `depths=`.
     """
@@ -49,6 +51,14 @@ class EveryDepthOutput(ModelOutput):
     losses: dict[int, Tensor] | None = None
     regularizer: Tensor | None = None
     logits_at: dict[int, Tensor] | None = None
+
+
+class _Loss(NamedTuple):
+    """What is minimized, the losses by depth, and what terms added; detached but the first."""
+
+    total: Tensor
+    losses: dict[int, Tensor]
+    added: Tensor | None
 
 
 class EveryDepth(nn.Module):
@@ -61,7 +71,7 @@ class EveryDepth(nn.Module):
     A batch may hold, beside the model's inputs and "labels", "loss_weights" (one number a label).
     Labels of language models are not shifted; those that are -100, or padding by the attention
     mask, are ignored (`everydepth.stream.Targets` says it for every task). Without labels there is
-    no loss.
+    no loss, unless the objective is distilled: then every row that is not padding counts.
 
     label_smoothing, class_weights: as in `torch.nn.functional.cross_entropy`.
     criterion: a loss of your own, `f(prediction, labels, context)`, one number a row; `context` has
@@ -156,9 +166,15 @@ class EveryDepth(nn.Module):
         last = self.stream.depth
         asked = [self.stream.check_depth(depth) for depth in depths]
         targets = self._targets(batch)
-        chunked = targets is not None and self._chunks(targets)
+        unlabelled = targets is None and not self.objective.needs_labels
+        chunked = self._chunks(targets) if targets is not None else unlabelled and self._chunkable
         logits = not (chunked and self.training) or last in asked
         states = self._observe(batch, logits=logits)
+        if unlabelled:
+            # A feature has the rows of a prediction, and costs no pass through the head.
+            rows = Targets.every(self.stream, states.batch, states.feature(last))
+            targets = replace(rows, labels=None)
+            chunked = chunked and self._large(targets)
         out = EveryDepthOutput(logits=self.logits_of(states, last) if logits else None)
         if asked:
             out.logits_at = {
@@ -174,20 +190,14 @@ class EveryDepth(nn.Module):
         exits = states
         for technique in self.objective.techniques:
             exits = technique.exits(exits, weights)
-        if chunked:
-            loss, losses = self._chunked_loss(exits, targets, supervised)
-        else:
-            loss, losses = self._plain_loss(exits, targets, supervised)
-        terms = self._terms(exits, targets, supervised)
-        if terms:
-            added = sum(terms[1:], start=terms[0])
-            loss, out.regularizer = loss + added, added.detach()
+        sought = self._chunked_loss if chunked else self._plain_loss
+        loss, losses, out.regularizer = sought(exits, targets, supervised)
         if self.raise_on_nan and not bool(torch.isfinite(loss)):
             self._raise_not_finite(states, losses)
         rest = [depth for depth in asked if depth not in losses]
-        if rest:
+        if rest and targets.labels is not None:
             with torch.no_grad():
-                losses |= self._plain_loss(states, targets, dict.fromkeys(rest, 1.0))[1]
+                losses |= {depth: self._loss(states, depth, targets) for depth in rest}
         out.loss, out.losses = loss, dict(sorted(losses.items()))
         if self.training and self._counts_itself:
             self.step += 1
@@ -260,59 +270,122 @@ class EveryDepth(nn.Module):
 
     def _chunks(self, targets: Targets) -> bool:
         """Whether the loss is to be computed a chunk of logits at a time, and can be."""
-        linear = all(type(head) is nn.Linear for head in (self.stream.head, *self.heads.values()))
-        whole = any(term.whole_logits for term in self.objective.terms)
-        if whole or not linear or not targets.can_be_chunked:
-            return False
+        return self._chunkable and targets.can_be_chunked and self._large(targets)
+
+    @property
+    def _chunkable(self) -> bool:
+        heads = (self.stream.head, *self.heads.values())
+        linear = all(type(head) is nn.Linear for head in heads)
+        pull = self._pull
+        return linear and not any(t.whole_logits for t in self.objective.terms if t is not pull)
+
+    @property
+    def _pull(self) -> Distilled | None:
+        """What the any-depth loss computes beside the loss: it knows one head only."""
+        return None if self.heads else self.objective.get(Distilled)
+
+    def _large(self, targets: Targets) -> bool:
         many = len(targets) * self.stream.classes >= LARGE_LOGITS
         return many if self.any_depth_loss is None else self.any_depth_loss
 
     def _chunked_loss(
         self, states: States, targets: Targets, supervised: Mapping[int, float]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        groups = [[depth] for depth in supervised] if self.heads else [list(supervised)]
-        totals: list[Tensor] = []
+    ) -> _Loss:
+        last, pull, labels = states.depth, self._pull, self._label_weights(supervised)
+        students = [depth for depth in supervised if depth < last]
+        depths = list(supervised) if targets.labels is not None else students
+        inputs = {depth: targets.head_inputs(states, depth) for depth in depths}
+        towards: Pull | None = None
+        if pull is not None and students:
+            with torch.no_grad():
+                teacher = inputs[last] if last in inputs else targets.head_inputs(states, last)
+            weights = [pull.weight * supervised[d] * (d < last) for d in depths]
+            towards = Pull(teacher=teacher, weights=weights, temperature=pull.temperature)
+        # Without labels and students there is nothing to learn: a loss of 0 with a gradient.
+        totals = [] if depths else [targets.head_inputs(states, last)[..., :0].sum()]
         losses: dict[int, Tensor] = {}
-        for depths in groups:
-            head = cast(nn.Linear, self.own_head(depths[0]) or self.stream.head)
-            total, found = any_depth_loss(
-                [targets.head_inputs(states, d) for d in depths],
+        added: Tensor | None = None
+        for group in [[depth] for depth in depths] if self.heads else [depths][: len(depths)]:
+            head = cast(nn.Linear, self.own_head(group[0]) or self.stream.head)
+            found = any_depth_loss(
+                [inputs[d] for d in group],
                 head.weight,
                 cast(Tensor | None, head.bias),
                 targets.labels,
                 targets.class_scale,
-                [supervised[d] for d in depths],
+                [labels[d] for d in group],
                 label_smoothing=targets.label_smoothing,
+                pull=towards,
             )
-            totals.append(total)
-            losses |= dict(zip(depths, found.unbind(), strict=True))
-        return torch.stack(totals).sum() if len(totals) > 1 else totals[0], losses
+            totals.append(found.total)
+            if towards is not None:
+                added = found.divergences @ found.divergences.new_tensor(towards.weights)
+            seen = found.losses if targets.labels is not None else found.divergences
+            losses |= dict(zip(group, seen.unbind(), strict=True))
+        total = torch.stack(totals).sum() if len(totals) > 1 else totals[0]
+        rest = [term for term in self.objective.terms if term is not pull]
+        terms = self._terms(rest, states, targets, supervised)
+        if terms is not None:
+            added = terms.detach() if added is None else added + terms.detach()
+            total = total + terms
+        return _Loss(total, losses, added)
 
     def _plain_loss(
         self,
         states: States,
         targets: Targets,
         supervised: Mapping[int, float],
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+    ) -> _Loss:
+        terms = self._terms(self.objective.terms, states, targets, supervised)
+        added = None if terms is None else terms.detach()
+        if targets.labels is None:
+            assert terms is not None
+            return _Loss(terms, self._divergences(states, targets, supervised), added)
         losses = {depth: self._loss(states, depth, targets) for depth in supervised}
-        total = sum((supervised[depth] * loss for depth, loss in losses.items()), start=0.0)
-        return cast(Tensor, total), {depth: loss.detach() for depth, loss in losses.items()}
+        weights = self._label_weights(supervised)
+        total = sum((w * losses[depth] for depth, w in weights.items() if w), start=0.0)
+        total = cast(Tensor, total if terms is None else total + terms)
+        return _Loss(total, {depth: loss.detach() for depth, loss in losses.items()}, added)
+
+    def _divergences(
+        self, states: States, targets: Targets, supervised: Mapping[int, float]
+    ) -> dict[int, Tensor]:
+        found = self.objective.get(Distilled)
+        with torch.no_grad():
+            seen = self._seen(states, targets, supervised)
+            return {} if found is None else found.divergences(seen)
+
+    def _label_weights(self, supervised: Mapping[int, float]) -> dict[int, float]:
+        weights = [supervised.get(depth, 0.0) for depth in range(self.stream.depth + 1)]
+        labels = self.objective.label_weights(weights)
+        return {depth: labels[depth] for depth in supervised}
 
     def _loss(self, states: States, depth: int, targets: Targets) -> Tensor:
         z = targets.predicted(states, depth, self.own_head(depth))
         return targets.loss(z, targets.extras(states, depth))
 
     def _terms(
-        self, states: States, targets: Targets, supervised: Mapping[int, float]
-    ) -> list[Tensor]:
-        seen = Pass(
+        self,
+        terms: Sequence[Term],
+        states: States,
+        targets: Targets,
+        supervised: Mapping[int, float],
+    ) -> Tensor | None:
+        """What the terms add; None if there are none."""
+        if not terms:
+            return None
+        seen = self._seen(states, targets, supervised)
+        found = [term(seen) for term in terms]
+        return sum(found[1:], start=found[0])
+
+    def _seen(self, states: States, targets: Targets, supervised: Mapping[int, float]) -> Pass:
+        return Pass(
             states=states,
             targets=targets,
             weights=supervised,
-            logits=lambda depth: self.logits_of(states, depth),
+            logits=cache(lambda depth: self.logits_of(states, depth)),
             moment=self._moment(),
         )
-        return [term(seen) for term in self.objective.terms]
 
     def _moment(self) -> Moment:
         return self.objective.moment(self.step, self.total_steps, self.stream.depth)

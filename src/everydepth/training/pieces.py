@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from everydepth.stream import ResidualStream, Targets
+from everydepth.stream import ResidualStream, Targets, has_labels
 from everydepth.stream.rows import pick_rows
 from everydepth.training.loader import Batch
 from everydepth.training.module import EveryDepth
@@ -44,6 +44,12 @@ def shares_of(
 
 
 def _amount(piece: Batch, net: EveryDepth) -> Tensor:
+    if not has_labels(net.stream, piece):
+        mask = piece.get("attention_mask")
+        tokens = net.stream.task in ("causal_lm", "masked_lm")
+        if tokens and isinstance(mask, Tensor):
+            return (mask != 0).sum()
+        return torch.tensor(net.stream.rows(piece))
     targets = Targets.of(
         net.stream, piece, class_weights=net.class_weights, criterion=net.criterion, check=False
     )
