@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from tests.helpers import tracing as samples
 
 import everydepth as ed
@@ -69,7 +70,7 @@ def test_a_metric_of_ones_own_is_in_table_figure_page_app_terminal_and_json(
     assert Warmth.about in measured.words(tab, "warmth")
     assert measured.figure(tab, "warmth").data[0].y[-1] == pytest.approx(last, rel=1e-5)
 
-    show(traced)
+    show(traced, Console())
     assert "warmth (°C)" in capsys.readouterr().out
 
     content = json.loads(json.dumps(traced.to_json()))

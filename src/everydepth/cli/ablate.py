@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from everydepth.ablations.config import AblateConfig
 from everydepth.cli.configs import Defaults
 from everydepth.cli.options import Model, NewRun, Source, Split
+from everydepth.cli.showing import check_new, keep, show
 from everydepth.config import plain
 
 
@@ -23,18 +22,16 @@ def ablate(
 
     everydepth ablate runs/lpa --data digits -o runs/ablation
     """
-    from everydepth.ablations import ablate as sweep
-    from everydepth.exits.load import load as load_model
-    from everydepth.runs import Run
+    from rich.console import Console
 
+    from everydepth.ablations import ablate as measure
+    from everydepth.exits.load import load as load_model
+
+    check_new(run)
+    console = Console()
     network = load_model(model)
     rows = source.batches(model, network, split=split, batch_size=asked.batch_size or 32)
-    config = {"model": model, "data": source.data, "split": split, **plain(asked)}
-    opened = None if run is None else Run.create(run, config, kind="ablate")
-    found = sweep(network, rows, config=asked)
-    for metric in ("accuracy", "perplexity", "loss", "margin", "agreement"):
-        if metric in found.metrics:
-            typer.echo(f"{found.table(metric)}\n")
-    if opened is not None:
-        found.save(opened.path / "ablation")
-        typer.echo(f"wrote {run}; see it with: everydepth report {run}")
+    found = measure(network, rows, config=asked)
+    show(found, console)
+    how = {"model": model, **source.asked(), "split": split, **plain(asked)}
+    keep(found, run, how, console)

@@ -8,6 +8,7 @@ import typer
 
 from everydepth.cli.configs import Defaults
 from everydepth.cli.options import Model, NewRun, Rows
+from everydepth.cli.showing import check_new, keep, show_table
 
 
 def audit(
@@ -30,15 +31,10 @@ def audit(
 
     from everydepth.ablations import audit as judge
     from everydepth.exits.load import load as load_model
-    from everydepth.runs import Run
 
-    network = load_model(model)
-    batches = rows.load(model, network)
-    config = {"model": model, "data": rows.data, "split": rows.split, "held_out": held_out}
-    opened = None if run is None else Run.create(run, config, kind="audit")
-    found = judge(network, batches, held_out=held_out)
+    check_new(run)
     console = Console()
-    console.print(found.table(top=top))
-    if opened is not None:
-        found.save(opened.path / "audit")
-        console.print(f"wrote {run}; see it with: everydepth report {run}", markup=False)
+    network = load_model(model)
+    found = judge(network, rows.load(model, network), held_out=held_out)
+    show_table(found.table(top=top), console)
+    keep(found, run, {"model": model, **rows.asked(), "held_out": held_out}, console)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from everydepth.cli.options import Model, Source
+from everydepth.cli.showing import check_new, keep, show
 from everydepth.errors import SettingError
 from everydepth.growth.config import GrowConfig
 
@@ -41,8 +42,9 @@ def grow(
     from everydepth.exits.load import load as load_model
     from everydepth.growth import grow as grow_model
     from everydepth.growth import score
-    from everydepth.runs import Run
 
+    if score_only:
+        check_new(run)
     network = load_model(model)
     console = Console()
 
@@ -52,12 +54,10 @@ def grow(
     train = batches(split)
     if score_only:
         found = score(network, train, seed=asked.seed, alpha=asked.alpha)
-        console.print(found.table())
-        console.print(found.verdict)
-        if run is not None:
-            config = {"model": model, "data": source.data, "split": split}
-            config |= {"seed": asked.seed, "alpha": asked.alpha}
-            found.save(Run.create(run, config, kind="score").path / "growth_score")
+        show(found, console)
+        console.print(str(found), markup=False)
+        how = {"split": split, "seed": asked.seed, "alpha": asked.alpha}
+        keep(found, run, {"model": model, **source.asked(), **how}, console)
         return
     if valid_split is not None:
         valid = batches(valid_split)
@@ -80,6 +80,6 @@ def grow(
         resume=resume,
     )
     if result.score is not None:
-        console.print(result.score.table())
+        show(result.score, console)
     console.print(str(result), markup=False)
     console.print(f"wrote {result.path}; the model is in {result.path}/model", markup=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from everydepth.config import Config, setting
+from everydepth.config import Config, plain, setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,6 +44,10 @@ class Source(Config):
     data_root: str | None = setting(None, help="The folder that holds named data sets.")
     max_samples: int | None = setting(None, least=1, help="Use only the first N rows.")
     max_length: int = setting(128, least=1, help="Tokens of a text at most.")
+
+    def asked(self) -> dict[str, Any]:
+        """What decides the outcome, as JSON values: where the data lay does not."""
+        return {name: value for name, value in plain(self).items() if name != "data_root"}
 
     def batches(self, name: str, model: PreTrainedModel, *, split: str, batch_size: int) -> Batches:
         """As the model called `name` takes it."""

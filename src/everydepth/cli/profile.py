@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from everydepth.cli.options import Model, OwnRun, Rows
-from everydepth.cli.showing import keep, place_for
-from everydepth.config import plain
+from everydepth.cli.showing import keep, place_for, show
 
 
 def profile(
@@ -39,10 +38,8 @@ def profile(
     place = place_for(model, run, "profile")
     found = measure(network, batches, batch_size=rows.batch_size, repeats=repeats)
     console = Console()
-    console.print(found.table())
-    asked = {"model": model, **plain(rows), "repeats": repeats}
-    del asked["data_root"]
-    keep(found, place, asked, console)
+    show(found, console)
+    keep(found, place, {"model": model, **rows.asked(), "repeats": repeats}, console)
     drawn = found.figure(["tradeoff", "batch_latency", "checkpoint_bytes"])
     drawn.savefig(place / "profile.png", dpi=150)
     limits = {

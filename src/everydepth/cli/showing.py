@@ -15,23 +15,34 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    from everydepth.results import Results
+    from everydepth.results import Results, Table
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 40
 
 
-def show(results: Results, console: Console | None = None) -> None:
-    """Print the table; if it is too large for the terminal, a line for each of its columns."""
-    from rich.console import Console
+def show(results: Results, console: Console) -> None:
+    """Print the main table, or a summary of it if it does not fit the terminal.
 
-    console = console or Console()
+    Measurements of one number per layer and setting cannot share a table: each gets its own.
+    """
+    main = results.main
+    if main.kind == "family":
+        for name, result in results.results.items():
+            if result.kind == main.kind:
+                show_table(results.table(name), console)
+        return
     table = results.table()
     width = max(map(len, str(replace(table, title="", notes=())).splitlines()))
     fits = width <= console.width and len(table.rows) <= _MOST_ROWS
+    show_table(table, console, None if fits else summary(results))
+
+
+def show_table(table: Table, console: Console, body: RichTable | None = None) -> None:
+    """Print one table, or `body` in its place, between its title and its notes."""
     # A table narrower than its title and notes would fold them.
     console.print(table.title, markup=False)
-    console.print(replace(table, title="", notes=()) if fits else summary(results))
+    console.print(body or replace(table, title="", notes=()))
     for note in table.notes:
         console.print(note, markup=False, style="yellow")
 
@@ -78,30 +89,36 @@ def sparkline(values: Sequence[Any]) -> str:
 
 
 def place_for(model: str, run: Path | None, kind: str) -> Path:
-    """Where results go: `run`, the model's own run, or a new directory below runs.
-
-    Checked before the work, so that a bad place is not found out after it.
-    """
+    """Where results go: `run`, the model's own run, or a new directory below runs."""
     from everydepth.runs import Run
 
     if run is None and Run.exists(model) and (Path(model) / "model").is_dir():
         return Path(model)
     place = run or _free(Path("runs") / f"{kind}-{Path(model).resolve().name}")
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise RunError(f"{place} is not an empty directory; use another one with --run")
+    check_new(place)
     return place
 
 
-def keep(results: Results, place: Path, asked: Mapping[str, Any], console: Console) -> Path:
-    """Save results into the run directory `place`, made if it is new; say how to see them."""
+def check_new(run: Path | None) -> None:
+    """An error if a new run cannot be made there: before the work instead of after it."""
+    if run is not None and run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise RunError(f"{run} is not an empty directory; use another one with --run")
+
+
+def keep(results: Results, place: Path | None, asked: Mapping[str, Any], console: Console) -> None:
+    """Save results into the run directory `place`, made if it is new; say how to see them.
+
+    place: None saves nothing.
+    """
     from everydepth.runs import Run
 
+    if place is None:
+        return
     command = command_line()
     if not Run.exists(place):
         Run.create(place, {"command": command, **asked}, kind=results.kind)
     folder = results.with_about(command=command, asked=asked).save(place / results.kind)
     console.print(f"wrote {folder}; see it with: everydepth report {place}", markup=False)
-    return folder
 
 
 def _free(path: Path) -> Path:

@@ -8,7 +8,6 @@ import typer
 
 from everydepth.cli.options import Device, Model, OwnRun, Rows
 from everydepth.cli.showing import keep, place_for, show
-from everydepth.config import plain
 
 
 def trace(
@@ -42,8 +41,7 @@ def trace(
 
     network = load_model(model)
     batches = rows.load(model, network)
-    asked = {"model": model, **plain(rows), "metrics": metrics, "prompt": prompt}
-    del asked["data_root"]
+    asked = {"model": model, **rows.asked(), "metrics": metrics, "prompt": prompt}
     place = place_for(model, run, "trace")
     wanted = None if metrics is None else [name.strip() for name in metrics.split(",")]
     found = measure(network, batches, wanted, device=device)

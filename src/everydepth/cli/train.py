@@ -13,7 +13,6 @@ from everydepth import objectives
 from everydepth.cli.configs import Defaults
 from everydepth.cli.options import Source
 from everydepth.cli.presets import PRESETS, Facts, byte_tokenizer
-from everydepth.config import plain
 from everydepth.errors import DataError, SettingError
 from everydepth.training.config import FitConfig, RunConfig
 
@@ -68,8 +67,7 @@ def train(
         names = (Path(model).name, Path(source.data).name.replace(":", "-"), goal.name)
         run = where.run or Path("runs") / "-".join(names)
         # What decides the outcome and `fit` does not know.
-        about = {"model": model, "blocks": blocks, "valid_split": valid_split, **plain(source)}
-        del about["data_root"]
+        about = {"model": model, "blocks": blocks, "valid_split": valid_split, **source.asked()}
         if dry_run:
             shown = {**about, **fitting.to_json(), "objective": goal.to_json(), "run": str(run)}
             _dry_run(shown, net, rows, fitting, console)

@@ -17,7 +17,8 @@ Kind = Literal[
 
 curve: one value per x for every name in `series`. Quantiles, where there are any, are
     `q05, q25, q50, q75, q95` of the first series; `<name>_low` and `<name>_high` are a band around
-    a series; `<name>_<axis>` is the x of a series that has its own.
+    a series; `<name>_<axis>` is the x of a series that has its own. `meta["maps"]` names an array
+    (x, i, j), whose last map is drawn beside the lines; `labels["maps"]` is what i and j are.
 family: an array (x, columns) for every name in `series`: a line for each of `arrays["columns"]`.
 histogram: a count per x, with its `cumulative` share.
 bars: as curve, but bars; x may be words.

@@ -19,7 +19,7 @@ def convert(name: str, content: Sequence[Row], folder: Path) -> Results:
     """What results.json holds of a sweep: its rows. Settings are what differs between them."""
     varied = {key: value for key, value in content[0].items() if _differs(content, key)}
     measured = measurements(content, varied if "seed" in varied else {**varied, "seed": None})
-    return class_of(name)(results=measured, about={"cells": len(content)}, kind=name)
+    return class_of(name)(results=measured, kind=name)
 
 
 def measurements(content: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Result]:

@@ -39,6 +39,13 @@ class Sweep(Results, kind="sweep"):
     done: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.cells:  # loaded
+            object.__setattr__(self, "cells", tuple(self.about.get("cells", ())))
+            object.__setattr__(self, "done", self.about.get("done", {}))
+            object.__setattr__(self, "skipped", self.about.get("skipped", {}))
+
     @classmethod
     def of(
         cls,
@@ -50,7 +57,7 @@ class Sweep(Results, kind="sweep"):
         """From the outcome of every cell that is done."""
         found = cls(
             results={},
-            about=provenance(cells=len(cells), done=len(done)),
+            about=provenance(cells=cells, done=done, **({"skipped": skipped} if skipped else {})),
             path=path,
             cells=tuple(cells),
             done=done,

@@ -92,8 +92,25 @@ def _curve(runs: Runs, title: str) -> tuple[Chart, ...]:
         groups.setdefault(_quantity(first, name), []).append(name)
     whole = len(groups) == 1
     found = [_lines(runs, names, title, whole=whole) for names in groups.values()]
-    extra = _EXTRA.get(first.name)
-    return (*found, *(extra(runs) if extra else ()))
+    return (*found, *_maps(runs))
+
+
+def _maps(runs: Runs) -> Iterator[Chart]:
+    """The last of the maps that a result has one of at every x."""
+    for run, result in runs.items():
+        name = result.meta.get("maps")
+        if name is None:
+            continue
+        z = numbers(result.arrays[name])[-1]
+        rows, columns = (np.arange(size) for size in z.shape)
+        place = Axis(label=result.labels.get("maps", ""), whole=True)
+        words = f"{result.label(name)} at the last {result.axis}"
+        yield Chart(
+            title=" · ".join(filter(None, (run, words))),
+            x=place,
+            y=place,
+            marks=(Heat(z=z, x=columns, y=rows, unit=result.label(name)),),
+        )
 
 
 def _quantity(result: Result, name: str) -> str:
@@ -453,26 +470,6 @@ def _counts(result: Result, across: str, up: str) -> Heat:
     np.add.at(z, (y[both] - rows[0], x[both] - columns[0]), 1)
     return Heat(z=np.where(z > 0, z, np.nan), x=columns, y=rows, unit="predictions")
 
-
-def _covariance(runs: Runs) -> tuple[Chart, ...]:
-    """The covariance of a few coordinates at the last depth, and how its entries are spread."""
-    found: list[Chart] = []
-    for run, result in runs.items():
-        z = numbers(result.arrays["covariance"])[-1]
-        place = np.arange(len(z))
-        coordinate = Axis(label="coordinate of the gradient", whole=True)
-        chart = Chart(
-            title=" · ".join(filter(None, (run, "covariance at the last depth"))),
-            x=coordinate,
-            y=coordinate,
-            marks=(Heat(z=z, x=place, y=place, unit="covariance"),),
-        )
-        found.append(chart)
-    return tuple(found)
-
-
-_EXTRA: Mapping[str, Callable[[Runs], tuple[Chart, ...]]] = {"gradient_covariance": _covariance}
-"""The special cases: charts beside those of the kind."""
 
 _BY_KIND: Mapping[str, Callable[[Runs, str], tuple[Chart, ...]]] = {
     "curve": _curve,

@@ -249,8 +249,9 @@ class GradientCovariance(BatchMetric):
                 "within_10": "off-diagonal below 10 % of the mean variance (share)",
                 "within_1": "off-diagonal below 1 % of the mean variance (share)",
                 "edges": "covariance / mean variance",
+                "maps": "coordinate of the gradient",
             },
-            meta={"samples": n, "coordinates": width},
+            meta={"samples": n, "coordinates": width, "maps": "covariance"},
         )
 
 
