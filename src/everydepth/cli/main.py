@@ -28,6 +28,7 @@ from everydepth.cli.grow import grow
 from everydepth.cli.plan import plan
 from everydepth.cli.profile import profile
 from everydepth.cli.report import report
+from everydepth.cli.serve import serve
 from everydepth.cli.sweep import sweep
 from everydepth.cli.trace import trace
 from everydepth.cli.train import train
@@ -39,6 +40,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     profile,
     export,
     generate,
+    serve,
     ablate,
     audit,
     grow,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from everydepth.exits.generation.cache import SlotCache
+from everydepth.exits.generation.visible import attention_bias, windowed
 from everydepth.stream import Cursor, ResidualStream
 
 
@@ -157,16 +158,7 @@ class Tape:
 
     def _windowed(self, cursor: Cursor, at: int, end: int) -> Cursor:
         """Give blocks with another window than the first their own mask."""
-        mask = cursor.batch.get("attention_mask")
-        first = self._windows[0]
-        if mask is None or mask.ndim != 4 or all(window == first for window in self._windows):
-            return cursor
-        masks = {window: self._visible(at, end, window) for window in {*self._windows} - {first}}
-        calls = tuple(
-            call if window == first else call.exchanged(mask, masks[window])
-            for call, window in zip(cursor.calls, self._windows, strict=False)
-        )
-        return replace(cursor, calls=calls)
+        return windowed(cursor, self._windows, lambda window: self._visible(at, end, window))
 
     def _visible(self, at: int, end: int, window: int | None) -> Tensor:
         """What is added to the attention scores: 0 where a token is seen, else the lowest number.
@@ -181,10 +173,7 @@ class Tape:
         if window is not None:
             positions = self._positions if self._ragged else self._positions[:1]
             seen = seen & (positions[:, None, :end] > positions[:, at:end, None] - window)
-        zero = torch.zeros((), dtype=self._dtype, device=slots.device)
-        # Some attention takes its softmax in float32, where the lowest float64 is -inf.
-        lowest = max(torch.finfo(self._dtype).min, torch.finfo(torch.float32).min)
-        return torch.where(seen[:, None], zero, lowest)
+        return attention_bias(seen, self._dtype)
 
     # -- room -------------------------------------------------------------------------------------
 

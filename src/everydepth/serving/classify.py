@@ -1,0 +1,245 @@
+"""Classifiers behind the server: rows of different depths share every block they need."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from torch import Tensor
+
+from everydepth.app.pictures import Lens, decoded
+from everydepth.errors import BatchError, DataError
+from everydepth.exits.policies import Policy
+from everydepth.exits.predict import predict
+from everydepth.exits.untrusted import read_json
+from everydepth.serving.http import application
+from everydepth.serving.meter import Meter
+from everydepth.serving.names import Menu
+from everydepth.stream import ResidualStream, unwrapped
+
+MOST = 256
+"""Rows of one request."""
+
+
+class Classify(BaseModel):
+    """`input` are texts, or pictures as base64 (with or without `data:image/...;base64,`)."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str
+    input: str | Annotated[list[str], Field(min_length=1, max_length=MOST)]
+    depth: StrictInt | None = None
+    policy: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    label: int
+    probability: float
+    depth: int
+
+
+@dataclass(eq=False)
+class _Item:
+    row: Any
+    depth: int
+    policy: Policy | None
+    answer: asyncio.Future[Answer]
+
+
+class Classifier:
+    """Collects what arrives while a batch runs, and runs it as the next one.
+
+    prepare: makes a batch of several inputs.
+    """
+
+    def __init__(
+        self,
+        stream: ResidualStream,
+        prepare: Callable[[Sequence[Any]], Mapping[str, Tensor]],
+        *,
+        places: int = 64,
+    ) -> None:
+        self.stream, self._prepare, self._places = stream, prepare, places
+        self._items: asyncio.Queue[_Item] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._counts = {"requests_total": 0.0, "batches_total": 0.0, "passes_total": 0.0}
+
+    def start(self) -> None:
+        unwrapped(self.stream.model).eval()
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def ready(self) -> bool:
+        return True
+
+    @property
+    def facts(self) -> Mapping[str, float]:
+        return {**self._counts, "waiting": float(self._items.qsize())}
+
+    async def run(self, rows: Sequence[Any], depth: int, policy: Policy | None) -> list[Answer]:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+        loop = asyncio.get_running_loop()
+        items = [_Item(row, depth, policy, loop.create_future()) for row in rows]
+        for item in items:
+            self._items.put_nowait(item)
+        return list(await asyncio.gather(*(item.answer for item in items)))
+
+    async def _work(self) -> None:
+        while True:
+            items = [await self._items.get()]
+            while len(items) < self._places and not self._items.empty():
+                items.append(self._items.get_nowait())
+            items = [item for item in items if not item.answer.cancelled()]
+            if not items:
+                continue
+            try:
+                answers = await asyncio.to_thread(self._answers, items)
+            except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
+                for item in items:
+                    if not item.answer.done():
+                        item.answer.set_exception(error)
+                continue
+            for item, answer in zip(items, answers, strict=True):
+                if not item.answer.done():
+                    item.answer.set_result(answer)
+
+    @torch.inference_mode()
+    def _answers(self, items: list[_Item]) -> list[Answer]:
+        self._counts["requests_total"] += len(items)
+        found: dict[_Item, Answer] = {}
+        for policy in dict.fromkeys(item.policy for item in items):
+            chosen = [item for item in items if item.policy is policy]
+            batch = self._prepare([item.row for item in chosen])
+            self._counts["batches_total"] += 1
+            if policy is None:
+                logits = at_depths(self.stream, batch, [item.depth for item in chosen])
+                depths = [item.depth for item in chosen]
+            else:
+                seen = predict(self.stream, batch, policy=policy)
+                logits, depths = seen.logits, seen.depths.tolist()
+            self._counts["passes_total"] += sum(depths)
+            best, label = logits.float().softmax(-1).max(-1)
+            told = zip(chosen, label.tolist(), best.tolist(), depths, strict=True)
+            found |= {item: Answer(*rest) for item, *rest in told}
+        return [found[item] for item in items]
+
+
+def at_depths(stream: ResidualStream, batch: Mapping[str, Tensor], depths: Sequence[int]) -> Tensor:
+    """Logits of every row at its own depth; a block runs once, for the rows that need it.
+
+    >>> from everydepth.serving.classify import at_depths
+    >>> at_depths(ed.as_stream(model), test.batch(range(3)), [1, 3, 2]).shape
+    torch.Size([3, 10])
+    """
+    cursor = stream.start(batch)
+    wanted = torch.tensor([stream.check_depth(depth) for depth in depths], device=cursor.h.device)
+    rows = torch.arange(len(wanted), device=cursor.h.device)
+    found: list[Tensor | None] = [None] * len(rows)
+    while True:
+        here = wanted[rows] == cursor.depth
+        if bool(here.any()):
+            logits = stream.logits(cursor if bool(here.all()) else cursor.select(here))
+            for row, one in zip(rows[here].tolist(), logits, strict=True):
+                found[row] = one
+            if bool(here.all()):
+                return torch.stack([one for one in found if one is not None])
+            cursor, rows = cursor.select(~here), rows[~here]
+        cursor = stream.step(cursor)
+
+
+class ClassifyServer:
+    """Answers of a classifier of texts or pictures; `app` is the ASGI application."""
+
+    def __init__(
+        self,
+        menu: Menu,
+        classifier: Classifier,
+        read: Callable[[str], Any],
+        *,
+        labels: Mapping[int, str] | None = None,
+        key: str | None = None,
+        largest: int = 2**24,
+    ) -> None:
+        self.menu, self.classifier, self._read = menu, classifier, read
+        self._labels = labels or {}
+        self.app = application(
+            classifier, Meter(menu.name, classifier), menu, key=key, largest=largest
+        )
+        self.app.post("/v1/classify")(self.classify)
+
+    async def classify(self, body: Classify, http: Request) -> dict[str, Any]:
+        depth = self.menu.depth_of(body.model, body.depth)
+        depth = self.menu.depth if depth is None else depth
+        self.classifier.stream.check_depth(depth, lowest=1)
+        policy = self.menu.policy_of(body.policy)
+        if policy is not None and (body.depth is not None or "@" in body.model):
+            raise BatchError(
+                f"policy {body.policy!r} and depth {depth}: a policy chooses the depth; send one"
+            )
+        inputs = [body.input] if isinstance(body.input, str) else body.input
+        rows = await asyncio.to_thread(lambda: [self._read(one) for one in inputs])
+        answers = await self.classifier.run(rows, depth, policy)
+        return {
+            "object": "list",
+            "model": body.model,
+            "data": [
+                {
+                    "index": i,
+                    "class": answer.label,
+                    "label": self._labels.get(answer.label, str(answer.label)),
+                    "probability": answer.probability,
+                    "depth": answer.depth,
+                }
+                for i, answer in enumerate(answers)
+            ],
+        }
+
+
+def reads_text(tokenizer: Any, positions: int | None) -> tuple[Callable[[str], Any], Any]:
+    """How texts become rows, and rows a batch."""
+
+    def read(text: str) -> list[int]:
+        ids = list(tokenizer(text)["input_ids"])
+        if not ids or (positions is not None and len(ids) > positions):
+            raise BatchError(
+                f"a text of {len(ids)} tokens; send 1 to {positions or 'as many as you like'}"
+            )
+        return ids
+
+    def batch(rows: Sequence[list[int]]) -> Mapping[str, Tensor]:
+        return dict(tokenizer.pad({"input_ids": list(rows)}, return_tensors="pt"))
+
+    return read, batch
+
+
+def reads_pictures(config: Any, folder: Path) -> tuple[Callable[[str], Any], Any]:
+    """The same for pictures, as the preprocessor beside the model sees them."""
+    file = folder / "preprocessor_config.json"
+    preprocessing = read_json(file) if file.is_file() else {}
+    lens = Lens.of(config, preprocessing if isinstance(preprocessing, dict) else {})
+
+    def read(text: str) -> Tensor:
+        body = text.partition(",")[2] if text.startswith("data:") else text
+        try:
+            content = base64.b64decode(body, validate=True)
+        except binascii.Error as error:
+            raise DataError(f"a picture that is not base64 ({error}); encode its file") from error
+        return lens.look(decoded(content))
+
+    def batch(rows: Sequence[Tensor]) -> Mapping[str, Tensor]:
+        return {"pixel_values": lens.normalised(torch.stack(list(rows)))}
+
+    return read, batch

@@ -1,0 +1,72 @@
+"""What a round costs, learned while serving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everydepth.serving.shared import Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """Seconds of one call of a block, of a token in it, and of a token read out."""
+
+    call: float
+    token: float
+    readout: float
+
+    def of(self, work: Work) -> float:
+        return self.call * work.calls + self.token * work.passes + self.readout * work.readouts
+
+
+class Costs:
+    """Prices fitted to the rounds so far, recent ones more than old ones.
+
+    Least squares with forgetting. Nothing is assumed of the machine: the prior is weak and only
+    says that work is not free.
+
+    >>> from everydepth.serving import Costs, Work
+    >>> costs = Costs()
+    >>> for rows in range(1, 30):
+    ...     work = Work(calls=6, passes=6 * rows, readouts=rows)
+    ...     costs.learn(work, 6 * 0.002 + 7 * rows * 0.0005)
+    >>> abs(costs.price.of(Work(calls=6, passes=60, readouts=10)) - 0.047) < 0.001
+    True
+    """
+
+    MEMORY = 0.99  # of a round's weight is left a round later: about a hundred rounds count
+
+    def __init__(self, prior: Price | None = None) -> None:
+        prior = prior or Price(call=1e-4, token=1e-5, readout=1e-5)
+        start = np.array([prior.call, prior.token, prior.readout])
+        # In the units of the prior, so that the three count alike; a thousandth of a round.
+        self._scale = start
+        self._squares = 1e-3 * np.eye(3)
+        self._products = 1e-3 * np.ones(3)
+        self.rounds = 0
+
+    def learn(self, work: Work, seconds: float) -> None:
+        x = np.array([work.calls, work.passes, work.readouts]) * self._scale
+        size = float(np.linalg.norm(x))
+        if size == 0:
+            return
+        # Relative errors: a long prompt must not outweigh a hundred small rounds.
+        x, y = x / size, seconds / size
+        self._squares = self.MEMORY * self._squares + np.outer(x, x)
+        self._products = self.MEMORY * self._products + x * y
+        self.rounds += 1
+
+    @property
+    def price(self) -> Price:
+        call, token, readout = (self._solved() * self._scale).tolist()
+        return Price(call=call, token=token, readout=readout)
+
+    def _solved(self) -> NDArray[np.float64]:
+        from scipy.optimize import nnls
+
+        factor = np.linalg.cholesky(self._squares + 1e-9 * np.eye(3))
+        found, _ = nnls(factor.T, np.linalg.solve(factor, self._products))
+        return np.asarray(found)

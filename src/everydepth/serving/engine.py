@@ -1,0 +1,174 @@
+"""What stands behind the server: an interface, and the engine that is built in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from everydepth.errors import EveryDepthError
+from everydepth.serving.request import Finish, Request, Ticket
+from everydepth.serving.scheduler import Scheduler
+from everydepth.stream import unwrapped
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New tokens of a request; `finish` is set with the last ones."""
+
+    tokens: tuple[int, ...]
+    depth: int
+    finish: Finish | None = None
+
+
+class Stopped(EveryDepthError, RuntimeError):
+    """The engine has been shut down, or has failed."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What the server starts, stops and watches."""
+
+    def start(self) -> None:
+        """Get ready; returns when requests can come."""
+
+    def stop(self) -> None:
+        """End what runs and let everything go."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, float]:
+        """Numbers for /metrics, by name; those that only grow end in _total."""
+        ...
+
+
+@runtime_checkable
+class Engine(Backend, Protocol):
+    """Who continues texts; the names of depths, the meter and the routes are the same for all."""
+
+    def run(self, request: Request) -> AsyncGenerator[Piece, None]:
+        """The tokens of a request as they come; closing the generator cancels it."""
+        ...
+
+
+class Embedded:
+    """Our own decoding: every depth shares one set of weights, and one batch.
+
+    The scheduler runs on a thread of its own. Requests and cancellations are handed to it between
+    two rounds, so that the event loop never waits for a round.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._open: set[_Call] = set()
+        self._thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        unwrapped(self.scheduler.stream.model).eval()
+        self._thread = threading.Thread(target=self._work, name="everydepth-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def ready(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def facts(self) -> Mapping[str, float]:
+        scheduler = self.scheduler
+        cache = getattr(scheduler.batch, "cache", None)
+        return {
+            **{f"{name}_total": float(n) for name, n in vars(scheduler.counts).items()},
+            "running": float(len(scheduler.running)),
+            "waiting": float(len(scheduler.queue)),
+            "cache_bytes": float(0 if cache is None else cache.bytes),
+        }
+
+    async def run(self, request: Request) -> AsyncGenerator[Piece, None]:
+        request.check(self.scheduler.stream)
+        if not self.ready:
+            raise Stopped("the engine does not run; start the server again")
+        call = _Call(asyncio.get_running_loop())
+        self._inbox.put(lambda: self._submit(request, call))
+        try:
+            while True:
+                piece = await call.pieces.get()
+                if isinstance(piece, EveryDepthError):
+                    raise piece
+                yield piece
+                if piece.finish is not None:
+                    return
+        finally:
+            self._inbox.put(lambda: self._forget(call))
+
+    # -- on the engine's thread -------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            while self._read_inbox():
+                self.scheduler.step()
+        except Exception as error:  # whoever waits must hear of it, whatever it was
+            self.failure = error
+            logging.getLogger("everydepth.serving").exception("the engine has failed")
+        finally:
+            for call in self._open:
+                call.give(Stopped("the server is shutting down, or has failed; send it again"))
+
+    def _read_inbox(self) -> bool:
+        """Do what came; wait for something if there is nothing else to do. False: stop."""
+        idle = not self.scheduler.running and not self.scheduler.queue
+        while True:
+            try:
+                change = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            if change is None:
+                return False
+            change()
+            idle = False
+
+    def _submit(self, request: Request, call: _Call) -> None:
+        try:
+            call.ticket = self.scheduler.submit(request, call.hand)
+        except EveryDepthError as error:
+            call.give(error)
+        else:
+            self._open.add(call)
+
+    def _forget(self, call: _Call) -> None:
+        self._open.discard(call)
+        if call.ticket is not None:
+            self.scheduler.cancel(call.ticket)
+
+
+class _Call:
+    """One request between the engine's thread and the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.pieces: asyncio.Queue[Piece | EveryDepthError] = asyncio.Queue()
+        self.ticket: Ticket | None = None
+
+    def hand(self, ticket: Ticket, tokens: list[int]) -> None:
+        assert ticket.depth is not None
+        self.give(Piece(tuple(tokens), ticket.depth, ticket.finish))
+
+    def give(self, piece: Piece | EveryDepthError) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self.pieces.put_nowait, piece)

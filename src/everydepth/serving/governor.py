@@ -1,0 +1,105 @@
+"""Who decides how deep a request goes, when the request itself does not say."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from everydepth.errors import SettingError
+from everydepth.serving.costs import Price
+from everydepth.serving.shared import Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a new request finds.
+
+    depths: of the rows at work; left: how many tokens each of them may still get; queued: the
+    tokens that wait before this request, and `waiting` requests; places: how many rows fit.
+    """
+
+    depths: tuple[int, ...]
+    left: tuple[int, ...]
+    waiting: int
+    queued: int
+    places: int
+    price: Price
+
+
+class Governor(ABC):
+    """A rule for depth under load. `choose` is called when a row is free for the request."""
+
+    @abstractmethod
+    def choose(self, load: Load, prompt: int, tokens: int, waited: float) -> int:
+        """The depth for a request of so many tokens that has waited so many seconds."""
+
+    def learn(self, predicted: float, seconds: float) -> None:
+        """What became of a prediction of `predict`."""
+        del predicted, seconds
+
+
+@dataclass(frozen=True)
+class Fixed(Governor):
+    """Always the same depth."""
+
+    depth: int
+
+    def choose(self, load: Load, prompt: int, tokens: int, waited: float) -> int:
+        return self.depth
+
+
+class Deadline(Governor):
+    """The deepest depth at which 95 of 100 requests should still end within `seconds`.
+
+    depths: those that may be chosen; the shallowest is the floor of quality, which the load never
+    breaks. How long a request will take follows from the prices of the rounds, for the rows at
+    work and as many more as wait; predictions are compared with what came, and the 95th percentile
+    of the ratio corrects them.
+    """
+
+    REMEMBERED = 64
+    AIM = 0.9  # of the target: requests that come later slow down those at work
+
+    def __init__(self, seconds: float, depths: Sequence[int]) -> None:
+        if not seconds > 0:
+            raise SettingError(f"a target of {seconds} seconds; use a number above 0")
+        if not depths:
+            raise SettingError("a governor without depths to choose from; give at least one")
+        self.seconds, self.depths = seconds, tuple(sorted(set(depths), reverse=True))
+        self._ratios: deque[float] = deque(maxlen=self.REMEMBERED)
+
+    @property
+    def floor(self) -> int:
+        return self.depths[-1]
+
+    def choose(self, load: Load, prompt: int, tokens: int, waited: float) -> int:
+        left = self.AIM * self.seconds - waited
+        for depth in self.depths:
+            if self.correction * predict(load, depth, prompt, tokens) <= left:
+                return depth
+        return self.floor
+
+    def learn(self, predicted: float, seconds: float) -> None:
+        if predicted > 0:
+            self._ratios.append(seconds / predicted)
+
+    @property
+    def correction(self) -> float:
+        return float(np.quantile(self._ratios, 0.95)) if self._ratios else 1.0
+
+
+def predict(load: Load, depth: int, prompt: int, tokens: int) -> float:
+    """Seconds that a request would take at a depth, if the others stay as they are."""
+    rows = min(len(load.depths) + load.waiting + 1, load.places)
+    others = rows - 1
+    # Those that wait will go as deep as this one.
+    depths = sorted(load.depths, reverse=True)[:others]
+    depths += [depth] * (others - len(depths)) + [depth]
+    one_round = Work(calls=max(depths), passes=sum(depths), readouts=rows)
+    reading = Work(calls=depth, passes=depth * prompt)
+    # The prompts of those that wait are read in between; theirs are taken to be like this one.
+    return (1 + load.waiting) * load.price.of(reading) + tokens * load.price.of(one_round)

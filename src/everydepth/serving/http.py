@@ -1,0 +1,430 @@
+"""The HTTP side: what OpenAI's clients send and expect, with a depth beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from starlette.exceptions import HTTPException as StarletteError
+
+from everydepth.errors import BatchError, EveryDepthError, SettingError
+from everydepth.exits.generation.sampling import Sampling
+from everydepth.serving.engine import Backend, Engine, Piece, Stopped
+from everydepth.serving.meter import Meter
+from everydepth.serving.names import Menu
+from everydepth.serving.request import Request as Asked
+from everydepth.serving.scheduler import Busy
+from everydepth.serving.text import TextStream
+
+T = TypeVar("T")
+Tokens = list[Annotated[int, Field(strict=True)]]
+
+
+class Wanted(BaseModel):
+    """What completions and chats have in common; what is unknown is passed over."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    n: Literal[1] = 1
+    depth: StrictInt | None = None
+    draft_depth: StrictInt | None = None
+    policy: str | None = None
+
+
+class Completion(Wanted):
+    prompt: str | Tokens | list[str] | list[Tokens]
+
+
+class Message(BaseModel):
+    role: str
+    content: str
+
+
+class Chat(Wanted):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class Server:
+    """Answers of one model; `app` is the ASGI application.
+
+    Without a temperature the answer is the likeliest text, the same every time.
+    """
+
+    def __init__(
+        self,
+        menu: Menu,
+        engine: Engine,
+        tokenizer: Any,
+        *,
+        ends: Sequence[int] = (),
+        positions: int | None = None,
+        key: str | None = None,
+        largest: int = 2**20,
+    ) -> None:
+        self.menu, self.engine, self.tokenizer = menu, engine, tokenizer
+        self._ends, self._positions = tuple(ends), positions
+        self.meter = Meter(menu.name, engine)
+        self.app = application(self.engine, self.meter, menu, key=key, largest=largest)
+        self.app.post("/v1/completions")(self.complete)
+        self.app.post("/v1/chat/completions")(self.chat)
+
+    async def complete(self, body: Completion, http: Request) -> Response:
+        prompts = await asyncio.to_thread(self._tokenized, body.prompt)
+        return await self._answer(body, prompts, http, "text_completion", _completed)
+
+    async def chat(self, body: Chat, http: Request) -> Response:
+        limit = body.max_completion_tokens or body.max_tokens
+        body = body.model_copy(update={"max_tokens": limit})
+        prompt = await asyncio.to_thread(self._templated, body.messages)
+        return await self._answer(body, [prompt], http, "chat.completion", _chatted)
+
+    # -- from words to requests -------------------------------------------------------------------
+
+    def _tokenized(self, prompt: str | Tokens | list[str] | list[Tokens]) -> list[list[int]]:
+        if isinstance(prompt, str):
+            return [self.tokenizer(prompt)["input_ids"]]
+        if not prompt:
+            raise BatchError("the prompt is empty; send a text or its tokens")
+        if isinstance(prompt[0], int):
+            return [list(prompt)]  # pyright: ignore[reportArgumentType]
+        return [
+            self.tokenizer(part)["input_ids"] if isinstance(part, str) else list(part)  # pyright: ignore[reportArgumentType]
+            for part in prompt
+        ]
+
+    def _templated(self, messages: list[Message]) -> list[int]:
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            raise SettingError(
+                f"{self.menu.name} has no chat template; send the text to /v1/completions"
+            )
+        said = [message.model_dump() for message in messages]
+        found = self.tokenizer.apply_chat_template(said, add_generation_prompt=True)
+        return list(found if isinstance(found, list) else found["input_ids"])
+
+    def _asked(self, body: Wanted, prompt: list[int]) -> Asked:
+        drawn = body.temperature is not None and body.temperature > 0
+        if not drawn and (body.top_p, body.top_k) != (None, None):
+            raise SettingError("top_p and top_k choose what is drawn; send a temperature above 0")
+        sampling = (
+            Sampling(
+                do_sample=True,
+                temperature=body.temperature or 1.0,
+                top_p=body.top_p,
+                top_k=body.top_k,
+            )
+            if drawn
+            else Sampling()
+        )
+        most = 64 if self._positions is None else max(1, min(64, self._positions - len(prompt)))
+        return Asked(
+            prompt=tuple(prompt),
+            max_tokens=body.max_tokens or most,
+            depth=self.menu.depth_of(body.model, body.depth),
+            draft_depth=body.draft_depth,
+            policy=self.menu.policy_of(body.policy),
+            sampling=sampling,
+            seed=body.seed,
+            ends=self._ends,
+        )
+
+    # -- from tokens to answers -------------------------------------------------------------------
+
+    async def _answer(
+        self, body: Wanted, prompts: list[list[int]], http: Request, kind: str, form: _Form
+    ) -> Response:
+        asked = [self._asked(body, prompt) for prompt in prompts]
+        stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        if any(not stop for stop in stops):
+            raise SettingError("an empty stop string would stop every text; leave it out")
+        head = {
+            "id": f"ed-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": body.model,
+        }
+        parts = _merged([self._spoken(request, stops) for request in asked])
+        if body.stream:
+            head["object"] = kind if kind == "text_completion" else f"{kind}.chunk"
+            first = await anext(parts)  # a refusal is a status code, not half an answer
+            events = _events(first, parts, head, form)
+            return StreamingResponse(events, media_type="text/event-stream")
+        said = await _while_connected(http, _collected(parts, len(asked)))
+        if said is None:
+            return Response(status_code=499)
+        choices = [form(i, "".join(one.text), one, False) for i, one in enumerate(said)]
+        tokens = sum(one.tokens for one in said)
+        usage = {
+            "prompt_tokens": sum(map(len, prompts)),
+            "completion_tokens": tokens,
+            "total_tokens": sum(map(len, prompts)) + tokens,
+        }
+        return JSONResponse(head | {"choices": choices, "usage": usage})
+
+    async def _spoken(self, request: Asked, stops: Sequence[str]) -> AsyncGenerator[_Spoken, None]:
+        """The text of one request as it comes."""
+        text, tokens, begin = TextStream(self.tokenizer, stops), 0, time.monotonic()
+        async with aclosing(self.engine.run(request)) as pieces:
+            async for piece in pieces:
+                if tokens == 0:
+                    self.meter.first(time.monotonic() - begin)
+                tokens += len(piece.tokens)
+                new = text.add(_without_end(piece), last=piece.finish is not None)
+                finish = "stop" if text.stopped else piece.finish
+                yield _Spoken([new], tokens, piece.depth, finish)
+                if finish is not None:
+                    self.meter.ended(time.monotonic() - begin, piece.depth, tokens, finish)
+                    return
+
+
+class _Spoken:
+    def __init__(self, text: list[str], tokens: int, depth: int, finish: str | None) -> None:
+        self.text, self.tokens, self.depth, self.finish = text, tokens, depth, finish
+
+
+_Form = Callable[[int, str, _Spoken, bool], dict[str, Any]]
+
+
+def _completed(index: int, text: str, said: _Spoken, part: bool) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "finish_reason": said.finish,
+        "logprobs": None,
+        "depth": said.depth,
+    }
+
+
+def _chatted(index: int, text: str, said: _Spoken, part: bool) -> dict[str, Any]:
+    return {
+        "index": index,
+        "delta" if part else "message": {"role": "assistant", "content": text},
+        "finish_reason": said.finish,
+        "depth": said.depth,
+    }
+
+
+def _without_end(piece: Piece) -> tuple[int, ...]:
+    """The token that ended a text is not part of it."""
+    return piece.tokens[:-1] if piece.finish == "stop" else piece.tokens
+
+
+async def _merged(
+    sources: list[AsyncGenerator[_Spoken, None]],
+) -> AsyncGenerator[tuple[int, _Spoken], None]:
+    """What several answers say, in the order in which it comes; the first error ends all."""
+    found: asyncio.Queue[tuple[int, _Spoken] | Exception | None] = asyncio.Queue()
+
+    async def forward(index: int, source: AsyncGenerator[_Spoken, None]) -> None:
+        async with aclosing(source):
+            try:
+                async for said in source:
+                    found.put_nowait((index, said))
+            except Exception as error:  # noqa: BLE001 - handed on to whoever waits
+                found.put_nowait(error)
+            else:
+                found.put_nowait(None)
+
+    tasks = [asyncio.create_task(forward(i, source)) for i, source in enumerate(sources)]
+    try:
+        left = len(tasks)
+        while left:
+            item = await found.get()
+            if item is None:
+                left -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _collected(parts: AsyncIterator[tuple[int, _Spoken]], count: int) -> list[_Spoken]:
+    said: dict[int, _Spoken] = {}
+    async for index, one in parts:
+        before = said.get(index)
+        said[index] = (
+            one
+            if before is None
+            else _Spoken(before.text + one.text, one.tokens, one.depth, one.finish)
+        )
+    return [said[i] for i in range(count)]
+
+
+async def _events(
+    first: tuple[int, _Spoken],
+    rest: AsyncGenerator[tuple[int, _Spoken], None],
+    head: dict[str, Any],
+    form: _Form,
+) -> AsyncGenerator[str, None]:
+
+    def event(index: int, said: _Spoken) -> str:
+        choice = form(index, "".join(said.text), said, True)
+        return f"data: {json.dumps(head | {'choices': [choice]})}\n\n"
+
+    async with aclosing(rest):
+        yield event(*first)
+        try:
+            async for index, said in rest:
+                yield event(index, said)
+        except EveryDepthError as error:
+            yield f"data: {json.dumps({'error': _said(error)})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+async def _while_connected(http: Request, work: Awaitable[T]) -> T | None:
+    """The result, or None as soon as the client has gone; the work is then cancelled."""
+
+    async def gone() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for each in (task, watch):
+            each.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+# -- the application around it ---------------------------------------------------------------------
+
+
+def application(
+    engine: Backend, meter: Meter, menu: Menu, *, key: str | None, largest: int
+) -> FastAPI:
+    """Health, readiness, metrics, the list of depths; keys, limits and errors for all routes."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        await asyncio.to_thread(engine.start)
+        yield
+        await asyncio.to_thread(engine.stop)
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        code = 200 if engine.ready else 503
+        return JSONResponse({"ready": engine.ready}, code)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(meter.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": menu.listed()}
+
+    @app.exception_handler(EveryDepthError)
+    async def refused(_: Request, error: Exception) -> Response:
+        busy = isinstance(error, Busy | Stopped)
+        return JSONResponse(
+            {"error": _said(error)}, 503 if busy else 400, {"Retry-After": "1"} if busy else None
+        )
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        found = error.errors()[0]
+        where = ".".join(str(part) for part in found["loc"][1:]) or "body"
+        return JSONResponse({"error": _said(ValueError(f"{where}: {found['msg']}"))}, 400)
+
+    @app.exception_handler(StarletteError)
+    async def other(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException | StarletteError)
+        return JSONResponse({"error": _said(ValueError(str(error.detail)))}, error.status_code)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:
+        # The server's log has the traceback; a stranger is not told what is inside.
+        return _refusal(500, "the server failed on this request")
+
+    app.add_middleware(Guard, key=key, largest=largest)
+    return app
+
+
+class Guard:
+    """Before anything is read: the key, and the size of what is sent."""
+
+    OPEN = ("/health", "/ready")
+
+    def __init__(self, app: Any, *, key: str | None, largest: int) -> None:
+        self.app, self._largest = app, largest
+        self._key = None if key is None else f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if self._key is not None and scope["path"] not in self.OPEN:
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._key):
+                await _refusal(401, "this server needs its key: Authorization: Bearer KEY")(
+                    scope, receive, send
+                )
+                return
+        size = headers.get(b"content-length", b"0")
+        if not size.isdigit() or int(size) > self._largest:
+            await self._too_large()(scope, receive, send)
+            return
+        await self._measured(scope, receive, send)
+
+    async def _measured(self, scope: Any, receive: Any, send: Any) -> None:
+        """A body without a declared length is counted while it comes."""
+        seen = 0
+
+        async def counted() -> Any:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            # The application hears that nobody is there, and what it then says is not passed on.
+            return message if seen <= self._largest else {"type": "http.disconnect"}
+
+        async def passed_on(message: Any) -> None:
+            if seen <= self._largest:
+                await send(message)
+
+        await self.app(scope, counted, passed_on)
+        if seen > self._largest:
+            await self._too_large()(scope, receive, send)
+
+    def _too_large(self) -> Response:
+        return _refusal(413, f"a request may have {self._largest:,} bytes; send less")
+
+
+def _refusal(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": _said(ValueError(message))}, status)
+
+
+def _said(error: Exception) -> dict[str, Any]:
+    kind = type(error).__name__ if isinstance(error, EveryDepthError) else "InvalidRequestError"
+    return {"message": str(error), "type": kind, "code": None}

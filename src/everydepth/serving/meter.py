@@ -1,0 +1,65 @@
+"""Numbers for Prometheus: what the engine counts, and what clients saw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from everydepth.serving.engine import Backend
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Meter:
+    """`text()` is what /metrics answers."""
+
+    def __init__(self, model: str, engine: Backend) -> None:
+        self._registry = CollectorRegistry()
+        self._model = model
+        self._latency = self._histogram("request_seconds", "From arrival to the last token")
+        self._wait = self._histogram("first_token_seconds", "From arrival to the first token")
+        self._finished = Counter(
+            "everydepth_finished",
+            "Finished requests by depth and reason",
+            ("model", "depth", "reason"),
+            registry=self._registry,
+        )
+        self._tokens = Counter(
+            "everydepth_generated_tokens",
+            "Generated tokens by depth",
+            ("model", "depth"),
+            registry=self._registry,
+        )
+        self._registry.register(_Facts(model, engine))  # pyright: ignore[reportArgumentType]
+
+    def first(self, seconds: float) -> None:
+        self._wait.labels(self._model).observe(seconds)
+
+    def ended(self, seconds: float, depth: int, tokens: int, reason: str) -> None:
+        self._latency.labels(self._model).observe(seconds)
+        self._finished.labels(self._model, str(depth), reason).inc()
+        self._tokens.labels(self._model, str(depth)).inc(tokens)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def _histogram(self, name: str, about: str) -> Histogram:
+        return Histogram(
+            f"everydepth_{name}", about, ("model",), buckets=SECONDS, registry=self._registry
+        )
+
+
+class _Facts:
+    """The engine's own numbers, read when they are asked for."""
+
+    def __init__(self, model: str, engine: Backend) -> None:
+        self._model, self._engine = model, engine
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in self._engine.facts.items():
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            metric = family(f"everydepth_engine_{name}", name.replace("_", " "), labels=["model"])
+            metric.add_metric([self._model], value)
+            yield metric

@@ -1,0 +1,92 @@
+"""What clients call a model: `name`, `name@12`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from everydepth.errors import DepthError, SettingError
+from everydepth.exits.policies import Policy
+from everydepth.exits.profile import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Menu:
+    """The depths and policies of one model, and what is known of them."""
+
+    name: str
+    depth: int
+    policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
+    profile: Profile | None = None
+
+    def __post_init__(self) -> None:
+        if self.profile is not None and self.profile.depth != self.depth:
+            raise SettingError(
+                f"the profile has {self.profile.depth} depths, but {self.name} has {self.depth}; "
+                "profile this model: everydepth profile"
+            )
+
+    def depth_of(self, model: str, depth: int | None) -> int | None:
+        """The depth that `model` and `depth` of a request agree on; None if they say none."""
+        name, _, rung = model.partition("@")
+        if name != self.name:
+            raise SettingError(f"no model {model!r} here; this server has {self.name!r}")
+        if not rung:
+            return depth
+        if not rung.isascii() or not rung.isdigit() or not 1 <= int(rung) <= self.depth:
+            raise DepthError(f"{model!r}: depth {rung!r}; use {self.name}@1 to @{self.depth}")
+        if depth not in (None, int(rung)):
+            raise DepthError(f"{model!r} and depth {depth}: they disagree; send one of them")
+        return int(rung)
+
+    def policy_of(self, name: str | None) -> Policy | None:
+        if name is None:
+            return None
+        if name not in self.policies:
+            known = ", ".join(sorted(self.policies)) or "none; start the server with --policy"
+            raise SettingError(f"no policy {name!r} here; there is {known}")
+        return self.policies[name]
+
+    def listed(self) -> list[dict[str, Any]]:
+        """For /v1/models: the whole model first, then every depth."""
+        whole = {"id": self.name, "object": "model", "owned_by": "everydepth"}
+        return [
+            whole | {"depths": self.depth, "policies": sorted(self.policies)},
+            *(whole | {"id": f"{self.name}@{d}", "depth": d} | self._known(d) for d in self.depths),
+        ]
+
+    @property
+    def depths(self) -> range:
+        return range(1, self.depth + 1)
+
+    def least(self, floor: float) -> int:
+        """The shallowest depth from which on quality stays at the floor or better."""
+        if self.profile is None:
+            raise SettingError(
+                f"a floor of {floor} needs --profile, which says what each depth is worth; "
+                "make one: everydepth profile MODEL --data ... --run profile"
+            )
+        better = self.profile.more_is_better
+        enough = self.depth + 1
+        for depth in reversed(self.depths):
+            quality = self.profile.at(depth).quality
+            if not (quality >= floor if better else quality <= floor):
+                break
+            enough = depth
+        if enough > self.depth:
+            raise SettingError(
+                f"a floor of {floor}, but the last depth has {self.profile.metric} "
+                f"{self.profile.at(self.depth).quality:.4g}; lower it"
+            )
+        return enough
+
+    def _known(self, depth: int) -> dict[str, Any]:
+        if self.profile is None:
+            return {}
+        found = self.profile.at(depth)
+        return {
+            self.profile.metric: found.quality,
+            "milliseconds": found.latency.median,
+            "bytes": found.checkpoint_bytes,
+        }

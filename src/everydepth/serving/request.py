@@ -1,0 +1,94 @@
+"""What a client asks, checked; and what became of it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from everydepth.errors import BatchError, SettingError
+from everydepth.exits.generation.request import check_depths
+from everydepth.exits.generation.sampling import Sampling
+from everydepth.exits.policies import Policy
+from everydepth.serving.courses import Course, Drafting, Exiting, Plain
+from everydepth.serving.shared import Row
+from everydepth.stream import ResidualStream
+
+Finish = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One text to continue; depth None: what the governor says."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int = 64
+    depth: int | None = None
+    draft_depth: int | None = None
+    policy: Policy | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int | None = None
+    ends: tuple[int, ...] = ()
+
+    def check(self, stream: ResidualStream) -> Request:
+        """Itself, or an error that says what to change."""
+        known = stream.classes
+        if not self.prompt:
+            raise BatchError("the prompt is empty; send at least one token")
+        wrong = next((t for t in self.prompt if not 0 <= t < known), None)
+        if wrong is not None:
+            raise BatchError(
+                f"token {wrong}, but {stream.name} knows {known}; use 0 to {known - 1}"
+            )
+        if self.max_tokens < 1:
+            raise SettingError(f"max_tokens {self.max_tokens}; use 1 or more")
+        total, places = len(self.prompt) + self.max_tokens, stream.positions
+        if places is not None and total > places:
+            raise BatchError(
+                f"{len(self.prompt)} prompt tokens + {self.max_tokens} new ones = {total}, but "
+                f"{stream.name} has {places} positions; shorten the prompt or lower max_tokens"
+            )
+        check_depths(stream, self.depth, self.draft_depth, self.policy)
+        return self
+
+    def course(self, stream: ResidualStream, top: int) -> Course:
+        generator = None
+        if self.sampling.do_sample:
+            generator = torch.Generator(stream.device)
+            generator.manual_seed(self.seed) if self.seed is not None else generator.seed()
+        if self.policy is not None:
+            return Exiting(stream, self.policy, top, self.sampling, generator)
+        if self.draft_depth is not None and self.draft_depth < top:
+            prompt = list(self.prompt)
+            return Drafting(stream, self.draft_depth, top, self.sampling, generator, prompt=prompt)
+        return Plain(top, self.sampling, generator)
+
+
+_numbers = itertools.count(1)
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request in the house: where it is, and what it has got so far."""
+
+    request: Request
+    arrived: float
+    on_tokens: Callable[[Ticket, list[int]], None] | None = None
+    number: int = field(default_factory=lambda: next(_numbers))
+    row: Row | None = None
+    depth: int | None = None
+    predicted: float = 0.0
+    begun: float | None = None
+    first: float | None = None
+    ended: float | None = None
+    finish: Finish | None = None
+    tokens: list[int] = field(default_factory=list[int])
+
+    @property
+    def seconds(self) -> float:
+        """From arrival to end, or so far."""
+        return (self.ended if self.ended is not None else time.monotonic()) - self.arrived

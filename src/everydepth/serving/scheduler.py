@@ -1,0 +1,172 @@
+"""Which request runs when, and how deep: plain code, without a socket or a thread."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from everydepth.errors import EveryDepthError, SettingError
+from everydepth.serving.costs import Costs
+from everydepth.serving.governor import Fixed, Governor, Load, predict
+from everydepth.serving.request import Request, Ticket
+from everydepth.serving.shared import Row, SharedBatch, Work
+from everydepth.stream import ResidualStream
+
+
+class Busy(EveryDepthError, RuntimeError):
+    """The queue is full; come again later."""
+
+
+@runtime_checkable
+class Batch(Protocol):
+    """What a scheduler runs: `SharedBatch`, or something that only pretends to."""
+
+    rows: list[Row]
+    work: Work
+
+    def join(self, row: Row) -> None: ...
+    def leave(self, row: Row) -> None: ...
+    def round(self) -> list[tuple[Row, list[int]]]: ...
+
+
+@dataclass
+class Counts:
+    """Since the start."""
+
+    requests: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    rounds: int = 0
+
+
+class Scheduler:
+    """Requests in the order of their arrival, as many at once as there are places.
+
+    A request joins between two rounds. Its depth is its own wish or the governor's choice, made
+    when it joins, and stays. `step` does one round; whoever calls it decides on which thread.
+
+    >>> from everydepth.serving import Request, Scheduler
+    >>> scheduler = Scheduler(ed.as_stream(llama))
+    >>> ticket = scheduler.submit(Request(prompt=(1, 2, 3), max_tokens=4, depth=2))
+    >>> while scheduler.step():
+    ...     pass
+    >>> ticket.finish, ticket.depth, len(ticket.tokens)
+    ('length', 2, 4)
+    """
+
+    def __init__(
+        self,
+        stream: ResidualStream,
+        *,
+        governor: Governor | None = None,
+        places: int = 16,
+        queue: int = 4096,
+        batch: Batch | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if places < 1 or queue < 1:
+            raise SettingError(f"places={places}, queue={queue}; use 1 or more of each")
+        self.stream = stream
+        self.governor = governor or Fixed(stream.depth)
+        self.places, self._most = places, queue
+        self.batch: Batch = SharedBatch(stream) if batch is None else batch
+        self.costs, self.counts = Costs(), Counts()
+        self._clock = clock
+        self.queue: deque[Ticket] = deque()
+        self.running: dict[Row, Ticket] = {}
+
+    def submit(
+        self, request: Request, on_tokens: Callable[[Ticket, list[int]], None] | None = None
+    ) -> Ticket:
+        """Put a request in the queue. `on_tokens` is called with its new tokens, and at the end
+        with none."""
+        request.check(self.stream)
+        if len(self.queue) >= self._most:
+            self.counts.refused += 1
+            raise Busy(f"{len(self.queue)} requests wait already; send it again in a while")
+        ticket = Ticket(request, self._clock(), on_tokens)
+        self.counts.requests += 1
+        self.counts.prompt_tokens += len(request.prompt)
+        self.queue.append(ticket)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Forget a request; nothing happens if it has ended."""
+        if ticket.finish is not None:
+            return
+        if ticket.row is None:
+            self.queue.remove(ticket)
+        else:
+            self.batch.leave(ticket.row)
+            del self.running[ticket.row]
+        ticket.finish, ticket.ended = "cancelled", self._clock()
+        self.counts.cancelled += 1
+
+    def step(self) -> bool:
+        """One round for all that run; False if there is nothing to do."""
+        self._admit()
+        if not self.running:
+            return False
+        begin = self._clock()
+        said = self.batch.round()
+        now = self._clock()
+        self.costs.learn(self.batch.work, now - begin)
+        self.counts.rounds += 1
+        for row, tokens in said:
+            if tokens:
+                self._deliver(self.running[row], tokens, now)
+        return True
+
+    @property
+    def load(self) -> Load:
+        rows = list(self.running)
+        return Load(
+            depths=tuple(row.course.top for row in rows),
+            left=tuple(row.remaining for row in rows),
+            waiting=len(self.queue),
+            queued=sum(ticket.request.max_tokens for ticket in self.queue),
+            places=self.places,
+            price=self.costs.price,
+        )
+
+    def _admit(self) -> None:
+        while self.queue and len(self.running) < self.places:
+            ticket = self.queue.popleft()
+            request, now, load = ticket.request, self._clock(), self.load
+            size = len(request.prompt), request.max_tokens
+            depth = request.depth
+            if depth is None:
+                depth = self.governor.choose(load, *size, now - ticket.arrived)
+                # What a request asks to be drafted or tested below must stay below.
+                depth = max(depth, 1 if request.draft_depth is None else request.draft_depth + 1)
+                if request.policy is not None:
+                    depth = self.stream.depth
+            ticket.depth, ticket.begun = depth, now
+            ticket.predicted = predict(load, depth, *size)
+            row = Row(
+                request.course(self.stream, depth), request.prompt, request.max_tokens, request.ends
+            )
+            ticket.row = row
+            self.running[row] = ticket
+            self.batch.join(row)
+
+    def _deliver(self, ticket: Ticket, tokens: list[int], now: float) -> None:
+        assert ticket.row is not None
+        ticket.first = now if ticket.first is None else ticket.first
+        ticket.tokens.extend(tokens)
+        self.counts.tokens += len(tokens)
+        if ticket.row.done:
+            del self.running[ticket.row]
+            ticket.finish = "stop" if tokens[-1] in ticket.row.ends else "length"
+            ticket.ended = now
+            self.counts.finished += 1
+            if ticket.begun is not None and ticket.finish == "length":
+                self.governor.learn(ticket.predicted, now - ticket.begun)
+        if ticket.on_tokens is not None:
+            ticket.on_tokens(ticket, tokens)

@@ -1,0 +1,204 @@
+"""From a model on the disk to a running server."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from everydepth.errors import SettingError
+from everydepth.exits.policies import Policy
+from everydepth.exits.profile import Profile
+from everydepth.serving.config import ServeConfig
+from everydepth.serving.governor import Deadline, Fixed, Governor
+from everydepth.serving.names import Menu
+from everydepth.serving.scheduler import Scheduler
+from everydepth.serving.simulation import LoadResult, price_of, read_load, simulate
+from everydepth.stream import ResidualStream, as_stream
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from torch import nn
+
+HOST, PORT = "127.0.0.1", 8000
+
+
+def check_installed() -> None:
+    """An error that says which extra is missing."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("fastapi", "prometheus_client", "uvicorn") if not find_spec(name)]
+    if missing:
+        raise SettingError(
+            f"the server needs {', '.join(missing)}; install the extra: "
+            "pip install 'everydepth[serve]'"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What is served: a model, what belongs to it, and what is known of its depths."""
+
+    name: str
+    model: nn.Module | ResidualStream
+    tokenizer: Any = None
+    folder: Path = Path()
+    policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
+    profile: Profile | None = None
+
+
+def governor_of(config: ServeConfig, menu: Menu) -> Governor:
+    """Who decides how deep requests go that do not say."""
+    last = menu.depth if config.depth is None else config.depth
+    if last > menu.depth:
+        raise SettingError(f"depth {last}, but {menu.name} has {menu.depth}; use 1 to {menu.depth}")
+    if config.target is None:
+        if config.floor is not None:
+            raise SettingError(
+                f"floor={config.floor} bounds the governor, which needs a target; give --target"
+            )
+        return Fixed(last)
+    least = 1 if config.floor is None else menu.least(config.floor)
+    if least > last:
+        raise SettingError(
+            f"a floor of {config.floor} needs depth {least}, but depth {last} is the deepest "
+            "allowed; lower the floor, or raise --depth"
+        )
+    return Deadline(config.target, range(least, last + 1))
+
+
+def application(
+    served: Served, config: ServeConfig | None = None, *, key: str | None = None
+) -> FastAPI:
+    """The ASGI application of a model, for uvicorn or any other server.
+
+    >>> from everydepth.serving import Served, application
+    >>> app = application(Served(name="tiny", model=llama, tokenizer=tokenizer))
+    >>> from fastapi.testclient import TestClient
+    >>> with TestClient(app) as client:
+    ...     body = {"model": "tiny@2", "prompt": "Once", "max_tokens": 3}
+    ...     answer = client.post("/v1/completions", json=body).json()
+    >>> answer["choices"][0]["depth"], answer["usage"]["completion_tokens"]
+    (2, 3)
+    """
+    check_installed()
+    config = config or ServeConfig()
+    stream = as_stream(served.model)
+    menu = Menu(
+        name=served.name, depth=stream.depth, policies=served.policies, profile=served.profile
+    )
+    if "@" in served.name or not served.name:
+        raise SettingError(f"a model called {served.name!r}; choose a name without @")
+    if stream.task == "causal_lm":
+        return _language(served, stream, menu, config, key)
+    if stream.task == "classification":
+        return _classifier(served, stream, menu, config, key)
+    raise SettingError(
+        f"{stream.name} predicts {stream.task}; the server takes causal language models and "
+        "classifiers"
+    )
+
+
+def _language(
+    served: Served, stream: ResidualStream, menu: Menu, config: ServeConfig, key: str | None
+) -> FastAPI:
+    from everydepth.exits.generation.request import check_model
+    from everydepth.serving.engine import Embedded
+    from everydepth.serving.http import Server
+
+    check_model(stream)
+    if served.tokenizer is None:
+        raise SettingError(f"{served.name} needs its tokenizer; save one beside the model")
+    governor = governor_of(config, menu)
+    scheduler = Scheduler(stream, governor=governor, places=config.places, queue=config.queue)
+    return Server(
+        menu,
+        Embedded(scheduler),
+        served.tokenizer,
+        ends=stream.end_tokens,
+        positions=stream.positions,
+        key=key,
+        largest=config.largest,
+    ).app
+
+
+def _classifier(
+    served: Served, stream: ResidualStream, menu: Menu, config: ServeConfig, key: str | None
+) -> FastAPI:
+    from everydepth.serving.classify import (
+        Classifier,
+        ClassifyServer,
+        reads_pictures,
+        reads_text,
+    )
+
+    settings = getattr(stream.model, "config", None)
+    if "pixel_values" in stream.inputs:
+        read, batch = reads_pictures(settings, served.folder)
+    elif served.tokenizer is None:
+        raise SettingError(f"{served.name} needs its tokenizer; save one beside the model")
+    else:
+        read, batch = reads_text(served.tokenizer, _longest(stream, settings, served.tokenizer))
+    labels = getattr(settings, "id2label", None)
+    classifier = Classifier(stream, batch, places=config.places)
+    return ClassifyServer(
+        menu, classifier, read, labels=labels, key=key, largest=max(config.largest, 2**24)
+    ).app
+
+
+def _longest(stream: ResidualStream, settings: Any, tokenizer: Any) -> int | None:
+    """Tokens of a text at most: what model and tokenizer say, the least of it."""
+    said = (
+        stream.positions,
+        getattr(settings, "max_position_embeddings", None),
+        getattr(tokenizer, "model_max_length", None),
+    )
+    return min((n for n in said if isinstance(n, int) and n > 0), default=None)
+
+
+def simulated(
+    stream: ResidualStream, load: Path, profile: Profile | None, config: ServeConfig
+) -> LoadResult:
+    """What the load in a file would see of this server."""
+    if profile is None:
+        raise SettingError(
+            "a simulation needs to know what depths cost: give --profile, made by "
+            "everydepth profile on the machine that will serve"
+        )
+    menu = Menu(name=stream.name, depth=stream.depth, profile=profile)
+    return simulate(
+        stream,
+        read_load(load),
+        price_of(profile),
+        governor=governor_of(config, menu),
+        places=config.places,
+        quality=[profile.at(depth).quality for depth in menu.depths],
+    )
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens, so that the address can be told before the first request."""
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+        found.listen(2048)
+    except OSError as error:
+        found.close()
+        raise SettingError(
+            f"port {port} of {host} cannot be had ({error.strerror}); stop what is there, or "
+            "choose another with --port"
+        ) from error
+    return found
+
+
+def run(app: FastAPI, sock: socket.socket) -> None:
+    """Answer until a signal comes; what runs then may end."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, log_level="warning", timeout_graceful_shutdown=30, timeout_keep_alive=30
+    )
+    uvicorn.Server(config).run(sockets=[sock])

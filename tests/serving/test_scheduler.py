@@ -1,0 +1,158 @@
+"""Requests in order, places, cancellation, prices and the governor, on a clock of our own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.serving.conftest import Talker
+
+import everydepth as ed
+from everydepth.errors import BatchError, DepthError, EveryDepthError, SettingError
+from everydepth.serving import (
+    Arrival,
+    Busy,
+    Costs,
+    Deadline,
+    Fixed,
+    Load,
+    Price,
+    Request,
+    Scheduler,
+    Work,
+    read_load,
+    simulate,
+)
+
+PRICE = Price(call=1e-3, token=2e-4, readout=1e-4)
+
+
+def drained(scheduler: Scheduler) -> None:
+    while scheduler.step():
+        pass
+
+
+def test_requests_get_what_they_get_alone_and_say_their_depth(talker: Talker) -> None:
+    scheduler = Scheduler(ed.as_stream(talker.model), places=2)
+    tickets = [
+        scheduler.submit(Request(prompt=(5, 6, 7 + i), max_tokens=5, depth=1 + i % 4))
+        for i in range(5)
+    ]
+    drained(scheduler)
+    for i, ticket in enumerate(tickets):
+        alone = ed.generate(
+            talker.model, [5, 6, 7 + i], max_new_tokens=5, depth=1 + i % 4, eos_token_id=()
+        )
+        assert ticket.tokens == alone.tokens[0]
+        assert (ticket.depth, ticket.finish) == (1 + i % 4, "length")
+    assert scheduler.counts.finished == 5
+    assert scheduler.counts.tokens == 25
+
+
+def test_no_more_rows_than_places_and_first_come_first_served(talker: Talker) -> None:
+    scheduler = Scheduler(ed.as_stream(talker.model), places=2)
+    tickets = [scheduler.submit(Request(prompt=(5,), max_tokens=3)) for _ in range(3)]
+    scheduler.step()
+    assert [t.row is not None for t in tickets] == [True, True, False]
+    drained(scheduler)
+    assert tickets[2].begun >= max(tickets[0].ended, tickets[1].ended)
+
+
+def test_a_full_queue_is_said_and_a_cancelled_request_makes_room(talker: Talker) -> None:
+    scheduler = Scheduler(ed.as_stream(talker.model), places=1, queue=2)
+    first, second = (scheduler.submit(Request(prompt=(5,), max_tokens=9)) for _ in range(2))
+    with pytest.raises(Busy, match="2 requests wait already"):
+        scheduler.submit(Request(prompt=(5,)))
+    scheduler.step()
+    scheduler.cancel(first)
+    scheduler.cancel(first)  # again: nothing happens
+    scheduler.cancel(second)
+    assert scheduler.counts.cancelled == 2
+    assert not scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "words"),
+    [
+        (Request(prompt=()), BatchError, "prompt is empty"),
+        (Request(prompt=(10**9,)), BatchError, "token 1000000000"),
+        (Request(prompt=(3,) * 250), BatchError, "has 256 positions"),
+        (Request(prompt=(3,), max_tokens=0), SettingError, "max_tokens 0"),
+        (Request(prompt=(3,), depth=9), DepthError, "depth 9"),
+        (Request(prompt=(3,), draft_depth=4), DepthError, "draft_depth 4"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_before_any_work(
+    talker: Talker, request_: Request, error: type[Exception], words: str
+) -> None:
+    scheduler = Scheduler(ed.as_stream(talker.model))
+    with pytest.raises(error, match=words):
+        scheduler.submit(request_)
+    assert scheduler.counts.requests == 0
+
+
+def test_prices_are_learned_from_rounds() -> None:
+    costs = Costs()
+    for step in range(200):
+        work = Work(calls=1 + step % 7, passes=(1 + step % 7) * (1 + step % 5), readouts=step % 5)
+        costs.learn(work, PRICE.of(work))
+    for work in (Work(12, 12, 1), Work(3, 90, 30)):
+        assert costs.price.of(work) == pytest.approx(PRICE.of(work), rel=0.02)
+
+
+def test_the_governor_goes_shallower_with_load_and_never_below_its_floor() -> None:
+    governor = Deadline(1.0, range(3, 13))
+
+    def chosen(rows: int, waiting: int = 0, waited: float = 0.0) -> int:
+        load = Load(
+            depths=(12,) * rows,
+            left=(40,) * rows,
+            waiting=waiting,
+            queued=40 * waiting,
+            places=64,
+            price=PRICE,
+        )
+        return governor.choose(load, 10, 40, waited)
+
+    assert chosen(0) == 12
+    depths = [chosen(rows) for rows in range(0, 64, 4)]
+    assert depths == sorted(depths, reverse=True)
+    assert depths[-1] == 3
+    assert chosen(0, waited=0.99) == 3
+    governor.learn(1.0, 10.0)  # it took ten times as long as was thought
+    assert chosen(0) < 12
+
+
+def test_a_simulated_load_meets_its_target_with_the_governor_and_not_without(
+    talker: Talker,
+) -> None:
+    stream = ed.as_stream(talker.model)
+    # Twice what full depth sustains: a place is free every 32 rounds of 8 rows at depth 4.
+    full = 8 / (32 * PRICE.of(Work(calls=4, passes=32, readouts=8)))
+    load = [Arrival(at=i / (2 * full), prompt=8, tokens=32) for i in range(160)]
+    target = 1.0
+    left = simulate(stream, load, PRICE, governor=Fixed(4), places=8)
+    kept = simulate(stream, load, PRICE, governor=Deadline(target, range(1, 5)), places=8)
+    assert left["p95_seconds"] > 2 * target
+    assert kept["p95_seconds"] < target
+    assert int(kept["requests"]) == 160
+    assert 1 <= kept["mean_depth"] < 4
+
+
+def test_a_simulation_is_what_a_real_batch_counts(talker: Talker) -> None:
+    stream = ed.as_stream(talker.model)
+    real, seconds = Scheduler(stream, places=4), 0.0
+    for i in range(6):
+        real.submit(Request(prompt=(4,) * (3 + i), max_tokens=5, depth=1 + i % 4))
+    while real.step():
+        seconds += PRICE.of(real.batch.work)
+    load = [Arrival(at=0, prompt=3 + i, tokens=5, depth=1 + i % 4) for i in range(6)]
+    found = simulate(stream, load, PRICE, places=4)
+    assert 30 / float(found["tokens_per_second"]) == pytest.approx(seconds)
+
+
+def test_a_load_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    for text in ("{", "[1]", '[{"at": -1, "prompt": 1, "tokens": 1}]', '[{"at": 0}]'):
+        (tmp_path / "load.json").write_text(text)
+        with pytest.raises(EveryDepthError):
+            read_load(tmp_path / "load.json")

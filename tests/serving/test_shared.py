@@ -1,0 +1,118 @@
+"""Requests of any kind in one batch get the tokens that they get alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.helpers.generation import DECODERS, decoder, talkative
+from tests.zoo import VOCABULARY
+
+import everydepth as ed
+from everydepth.exits.generation.sampling import Sampling
+from everydepth.serving import Drafting, Exiting, Plain, Row, SharedBatch
+from everydepth.stream import ResidualStream, as_stream
+
+KINDS = ("greedy", "drawn", "drafted", "exiting")
+POLICY = ed.Confidence(threshold=0.2)
+
+
+def course(stream: ResidualStream, kind: str, depth: int, seed: int, prompt: list[int]) -> Any:
+    """How a row climbs, and what `generate` is told to do the same."""
+    if kind == "greedy":
+        return Plain(depth, Sampling()), {"depth": depth}
+    if kind == "drawn":
+        sampling = Sampling(do_sample=True, temperature=0.8, top_k=20)
+        told = {"do_sample": True, "temperature": 0.8, "top_k": 20, "seed": seed}
+        return Plain(depth, sampling, torch.Generator().manual_seed(seed)), told | {"depth": depth}
+    if kind == "exiting":
+        return Exiting(stream, POLICY, stream.depth, Sampling()), {"policy": POLICY}
+    draft = min(depth, stream.depth - 1)
+    return Drafting(stream, draft, stream.depth, Sampling(), prompt=prompt), {"draft_depth": draft}
+
+
+def check(name: str, load: list[tuple[str, int, list[int], int]], pause: int, chunk: int) -> None:
+    """Rows join one after the other, `pause` rounds apart."""
+    model = talkative(decoder(name))
+    stream = as_stream(model)
+    batch = SharedBatch(stream, chunk=chunk)
+    waiting, rows, rounds = list(enumerate(load)), [], 0
+    while waiting or batch.rows:
+        if waiting and rounds % pause == 0:
+            seed, (kind, depth, prompt, limit) = waiting.pop(0)
+            way, told = course(stream, kind, min(depth, stream.depth), seed, prompt)
+            row = Row(way, prompt, limit, stream.end_tokens)
+            rows.append((row, prompt, limit, told))
+            batch.join(row)
+        batch.round()
+        rounds += 1
+    for row, prompt, limit, told in rows:
+        alone = ed.generate(model, prompt, max_new_tokens=limit, **told)
+        assert row.said == alone.tokens[0], (name, told)
+    assert batch.cache.bytes == 0  # nobody is left, and nothing is held
+
+
+requests = st.tuples(
+    st.sampled_from(KINDS),
+    st.integers(1, 3),
+    st.lists(st.integers(3, VOCABULARY - 1), min_size=1, max_size=9),
+    st.integers(1, 8),
+)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(load=st.lists(requests, min_size=1, max_size=6), pause=st.integers(1, 3))
+def test_every_mix_of_requests_gives_each_the_tokens_it_gets_alone(
+    load: list[tuple[str, int, list[int], int]], pause: int
+) -> None:
+    check(DECODERS[0], load, pause, chunk=4)
+
+
+@pytest.mark.parametrize("name", DECODERS[1::2])
+def test_all_kinds_share_a_batch_on_every_decoder(name: str) -> None:
+    load = [
+        (kind, depth, [3 + (7 * i + depth) % (VOCABULARY - 3) for i in range(length)], 6)
+        for kind, depth, length in zip(
+            KINDS * 2, (1, 2, 1, 3, 3, 1, 2, 2), range(1, 9), strict=True
+        )
+    ]
+    check(name, load, pause=2, chunk=5)
+
+
+def test_a_block_runs_once_for_all_rows_that_need_it() -> None:
+    stream = as_stream(talkative(decoder(DECODERS[0])))
+    batch = SharedBatch(stream)
+    for depth in (1, 2, stream.depth, stream.depth):
+        batch.join(Row(Plain(depth, Sampling()), [5, 6, 7], limit=4))
+    # A part of each block: the block itself is also called to learn how it is called.
+    calls = {next(block.module.children()): 0 for block in stream.blocks}
+    batch.round()
+    hooks = [
+        module.register_forward_hook(lambda module, *_: calls.update({module: calls[module] + 1}))
+        for module in calls
+    ]
+    batch.round()
+    for hook in hooks:
+        hook.remove()
+    assert set(calls.values()) == {1}
+    assert batch.work.calls == stream.depth
+    assert batch.work.passes == 1 + 2 + 2 * stream.depth
+    assert batch.work.readouts == 4
+
+
+def test_a_row_that_leaves_early_leaves_the_others_as_they_were() -> None:
+    model = talkative(decoder(DECODERS[0]))
+    batch = SharedBatch(as_stream(model))
+    rows = [Row(Plain(2, Sampling()), [3, 4, 5 + i], limit=6) for i in range(3)]
+    for row in rows:
+        batch.join(row)
+    batch.round()
+    batch.leave(rows[0])
+    while batch.rows:
+        batch.round()
+    for i, row in enumerate(rows[1:], start=1):
+        alone = ed.generate(model, [3, 4, 5 + i], max_new_tokens=6, depth=2)
+        assert row.said == alone.tokens[0]
