@@ -57,6 +57,8 @@ def serve(
 
     EVERYDEPTH_API_KEY in the environment sets the key that clients must send.
     """
+    from rich.console import Console
+
     from everydepth.cli.showing import show
     from everydepth.exits.load import load as load_model
     from everydepth.exits.load import load_tokenizer, model_folder
@@ -76,7 +78,7 @@ def serve(
     found = None if profile is None else Profile.load(profile)
     network = load_model(model).to(device or "cpu")  # pyright: ignore[reportArgumentType]
     if simulate is not None:
-        show(simulated(as_stream(network), simulate, found, config))
+        show(simulated(as_stream(network), simulate, found, config), Console())
         return
     folder = Path(model_folder(model))
     reads = "input_ids" in as_stream(network).inputs

@@ -100,16 +100,11 @@ class Server:
     # -- from words to requests -------------------------------------------------------------------
 
     def _tokenized(self, prompt: str | Tokens | list[str] | list[Tokens]) -> list[list[int]]:
-        if isinstance(prompt, str):
-            return [self.tokenizer(prompt)["input_ids"]]
         if not prompt:
             raise BatchError("the prompt is empty; send a text or its tokens")
-        if isinstance(prompt[0], int):
-            return [list(prompt)]  # pyright: ignore[reportArgumentType]
-        return [
-            self.tokenizer(part)["input_ids"] if isinstance(part, str) else list(part)  # pyright: ignore[reportArgumentType]
-            for part in prompt
-        ]
+        one = isinstance(prompt, str) or isinstance(prompt[0], int)
+        parts: list[Any] = [prompt] if one else list(prompt)
+        return [list(self.tokenizer(p)["input_ids"] if isinstance(p, str) else p) for p in parts]
 
     def _templated(self, messages: list[Message]) -> list[int]:
         if getattr(self.tokenizer, "chat_template", None) is None:

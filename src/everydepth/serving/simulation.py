@@ -123,9 +123,9 @@ def simulate(
     >>> from everydepth.serving import Arrival, Price, simulate
     >>> load = [Arrival(at=i / 10, prompt=8, tokens=16) for i in range(20)]
     >>> price = Price(call=1e-3, token=1e-4, readout=1e-4)
-    >>> found = simulate(ed.as_stream(llama), load, price)
-    >>> found["p50_seconds"] <= found["p95_seconds"], int(found["requests"])
-    (True, 20)
+    >>> found = simulate(ed.as_stream(llama), load, price).numbers
+    >>> found["p50_seconds"] <= found["p95_seconds"], found["requests"]
+    (True, 20.0)
     """
     if not load:
         raise SettingError("a load without a request; give at least one arrival")
@@ -160,26 +160,25 @@ def summary(
     took = np.array([t.ended - t.arrived for t in tickets if t.ended is not None])
     first = np.array([t.first - t.arrived for t in tickets if t.first is not None])
     depths = np.array([t.depth for t in tickets if t.depth is not None])
-    found = {
-        "requests": (len(tickets), ""),
-        "p50_seconds": (np.quantile(took, 0.5), "s"),
-        "p95_seconds": (np.quantile(took, 0.95), "s"),
-        "p95_first_token": (np.quantile(first, 0.95), "s"),
-        "tokens_per_second": (sum(len(t.tokens) for t in tickets) / max(seconds, 1e-12), "1/s"),
-        "mean_depth": (depths.mean(), ""),
-        "least_depth": (depths.min(), ""),
+    numbers = {
+        "requests": len(tickets),
+        "p50_seconds": np.quantile(took, 0.5),
+        "p95_seconds": np.quantile(took, 0.95),
+        "p95_first_token": np.quantile(first, 0.95),
+        "tokens_per_second": sum(len(t.tokens) for t in tickets) / max(seconds, 1e-12),
+        "mean_depth": depths.mean(),
+        "least_depth": depths.min(),
+        "mean_quality": None if quality is None else np.asarray(quality)[depths - 1].mean(),
     }
-    if quality is not None:
-        found["mean_quality"] = (np.asarray(quality)[depths - 1].mean(), "")
-    measured = [
-        scalars(name, {name: float(value)}, title=name.replace("_", " "), about=_ABOUT, unit=unit)
-        for name, (value, unit) in found.items()
-    ]
-    return LoadResult(results=named(*measured), about=provenance(samples=len(tickets)))
-
-
-_ABOUT = "What the requests of a load saw, from their arrival on."
+    about = "What the requests of a load saw; seconds count from their arrival."
+    measured = scalars("load", numbers, title="load", about=about)
+    return LoadResult(results=named(measured), about=provenance(samples=len(tickets)))
 
 
 class LoadResult(Results, kind="load"):
     """Latencies, speed and depths under a load."""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All of them, by name."""
+        return {name: float(value) for name, value in self.result("load").arrays.items()}
