@@ -32,6 +32,7 @@ class Format(StrEnum):
 
     HF = "hf"
     ONNX = "onnx"
+    GGUF = "gguf"
 
 
 def export(
@@ -53,7 +54,10 @@ def export(
     ] = None,
     format: Annotated[  # noqa: A002 - the name of the option
         Format | None,
-        typer.Option(help="A stock Hugging Face checkpoint, or an ONNX graph.", show_default="hf"),
+        typer.Option(
+            help="A stock Hugging Face checkpoint, an ONNX graph, or a GGUF file.",
+            show_default="hf",
+        ),
     ] = None,
     policy: Annotated[
         Path | None, typer.Option(help="An exit policy, as Policy.save writes it.")
@@ -148,7 +152,7 @@ def _export(
     from everydepth.exits import Policy, Profile
     from everydepth.exits import export as write
     from everydepth.exits.load import load as load_model
-    from everydepth.exits.load import model_folder
+    from everydepth.exits.load import load_tokenizer, model_folder
 
     if directory is None:
         raise SettingError("no directory was given; name a new one behind the model")
@@ -161,6 +165,7 @@ def _export(
         rows = load_batches(
             model, network, data, split=split, root=data_root, max_samples=max_samples
         )
+    beside: Any = _Beside(Path(model_folder(model)))
     path = write(
         network,
         directory,
@@ -168,7 +173,7 @@ def _export(
         format=format.value,
         exits=None if policy is None else Policy.load(policy),
         example=next(iter(rows)) if format is Format.ONNX else None,
-        tokenizer=_Beside(Path(model_folder(model))),
+        tokenizer=load_tokenizer(model) if format is Format.GGUF else beside,
         profile=None if profile is None else Profile.load(profile),
         recalibrate=rows if recalibrate else None,
         overwrite=overwrite,

@@ -15,6 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from everydepth.engines.gguf_file import GGUF
 from everydepth.errors import ExportError, UnsupportedModelError
 
 _PATIENCE = 600  # seconds for loading and a few tokens
@@ -50,8 +51,23 @@ def continued(
         "prompts": [list(prompt) for prompt in prompts],
         "tokens": tokens,
         "top": top,
+        "stop": _stop(GGUF.read(paths[0])),
     }
     return [[[_step(step) for step in row] for row in rows] for rows in _asked(asked)]
+
+
+def tokenized(path: Path, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of texts, with those the file wants around each."""
+    return _asked({"paths": [str(path)], "texts": list(texts)})
+
+
+def _stop(file: GGUF) -> int:
+    """A token that is no text."""
+    for name in ("eos", "bos", "padding", "unknown"):
+        found = file.values.get(f"tokenizer.ggml.{name}_token_id")
+        if found is not None:
+            return int(found.scalar())
+    return 0
 
 
 def _asked(question: dict[str, Any]) -> Any:

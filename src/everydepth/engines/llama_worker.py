@@ -7,6 +7,7 @@ import os
 import sys
 from importlib import import_module
 from typing import Any
+from urllib.request import Request, urlopen
 
 
 def parameters(path: str, *, context: int, threads: int = 1) -> Any:
@@ -27,9 +28,12 @@ def parameters(path: str, *, context: int, threads: int = 1) -> Any:
     return found
 
 
-def answer(asked: dict[str, Any]) -> list[list[list[dict[str, Any]]]]:
-    """For each file and prompt the steps of its continuation."""
+def answer(asked: dict[str, Any]) -> Any:
+    """For each file and prompt the steps of its continuation; or the tokens of texts."""
     engine: Any = import_module("xllamacpp")
+    if "texts" in asked:
+        server = engine.Server(parameters(asked["paths"][0], context=64))
+        return [_tokens(server, text) for text in asked["texts"]]
     longest = max(map(len, asked["prompts"])) + asked["tokens"]
     answers: list[list[list[dict[str, Any]]]] = []
     for path in asked["paths"]:
@@ -39,22 +43,37 @@ def answer(asked: dict[str, Any]) -> list[list[list[dict[str, Any]]]]:
 
 
 def _continued(server: Any, prompt: list[int], asked: dict[str, Any]) -> list[dict[str, Any]]:
-    request = {
-        "prompt": prompt,
-        "n_predict": asked["tokens"],
-        "temperature": 0,
-        "n_probs": asked["top"],
-        "cache_prompt": False,
-    }
-    found = server.handle_completions(request)
-    if "choices" not in found:
-        raise RuntimeError(f"no answer: {found}")
-    return [_step(step) for step in found["choices"][0]["logprobs"]["content"]]
+    """Token by token: of a token that is half a character the server reports no probabilities.
+
+    What it samples is therefore pushed to the token `stop`, which is no text; what it reports is
+    the model's own distribution.
+    """
+    steps: list[dict[str, Any]] = []
+    for _ in range(asked["tokens"]):
+        request = {
+            "prompt": [*prompt, *(step["token"] for step in steps)],
+            "n_predict": 1,
+            "temperature": 0,
+            "n_probs": asked["top"],
+            "logit_bias": [[asked["stop"], 1e6]],
+            "cache_prompt": True,
+        }
+        found = server.handle_completions(request)
+        if "choices" not in found:
+            raise RuntimeError(f"no answer: {found}")
+        (step,) = found["choices"][0]["logprobs"]["content"]
+        top = [(entry["id"], entry["logprob"]) for entry in step["top_logprobs"]]
+        steps.append({"token": top[0][0], "top": top})
+    return steps
 
 
-def _step(found: dict[str, Any]) -> dict[str, Any]:
-    top = [(entry["id"], entry["logprob"]) for entry in found["top_logprobs"]]
-    return {"token": found["id"], "top": top}
+def _tokens(server: Any, text: str) -> list[int]:
+    # The binding has no function for it, but the server listens on this machine.
+    body = json.dumps({"content": text, "add_special": True}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = Request(f"{server.listening_address}/tokenize", body, headers)
+    with urlopen(request, timeout=60) as response:
+        return json.load(response)["tokens"]
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def model_card(
     usage: str,
 ) -> str:
     """Markdown with the front matter that the Hugging Face hub reads."""
-    library = "transformers" if manifest.format == "hf" else "onnx"
+    library = {"hf": "transformers"}.get(manifest.format, manifest.format)
     whole = manifest.depth == manifest.of
     parts = [
         f"---\nlibrary_name: {library}\ntags:\n- everydepth\n- early-exit\n---",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
@@ -22,7 +22,7 @@ from everydepth.files import is_full, write_folder
 from everydepth.stream import Batch, ResidualStream, as_stream, unwrapped
 from everydepth.stream.feed import Feed
 
-Format = Literal["hf", "onnx"]
+Format = Literal["hf", "onnx", "gguf"]
 
 MANIFEST = "everydepth.json"
 POLICY = "exit_policy.json"
@@ -71,6 +71,10 @@ def export(
     Runtime before the directory appears. With `exits`, it leaves as soon as every row is done and
     gives `logits` and `depth` as `predict` does. `example`: a batch to trace and compare with.
 
+    "gguf": a file for llama.cpp with the weights in their own precision, its next tokens compared
+    with the model's before the directory appears. `tokenizer`: the model's own, which goes into
+    the file and must cut texts alike there.
+
     Instead of a model, `model` may be the path of a GGUF file, and `directory` that of a new one:
     its first `depth` blocks, or those of `keep` ("1-12,20-24"), go over byte for byte, still
     quantized, and llama.cpp must say with them what it says with the whole file when all other
@@ -89,12 +93,14 @@ def export(
         given = {"exits": exits, "example": example, "tokenizer": tokenizer, "processor": processor}
         given |= {"profile": profile, "recalibrate": recalibrate, **options}
         _refuse("a GGUF file, which is cut as it is", given)
+        if format not in ("hf", "gguf"):  # "hf" is what nobody asked for
+            raise SettingError(f"format={format!r} of a GGUF file; leave it out: it stays GGUF")
         return cut_gguf(model, directory, depth=depth, keep=keep, overwrite=overwrite).path
     _refuse("a model, of which the first blocks are kept (depth=)", {"keep": keep})
     stream = as_stream(model, **options)
     depth = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
-    if format not in ("hf", "onnx"):
-        raise SettingError(f"format={format!r}; use 'hf' or 'onnx'")
+    if format not in get_args(Format):
+        raise SettingError(f"format={format!r}; use {' or '.join(map(repr, get_args(Format)))}")
     if exits is not None:
         exits.for_stream(stream)
         if depth != stream.depth:
@@ -113,7 +119,11 @@ def export(
     manifest = Manifest(
         model=stream.name, depth=depth, of=stream.depth, format=format, exits=exits is not None
     )
-    write = _huggingface(cut) if format == "hf" else _onnx(cut, example, exits)
+    if format == "gguf":
+        _refuse("format='gguf'", {"exits": exits, "example": example, "processor": processor})
+        write, tokenizer = _gguf(cut, tokenizer), None
+    else:
+        write = _huggingface(cut) if format == "hf" else _onnx(cut, example, exits)
 
     def fill(folder: Path) -> None:
         files = write(folder)
@@ -209,6 +219,28 @@ def _huggingface(stream: ResidualStream) -> Writer:
             f"from {home if home == 'transformers' else type(model).__module__} "
             f"import {type(model).__name__}\n\n"
             f'model = {type(model).__name__}.from_pretrained("this directory")'
+        )
+
+    return write
+
+
+def _gguf(stream: ResidualStream, tokenizer: Saveable | None) -> Writer:
+    from everydepth.engines.gguf_model import write_gguf
+
+    if tokenizer is None:
+        raise SettingError(
+            "format='gguf' needs tokenizer=, which is part of such a file; give the model's own, "
+            "AutoTokenizer.from_pretrained(...)"
+        )
+
+    def write(folder: Path) -> str:
+        write_gguf(stream, tokenizer, folder / "model.gguf")
+        return (
+            "import xllamacpp\n\n"
+            "settings = xllamacpp.CommonParams()\n"
+            'settings.model.path = "model.gguf"\n'
+            "server = xllamacpp.Server(settings)\n"
+            'server.handle_completions({"prompt": "Once upon a time", "n_predict": 32})'
         )
 
     return write

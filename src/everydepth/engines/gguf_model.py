@@ -1,0 +1,214 @@
+"""A Hugging Face language model as a GGUF file, compared with it in llama.cpp before it counts.
+
+What GGUF calls things is what transformers reads GGUF files with, used the other way round, and the
+tensor names of the gguf package: no architecture is described here.
+"""
+
+from __future__ import annotations
+
+import copy
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from everydepth.engines import llama_cpp
+from everydepth.engines.gguf_file import block_sizes
+from everydepth.engines.gguf_tokens import SAMPLES, add_tokens
+from everydepth.engines.llama_cpp import Step
+from everydepth.errors import ExportError, UnsupportedModelError
+from everydepth.stream import ResidualStream, unwrapped
+
+# GGUF's name, where it is another than transformers' own.
+_NAMES = {"mistral": "llama"}
+# Numbers that are fractions in GGUF, even where a config has 10000.
+_FRACTIONS = ("freq_base", "epsilon")
+
+# Largest difference of a log-probability: llama.cpp rounds what it multiplies with a matrix to the
+# type of that matrix.
+_TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 5e-1}
+
+
+@torch.no_grad()
+def write_gguf(stream: ResidualStream, tokenizer: Any, path: Path) -> float:
+    """Write the whole model in its own precision; give the largest difference found.
+
+    tokenizer: the model's fast tokenizer; llama.cpp must cut texts as it does.
+    """
+    llama_cpp.check_installed()
+    block_sizes()  # an error of our own, if gguf is missing
+    model = unwrapped(stream.model)
+    dtype = next(model.parameters()).dtype
+    if dtype not in _TOLERANCE:
+        raise UnsupportedModelError(
+            f"{stream.name} has weights of {dtype}; use model.float(), .half() or .bfloat16()"
+        )
+    _write(stream, model, tokenizer, path)
+    return _compare(stream, model, tokenizer, path, _TOLERANCE[dtype])
+
+
+def _write(stream: ResidualStream, model: nn.Module, tokenizer: Any, path: Path) -> None:
+    gguf: Any = import_module("gguf")
+    config: Any = model.config
+    name, kind, permuted = _architecture(stream, config, gguf)
+    names = gguf.get_tensor_name_map(kind, stream.depth)
+    writer = gguf.GGUFWriter(path, name)
+    writer.add_type("model")
+    for key, value in _settings(stream, config).items():
+        if isinstance(value, float):
+            writer.add_float32(f"{name}.{key}", value)
+        else:
+            writer.add_uint32(f"{name}.{key}", value)
+    embedding: nn.Module = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    rows: Tensor = embedding.weight  # pyright: ignore[reportAssignmentType]
+    add_tokens(writer, tokenizer, rows.shape[0])
+    for own, tensor in _tensors(model, rows).items():
+        found = names.get_name(own, try_suffixes=(".weight", ".bias"))
+        if found is None:
+            raise UnsupportedModelError(
+                f"{stream.name} has {own}, for which GGUF has no name in a {name} model; convert "
+                "it with llama.cpp, then cut the file with everydepth.export"
+            )
+        heads = _heads(found, config) if permuted else None
+        _add(writer, gguf, found, tensor if heads is None else _interleaved(tensor, heads))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _architecture(stream: ResidualStream, config: Any, gguf: Any) -> tuple[str, Any, bool]:
+    """GGUF's name, its number, and whether its rotary pairs lie side by side."""
+    reading: Any = import_module("transformers.modeling_gguf_pytorch_utils")
+    own = str(getattr(config, "model_type", type(config).__name__))
+    name = _NAMES.get(own, own)
+    kinds = {text: number for number, text in gguf.MODEL_ARCH_NAMES.items()}
+    process = reading.TENSOR_PROCESSORS.get(name, reading.TensorProcessor)
+    known = (reading.TensorProcessor, reading.LlamaTensorProcessor)
+    if name not in kinds or own not in _mapping() or process not in known:
+        able = [
+            text
+            for text in _mapping()
+            if _NAMES.get(text, text) in kinds
+            and reading.TENSOR_PROCESSORS.get(_NAMES.get(text, text), known[0]) in known
+        ]
+        raise UnsupportedModelError(
+            f"{stream.name} is a {own} model, which cannot be written as GGUF; "
+            f"{', '.join(sorted(able))} can be tried. Convert others with llama.cpp, then cut the "
+            "file with everydepth.export"
+        )
+    return name, kinds[name], process is reading.LlamaTensorProcessor
+
+
+def _mapping() -> dict[str, dict[str, str | None]]:
+    """Model type -> key of GGUF -> attribute of the config."""
+    ggml: Any = import_module("transformers.integrations.ggml")
+    return {name: keys for name, keys in ggml.GGUF_CONFIG_MAPPING.items() if "block_count" in keys}
+
+
+def _settings(stream: ResidualStream, config: Any) -> dict[str, int | float]:
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type", "default")
+    if kind != "default":
+        raise UnsupportedModelError(
+            f"{stream.name} scales its positions ({kind!r}), which this writer does not describe; "
+            "convert it with llama.cpp, then cut the file with everydepth.export"
+        )
+    most = int(config.max_position_embeddings)
+    windows = [stream.window(depth) for depth in range(1, stream.depth + 1)]
+    if any(window is not None and window < most for window in windows):
+        raise UnsupportedModelError(
+            f"{stream.name} attends to the last {min(w for w in windows if w)} tokens only in some "
+            "blocks, which this writer does not describe; convert it with llama.cpp"
+        )
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    found: dict[str, int | float] = {}
+    for key, attribute in _mapping()[config.model_type].items():
+        value = rope.get(attribute, getattr(config, attribute or "", None))
+        if attribute == "head_dim":
+            value = width
+        if isinstance(value, int | float):
+            found[key] = float(value) if key.endswith(_FRACTIONS) else value
+    found |= {"rope.dimension_count": width}
+    return found | {"attention.key_length": width, "attention.value_length": width}
+
+
+def _tensors(model: nn.Module, rows: Tensor) -> dict[str, Tensor]:
+    """All parameters by name; a readout that is the embedding is left to llama.cpp, which then
+    reads out with the embedding. What counts is the tensor, whatever the config says of it."""
+    head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    found = dict(model.state_dict())
+    if head is not None and torch.equal(head.weight, rows):
+        for own, parameter in model.named_parameters(remove_duplicate=False):
+            if parameter is head.weight and own.startswith("lm_head"):
+                found.pop(own, None)
+    return found
+
+
+def _heads(name: str, config: Any) -> int | None:
+    if ".attn_q." in name:
+        return int(config.num_attention_heads)
+    if ".attn_k." in name:
+        return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    return None
+
+
+def _interleaved(tensor: Tensor, heads: int) -> Tensor:
+    """Rotary pairs side by side; transformers has the first halves, then the second."""
+    inner = (heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
+    return tensor.reshape(inner).transpose(1, 2).reshape(tensor.shape)
+
+
+def _add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.ndim == 1:  # norms and biases; llama.cpp adds and multiplies them in float32
+        tensor = tensor.float()
+    if tensor.dtype == torch.bfloat16:
+        kind = gguf.GGMLQuantizationType.BF16
+        writer.add_tensor(name, tensor.view(torch.uint8).numpy(), raw_dtype=kind)
+    else:
+        writer.add_tensor(name, tensor.numpy())
+
+
+def _compare(
+    stream: ResidualStream, model: nn.Module, tokenizer: Any, path: Path, most: float
+) -> float:
+    """Tokens of texts, and what follows them, in llama.cpp and in the model (in float32)."""
+    texts = [list(map(int, tokenizer(text).input_ids)) for text in SAMPLES]
+    room = (stream.positions or 64) - 9
+    prompts = [ids[: min(24, room)] for ids in texts]
+    try:
+        tokenized = llama_cpp.tokenized(path, SAMPLES)
+        (found,) = llama_cpp.continued([path], prompts)
+    except ExportError as error:
+        raise ExportError(f"{error}; nothing was written") from error
+    for text, mine, theirs in zip(SAMPLES, texts, tokenized, strict=True):
+        if mine != theirs:
+            raise ExportError(
+                f"llama.cpp cuts {text!r} into the tokens {theirs}, the tokenizer into {mine}; "
+                "nothing was written. Give the model's own tokenizer"
+            )
+    exact: Any = model if next(model.parameters()).dtype == torch.float32 else None
+    exact = copy.deepcopy(model).float() if exact is None else exact
+    gap = 0.0
+    for prompt, steps in zip(prompts, found, strict=True):
+        ids = torch.tensor([[*prompt, *(step.token for step in steps)]])
+        logits = exact(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        for row, step in zip(logits.float().log_softmax(-1), steps, strict=True):
+            gap = max(gap, _gap(row, step))
+    if not gap <= most:
+        raise ExportError(
+            f"log-probabilities of llama.cpp differ by {gap:.1e} from those of {stream.name}, more "
+            f"than {most:.0e}; nothing was written. Convert the model with llama.cpp, then cut the "
+            "file with everydepth.export"
+        )
+    return gap
+
+
+def _gap(row: Tensor, step: Step) -> float:
+    """The largest difference; a token chosen although another is more probable counts, too."""
+    listed = torch.tensor(list(step.top.values()))
+    gap = (row[list(step.top)] - listed).abs().max()
+    return float(max(gap, row.max() - row[step.token]))
