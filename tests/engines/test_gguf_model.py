@@ -11,9 +11,12 @@ import pytest
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from typer.testing import CliRunner
 
 import everydepth as ed
+from everydepth.cli.main import build_app
 from everydepth.engines import gguf_model
+from everydepth.engines.gguf_file import GGUF
 from everydepth.errors import ExportError, SettingError, UnsupportedModelError
 
 WIDTH, HEADS, BLOCKS = 32, 4, 3
@@ -131,6 +134,16 @@ def test_a_head_counts_as_tied_by_its_tensor(tmp_path: Path) -> None:
     out = ed.export(model, tmp_path / "out", format="gguf", tokenizer=tokenizer)
     tensors = gguf.GGUFReader(out / "model.gguf").tensors
     assert "output.weight" in {tensor.name for tensor in tensors}
+
+
+def test_the_command_takes_the_tokenizer_beside_the_model(tmp_path: Path) -> None:
+    tokenizer = sentencepiece()
+    language_model("Llama", tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    arguments = ["export", str(tmp_path / "model"), str(tmp_path / "out"), "--format", "gguf"]
+    result = CliRunner().invoke(build_app(), [*arguments, "--depth", "1"])
+    assert result.exit_code == 0, result.output
+    assert GGUF.read(tmp_path / "out" / "model.gguf").depth == 1
 
 
 def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ def _settings(stream: ResidualStream, config: Any) -> dict[str, int | float]:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     found: dict[str, int | float] = {}
     for key, attribute in _mapping()[config.model_type].items():
-        value = rope.get(attribute, getattr(config, attribute or "", None))
+        name = attribute or ""
+        value = rope.get(name, getattr(config, name, None))
         if attribute == "head_dim":
             value = width
         if isinstance(value, int | float):
