@@ -1,20 +1,24 @@
 """The table of docs/models.md: every class that could be built small, and what was found of it.
 
-`python -m tests.zoo.table docs/models.md` runs them all, one after the other; rows already in the
-file of results beside it (`--rows rows.jsonl`) are not measured again.
+`python -m tests.zoo.table docs/models.md --rows rows.jsonl` runs them all, one after the other;
+rows already in the file of results are not measured again, so that a run can be interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
+import random
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from tests.zoo.stock import Stock, stock, time_limit
 from tests.zoo.verbs import VERBS, NotApplicable
+from tests.zoo.vision import Vision, libraries, timm_models, torchvision_classifiers
 
 import everydepth as ed
 from everydepth.stream.discovery import DiscoveredStream
@@ -32,14 +36,14 @@ CLAUSES = {
 _MARKS = {True: "yes", False: "**no**", None: "-"}
 
 
-def measured(entry: Stock, *, verbs: bool = True) -> dict[str, Any] | None:
-    """One row: what was found, each clause, each verb. None for a class that cannot be built."""
+def measured(entry: Stock | Vision, *, verbs: bool = True) -> dict[str, Any]:
+    """One row: what was found, each clause, each verb; or why it could not be built or followed."""
+    row: dict[str, Any] = {"name": entry.name}
     try:
         with time_limit():
             model, batch = entry.make()
-    except Exception:  # noqa: BLE001 - whatever keeps a class from being built small
-        return None
-    row: dict[str, Any] = {"name": entry.name}
+    except Exception as error:  # noqa: BLE001 - whatever keeps a class from being built small
+        return {**row, "unbuilt": _said(error)}
     try:
         with time_limit(300):
             stream = DiscoveredStream(model)
@@ -48,8 +52,9 @@ def measured(entry: Stock, *, verbs: bool = True) -> dict[str, Any] | None:
             row["readout"] = stream.structure.readout.how
             report = ed.check_stream(stream, batch)
         row["checks"] = {check.name: check.passed for check in report.checks}
+        row["broken"] = {c.name: c.detail[:200] for c in report.checks if c.passed is False}
     except Exception as error:  # noqa: BLE001 - a class that is not followed is a row, too
-        return {**row, "error": f"{type(error).__name__}: {error}"}
+        return {**row, "error": _said(error)}
     for name, verb in VERBS.items() if verbs else ():
         try:
             with time_limit(300):
@@ -57,73 +62,155 @@ def measured(entry: Stock, *, verbs: bool = True) -> dict[str, Any] | None:
         except NotApplicable:
             row[name] = None
         except Exception as error:  # noqa: BLE001 - what a verb cannot do is what the table says
-            row[name] = f"{type(error).__name__}: {error}"
+            row[name] = _said(error)
         else:
             row[name] = True
     return row
 
 
-def rendered(rows: list[dict[str, Any]], unbuilt: int) -> str:
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """How many of some rows were followed, and how far.
+
+    ran: classes with residual connections that build and run; `whole` keep every clause that
+        applies, `branched` with every residual connection known, `used` go through every verb
+        that applies (of `tried`); `bare` have no residual connection, and are refused for it.
+    """
+
+    ran: int
+    whole: int
+    branched: int
+    bare: int
+    tried: int
+    used: int
+    unbuilt: int
+
+    @classmethod
+    def of(cls, rows: Iterable[dict[str, Any]]) -> Verdicts:
+        rows = list(rows)
+        built = [row for row in rows if "unbuilt" not in row]
+        bare = [row for row in built if "has no residual connection" in row.get("error", "")]
+        whole = [r for r in built if "checks" in r and False not in r["checks"].values()]
+        tried = [row for row in built if any(verb in row for verb in VERBS)]
+        used = [r for r in tried if all(r.get(v) in (True, None) for v in VERBS)]
+        return cls(
+            ran=len(built) - len(bare),
+            whole=len(whole),
+            branched=sum(all(row["branches"]) for row in whole),
+            bare=len(bare),
+            tried=len(tried),
+            used=len(used),
+            unbuilt=len(rows) - len(built),
+        )
+
+    def __str__(self) -> str:
+        verbs = f" Of {self.tried} tried, {self.used} go through every verb that applies."
+        return (
+            f"{self.ran} with residual connections build and run. {self.whole} of them "
+            f"({self.whole / max(self.ran, 1):.1%}) keep every clause of `check_stream` that "
+            f"applies, {self.branched} ({self.branched / max(self.ran, 1):.1%}) with every "
+            f"residual connection known.{verbs if self.tried else ''} {self.bare} have no "
+            f"residual connection and are told so. {self.unbuilt} do not build or run."
+        )
+
+
+LIBRARIES = {
+    "transformers": "Every class of the auto mappings for causal, sequence, masked, token, image, "
+    "audio and sequence-to-sequence models",
+    "torchvision": "The residual classifiers",
+    "timm": "One small model of each module",
+}
+
+
+def rendered(rows: Iterable[dict[str, Any]]) -> str:
     """The page."""
-    whole = [r for r in rows if "checks" in r and all(v is not False for v in r["checks"].values())]
-    branched = [r for r in whole if all(r["branches"])]
-    counts = Counter(row["name"].partition(":")[0] for row in rows)
-    head = ["class", "depth", "branches of a block", "readout", *CLAUSES.values()]
-    verbs = [name for name in VERBS if any(name in row for row in rows)]
     lines = [
         "# Models",
         "",
-        "Generated by `python -m tests.zoo.table docs/models.md`: tiny models with random weights, "
-        "built from their own configs, followed without a word about their class.",
-        "",
-        f"Of {len(rows)} classes that build and run ({unbuilt} do not, or need another library), "
-        f"{len(whole)} keep every clause of `check_stream` that applies, {len(branched)} of them "
-        f"with every residual connection known. By mapping: "
-        f"{', '.join(f'{name} {count}' for name, count in counts.items())}.",
+        "Generated by `python -m tests.zoo.table docs/models.md`: small models with random "
+        "weights, built from their own configs, followed without a word about their class.",
         "",
         "Readout: *modules* is pick, norms and head; *head* the model's own forward up to its "
-        "head; *tail* the model's own forward to the end.",
-        "",
-        "| " + " | ".join([*head, *verbs]) + " |",
-        "|" + "---|" * (len(head) + len(verbs)),
+        "head; *tail* the model's own forward to the end. A dash: the clause or verb does not "
+        "apply. An empty cell: not tried.",
     ]
-    lines += [_line(row, verbs) for row in sorted(rows, key=lambda r: r["name"])]
+    by_library: dict[str, list[dict[str, Any]]] = {name: [] for name in LIBRARIES}
+    for row in sorted(rows, key=lambda row: row["name"]):
+        mapping = row["name"].partition(":")[0]
+        by_library[mapping if mapping in LIBRARIES else "transformers"].append(row)
+    for library, held in by_library.items():
+        lines += _section(library, held) if held else []
     return "\n".join(lines) + "\n"
+
+
+def _section(library: str, rows: list[dict[str, Any]]) -> list[str]:
+    verbs = [name for name in VERBS if any(name in row for row in rows)]
+    head = ["class", "depth", "branches of a block", "readout", *CLAUSES.values(), *verbs]
+    built = [row for row in rows if "unbuilt" not in row]
+    unbuilt = [row for row in rows if "unbuilt" in row]
+    return [
+        *("", f"## {library}", "", f"{LIBRARIES[library]}. {Verdicts.of(rows)}", ""),
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+        *(_line(row, verbs) for row in built),
+        *(("", "Not built small:", "") if unbuilt else ()),
+        *(f"- `{row['name']}`: {_plain(row['unbuilt'])}" for row in unbuilt),
+    ]
+
+
+def _plain(text: str) -> str:
+    """An error as words of a table."""
+    return re.sub(r"[|<>*_`\[\]]", " ", text)[:140]
 
 
 def _line(row: dict[str, Any], verbs: list[str]) -> str:
     if "checks" not in row:
-        reason = row.get("error", "").partition(";")[0].replace("|", "/").replace("\n", " ")[:120]
+        reason = _plain(row.get("error", "").partition(";")[0])
         cells = [row["name"], "-", f"not followed: {reason}", *[""] * (1 + len(CLAUSES))]
         return "| " + " | ".join([*cells, *[""] * len(verbs)]) + " |"
     kinds = list(dict.fromkeys(", ".join(kinds) or "not known" for kinds in row["branches"]))
     marks = [_MARKS[row["checks"].get(name)] for name in CLAUSES]
-    done = [{True: "yes", None: "-"}.get(row.get(verb), "**no**") for verb in verbs]
+    done = [_verb_mark(row, verb) for verb in verbs]
     cells = [row["name"], str(row["depth"]), "; ".join(kinds), row["readout"], *marks, *done]
     return "| " + " | ".join(cells) + " |"
+
+
+def _verb_mark(row: dict[str, Any], verb: str) -> str:
+    return {True: "yes", None: "-"}.get(row[verb], "**no**") if verb in row else ""
+
+
+def entries(library: str) -> list[Stock] | list[Vision]:
+    if library == "transformers":
+        return stock()
+    libraries()
+    return torchvision_classifiers() if library == "torchvision" else timm_models()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
-    parser.add_argument("--rows", type=Path, help="results so far, one JSON a line")
+    parser.add_argument("--rows", type=Path, required=True, help="results, one JSON a line")
+    parser.add_argument("--library", choices=list(LIBRARIES), default="transformers")
     parser.add_argument("--verbs", action="store_true", help="run every verb, too")
+    parser.add_argument("--first", type=int, help="measure so many more, drawn by a seed")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    text = given.rows.read_text() if given.rows and given.rows.exists() else ""
+    text = given.rows.read_text() if given.rows.exists() else ""
+    # A row measured later, with verbs, takes the place of the one before.
     rows = {row["name"]: row for row in map(json.loads, text.splitlines())}
-    unbuilt = 0
-    for entry in stock():
-        if entry.name in rows:
-            continue
-        row = measured(entry, verbs=given.verbs)
-        unbuilt += row is None
-        if row is not None:
-            rows[entry.name] = row
-            if given.rows:
-                with given.rows.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-    given.page.write_text(rendered(list(rows.values()), unbuilt))
+    known = {n for n, r in rows.items() if not given.verbs or "checks" not in r or "train" in r}
+    left = [entry for entry in entries(given.library) if entry.name not in known]
+    if given.verbs:  # in any order, as time may not last for all
+        random.Random(0).shuffle(left)
+    for entry in left[: given.first]:
+        rows[entry.name] = measured(entry, verbs=given.verbs)
+        with given.rows.open("a") as file:
+            file.write(json.dumps(rows[entry.name]) + "\n")
+    given.page.write_text(rendered(rows.values()))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import everydepth as ed
+from everydepth.errors import UnsupportedModelError
+from everydepth.exits.generation.rerun import has_slots
 from everydepth.stream import ResidualStream, sites
 
 Batch = Mapping[str, Tensor]
@@ -66,6 +68,8 @@ def generate(model: nn.Module, batch: Batch) -> None:
         raise NotApplicable("a causal language model")
     ids = batch["input_ids"]
     whole = ed.generate(stream, ids, max_new_tokens=3)
+    if not has_slots(stream, ids):
+        return  # no drafts without keys and values by token
     drafted = ed.generate(stream, ids, max_new_tokens=3, draft_depth=1)
     assert str(whole.tokens) == str(drafted.tokens)
 
@@ -89,8 +93,12 @@ def insert(model: nn.Module, batch: Batch) -> None:
     where = sites(stream)
     if not where:
         raise NotApplicable("a block whose silent branches pass the state on")
-    big = ed.insert(stream, after=where[-1])
-    big.eval()
+    try:
+        big = ed.insert(stream, after=where[-1]).eval()
+    except UnsupportedModelError as refusal:
+        if "cannot describe" not in str(refusal):
+            raise
+        raise NotApplicable("a config that can describe one more block") from refusal
     grown = ed.as_stream(big, **stream.options)
     with torch.no_grad():
         z = grown.prediction(grown.call(grown.arguments(batch, None)))

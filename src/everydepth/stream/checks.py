@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from everydepth.errors import EveryDepthError
+from everydepth.errors import EveryDepthError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import Batch, ResidualStream, unwrapped
 from everydepth.stream.modes import evaluating
@@ -312,7 +312,11 @@ def _cache(e: _Evidence) -> str:
     stream, ids = e.stream, e.batch.get("input_ids")
     if stream.task != "causal_lm" or ids is None:
         raise _NotApplicable("not a causal language model")
-    cache, mask, steps = stream.new_cache(), e.batch.get("attention_mask"), []
+    try:
+        cache = stream.new_cache()
+    except UnsupportedModelError as reason:
+        raise _NotApplicable(str(reason)) from reason
+    mask, steps = e.batch.get("attention_mask"), []
     mask = torch.ones_like(ids) if mask is None else mask
     for t in range(ids.shape[1]):
         batch = {"input_ids": ids[:, t : t + 1], "attention_mask": mask[:, : t + 1]}

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from everydepth.errors import BatchError, DepthError, LabelError, UnsupportedModelError
 from everydepth.stream.block import Block
-from everydepth.stream.cursor import Call, Cursor
+from everydepth.stream.cursor import Call, CallAxes, Cursor
 from everydepth.stream.edit import BlockList, lengthened, shortened
 from everydepth.stream.states import States
 from everydepth.stream.taps import (
     first_tensor,
     hooked,
     in_silence,
+    parts_of,
     replaced_forward,
     state_in,
     with_first_tensor,
@@ -155,6 +156,14 @@ class ResidualStream(ABC):
         output = None if block.plain else run()
         return h if output is None else with_first_tensor(output, h)
 
+    def carried(self, number: int) -> Mapping[str | int, int]:
+        """Arguments of the next block, beside its state, that block `number` gives: which part.
+
+        A second state beside the first, or a bias that the first block makes for all.
+        """
+        del number
+        return {}
+
     def confirm(self, batch: Mapping[str, Any]) -> None:
         """Called with every batch before it is used, for what only a batch can tell."""
         del batch
@@ -180,6 +189,21 @@ class ResidualStream(ABC):
     def heads(self) -> int | None:
         """How many attention heads fold into the rows of a mask; None where none do."""
         return None
+
+    @property
+    def row_axis(self) -> int:
+        """The dimension of a state that counts the rows of the batch."""
+        return 0
+
+    @property
+    def call_axes(self) -> CallAxes | None:
+        """Where the rows are in what blocks are called with; None: to be told by shapes."""
+        return None
+
+    @property
+    def slotted(self) -> bool | None:
+        """Whether its cache is keys and values by token, to be written anywhere; None: try it."""
+        return True
 
     def window(self, depth: int) -> int | None:
         """How many tokens block `depth` sees, the token itself included; None: all before it."""
@@ -347,7 +371,8 @@ class ResidualStream(ABC):
             with suppress(_Started):
                 self.call(self.arguments(batch, cache))
         if len(calls) == known:
-            return Cursor(0, embedded[0], batch, tuple(calls), cache, self.heads)
+            axes = (self.row_axis, self.call_axes)
+            return Cursor(0, embedded[0], batch, tuple(calls), cache, self.heads, *axes)
         raise UnsupportedModelError(
             f"{self.name} called {len(calls)} of its {self.depth} blocks; "
             "each block must run once per forward (is layer drop on? call `model.eval()` first)"
@@ -373,8 +398,15 @@ class ResidualStream(ABC):
             )
         depth = cursor.depth + 1
         block = self.blocks[cursor.depth]
-        h = first_tensor(cursor.calls[cursor.depth](block.module, cursor.h))
-        return replace(cursor, depth=depth, h=self.between(h, depth, cursor.batch))
+        output = cursor.calls[cursor.depth](block.module, cursor.h)
+        h = self.between(first_tensor(output), depth, cursor.batch)
+        carried = self.carried(depth) if depth < len(cursor.calls) else {}
+        if not carried:
+            return replace(cursor, depth=depth, h=h)
+        parts = parts_of(output)
+        then = cursor.calls[depth].given({key: parts[place] for key, place in carried.items()})
+        calls = (*cursor.calls[:depth], then, *cursor.calls[depth + 1 :])
+        return replace(cursor, depth=depth, h=h, calls=calls)
 
     @final
     def advance(self, cursor: Cursor, to: int | None = None) -> Cursor:

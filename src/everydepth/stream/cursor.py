@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor, nn
 
-from everydepth.stream.rows import as_rows, select_rows
+from everydepth.stream.rows import UNKNOWN, as_rows, select_along, select_rows
 from everydepth.stream.taps import state_key
 
 
@@ -35,11 +36,25 @@ class Call:
             return module(h, *self.args, **self.kwargs)
         return module(*self.args, **{**self.kwargs, self.key: h})
 
+    def given(self, values: Mapping[str | int, Any]) -> Call:
+        """The same call with other arguments, by position (the state's counts) or keyword."""
+        args, kwargs = list(self.args), dict(self.kwargs)
+        for key, value in values.items():
+            if isinstance(key, int):
+                args[key - (self.key is None)] = value
+            else:
+                kwargs[key] = value
+        return Call(tuple(args), kwargs, self.key)
+
     def exchanged(self, old: Tensor, new: Tensor) -> Call:
         """The same call with another tensor in the place of one, which is known by identity."""
         args = tuple(new if value is old else value for value in self.args)
         kwargs = {key: new if value is old else value for key, value in self.kwargs.items()}
         return Call(args, kwargs, self.key)
+
+
+CallAxes = Callable[[Mapping[str, Any]], Sequence[tuple[Sequence[Any], Mapping[str, Any]]]]
+"""From a batch to the axes of the rows in the arguments of every block's call."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,9 @@ class Cursor:
     Cursors are values: stepping gives a new one and leaves the old one usable, so a prefix can be
     shared. The exception is a key/value cache, which blocks extend in place: step a cursor that
     has a cache once.
+
+    axis: the dimension of the state that counts the rows.
+    axes: where the rows are in the arguments of the calls; None: to be told by their shapes.
 
     >>> stream = ed.as_stream(model)
     >>> cursor = stream.advance(stream.start(test.batch(range(4))), to=2)
@@ -63,10 +81,12 @@ class Cursor:
     calls: tuple[Call, ...]
     cache: Any = None
     heads: int | None = None
+    axis: int = 0
+    axes: CallAxes | None = None
 
     @property
     def batch_size(self) -> int:
-        return self.h.shape[0]
+        return self.h.shape[self.axis]
 
     def select(self, rows: Tensor) -> Cursor:
         """Keep only these rows (indices or a boolean mask) of the state, the masks and the batch.
@@ -74,23 +94,28 @@ class Cursor:
         A cache is cut in place, to the same rows.
         """
         rows, size = as_rows(rows), self.batch_size
+        known = () if self.axes is None else self.axes(self.batch)
         if self.cache is not None:
             self.cache.batch_select_indices(rows)
         seen: dict[int, Any] = {}
 
-        def once(call: Call) -> Call:
+        def once(call: Call, axes: Any) -> Call:
             # Blocks share their masks and rotary tables: select each object once.
-            def pick(value: Any) -> Any:
+            def pick(value: Any, axes: Any) -> Any:
                 if id(value) not in seen:
-                    seen[id(value)] = select_rows(value, rows, size, 2, self.heads)
+                    seen[id(value)] = select_along(value, axes, rows, size, self.heads)
                 return seen[id(value)]
 
-            args = tuple(pick(a) for a in call.args)
-            return Call(args, {k: pick(v) for k, v in call.kwargs.items()}, call.key)
+            in_args, in_kwargs = axes if axes is not None else ((), {})
+            args = [pick(a, i) for a, i in zip_longest(call.args, in_args, fillvalue=UNKNOWN)]
+            kwargs = {k: pick(v, in_kwargs.get(k, UNKNOWN)) for k, v in call.kwargs.items()}
+            return Call(tuple(args[: len(call.args)]), kwargs, call.key)
 
         return replace(
             self,
-            h=self.h.index_select(0, rows.to(self.h.device)),
+            h=self.h.index_select(self.axis, rows.to(self.h.device)),
             batch=select_rows(self.batch, rows, size),
-            calls=tuple(once(call) for call in self.calls),
+            calls=tuple(
+                once(call, axes) for call, axes in zip_longest(self.calls, known[: len(self.calls)])
+            ),
         )

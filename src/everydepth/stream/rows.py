@@ -37,6 +37,47 @@ def select_rows(
     return value
 
 
+UNKNOWN = object()
+"""In place of an axis: nothing is known of this value."""
+
+
+def row_axes(value: Any, doubled: Any) -> Any:
+    """The axis along which each tensor inside `value` has its rows; None for those without.
+
+    doubled: the same value of a batch that has every row twice. A position table and a mask may
+        have the same shape; only what has rows grows with them.
+    """
+    if isinstance(value, Tensor) and isinstance(doubled, Tensor) and value.ndim == doubled.ndim:
+        sizes = list(zip(value.shape, doubled.shape, strict=True))
+        grown = [axis for axis, (a, b) in enumerate(sizes) if a and b == 2 * a]
+        return grown[0] if grown else None
+    if type(value) is not type(doubled):
+        return UNKNOWN
+    if isinstance(value, (tuple, list)) and len(value) == len(doubled):
+        return [row_axes(a, b) for a, b in zip(value, doubled, strict=True)]
+    if isinstance(value, Mapping) and value.keys() == doubled.keys():
+        return {key: row_axes(item, doubled[key]) for key, item in value.items()}
+    return UNKNOWN
+
+
+def select_along(value: Any, axes: Any, rows: Tensor, size: int, heads: int | None) -> Any:
+    """Rows of every tensor inside `value` along its axis; by their shapes where it is unknown."""
+    if isinstance(value, Tensor) and axes is None:
+        return value
+    if isinstance(value, Tensor) and isinstance(axes, int):
+        if axes < value.ndim and value.shape[axes] and value.shape[axes] % size == 0:
+            # Rows may share their dimension with something else, such as heads.
+            apart = value.unflatten(axes, (size, -1))
+            return apart.index_select(axes, rows.to(value.device)).flatten(axes, axes + 1)
+        return value  # one row for all
+    if isinstance(value, (tuple, list)) and isinstance(axes, list) and len(axes) == len(value):
+        picked = [select_along(v, a, rows, size, heads) for v, a in zip(value, axes, strict=True)]
+        return picked if isinstance(value, list) else tuple(picked)
+    if isinstance(value, Mapping) and isinstance(axes, Mapping) and axes.keys() == value.keys():
+        return {k: select_along(v, axes[k], rows, size, heads) for k, v in value.items()}
+    return select_rows(value, rows, size, 2, heads)
+
+
 def pick_rows(batch: Mapping[str, Any], rows: Tensor | slice, size: int) -> dict[str, Any]:
     """Rows of a batch: of every tensor, and of lists with one item a row (boxes of a detector).
 

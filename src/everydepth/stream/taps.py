@@ -55,10 +55,19 @@ def first_tensor(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output[0]
 
 
+def parts_of(output: Any) -> list[Any]:
+    """What an output consists of, in order."""
+    if isinstance(output, Tensor):
+        return [output]
+    return list(output.values() if isinstance(output, Mapping) else output)
+
+
 def with_first_tensor(output: Any, value: Tensor) -> Any:
     """`output` with its first tensor exchanged, in the same form."""
     if isinstance(output, Mapping):
         return {**output, next(iter(output)): value}
+    if isinstance(output, list):
+        return [value, *output[1:]]
     return value if isinstance(output, Tensor) else (value, *output[1:])
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from everydepth.exits.generation.output import Output
 from everydepth.exits.generation.request import Prompt
+from everydepth.exits.generation.rerun import tape_for
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.exits.generation.tape import Tape
 from everydepth.exits.policies import NEVER, Memory, Policy
@@ -64,11 +65,8 @@ def agreement(
     length = prompt.ids.shape[1]
     text = torch.cat([prompt.ids, new], 1)[:, :-1]
     real = torch.cat([prompt.real, torch.ones_like(new, dtype=torch.bool)], 1)[:, :-1]
-    tape = Tape(stream, text, real, top=top, room=text.shape[1])
-    h = tape.advance(top)[:, length - 1 :]
-    chosen = torch.stack(
-        [stream.readout(h[:, i : i + 1], top, {}).argmax(-1)[:, 0] for i in range(h.shape[1])], 1
-    )
+    tape = tape_for(stream, text, real, top=top, room=text.shape[1])
+    chosen = tape.best(top, length - 1)
     counted = (
         torch.arange(new.shape[1], device=new.device)
         < torch.tensor(lengths, device=new.device)[:, None]

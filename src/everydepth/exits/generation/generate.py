@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everydepth.errors import SettingError
+from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.exits.generation.drafting import DraftHead, DraftLength
 from everydepth.exits.generation.early import agreement, decode_with_exits
 from everydepth.exits.generation.output import OnTokens, Output
@@ -21,6 +21,7 @@ from everydepth.exits.generation.request import (
     pad_token,
     stop_tokens,
 )
+from everydepth.exits.generation.rerun import has_slots, tape_for
 from everydepth.exits.generation.result import Generation, GenerationStats
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.exits.generation.speculative import Drafter, decode_with_drafts
@@ -102,10 +103,17 @@ def generate(
     start = time.perf_counter()
     with evaluating(unwrapped(stream.model)), torch.inference_mode():
         room = prompt.ids.shape[1] + limit + max_draft
-        tape = Tape(stream, prompt.ids, prompt.real, top=top, room=room)
+        if draft_depth is not None and not has_slots(stream, prompt.ids):
+            raise UnsupportedModelError(
+                f"draft_depth={draft_depth}, but drafts need a cache of keys and values by token, "
+                f"from which a token can be taken back, and {stream.name} keeps another state; "
+                "leave draft_depth out"
+            )
+        exits = policy is not None
+        tape = tape_for(stream, prompt.ids, prompt.real, top=top, room=room, exits=exits)
         if policy is not None:
-            exits = decode_with_exits(tape, out, policy, sampling, generator)
-            details["exit_depths"] = tuple(map(tuple, exits))
+            left = decode_with_exits(tape, out, policy, sampling, generator)
+            details["exit_depths"] = tuple(map(tuple, left))
         else:
             logits = tape.last_logits(top)
             first = sampling.draw(logits, generator)

@@ -82,7 +82,7 @@ def decode_with_drafts(
             tape.select(rows)
             tokens = tokens[rows]
         drafts = drafter.draft(tape, tokens, out.remaining, generator)
-        logits = tape.stream.readout(tape.advance(tape.top), tape.top, {})
+        logits = tape.logits(tape.top)
         if sampling.do_sample:
             verdict = judge_sampled(sampling.probabilities(logits), drafts, generator)
         else:

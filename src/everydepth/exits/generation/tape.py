@@ -94,6 +94,16 @@ class Tape:
         assert h is not None, "nothing was fed since the last call"
         return h
 
+    def logits(self, to: int) -> Tensor:
+        """Bring every token to depth `to`, and read those out that were not yet there."""
+        return self.stream.readout(self.advance(to), to, {})
+
+    def best(self, to: int, first: int) -> Tensor:
+        """The likeliest token after each slot from `first` on; one readout at a time."""
+        h = self.advance(to)[:, first:]
+        places = h.split(1, dim=1)
+        return torch.cat([self.stream.readout(x, to, {}).argmax(-1) for x in places], 1)
+
     def last_logits(self, to: int) -> Tensor:
         """Bring every token to depth `to`, and read the last one out: `(rows, v)`."""
         return self.stream.readout(self.advance(to)[:, -1:], to, {})[:, 0]

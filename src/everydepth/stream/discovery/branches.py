@@ -204,7 +204,7 @@ class BlockParts:
             if call.state is not None
             and (next(call.module.children(), None) is None or _matrix(call.module))
         ]
-        for call in sorted(leaves, key=lambda c: -c.order):
+        for call in sorted(leaves, key=lambda c: c.order):  # the innermost of those that give it
             module = call.module
             assert call.state is not None
             if call.state == call.given:
@@ -287,9 +287,8 @@ class BlockParts:
 
 def _matrix(module: nn.Module) -> bool:
     """Holds a map between channels: a matrix, or a kernel."""
-    return any(
-        p.ndim >= 2 and not (p.ndim == 2 and 1 in p.shape) for p in module.parameters(recurse=False)
-    )
+    own = module.parameters(recurse=False)
+    return any(sum(size > 1 for size in p.shape) > 1 for p in own)
 
 
 @torch.no_grad()

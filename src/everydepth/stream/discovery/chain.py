@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from everydepth.stream.discovery.recording import Key, ModuleCall, Recording
-from everydepth.stream.discovery.residual import Paths, Sum, equal
+from everydepth.stream.discovery.residual import Paths, Sum, base, equal
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,21 @@ class Reach:
                         seen.add(key)
                         todo.append(key)
         return seen
+
+
+def skips(recording: Recording) -> bool:
+    """Whether anything is added to what it was itself computed from: a residual connection."""
+    reach = Reach(recording)
+    for operation in recording.operations:
+        if base(operation) in ("add", "add_") and len(operation.reads) > 1:
+            a, b = operation.reads[:2]
+            x, y = recording.values[a], recording.values[b]
+            made = recording.producer(a) is not None and recording.producer(b) is not None
+            if made and x.ndim > 2 and x.shape == y.shape and x.is_floating_point():
+                first, then = sorted((a, b), key=lambda key: recording.producers[key])
+                if reach.leads(first, then):
+                    return True
+    return False
 
 
 def predicting(found: Sequence[Chain], recording: Recording, prediction: Tensor) -> list[Chain]:

@@ -39,7 +39,12 @@ def examples(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         return ids.to(like.device)
 
     if main in (None, "input_ids") and "input_ids" in names:
-        yield from _text(model, config, names, tokens)
+        texts = list(_text(model, config, names, tokens))
+        yield from texts
+        if "pixel_values" in names:  # two towers, of which neither runs alone
+            channels = getattr(config, "num_channels", None) or 3
+            for size in _sizes(model, config):
+                yield {**texts[0], "pixel_values": numbers(ROWS, channels, *size)}
         return
     if main in ("input_features", "input_values"):
         yield from _sound(config, main, names, numbers, tokens)

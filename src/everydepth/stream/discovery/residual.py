@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.stream.discovery.recording import Key, ModuleCall, Operation, Recording
+from everydepth.stream.taps import first_tensor
 
 # Operations that move numbers without changing them.
 MOVES = frozenset(
@@ -70,6 +71,17 @@ class Times(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
+
+
+class First(nn.Module):
+    """A module that gives more than the state: the state alone."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return first_tensor(self.module(x))
 
 
 def base(operation: Operation) -> str:
@@ -139,9 +151,9 @@ class Paths:
         if name in _ACTIVATIONS:
             return self._after(start, end, operation.reads[0], _ACTIVATIONS[name]())
         for call in sorted(self.by_output.get(end, ()), key=lambda c: -c.order):
-            leaf = next(call.module.children(), None) is None
-            if leaf and call.state is not None and not _mixes(call.module):
-                found = self._after(start, end, call.state, call.module)
+            if call.state is not None and not any(map(_mixes, call.module.modules())):
+                post = call.module if call.plain else First(call.module)
+                found = self._after(start, end, call.state, post)
                 if found is not None:
                     return found
         return None

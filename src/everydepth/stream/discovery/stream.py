@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from everydepth.errors import BatchError, EveryDepthError, SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream, Task, unwrapped
+from everydepth.stream.cursor import CallAxes
 from everydepth.stream.discovery.branches import BlockParts, NotFound
-from everydepth.stream.discovery.chain import Chain, chains, predicting
+from everydepth.stream.discovery.chain import Chain, chains, predicting, skips
 from everydepth.stream.discovery.example import examples, parameters_of
 from everydepth.stream.discovery.lists import lengthened, shortened
 from everydepth.stream.discovery.readout import Capped, Parts, Pick, Whole, parts, picks
 from everydepth.stream.discovery.recording import Recording, recording
 from everydepth.stream.discovery.tail import Form, Tail
 from everydepth.stream.modes import evaluating
+from everydepth.stream.rows import row_axes, select_rows
 
 _FAILURES = (
     RuntimeError,
@@ -60,6 +62,8 @@ class Structure:
     still: for each depth, whether nothing but blocks lies between it and the last.
     missing: block -> why its branches are not known.
     others: the names of other chains in the model.
+    axis: the dimension of a state that counts the rows.
+    outputs: how many numbers a prediction has.
     """
 
     blocks: tuple[Block, ...]
@@ -71,6 +75,8 @@ class Structure:
     paths: tuple[str, ...]
     missing: Mapping[int, str]
     others: tuple[str, ...]
+    axis: int
+    outputs: int
 
 
 @final
@@ -93,6 +99,7 @@ class DiscoveredStream(ResidualStream):
         self._names, self._more = parameters_of(self._inner)
         self._stream = stream
         self._found: Structure | None = None
+        self._axes: Sequence[Any] | None = None
         main = getattr(self._inner, "main_input_name", None)
         first = main if main in self._names else (self._names[0] if self._names else "input")
         text = ("input_ids", "inputs_embeds") if first == "input_ids" else ()
@@ -189,7 +196,14 @@ class DiscoveredStream(ResidualStream):
         end = chain.links[-1].call.given
         assert end is not None
         h = record.values[end]
-        found = self.prediction(tail.output(h, len(blocks), batch))
+        try:
+            found = self.prediction(tail.output(h, len(blocks), batch))
+        except _FAILURES as error:
+            raise UnsupportedModelError(
+                f"the blocks of {self._label()} in {chain.name} cannot be passed over: what comes "
+                f"after them needs more than a state ({type(error).__name__}: {error}); write an "
+                "adapter (docs/add-an-architecture.md)"
+            ) from error
         if not _same(found, prediction):
             raise UnsupportedModelError(
                 f"the prediction of {self._label()} does not come from the end of {chain.name} "
@@ -198,17 +212,35 @@ class DiscoveredStream(ResidualStream):
             )
         readout = self._readout(record, chain, tail, prediction, batch)
         task = self._task(prediction, batch)
+        axis = next((i for i, n in enumerate(h.shape) if n == self.rows(batch)), 0)
+        size = prediction.shape[-1]
         return Structure(
-            tuple(blocks), tail, direct, still, readout, task, chain.paths, missing, others
+            tuple(blocks),
+            tail,
+            direct,
+            still,
+            readout,
+            task,
+            chain.paths,
+            missing,
+            others,
+            axis,
+            size,
         )
 
     def _chain(self, record: Recording, prediction: Tensor) -> tuple[Chain, tuple[str, ...]]:
         found = chains(self._inner, record)
+        if not found and not skips(record):
+            raise UnsupportedModelError(
+                f"{self._label()} has no residual connection: nothing is added to what it was "
+                "computed from, so it has no stream to follow; use a network with skips"
+            )
         if not found:
             raise UnsupportedModelError(
                 f"{self._label()} has no chain of residual blocks: none of its module lists holds "
-                "modules that add something to the state they are given; say where its blocks are: "
-                'as_stream(model, blocks="path.to.blocks", readout=(...))'
+                "modules that are called and add something to the state they are given; say where "
+                'its blocks are: as_stream(model, blocks="path.to.blocks", readout=(...)), or make '
+                "each of them a module"
             )
         names = tuple(chain.name for chain in found)
         if self._stream is not None:
@@ -310,7 +342,7 @@ class DiscoveredStream(ResidualStream):
         """Whether every token is predicted from those before it: another last token tells."""
         ids = batch.get("input_ids")
         generates = getattr(self._inner, "can_generate", None)
-        if not isinstance(ids, Tensor) or generates is None or not generates() or not self._caches:
+        if not isinstance(ids, Tensor) or generates is None or not generates():
             return False
         if "decoder_input_ids" in batch or ids.shape != prediction.shape[:2] or ids.shape[1] < 2:
             return False
@@ -330,6 +362,10 @@ class DiscoveredStream(ResidualStream):
     @property
     def head(self) -> nn.Module:
         return self.structure.readout.head
+
+    @property
+    def outputs(self) -> int:
+        return self.structure.outputs
 
     def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         found = self.structure
@@ -369,7 +405,11 @@ class DiscoveredStream(ResidualStream):
     def silent(
         self, h: Tensor, number: int, run: Callable[[], Any], given: Mapping[str | int, Any]
     ) -> Any:
-        return self.structure.tail.silent(h, number, run, given)
+        del run
+        return self.structure.tail.silent(h, number, given)
+
+    def carried(self, number: int) -> Mapping[str | int, int]:
+        return self.structure.tail.forms[number - 1].carried
 
     # -- other depths -----------------------------------------------------------------------------
 
@@ -413,7 +453,10 @@ class DiscoveredStream(ResidualStream):
         if self._caches:
             own["past_key_values"] = cache
             cache = None
-        return {**super().arguments(batch, cache), **own}
+        given = super().arguments(batch, cache)
+        if not self._more and "position_ids" not in self._names:
+            given.pop("position_ids", None)  # it places tokens by itself
+        return {**given, **own}
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         if hasattr(self._inner, "config"):
@@ -428,26 +471,43 @@ class DiscoveredStream(ResidualStream):
     def new_cache(self) -> Any:
         if not self._caches or self.task != "causal_lm":
             return super().new_cache()
+        if self._cache_class is None:
+            raise UnsupportedModelError(
+                f"{self.name} keeps no cache with which its own predictions, token by token, are "
+                "those of one pass; call without `cache`"
+            )
+        return self._cache(self._cache_class)
+
+    def _cache(self, kind: Any) -> Any:
         from transformers import DynamicCache
 
-        kind = self._cache_class
-        if kind is None:
-            return super().new_cache()
         return DynamicCache(config=_text_config(self._inner)) if kind is DynamicCache else kind()
 
     @cached_property
     def _cache_class(self) -> Any:
-        """The class of the cache that the model itself makes; None if it makes none."""
+        """The class of the cache that the model itself makes; None if it makes none that works."""
         for batch in examples(self._inner):
             try:
                 with torch.no_grad(), evaluating(self._inner):
                     made = self.call({**self.arguments(batch, None), "use_cache": True})
-                kind: Any = type(made.past_key_values)
-                kind() if kind.__name__ != "DynamicCache" else None
+                    kind: Any = type(made.past_key_values)
+                    same = kind is not type(None) and self._reproduces(kind, batch)
             except _FAILURES:
                 continue
-            return None if kind is type(None) else kind
+            return kind if same else None
         return None
+
+    def _reproduces(self, kind: Any, batch: Mapping[str, Any]) -> bool:
+        """Whether the model, given the tokens in pieces, predicts the last as in one pass."""
+        ids, cache = batch["input_ids"], self._cache(kind)
+        mask, last = torch.ones_like(ids), ids.shape[1]
+        whole = {"input_ids": ids, "attention_mask": mask}
+        wanted = self.prediction(self.call(self.arguments(whole, None)))
+        found = wanted
+        for start, end in ((0, last - 2), (last - 2, last - 1), (last - 1, last)):
+            part = {"input_ids": ids[:, start:end], "attention_mask": mask[:, :end]}
+            found = self.prediction(self.call(self.arguments(part, cache)))
+        return _near(found[:, -1], wanted[:, -1])
 
     @property
     def heads(self) -> int | None:
@@ -457,6 +517,31 @@ class DiscoveredStream(ResidualStream):
     @property
     def positions(self) -> int | None:
         return getattr(_text_config(self._inner), "max_position_embeddings", None)
+
+    @property
+    def slotted(self) -> bool | None:
+        return None if self._caches else False
+
+    @property
+    def row_axis(self) -> int:
+        return self.structure.axis
+
+    @property
+    def call_axes(self) -> CallAxes:
+        return self._call_axes
+
+    def _call_axes(self, batch: Mapping[str, Any]) -> Sequence[Any]:
+        """Measured once, with every row twice: what grows has rows."""
+        if self._axes is None:
+            size = self.rows(batch)
+            twice = select_rows(batch, torch.arange(size).repeat(2), size)
+            with torch.no_grad(), evaluating(self._inner):
+                pair = self.start(batch).calls, self.start(twice).calls
+            self._axes = [
+                (row_axes(one.args, two.args), row_axes(dict(one.kwargs), dict(two.kwargs)))
+                for one, two in zip(*pair, strict=True)
+            ]
+        return self._axes
 
     def window(self, depth: int) -> int | None:
         config = _text_config(self._inner)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.discovery.recording import ModuleCall
-from everydepth.stream.taps import replaced_forward, silence, state_key
+from everydepth.stream.taps import parts_of, replaced_forward, silence, state_in
 
 
 class _Reached(Exception):
@@ -32,12 +32,10 @@ class Tail:
     forms: Sequence[Form]
     skips: Mapping[int, nn.Module] = field(default_factory=dict[int, nn.Module])
 
-    def silent(
-        self, h: Tensor, number: int, run: Callable[[], Any], given: Mapping[str | int, Any]
-    ) -> Any:
+    def silent(self, h: Tensor, number: int, given: Mapping[str | int, Any]) -> Any:
         """What a silent block gives: the state itself, or what its skip makes of it."""
         skip = self.skips.get(number)
-        return self.forms[number - 1].made(h if skip is None else skip(h), run, given)
+        return self.forms[number - 1].made(h if skip is None else skip(h), given)
 
     def output(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Any:
         """The model's output if the blocks from `depth` on were silent and their input `h`."""
@@ -73,8 +71,7 @@ class Tail:
         seen: list[Tensor] = []
 
         def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            key = state_key(args, kwargs)
-            seen[:] = [args[0] if key is None else kwargs[key]]
+            seen[:] = [state_in(args, kwargs)]
 
         handle = module.register_forward_pre_hook(see, with_kwargs=True)
         try:
@@ -95,38 +92,30 @@ class Tail:
         """Exchange the blocks' forwards; a context that puts them back."""
         calls = 0
 
-        def passing(real: Callable[..., Any]) -> Callable[..., Any]:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                nonlocal calls
-                calls += 1
-                number = calls
-                key = state_key(args, kwargs)
-                x: Tensor = inputs.get(number, args[0] if key is None else kwargs[key])
-                if reached is not None and number == stop:
-                    reached.append(x)
-                    raise _Reached
-                if number > len(self.forms):
-                    raise UnsupportedModelError(
-                        f"block {number} of {len(self.forms)} was called: the model's forward "
-                        "depends on its data; switch early stopping and layer drop off"
-                    )
-                given = {**dict(enumerate(args)), **kwargs}
-
-                def run() -> Any:
-                    return real(*args, **kwargs)
-
-                h = outputs.get(number)
-                if h is None:
-                    return self.silent(x, number, run, given)
-                return self.forms[number - 1].made(h, run, given)
-
-            return forward
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            number = calls
+            x: Tensor = inputs.get(number, state_in(args, kwargs))
+            if reached is not None and number == stop:
+                reached.append(x)
+                raise _Reached
+            if number > len(self.forms):
+                raise UnsupportedModelError(
+                    f"block {number} of {len(self.forms)} was called: the model's forward "
+                    "depends on its data; switch early stopping and layer drop off"
+                )
+            given = {**dict(enumerate(args)), **kwargs}
+            h = outputs.get(number)
+            if h is None:
+                return self.silent(x, number, given)
+            return self.forms[number - 1].made(h, given)
 
         stack = ExitStack()
         stack.enter_context(silence())
         try:
             for module in dict.fromkeys(block.module for block in self.blocks):
-                stack.enter_context(replaced_forward(module, passing(module.forward)))
+                stack.enter_context(replaced_forward(module, forward))
         except BaseException:
             stack.close()
             raise
@@ -137,48 +126,46 @@ class Tail:
 class Form:
     """The form of a block's output: the state alone, or a tuple that begins with it.
 
-    beside: what follows the state, in order: a constant, the argument that is passed on, or
-        `FRESH` where the block makes something that those after it read.
-    keys: the names of all of them, where the output is a mapping.
+    beside: what follows the state, in order: a constant, or the argument that is passed on. What
+        the block makes anew is None: a silent block makes nothing.
+    keys: the names of all of them, where the output is a mapping; `listed`: it is a list.
+    carried: arguments of the next block beside its state that are parts of this output -> which.
     """
 
     beside: tuple[Any, ...] | None = None
     keys: tuple[str, ...] | None = None
+    listed: bool = False
+    carried: Mapping[str | int, int] = field(default_factory=dict[str | int, int])
 
     @classmethod
     def of(cls, call: ModuleCall, then: ModuleCall | None) -> Form:
         """Read off a call, and the call of the block after it."""
-        if isinstance(call.output, Tensor):
-            return cls()
-        read = set() if then is None else {id(value) for value in then.arguments.values()}
+        plain = isinstance(call.output, Tensor)
+        keys = tuple(call.output) if isinstance(call.output, Mapping) else None
+        values = [call.output] if plain else parts_of(call.output)
+        places = {id(value): p for p, value in enumerate(values) if _carries(value)}
+        read = {} if then is None else dict(then.arguments)
+        read.pop(0 if then is None or then.key is None else then.key, None)
+        carried = {key: places[id(value)] for key, value in read.items() if id(value) in places}
+        if plain:
+            return cls(carried=carried)
         given = {id(value): key for key, value in call.arguments.items() if value is not None}
         beside: list[Any] = []
-        keys = tuple(call.output) if isinstance(call.output, Mapping) else None
-        values = call.output if keys is None else [call.output[key] for key in keys]
         for value in values[1:]:
             if id(value) in given:
                 beside.append(Passed(given[id(value)]))
-            elif isinstance(value, (Tensor, tuple, list)):
-                beside.append(FRESH if id(value) in read else None)
             else:
-                beside.append(value)
-        return cls(tuple(beside), keys)
+                beside.append(None if _carries(value) else value)
+        return cls(tuple(beside), keys, isinstance(call.output, list), carried)
 
-    def made(self, h: Tensor, run: Callable[[], Any], given: Mapping[str | int, Any]) -> Any:
+    def made(self, h: Tensor, given: Mapping[str | int, Any]) -> Any:
         """An output of this form for a state."""
         if self.beside is None:
             return h
-        real: Any = run() if FRESH in self.beside else ()
-        real = list(real.values()) if isinstance(real, Mapping) else real
-        rest = [
-            real[place]
-            if value is FRESH
-            else given.get(value.key)
-            if isinstance(value, Passed)
-            else value
-            for place, value in enumerate(self.beside, start=1)
-        ]
-        return (h, *rest) if self.keys is None else dict(zip(self.keys, (h, *rest), strict=True))
+        rest = [given.get(v.key) if isinstance(v, Passed) else v for v in self.beside]
+        if self.keys is not None:
+            return dict(zip(self.keys, (h, *rest), strict=True))
+        return [h, *rest] if self.listed else (h, *rest)
 
 
 @dataclass(frozen=True)
@@ -188,4 +175,5 @@ class Passed:
     key: str | int
 
 
-FRESH = object()
+def _carries(value: Any) -> bool:
+    return isinstance(value, (Tensor, tuple, list))

@@ -96,9 +96,10 @@ class BranchContributions(BatchMetric):
         self.depth = 0
 
     def see_block(self, seen: BlockRecords) -> None:
+        stream, depth, batch = seen.stream, seen.depth, seen.batch
         # Contiguous: a view of one token would keep the others, too.
-        self.between[seen.depth] = [
-            seen.stream.feature(h, seen.depth, seen.batch).contiguous()
+        self.between[depth] = [
+            stream.feature(stream.between(h, depth, batch), depth, batch).contiguous()
             for h in _states_between(seen.block, seen.branches)
         ]
 

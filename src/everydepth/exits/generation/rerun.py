@@ -1,0 +1,160 @@
+"""Decoding where a cache cannot be written slot by slot: the model's own cache, or none at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from everydepth.errors import EveryDepthError
+from everydepth.exits.generation.tape import Tape
+from everydepth.stream import Cursor, ResidualStream, evaluating, unwrapped
+
+_TRIED = 4
+_FAILURES = (
+    *(RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError),
+    EveryDepthError,
+)
+
+
+class Rerun(Tape):
+    """A tape without slots: tokens go through the model's own cache, or all of them go again.
+
+    A recurrent state cannot take a token back, nor can a block catch up with the one before it: so
+    there are no drafts. With exits at several depths the tokens before are run again each time.
+
+    cached: use the model's own cache; every token then goes to the top.
+    """
+
+    def __init__(
+        self,
+        stream: ResidualStream,
+        ids: Tensor,
+        real: Tensor,
+        *,
+        top: int,
+        room: int,
+        cached: bool = False,
+    ) -> None:
+        super().__init__(stream, ids, real, top=top, room=room)
+        self._cached = cached
+        self._begin()
+
+    def _begin(self) -> None:
+        self._own = self.stream.new_cache() if self._cached else None
+        self._run: Cursor | None = None
+        self._span = (0, 0)
+
+    def advance(self, to: int) -> Tensor:
+        end = self.length
+        if self._run is None or self._span[1] < end:
+            self._span = (self._span[1] if self._cached else 0, end)
+            self._run = self._start(*self._span)
+        before, first = self._run.depth, self._seen[to]
+        self._run = self.stream.advance(self._run, to)
+        for depth in range(before, to):
+            self.passes[depth] += self._run.h.shape[0] * self._run.h.shape[1]
+        self._seen[1 : to + 1] = [end] * to
+        return self._run.h[:, first - self._span[0] :]
+
+    def _start(self, at: int, end: int) -> Cursor:
+        batch = {"input_ids": self._tokens[:, at:end]}
+        if self._ragged:
+            batch["position_ids"] = self._positions[:, at:end]
+        batch["attention_mask"] = self._real[:, :end].long()
+        return self.stream.start(batch, cache=self._own, to=self.top)
+
+    def logits(self, to: int) -> Tensor:
+        new = self.advance(to).shape[1]
+        assert self._run is not None
+        if self._cached:
+            return self.stream.readout(self._run.h, to, {})
+        return self.stream.readout(self._run.h, to, self._run.batch)[:, -new:]
+
+    def last_logits(self, to: int) -> Tensor:
+        return self.logits(to)[:, -1]
+
+    def best(self, to: int, first: int) -> Tensor:
+        return self.logits(to)[:, first:].argmax(-1)
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        # The model's own cache may have no rows to choose from: it is filled anew.
+        self._begin()
+        self._seen[1:] = [0] * self.top
+
+
+def tape_for(
+    stream: ResidualStream, ids: Tensor, real: Tensor, *, top: int, room: int, exits: bool = False
+) -> Tape:
+    """The fastest tape that gives the model's own predictions.
+
+    exits: tokens are read out at several depths.
+    """
+    how = _how(stream, ids)
+    if how == "slots":
+        return Tape(stream, ids, real, top=top, room=room)
+    return Rerun(stream, ids, real, top=top, room=room, cached=how == "own" and not exits)
+
+
+def has_slots(stream: ResidualStream, ids: Tensor) -> bool:
+    """Whether blocks can take tokens back and catch up, as drafts need it."""
+    return _how(stream, ids) == "slots"
+
+
+_known: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+def _how(stream: ResidualStream, ids: Tensor) -> str:
+    """`slots`, `own` or `none`: tried once a model, on a few tokens, against one plain pass."""
+    if stream.slotted is not None:
+        return "slots" if stream.slotted else "none"
+    model = unwrapped(stream.model)
+    if model not in _known:
+        text = ids[:1, :_TRIED].repeat(1, _TRIED)[:, :_TRIED]
+        ways = {"slots": _by_slots, "own": _by_own_cache}
+        with evaluating(model), torch.no_grad():
+            wanted = stream.prediction(stream.call(stream.arguments({"input_ids": text}, None)))
+            working = (how for how, way in ways.items() if _works(way, stream, text, wanted))
+            _known[model] = next(working, "none")
+    return _known[model]
+
+
+def _works(
+    tried: Callable[[ResidualStream, Tensor], Tensor],
+    stream: ResidualStream,
+    text: Tensor,
+    wanted: Tensor,
+) -> bool:
+    try:
+        found = tried(stream, text)
+    except _FAILURES:
+        return False
+    # Another order of the same sums; a wrong state is far more off.
+    scale = float(wanted.abs().max())
+    return found.shape == wanted[:, -1].shape and bool(
+        torch.allclose(found, wanted[:, -1], rtol=0, atol=1e-3 * max(scale, 1e-6))
+    )
+
+
+def _by_slots(stream: ResidualStream, text: Tensor) -> Tensor:
+    """As drafts do it: the first block goes ahead, the others catch up with two tokens at once."""
+    ahead, real = text[:, :-2], torch.ones_like(text[:, :-2], dtype=torch.bool)
+    tape = Tape(stream, ahead, real, top=stream.depth, room=_TRIED)
+    tape.last_logits(stream.depth)
+    for place in (-2, -1):
+        tape.feed(text[:, place])
+        tape.advance(1)
+    return tape.last_logits(stream.depth)
+
+
+def _by_own_cache(stream: ResidualStream, text: Tensor) -> Tensor:
+    ahead, real = text[:, :-2], torch.ones_like(text[:, :-2], dtype=torch.bool)
+    tape = Rerun(stream, ahead, real, top=stream.depth, room=_TRIED, cached=True)
+    tape.last_logits(stream.depth)
+    for place in (-2, -1):
+        tape.feed(text[:, place])
+        found = tape.last_logits(stream.depth)
+    return found
