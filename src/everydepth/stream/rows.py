@@ -55,7 +55,11 @@ def row_axes(value: Any, doubled: Any) -> Any:
         return UNKNOWN
     if isinstance(value, (tuple, list)) and len(value) == len(doubled):
         return [row_axes(a, b) for a, b in zip(value, doubled, strict=True)]
-    if isinstance(value, Mapping) and value.keys() == doubled.keys():
+    if (
+        isinstance(value, Mapping)
+        and isinstance(doubled, Mapping)
+        and value.keys() == doubled.keys()
+    ):
         return {key: row_axes(item, doubled[key]) for key, item in value.items()}
     return UNKNOWN
 
