@@ -6,7 +6,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -15,6 +15,8 @@ from everydepth.errors import EveryDepthError
 from everydepth.serving.request import Finish, Request, Ticket
 from everydepth.serving.scheduler import Scheduler
 from everydepth.stream import unwrapped
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,11 @@ class Piece:
 
 
 class Stopped(EveryDepthError, RuntimeError):
-    """The engine has been shut down, or has failed."""
+    """The engine has been shut down."""
+
+
+class Failed(EveryDepthError, RuntimeError):
+    """A round of this request, and of others that shared it, could not be computed."""
 
 
 @runtime_checkable
@@ -72,7 +78,6 @@ class Embedded:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._open: set[_Call] = set()
         self._thread: threading.Thread | None = None
-        self.failure: BaseException | None = None
 
     def start(self) -> None:
         unwrapped(self.scheduler.stream.model).eval()
@@ -122,13 +127,20 @@ class Embedded:
     def _work(self) -> None:
         try:
             while self._read_inbox():
-                self.scheduler.step()
-        except Exception as error:  # whoever waits must hear of it, whatever it was
-            self.failure = error
-            logging.getLogger("everydepth.serving").exception("the engine has failed")
+                try:
+                    self.scheduler.step()
+                except Exception:  # noqa: BLE001 - those at work hear of it, the others go on
+                    _log.exception("a round has failed; its requests get an error")
+                    self._failed(self.scheduler.give_up())
         finally:
             for call in self._open:
-                call.give(Stopped("the server is shutting down, or has failed; send it again"))
+                call.give(Stopped("the server is shutting down; send it again"))
+
+    def _failed(self, tickets: Sequence[Ticket]) -> None:
+        lost = {id(ticket) for ticket in tickets}
+        for call in self._open:
+            if id(call.ticket) in lost:
+                call.give(Failed("the engine failed on a round of this request; send it again"))
 
     def _read_inbox(self) -> bool:
         """Do what came; wait for something if there is nothing else to do. False: stop."""

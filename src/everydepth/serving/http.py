@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException as StarletteError
 
 from everydepth.errors import BatchError, EveryDepthError, SettingError
 from everydepth.exits.generation.sampling import Sampling
-from everydepth.serving.engine import Backend, Engine, Piece, Stopped
+from everydepth.serving.engine import Backend, Engine, Failed, Piece, Stopped
 from everydepth.serving.meter import Meter
 from everydepth.serving.names import Menu
 from everydepth.serving.request import Request as Asked
@@ -341,9 +341,8 @@ def application(
     @app.exception_handler(EveryDepthError)
     async def refused(_: Request, error: Exception) -> Response:
         busy = isinstance(error, Busy | Stopped)
-        return JSONResponse(
-            {"error": _said(error)}, 503 if busy else 400, {"Retry-After": "1"} if busy else None
-        )
+        status = 503 if busy else 500 if isinstance(error, Failed) else 400
+        return JSONResponse({"error": _said(error)}, status, {"Retry-After": "1"} if busy else None)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: Exception) -> Response:

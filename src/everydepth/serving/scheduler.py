@@ -29,6 +29,7 @@ class Batch(Protocol):
 
     def join(self, row: Row) -> None: ...
     def leave(self, row: Row) -> None: ...
+    def clear(self) -> None: ...
     def round(self) -> list[tuple[Row, list[int]]]: ...
 
 
@@ -107,6 +108,16 @@ class Scheduler:
             del self.running[ticket.row]
         ticket.finish, ticket.ended = "cancelled", self._clock()
         self.counts.cancelled += 1
+
+    def give_up(self) -> list[Ticket]:
+        """Forget all that run, after a round that failed; the queue stays. Which they were."""
+        lost = list(self.running.values())
+        self.running.clear()
+        self.batch.clear()
+        for ticket in lost:
+            ticket.finish, ticket.ended = "cancelled", self._clock()
+        self.counts.cancelled += len(lost)
+        return lost
 
     def step(self) -> bool:
         """One round for all that run; False if there is nothing to do."""

@@ -120,6 +120,11 @@ class SharedBatch:
         if not self.rows:
             self.cache.release()
 
+    def clear(self) -> None:
+        """Take all rows out."""
+        self.rows.clear()
+        self.cache.release()
+
     @torch.inference_mode()
     def round(self) -> list[tuple[Row, list[int]]]:
         """Take every row up once; the certain tokens each got. Rows that are done have left."""

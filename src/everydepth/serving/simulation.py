@@ -74,6 +74,9 @@ class _Pretended:
     def leave(self, row: Row) -> None:
         self.rows.remove(row)
 
+    def clear(self) -> None:
+        self.rows.clear()
+
     def round(self) -> list[tuple[Row, list[int]]]:
         calls: dict[int, int] = {}
         passes = readouts = 0

@@ -1,0 +1,131 @@
+"""Clients that go away, read slowly or come all at once disturb nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from tests.serving.conftest import Talker
+
+import everydepth as ed
+from everydepth.serving import ServeConfig, Served, application
+from everydepth.serving.serve import bound
+
+
+@dataclass(frozen=True)
+class Running:
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def fact(self, name: str) -> float:
+        text = httpx.get(f"{self.url}/metrics").text
+        line = next(x for x in text.splitlines() if x.startswith(f"everydepth_engine_{name}{{"))
+        return float(line.rsplit(" ", 1)[1])
+
+
+@pytest.fixture(scope="module")
+def running(talker: Talker) -> Iterator[Running]:
+    served = Served(name="talker", model=talker.model, tokenizer=talker.tokenizer)
+    app = application(served, ServeConfig(places=4, queue=2000))
+    sock = bound("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    host, port = sock.getsockname()
+    while not server.started:
+        time.sleep(0.01)
+    yield Running(host, port)
+    server.should_exit = True
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def sent(running: Running, **body: Any) -> socket.socket:
+    """A request on a connection of its own, of which nothing is read."""
+    content = json.dumps({"model": "talker", "prompt": "Once", "max_tokens": 240} | body).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    )
+    connection = socket.create_connection((running.host, running.port))
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_place(running: Running, stream: bool) -> None:
+    before = running.fact("cancelled_total")
+    connection = sent(running, stream=stream)
+    wait_for(lambda: running.fact("running") == 1)
+    connection.close()
+    wait_for(lambda: running.fact("cancelled_total") == before + 1)
+    assert running.fact("running") == 0
+    assert running.fact("cache_bytes") == 0
+
+
+def test_a_client_that_does_not_read_holds_up_nobody(running: Running, talker: Talker) -> None:
+    said = ed.generate(talker.model, talker.ids("ab"), max_new_tokens=4).tokens[0]
+    slow = [sent(running, stream=True) for _ in range(3)]
+    body = {"model": "talker", "prompt": "ab", "max_tokens": 4}
+    answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=30).json()
+    assert answer["choices"][0]["text"] == talker.tokenizer.decode(said, skip_special_tokens=True)
+    for connection in slow:
+        connection.close()
+    wait_for(lambda: running.fact("running") == 0)
+
+
+def test_dozens_of_requests_at_once_are_all_answered(running: Running) -> None:
+    async def all_of_them() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=80)
+        async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+            bodies = [
+                {"model": f"talker@{1 + i % 4}", "prompt": "x" * (1 + i % 7), "max_tokens": 1}
+                for i in range(80)
+            ]
+            url = f"{running.url}/v1/completions"
+            return await asyncio.gather(*(client.post(url, json=body) for body in bodies))
+
+    answers = asyncio.run(all_of_them())
+    assert [answer.status_code for answer in answers] == [200] * 80
+    depths = [answer.json()["choices"][0]["depth"] for answer in answers]
+    assert depths == [1 + i % 4 for i in range(80)]
+    assert running.fact("cache_bytes") == 0
+
+
+def test_a_round_that_fails_costs_its_requests_and_no_others(
+    running: Running, talker: Talker
+) -> None:
+    body = {"model": "talker", "prompt": "ab", "max_tokens": 4}
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("a device is gone")
+
+    hook = talker.model.lm_head.register_forward_pre_hook(fails)
+    try:
+        broken = httpx.post(f"{running.url}/v1/completions", json=body, timeout=30)
+    finally:
+        hook.remove()
+    assert broken.status_code == 500
+    assert "device" not in broken.text  # what is inside is for the log
+    again = httpx.post(f"{running.url}/v1/completions", json=body, timeout=30)
+    assert again.status_code == 200
