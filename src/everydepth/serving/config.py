@@ -30,4 +30,14 @@ class ServeConfig(Config):
     floor: float | None = setting(
         None, help="The least quality (as in the profile) that the governor may choose."
     )
+    engine: str = setting(
+        "embedded",
+        choices=("embedded", "vllm"),
+        help="Who decodes: everydepth itself, all depths in one set of weights; or vLLM, a server "
+        "for each of --rungs.",
+    )
+    rungs: str | None = setting(
+        None, help="With --engine vllm: the depths to serve, like 4,8,12; by default half and all."
+    )
+    vllm: str = setting("vllm", help="The vllm command, usually of an environment of its own.")
     largest: int = setting(2**20, least=1024, help="Most bytes of a request's body.")

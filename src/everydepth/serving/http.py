@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -47,6 +48,7 @@ class Wanted(BaseModel):
     depth: StrictInt | None = None
     draft_depth: StrictInt | None = None
     policy: str | None = None
+    return_token_ids: bool = False
 
 
 class Completion(Wanted):
@@ -156,6 +158,7 @@ class Server:
             "created": int(time.time()),
             "model": body.model,
         }
+        form = _with_ids(form) if body.return_token_ids else form
         parts = _merged([self._spoken(request, stops) for request in asked])
         if body.stream:
             head["object"] = kind if kind == "text_completion" else f"{kind}.chunk"
@@ -165,7 +168,7 @@ class Server:
         said = await _while_connected(http, _collected(parts, len(asked)))
         if said is None:
             return Response(status_code=499)
-        choices = [form(i, "".join(one.text), one, False) for i, one in enumerate(said)]
+        choices = [form(i, one, False) for i, one in enumerate(said)]
         tokens = sum(one.tokens for one in said)
         usage = {
             "prompt_tokens": sum(map(len, prompts)),
@@ -184,37 +187,47 @@ class Server:
                 tokens += len(piece.tokens)
                 new = text.add(_without_end(piece), last=piece.finish is not None)
                 finish = "stop" if text.stopped else piece.finish
-                yield _Spoken([new], tokens, piece.depth, finish)
+                yield _Spoken([new], tokens, piece.depth, finish, list(piece.tokens))
                 if finish is not None:
                     self.meter.ended(time.monotonic() - begin, piece.depth, tokens, finish)
                     return
 
 
+@dataclass(frozen=True)
 class _Spoken:
-    def __init__(self, text: list[str], tokens: int, depth: int, finish: str | None) -> None:
-        self.text, self.tokens, self.depth, self.finish = text, tokens, depth, finish
+    """What came of one request so far: parts of text, the count of tokens, and the new ones."""
+
+    text: list[str]
+    tokens: int
+    depth: int
+    finish: str | None
+    ids: list[int]
 
 
-_Form = Callable[[int, str, _Spoken, bool], dict[str, Any]]
+_Form = Callable[[int, _Spoken, bool], dict[str, Any]]
 
 
-def _completed(index: int, text: str, said: _Spoken, part: bool) -> dict[str, Any]:
+def _completed(index: int, said: _Spoken, part: bool) -> dict[str, Any]:
     return {
         "index": index,
-        "text": text,
+        "text": "".join(said.text),
         "finish_reason": said.finish,
         "logprobs": None,
         "depth": said.depth,
     }
 
 
-def _chatted(index: int, text: str, said: _Spoken, part: bool) -> dict[str, Any]:
+def _chatted(index: int, said: _Spoken, part: bool) -> dict[str, Any]:
     return {
         "index": index,
-        "delta" if part else "message": {"role": "assistant", "content": text},
+        "delta" if part else "message": {"role": "assistant", "content": "".join(said.text)},
         "finish_reason": said.finish,
         "depth": said.depth,
     }
+
+
+def _with_ids(form: _Form) -> _Form:
+    return lambda index, said, part: form(index, said, part) | {"token_ids": said.ids}
 
 
 def _without_end(piece: Piece) -> tuple[int, ...]:
@@ -262,7 +275,7 @@ async def _collected(parts: AsyncIterator[tuple[int, _Spoken]], count: int) -> l
         said[index] = (
             one
             if before is None
-            else _Spoken(before.text + one.text, one.tokens, one.depth, one.finish)
+            else replace(one, text=before.text + one.text, ids=before.ids + one.ids)
         )
     return [said[i] for i in range(count)]
 
@@ -275,7 +288,7 @@ async def _events(
 ) -> AsyncGenerator[str, None]:
 
     def event(index: int, said: _Spoken) -> str:
-        choice = form(index, "".join(said.text), said, True)
+        choice = form(index, said, True)
         return f"data: {json.dumps(head | {'choices': [choice]})}\n\n"
 
     async with aclosing(rest):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from torch import nn
 
+    from everydepth.serving.engine import Engine
+
 HOST, PORT = "127.0.0.1", 8000
 
 
@@ -105,23 +107,52 @@ def _language(
     served: Served, stream: ResidualStream, menu: Menu, config: ServeConfig, key: str | None
 ) -> FastAPI:
     from everydepth.exits.generation.request import check_model
-    from everydepth.serving.engine import Embedded
     from everydepth.serving.http import Server
 
     check_model(stream)
     if served.tokenizer is None:
         raise SettingError(f"{served.name} needs its tokenizer; save one beside the model")
-    governor = governor_of(config, menu)
-    scheduler = Scheduler(stream, governor=governor, places=config.places, queue=config.queue)
     return Server(
         menu,
-        Embedded(scheduler),
+        _engine(stream, menu, served.tokenizer, config),
         served.tokenizer,
         ends=stream.end_tokens,
         positions=stream.positions,
         key=key,
         largest=config.largest,
     ).app
+
+
+def _engine(stream: ResidualStream, menu: Menu, tokenizer: Any, config: ServeConfig) -> Engine:
+    governor = governor_of(config, menu)
+    if config.engine == "embedded":
+        if config.rungs is not None:
+            raise SettingError(
+                "--rungs are those of --engine vllm; the embedded one has all depths"
+            )
+        from everydepth.serving.engine import Embedded
+
+        places, queue = config.places, config.queue
+        return Embedded(Scheduler(stream, governor=governor, places=places, queue=queue))
+    from everydepth.serving.upstream import Vllm
+
+    depths = chosen_rungs(config.rungs, stream.depth)
+    return Vllm(stream, depths, tokenizer, program=config.vllm, governor=governor)
+
+
+def chosen_rungs(text: str | None, depth: int) -> list[int]:
+    """Depths from 4,8,12; without a text half of them and all.
+
+    >>> from everydepth.serving.serve import chosen_rungs
+    >>> chosen_rungs("2,6", 6), chosen_rungs(None, 6)
+    ([2, 6], [3, 6])
+    """
+    if text is None:
+        return sorted({max(1, depth // 2), depth})
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= depth for part in parts):
+        raise SettingError(f"--rungs {text}; write depths from 1 to {depth}, like 1,{depth}")
+    return sorted({int(part) for part in parts})
 
 
 def _classifier(
