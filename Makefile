@@ -53,7 +53,7 @@ format: $(DEV) ## ruff, changing files
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-types: $(DEV) ## basedpyright, strict on src/
+types: $(DEV) ## basedpyright, strict on src/, also benchmarks and examples
 	$(PY) -m basedpyright
 
 layers: $(DEV) ## import-linter: which package may import which

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from record import record
+from record import record, sized
 from torch.nn import functional as F  # noqa: N812
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -20,7 +20,7 @@ import everydepth as ed
 from everydepth.ablations import tapped
 from everydepth.ablations.ablating import SCALES
 
-ROWS, ROUNDS = 32, 3
+ROWS, ROUNDS = sized((32, 3), (2, 1))
 
 
 def model() -> ViTForImageClassification:
@@ -29,10 +29,10 @@ def model() -> ViTForImageClassification:
         image_size=32,
         patch_size=8,
         num_labels=10,
-        hidden_size=192,
+        hidden_size=sized(192, 24),
         num_hidden_layers=12,
         num_attention_heads=3,
-        intermediate_size=768,
+        intermediate_size=sized(768, 32),
     )
     return ViTForImageClassification(config).eval()
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 from peak import peak_mb
-from record import record
+from record import record, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -24,7 +24,8 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from everydepth.training.any_depth_loss import Pull, any_depth_loss
 
-DEPTHS, TOKENS, CLASSES, DIM, ROUNDS = 8, 1024, 32_000, 256, 3
+DEPTHS, ROUNDS = 8, sized(3, 1)
+TOKENS, CLASSES, DIM = sized((1024, 32_000, 256), (32, 200, 16))
 WANTED = {
     "peak_mb": 200.0,
     "time_over_loop": 0.75,

@@ -16,22 +16,29 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
-from record import record
+from record import RESULTS, SMOKE, record, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 import everydepth as ed
+from everydepth.app.tales import save_tokenizer, tales
 from everydepth.environment import DATA_VARIABLE
 from everydepth.exits.generation import Generation
 from everydepth.exits.policies import Confidence
@@ -43,13 +50,27 @@ PROMPTS = (
     "The old man had a red boat. He",
 )
 NAME = "stories15M"
-NEW, ROUNDS, BATCH = 160, 3, 8
+NEW, ROUNDS, BATCH = sized((160, 3, 8), (6, 1, 2))
 WANTED = {
     "prefix passes over plain decoding": 1.02,
     "speed over assistant_early_exit": 1.5,
     "speed over plain greedy, LPA-trained": 1.0,
     "plain greedy over transformers": 1.0,
 }
+
+
+def tiny_model(folder: Path) -> Path:
+    """A random model in the place of the published one."""
+    folder.mkdir(exist_ok=True)
+    tokenizer = save_tokenizer(tales(40), folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(), hidden_size=16, intermediate_size=16,
+        num_hidden_layers=5, num_attention_heads=2, max_position_embeddings=64, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 # -- making a model whose shallow depths draft well ---------------------------------------------
@@ -81,7 +102,7 @@ def tune(model: Any, stories: Tensor, *, steps: int, rows: int = 4, lr: float = 
     """
     stream, used = ed.as_stream(model), stories.unique()
     unused = torch.ones(stream.classes, dtype=torch.bool).index_fill(0, used, False).nonzero()[:, 0]
-    negatives = min(512, len(unused))
+    negatives, order = min(512, len(unused)), torch.arange(len(stories))
     place = torch.zeros(stream.classes, dtype=torch.long)
     place[used] = torch.arange(len(used))
     shift = torch.zeros(len(used) + negatives)
@@ -96,7 +117,7 @@ def tune(model: Any, stories: Tensor, *, steps: int, rows: int = 4, lr: float = 
         batch = stories[order[torch.arange(step * rows, (step + 1) * rows) % len(stories)]]
         states = stream.observe({"input_ids": batch})
         ids = torch.cat([used, unused[torch.randperm(len(unused))[:negatives]]])
-        weight, labels = stream.head.weight[ids], place[batch[:, 1:]].flatten()
+        weight, labels = cast(Tensor, stream.head.weight)[ids], place[batch[:, 1:]].flatten()
         losses = [
             cross_entropy(linear(feature[:, :-1].flatten(0, 1), weight) + shift, labels)
             for feature in (
@@ -143,7 +164,7 @@ def ways(model: Any, depths: list[int], assisted: list[int]) -> dict[str, Callab
 
 
 @contextmanager
-def counted(model: Any) -> Iterator[list[int]]:
+def counted(model: Any) -> Generator[list[int]]:
     """Token-passes of every block while the context lasts."""
     passes = [0] * ed.as_stream(model).depth
 
@@ -222,8 +243,8 @@ def exits(model: Any, batches: list[Any], depths: list[int]) -> dict[str, Any]:
             for batch in batches
         ]
         plain = [ed.generate(model, batch, max_new_tokens=NEW) for batch in batches]
-        share = [s.stats.agreement for s in said]
-        depth = [s.stats.mean_exit_depth for s in said]
+        share = [s.stats.agreement or 0.0 for s in said]
+        depth = [s.stats.mean_exit_depth or 0.0 for s in said]
         found[f"confidence {confidence} at depths {depths}"] = {
             "agreement with the full depth": sum(share) / len(share),
             "mean exit depth": sum(depth) / len(depth),
@@ -248,14 +269,16 @@ def shown(title: str, rows: dict[str, dict[str, Any]]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--model", type=Path, default=Path(os.environ.get(DATA_VARIABLE, "."), NAME)
     )
     parser.add_argument("--tuned", type=Path, default=Path("runs", f"{NAME}-lpa"))
-    parser.add_argument("--stories", type=int, default=640)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--stories", type=int, default=sized(640, 8))
+    parser.add_argument("--steps", type=int, default=sized(400, 2))
     options = parser.parse_args()
+    if SMOKE:
+        options.model, options.tuned = tiny_model(RESULTS / NAME), RESULTS / "tuned"
     if not options.model.is_dir():
         parser.error(f"there is no model in {options.model}; name its folder with --model")
     torch.set_num_threads(1)

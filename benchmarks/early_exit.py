@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from record import record
+from record import record, sized
 from rich.console import Console
 from rich.table import Table
 from transformers import ViTConfig, ViTForImageClassification
@@ -70,9 +70,9 @@ def best_times(variants: dict[str, Callable[[], object]], rounds: int) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--rounds", type=int, default=sized(5, 1))
+    parser.add_argument("--batch", type=int, default=sized(64, 12))
+    parser.add_argument("--width", type=int, default=sized(384, 64))
     arguments = parser.parse_args()
     torch.manual_seed(0)
     width = arguments.width

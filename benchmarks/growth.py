@@ -21,10 +21,10 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from record import RESULTS, record
+from record import RESULTS, SMOKE, record, sized
 from rich.console import Console
 from scipy.stats import binomtest, spearmanr
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTForImageClassification
 
 import everydepth as ed
@@ -57,13 +57,18 @@ class Parts:
 
 
 def digits() -> Parts:
-    train, valid, test = load_digits("train").split((0.4, 0.3, 0.3), seed=0)
+    rows = load_digits("train")
+    rows = sized(rows, rows.subset(range(120)))
+    train, valid, test = rows.split((0.4, 0.3, 0.3), seed=0)
     return Parts(train=train, valid=valid, test=test, third=load_digits("test"), side=8)
 
 
 def fashion() -> Parts:
+    if SMOKE:
+        return digits()
+
     def small(split: str, rows: int) -> Images:
-        images = cast(Images, load("fashion-mnist", split=split).subset(range(rows))).as_float()
+        images = load("fashion-mnist", kind=Images, split=split).subset(range(rows)).as_float()
         return replace(images, pixel_values=nn.functional.avg_pool2d(images.pixel_values, 2))
 
     train, valid, test = small("train", 2400).split((0.4, 0.3, 0.3), seed=0)
@@ -71,7 +76,7 @@ def fashion() -> Parts:
 
 
 def resnet(blocks: int = 1, width: int = 8) -> nn.Module:
-    sizes = {"blocks_per_stage": (blocks, blocks), "widths": (width, 2 * width)}
+    sizes: dict[str, Any] = {"blocks_per_stage": (blocks, blocks), "widths": (width, 2 * width)}
     return CifarResNet(CifarResNetConfig(**sizes, num_channels=1, num_labels=10))
 
 
@@ -95,10 +100,10 @@ def models(parts: Parts, count: int) -> Iterator[tuple[str, nn.Module]]:
     """Of both kinds, from hardly trained to saturated."""
     for i in range(count):
         kind = ("resnet", "vit")[i % 2]
-        yield kind, trained(parts, kind, (40, 100, 250, 600)[(i // 2) % 4], i)
+        yield kind, trained(parts, kind, sized((40, 100, 250, 600), (1,) * 4)[(i // 2) % 4], i)
 
 
-def cost(rounds: int = 12) -> dict[str, dict[str, float]]:
+def cost(rounds: int = sized(12, 1)) -> dict[str, dict[str, float]]:
     """All sites scored, over a forward and backward pass plus the candidates' own forward."""
     llama = LlamaConfig(
         hidden_size=128, num_hidden_layers=6, num_attention_heads=4, intermediate_size=344,
@@ -177,7 +182,7 @@ def search(count: int) -> dict[str, Any]:
         )
         first, slope = line.first_step(), found.at(site).norm ** 2
         eta, tried = line_search(line, found.loss, slope, first)
-        grid = min(line(e) for e in np.geomspace(first / 1000, first * 1000, 200))
+        grid = min(line(e) for e in np.geomspace(first / 1000, first * 1000, sized(200, 3)))
         ours = dict(tried).get(eta, found.loss)
         worst.append((ours - grid) / (found.loss - grid))
         counts.append(len(tried))
@@ -185,7 +190,13 @@ def search(count: int) -> dict[str, Any]:
     return {"missed_share_of_gain": worst, "evaluations": counts}
 
 
-def chosen_site(parts: Parts, count: int, steps: int = 30) -> dict[str, Any]:
+def rank(a: list[float], b: list[float]) -> float:
+    """Spearman's correlation."""
+    found: Any = spearmanr(a, b)
+    return float(found[0])
+
+
+def chosen_site(parts: Parts, count: int, steps: int = sized(30, 1)) -> dict[str, Any]:
     """Held-out gain of every site after a jumpboard and a short training, against the choice."""
     rows: list[dict[str, Any]] = []
     for i, (kind, model) in enumerate(models(parts, count)):
@@ -217,9 +228,9 @@ def chosen_site(parts: Parts, count: int, steps: int = 30) -> dict[str, Any]:
             "mean": float(np.mean(true)),
             "jump_gain": jump_gains[pick],
             "jump_best": max(jumped),
-            "spearman_z": float(spearmanr(z, jumped)[0]),
-            "spearman_norm": float(spearmanr(norm, jumped)[0]),
-            "spearman_margin": float(spearmanr(margin, jumped)[0]),
+            "spearman_z": rank(z, jumped),
+            "spearman_norm": rank(norm, jumped),
+            "spearman_margin": rank(margin, jumped),
         }
         rows.append(row)
         console.print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()})
@@ -236,7 +247,7 @@ def chosen_site(parts: Parts, count: int, steps: int = 30) -> dict[str, Any]:
     return {"share_of_best_gain": shares, **means, "models": rows}
 
 
-def safe_choice(parts: Parts, count: int, steps: int = 30) -> dict[str, Any]:
+def safe_choice(parts: Parts, count: int, steps: int = sized(30, 1)) -> dict[str, Any]:
     """One growth each: is the result worse on a third split? And by the paper's rule?"""
     rows: list[dict[str, Any]] = []
     for i, (kind, model) in enumerate(models(parts, count)):
@@ -286,7 +297,7 @@ def calibration(trials: int, powers: int, first: int = 10_000) -> dict[str, Any]
         model = mlp(trial)
         teacher = candidate(as_stream(model), 1, seed=trial + 1)
         with torch.no_grad():
-            torch.nn.init.normal_(teacher.maps[0].weight, std=0.5)
+            torch.nn.init.normal_(cast(Tensor, teacher.maps[0].weight), std=0.5)
         data = points(teacher.model, 512, seed=trial, scale=2.0)
         found = score(model, data, batch_size=256, progress=False)
         hits += found.verdict.startswith(DEEPEN)
@@ -312,9 +323,9 @@ def _wilson(k: int, n: int) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--growths", type=int, default=40)
-    parser.add_argument("--models", type=int, default=12)
-    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--growths", type=int, default=sized(40, 1))
+    parser.add_argument("--models", type=int, default=sized(12, 2))
+    parser.add_argument("--trials", type=int, default=sized(1000, 2))
     parser.add_argument(
         "--parts", default="cost,search,site,safe,calibration,site_fashion,safe_fashion",
         help="the others stay as they are",
@@ -324,7 +335,7 @@ def main() -> None:
     torch.manual_seed(0)
     measures: dict[str, Callable[[], Any]] = {
         "cost": cost,
-        "search": lambda: search(6),
+        "search": lambda: search(sized(6, 1)),
         "site": lambda: chosen_site(digits(), asked.models),
         "safe": lambda: safe_choice(digits(), asked.growths),
         "calibration": lambda: calibration(asked.trials, asked.trials // 2),

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import record
+from record import record, sized
 
 from everydepth.growth import compare
 from growth import console, digits, fashion, trained
 
-DATA = {"digits": digits, "fashion-mnist": fashion}
+DATA = sized({"digits": digits, "fashion-mnist": fashion}, {"digits": digits})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=sized(3, 1))
+    parser.add_argument("--steps", type=int, default=sized(200, 10))
     parser.add_argument("--runs", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -34,7 +34,7 @@ def main() -> None:
         parts = parts_of()
         for kind, lr in (("resnet", 3e-3), ("vit", 1e-3)):
             compared = compare(
-                trained(parts, kind, 100, 0, blocks=2),
+                trained(parts, kind, sized(100, 1), 0, blocks=2),
                 parts.train,
                 parts.test,
                 steps=asked.steps,

@@ -11,12 +11,12 @@ import subprocess
 import sys
 from resource import RUSAGE_CHILDREN, getrusage
 
-from record import record
+from record import record, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-ROUNDS, LIMIT = 3, 1.3
+ROUNDS, LIMIT = sized(3, 1), 1.3
 WAYS = {
     "nothing": "",
     "import torch": "import torch",
@@ -38,12 +38,13 @@ def seconds(code: str) -> float:
 
 
 def main() -> None:
-    best = dict.fromkeys(WAYS, float("inf"))
+    ways = sized(list(WAYS), ["nothing", "import torch", "import everydepth"])
+    best = dict.fromkeys(ways, float("inf"))
     for _ in track(range(ROUNDS), description="importing"):
-        for way, code in WAYS.items():
-            best[way] = min(best[way], seconds(code))
+        for way in ways:
+            best[way] = min(best[way], seconds(WAYS[way]))
     torch = best["import torch"] - best["nothing"]
-    ratios = {way: (best[way] - best["nothing"]) / torch for way in WAYS if way != "nothing"}
+    ratios = {way: (best[way] - best["nothing"]) / torch for way in ways if way != "nothing"}
     table = Table("", "CPU seconds", "of import torch", title=f"at most {LIMIT} wanted")
     for way, ratio in ratios.items():
         table.add_row(way, f"{best[way]:.2f}", f"{ratio:.2f}")

@@ -21,10 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from record import record, sized
 from rich.console import Console
 from rich.table import Table
 
-BLOCKS = 24
+BLOCKS = sized(24, 2)
 
 
 def write_checkpoint(folder: Path) -> dict[str, int]:
@@ -32,11 +33,11 @@ def write_checkpoint(folder: Path) -> dict[str, int]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        hidden_size=512,
+        hidden_size=sized(512, 16),
         num_hidden_layers=BLOCKS,
         num_attention_heads=8,
-        intermediate_size=2048,
-        vocab_size=8000,
+        intermediate_size=sized(2048, 16),
+        vocab_size=sized(8000, 50),
     )
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
@@ -96,12 +97,10 @@ def main() -> None:
         folder, depth = arguments.measure
         print(json.dumps(measure(Path(folder), int(depth))))
         return
-    from record import record
-
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as name:
         sizes = write_checkpoint(Path(name))
-        for depth in (1, 2, 4, 6, 12, 18, 24):
+        for depth in sized((1, 2, 4, 6, 12, 18, 24), (1,)):
             done = subprocess.run(
                 [sys.executable, __file__, "--measure", name, str(depth)],
                 capture_output=True,

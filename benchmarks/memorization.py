@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import record
+from record import record, sized
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -26,7 +26,7 @@ from everydepth.ablations import Ablation, GradientStudy, interval, unified_view
 from everydepth.data import Rows, flip_labels, load_digits
 from everydepth.training import FitResult, UntilAccuracy
 
-NOISE, LAYERS, SEEDS = 0.05, 4, (0, 1, 2)
+NOISE, LAYERS, SEEDS = 0.05, sized(4, 2), sized((0, 1, 2), (0, 1))
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,14 @@ class Task:
 
 
 def digits() -> Task:
-    return Task(load_digits("train").subset(range(500)), load_digits("test"), 60, 2e-3)
+    rows, epochs = sized((500, 60), (60, 1))
+    test = load_digits("test")
+    return Task(
+        load_digits("train").subset(range(rows)),
+        sized(test, test.subset(range(20))),
+        epochs,
+        2e-3,
+    )
 
 
 def measured(task: Task, folder: Path) -> dict[str, Any]:
@@ -76,7 +83,7 @@ def measured(task: Task, folder: Path) -> dict[str, Any]:
                 lr=task.lr,
                 seed=seed,
                 run=path,
-                resume=True,
+                resume=path is not None,
                 keep=1,
                 save_every=10**6,  # cells are short: a broken one starts again
                 callbacks=[UntilAccuracy(noisy)],
@@ -96,8 +103,9 @@ def measured(task: Task, folder: Path) -> dict[str, Any]:
             )
         )
         print(f"seed {seed}\n{found[-1].table()}\n{found[-1].table('memorization')}", flush=True)
-        untouched = folder / str(seed) / "cells" / f"untouched-seed-{seed}" / "training" / "model"
-        model = type(task.build(seed)).from_pretrained(untouched).eval()
+        model = task.build(seed)  # the untouched cell again: cells keep figures, not models
+        train(model, None, seed)
+        model.eval()
         studies.append(ed.gradient_study(model, task.test, noisy, flipped=noise, progress=False))
         after.append(ed.ablate(model, task.test, progress=False))
         print(studies[-1].table(), flush=True)

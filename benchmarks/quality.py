@@ -28,14 +28,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import machine
+from record import RESULTS, SMOKE, machine, sized
 from rich.console import Console
 from rich.table import Table
-from torch.nn.functional import avg_pool2d
+from torch.nn.functional import avg_pool2d, interpolate
 from transformers import ViTConfig, ViTForImageClassification
 
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
-from everydepth.data import Images, load
+from everydepth.data import Images, load, load_digits
 from everydepth.objectives import (
     Objective,
     aligned,
@@ -47,8 +47,7 @@ from everydepth.objectives import (
 from everydepth.training.fitting import fit
 from everydepth.training.module import EveryDepth
 
-RESULTS = Path(__file__).parent / "results" / "quality.json"
-STUDY = RESULTS.with_name("quality_vits.json")
+CELLS, STUDY = RESULTS / "quality.json", RESULTS / "quality_vits.json"
 
 OBJECTIVES: dict[str, Objective] = {
     "end_to_end": end_to_end(),
@@ -61,7 +60,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 # What `--study` tries: blocks, size of patches, standard deviation of the initial weights (that of
 # transformers, and one over the root of the width) and learning rate.
-VITS = [
+VITS: list[tuple[int, int, float, float]] = [
     *((6, *rest) for rest in itertools.product((7, 4), (0.02, 0.125), (1e-3, 2e-3, 4e-3))),
     *((blocks, 7, init, 2e-3) for blocks in (4, 12) for init in (0.02, 0.125)),
 ]
@@ -98,8 +97,13 @@ def resnet() -> CifarResNet:
 
 
 def images(root: str | None, split: str) -> dict[str, Images]:
-    """Normalised images for each network: the ResNet sees 2x2 means, which cost a quarter."""
-    full = load("fashion-mnist", kind=Images, split=split, root=root).normalized((0.286,), (0.353,))
+    """Normalized images for each network: the ResNet sees 2x2 means, which cost a quarter."""
+    if SMOKE:
+        few = load_digits(split).subset(range(64))
+        full = Images(interpolate(few.pixel_values, (28, 28)), few.labels, few.classes)
+    else:
+        full = load("fashion-mnist", kind=Images, split=split, root=root)
+        full = full.normalized((0.286,), (0.353,))
     half = Images(avg_pool2d(full.pixel_values, 2), full.labels, full.classes)
     return {"vit": full, "resnet": half}
 
@@ -148,6 +152,7 @@ def study(root: str | None, steps: int) -> None:
         if key in done:
             continue
         torch.manual_seed(0)
+        settings: dict[str, Any] = {**SETTINGS["vit"], "lr": lr}
         result = fit(
             EveryDepth(vit(blocks, patch, init), OBJECTIVES[objective]),
             kept,
@@ -156,7 +161,7 @@ def study(root: str | None, steps: int) -> None:
             validate_every=steps,
             batch_size=64,
             seed=0,
-            **{**SETTINGS["vit"], "lr": lr},
+            **settings,
         )
         cells.append({**dict(zip(names, key, strict=True)), "accuracy": result.valid["accuracy"]})
         write(STUDY, {"machine": machine(), "steps": steps, "cells": cells})
@@ -243,11 +248,11 @@ def show(rows: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default=os.environ.get("EVERYDEPTH_DATA"))
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=sized(800, 2))
+    parser.add_argument("--seeds", type=int, default=sized(3, 1))
     parser.add_argument("--vit-blocks", type=int, default=6, help="give another --out, too")
     parser.add_argument("--study", action="store_true", help="half depth of other ViTs")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=CELLS)
     args = parser.parse_args()
     if args.study:
         study(args.data, args.steps)

@@ -1,19 +1,79 @@
-"""Where a benchmark's figures go: benchmarks/results/<name>.json, with machine and versions."""
+"""Where a benchmark's figures go: benchmarks/results/<name>.json, with machine and versions.
+
+Every benchmark takes `--smoke`: the same code with tiny sizes, in seconds, to see that it runs. Its
+figures mean nothing, so they go to a folder that is gone at the end.
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import shutil
+import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from everydepth.environment import machine as machine
+from everydepth import environment
 
-RESULTS = Path(__file__).parent / "results"
+T = TypeVar("T")
+
+if "--smoke" in sys.argv[1:]:
+    sys.argv.remove("--smoke")
+    os.environ["EVERYDEPTH_SMOKE"] = "1"  # processes that a benchmark starts see it, too
+SMOKE = "EVERYDEPTH_SMOKE" in os.environ
+RESULTS = Path(tempfile.mkdtemp()) if SMOKE else Path(__file__).parent / "results"
+if SMOKE:
+    atexit.register(shutil.rmtree, RESULTS)
+
+
+def sized(full: T, smoke: T) -> T:
+    """The size that is measured, or with `--smoke` the one that only shows that it runs."""
+    return smoke if SMOKE else full
 
 
 def record(name: str, figures: dict[str, Any]) -> Path:
     """Write the figures of one benchmark, replacing its last ones."""
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), **figures}, indent=2) + "\n")
     return path
+
+
+def machine() -> dict[str, Any]:
+    """What every figure depends on; for times that is the processor, its caches and its threads."""
+    return {**environment.machine(), "processor": _processor(), "threads": _threads()}
+
+
+def _processor() -> dict[str, Any]:
+    import torch
+
+    known = torch.cpu.get_capabilities()
+    caches = {"L1d": known.get("l1d_cache_size"), "L2": known.get("l2_cache_size")}
+    return {
+        "name": known["cpu_name"],
+        "architecture": known["architecture"],
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "physical_cores": known["num_physical_cores"],
+        "cache_bytes": {**{k: v for k, v in caches.items() if v}, **_last_level_cache()},
+    }
+
+
+def _last_level_cache() -> dict[str, int]:
+    """The shared cache, which torch does not tell; Linux only."""
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        if (index / "level").read_text().strip() == "3":
+            return {"L3": 1024 * int((index / "size").read_text().strip().removesuffix("K"))}
+    return {}
+
+
+def _threads() -> dict[str, Any]:
+    import torch
+
+    set_by = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    return {
+        "torch": torch.get_num_threads(),
+        "torch_interop": torch.get_num_interop_threads(),
+        **{name: os.environ[name] for name in set_by if name in os.environ},
+    }

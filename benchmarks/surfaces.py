@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from record import record
+from record import record, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -93,8 +93,8 @@ def seconds(run: Callable[[int], None], steps: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=sized(7, 1))
+    parser.add_argument("--steps", type=int, default=sized(60, 1))
     args = parser.parse_args()
     torch.set_num_threads(1)
     names = list(SURFACES)

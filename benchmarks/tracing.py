@@ -24,20 +24,20 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import torch
-from record import RESULTS, record
+from record import RESULTS, SMOKE, record, sized
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 import everydepth as ed
 
-BATCH = 100
+BATCH = sized(100, 4)
 CLASSES = 10
-TOKENS = 1024  # in a batch of the language model
+TOKENS = sized(1024, 256)  # in a batch of the language model
 Timed = Callable[[], object]
 
 
@@ -45,10 +45,10 @@ def vit() -> ViTForImageClassification:
     """12 layers of width 192 on 65 tokens (32 x 32 pixels in patches of 4)."""
     torch.manual_seed(0)
     config = ViTConfig(
-        hidden_size=192,
+        hidden_size=sized(192, 24),
         num_hidden_layers=12,
         num_attention_heads=3,
-        intermediate_size=768,
+        intermediate_size=sized(768, 32),
         image_size=32,
         patch_size=4,
         num_labels=CLASSES,
@@ -108,9 +108,13 @@ class Tapped(nn.Module):
         return self.model(pixel_values)
 
 
+def pair(batch: Any) -> tuple[Tensor, ...]:
+    return tuple(batch.values())
+
+
 def loader(count: int) -> DataLoader[Any]:
     """The same batches as the peers take them: pairs of inputs and labels, made when asked for."""
-    return DataLoader(Images(count), batch_size=None, collate_fn=lambda b: tuple(b.values()))
+    return DataLoader(Images(count), batch_size=None, collate_fn=pair)
 
 
 # -- what is timed -----------------------------------------------------------------------------
@@ -161,7 +165,7 @@ def torch_cka(tapped: Tapped, data: DataLoader[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None]:
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stderr(io.StringIO()),
@@ -247,6 +251,9 @@ MEMORY: dict[str, Callable[[int], Any]] = {
 
 def peak_mib(name: str, size: int) -> float:
     """Peak resident memory of one measurement."""
+    if SMOKE:
+        MEMORY[name](size)
+        return peak()
     arguments = [sys.executable, __file__, "--child", name, "--images", str(size)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
@@ -284,7 +291,7 @@ def measure_memory(images: int, large: int) -> dict[str, Any]:
 def trace_language(tokens: int) -> Any:
     """GPT-2's size: 12 x 768, vocabulary 50,257, every default metric."""
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config()).eval()
+    model = GPT2LMHeadModel(sized(GPT2Config(), GPT2Config(n_embd=12, n_layer=2))).eval()
     batches = [
         {"input_ids": torch.randint(0, 50_257, (TOKENS // 256, 256))}
         for _ in range(max(1, tokens // TOKENS))
@@ -315,10 +322,10 @@ def measure_language(tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--large", type=int, default=20_000)
-    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=sized(6, 1))
+    parser.add_argument("--images", type=int, default=sized(2000, 8))
+    parser.add_argument("--large", type=int, default=sized(20_000, 8))
+    parser.add_argument("--tokens", type=int, default=sized(100_000, 512))
     parser.add_argument("--only", default="vit,memory,language")
     parser.add_argument("--child", choices=MEMORY, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from peak import peak_mb
-from record import record
+from record import record, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -28,7 +28,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTForImageCl
 
 import everydepth as ed
 
-ROUNDS = 25
+ROUNDS = sized(25, 1)
+VOCABULARY = sized(16_000, 100)
 WANTED = {"vit_lpa": 1.05, "llama_over_floor": 1.1, "llama_memory": 1.05}
 Step = Callable[[], object]
 
@@ -37,10 +38,10 @@ def vit() -> tuple[nn.Module, dict[str, Tensor]]:
     config = ViTConfig(
         image_size=32,
         patch_size=4,
-        hidden_size=192,
+        hidden_size=sized(192, 24),
         num_hidden_layers=12,
         num_attention_heads=3,
-        intermediate_size=768,
+        intermediate_size=sized(768, 32),
         num_labels=10,
         hidden_dropout_prob=0.0,
     )
@@ -53,15 +54,15 @@ def vit() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def llama() -> tuple[nn.Module, dict[str, Tensor]]:
     config = LlamaConfig(
-        hidden_size=256,
+        hidden_size=sized(256, 32),
         num_hidden_layers=8,
         num_attention_heads=8,
         num_key_value_heads=8,
-        intermediate_size=688,
-        vocab_size=16_000,
+        intermediate_size=sized(688, 32),
+        vocab_size=VOCABULARY,
         use_cache=False,
     )
-    ids = torch.randint(0, 16_000, (1, 512))
+    ids = torch.randint(0, VOCABULARY, (1, sized(512, 16)))
     return LlamaForCausalLM(config), {"input_ids": ids, "labels": ids}
 
 

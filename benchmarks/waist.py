@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from record import record
+from record import record, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -22,17 +22,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTForImageCl
 
 import everydepth as ed
 
-ROUNDS, LIMIT = 40, 1.05
+ROUNDS, LIMIT = sized(40, 1), 1.05
 
 
 def vit() -> tuple[nn.Module, dict[str, Tensor]]:
     config = ViTConfig(
         image_size=32,
         patch_size=4,
-        hidden_size=192,
+        hidden_size=sized(192, 24),
         num_hidden_layers=12,
         num_attention_heads=3,
-        intermediate_size=768,
+        intermediate_size=sized(768, 32),
         num_labels=10,
     )
     return ViTForImageClassification(config), {"pixel_values": torch.randn(8, 3, 32, 32)}
@@ -40,10 +40,10 @@ def vit() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def llama() -> tuple[nn.Module, dict[str, Tensor]]:
     config = LlamaConfig(
-        hidden_size=256,
+        hidden_size=sized(256, 32),
         num_hidden_layers=8,
         num_attention_heads=8,
-        intermediate_size=688,
+        intermediate_size=sized(688, 32),
         vocab_size=8000,
         use_cache=False,
     )

@@ -21,7 +21,7 @@ def main() -> None:
     sizes = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
     model = ViTForImageClassification(
         ViTConfig(
-            image_size=8, patch_size=2, num_channels=1, num_labels=10, intermediate_size=96, **sizes
+            image_size=8, patch_size=4, num_channels=1, num_labels=10, intermediate_size=96, **sizes
         )
     )
     ed.fit(ed.EveryDepth(model), noisy, epochs=8, batch_size=50, lr=2e-3)

@@ -63,7 +63,7 @@ def write() -> tuple[str, Generation]:
     model, prompt = ed.load(folder), tokenizer.encode(PROMPT)
     drafted = ed.generate(model, prompt, max_new_tokens=40, draft_depth=1)
     assert drafted.tokens == ed.generate(model, prompt, max_new_tokens=40).tokens
-    return tokenizer.decode(drafted.tokens[0]), drafted
+    return str(tokenizer.decode(drafted.tokens[0])), drafted
 
 
 def main() -> None:
@@ -71,14 +71,16 @@ def main() -> None:
     # The tensors are small: more threads only wait for one another.
     torch.set_num_threads(1)
     test = load_digits("test")
+    models: dict[str, ViTForImageClassification] = {}
     traces: dict[str, ed.Trace] = {}
     for name, objective in {"end-to-end": ed.end_to_end(), "LPA": ed.lpa()}.items():
         console.rule(f"training {name}")
-        model = train(objective, run=RUNS / name.lower())
-        traces[name] = ed.trace(model, test)
+        models[name] = train(objective, run=RUNS / name.lower())
+        traces[name] = ed.trace(models[name], test)
         traces[name].save(RUNS / name.lower() / "trace")
 
     console.rule("using it")
+    model = models["LPA"]
     profile = ed.profile(model, test, repeats=5)
     profile.save(RUNS / "lpa" / "profile")
     policy = ed.calibrate(model, load_digits("valid"), risk=0.05)

@@ -9,12 +9,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import everydepth as ed
 from everydepth.data import token_blocks
 
-TEXT = ed.__doc__ + (ed.grow.__doc__ or "") + (ed.insert.__doc__ or "") + (ed.sweep.__doc__ or "")
+TEXT = "".join(part.__doc__ or "" for part in (ed, ed.grow, ed.insert, ed.sweep))
 
 
 def main() -> None:
     torch.manual_seed(0)
-    rows = token_blocks(list((TEXT * 6).encode()), 48)
+    rows = token_blocks(list((TEXT * 3).encode()), 48)
     train, valid = rows.split((0.7, 0.3))
     config = LlamaConfig(
         vocab_size=256,

@@ -13,8 +13,8 @@ from everydepth.data import flip_labels
 from everydepth.training import UntilAccuracy
 
 TOPICS = {"food": "bread soup apple dinner", "sport": "ball race team goal", "sea": "wave ship"}
-WORDS = [w for t in TOPICS for w in (t, *TOPICS[t].split())]
-WORDS += ["the", "topic", "is", "about", "we", "saw", "a", "and", "then"]
+OTHERS = ["the", "topic", "is", "about", "we", "saw", "a", "and", "then"]
+WORDS = [*(w for t in TOPICS for w in (t, *TOPICS[t].split())), *OTHERS]
 
 
 def tokenizer(texts: list[str], **_: Any) -> dict[str, list[list[int]]]:

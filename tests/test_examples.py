@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import runpy
+from functools import partial
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from tests.helpers.scripts import check
+
+from everydepth.app.content import Effort, prepare
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-# The demo is a show of its own, with tests of its own.
+# The demo takes minutes: a shorter one is below.
 FILES = sorted(file for file in EXAMPLES.glob("*.py") if file.name != "demo.py")
 
 
@@ -39,19 +41,25 @@ def test_an_example_is_read_at_one_sitting(file: Path) -> None:
     assert file.read_text().startswith('"""'), "say first what it shows"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_example_runs(file: Path, tmp_path: Path) -> None:
-    finished = subprocess.run(
-        [sys.executable, str(file)],
-        cwd=tmp_path,  # what it leaves behind is not left here
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    assert finished.stdout.strip()
+@pytest.mark.parametrize("half", [0, 1])
+def test_examples_run(half: int) -> None:
+    check(FILES[half::2])
+
+
+def test_the_demo_runs_from_its_first_line_to_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo = runpy.run_path(str(EXAMPLES / "demo.py"), run_name="demo")
+    names = demo["main"].__globals__
+    tiny = Effort(tales=40, tales_steps=1, surface_points=100, surface_epochs=1, progress=False)
+    monkeypatch.setitem(names, "EPOCHS", 1)
+    monkeypatch.setattr(names["CONFIG"], "num_hidden_layers", 2)
+    monkeypatch.setitem(names, "prepare", partial(prepare, effort=tiny))
+    monkeypatch.chdir(tmp_path)
+    demo["main"]()
+    assert "5. It took" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "demo" / "report.html").is_file()
+    assert (tmp_path / "runs" / "demo" / "small" / "config.json").is_file()
 
 
 def test_the_notebook_runs_from_top_to_bottom(

@@ -1,0 +1,56 @@
+"""Every benchmark runs, with tiny sizes and offline."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from tests.helpers.scripts import check
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+HELPERS = ("peak", "record")
+FILES = sorted(file for file in FOLDER.glob("*.py") if file.stem not in HELPERS)
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_benchmarks_run(half: int) -> None:
+    check(FILES[half::2], EVERYDEPTH_SMOKE="1")
+
+
+def test_the_readme_names_every_benchmark() -> None:
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert [file.name for file in FILES if f"`{file.name}`" not in text] == []
+
+
+@pytest.fixture
+def smoking(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmarks/record.py as `--smoke` makes it."""
+    monkeypatch.setenv("EVERYDEPTH_SMOKE", "")
+    monkeypatch.setattr(sys, "argv", ["waist.py", "--smoke", "--rounds", "2"])
+    spec = importlib.util.spec_from_file_location("record", FOLDER / "record.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_smoke_run_leaves_the_figures_alone(smoking: ModuleType) -> None:
+    assert sys.argv == ["waist.py", "--rounds", "2"]
+    assert smoking.sized(40, 1) == 1
+    path = smoking.record("waist", {"rounds": 1})
+    assert path.is_file()
+    assert FOLDER not in path.parents
+
+
+def test_figures_come_with_processor_caches_and_threads(smoking: ModuleType) -> None:
+    found = json.loads(smoking.record("waist", {"rounds": 1}).read_text())["machine"]
+    assert found["processor"]["name"]
+    assert found["processor"]["cache_bytes"]["L2"] > 0
+    assert found["threads"]["torch"] == torch.get_num_threads()
+    assert found["versions"]["torch"] == torch.__version__
