@@ -18,7 +18,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import everydepth as ed
 from everydepth.ablations import tapped
-from everydepth.ablations.ablating import SCALES
+from everydepth.ablations.config import SCALES
 
 ROWS, ROUNDS = sized((32, 3), (2, 1))
 
