@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from everydepth.errors import RunError
+from everydepth.errors import DataError, RunError
 
 TEMPORARY = ".tmp-"
 """How the name of something half written starts; such leftovers may be deleted at any time."""
@@ -52,6 +52,29 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} is missing; the directory is not a whole run") from error
     except (ValueError, UnicodeDecodeError) as error:
         raise RunError(f"{path} is not JSON ({error}); restore it from a copy") from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model's folder, none of them outside of it.
+
+    Neither a name in the index nor a link leads out. The hub's cache is made of links: there a
+    folder of `snapshots` belongs to the `blobs` beside it.
+    """
+    index, names = folder / "model.safetensors.index.json", ["model.safetensors"]
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    home = folder.resolve()
+    if home.parent.name == "snapshots" and (home.parent.parent / "blobs").is_dir():
+        home = home.parent.parent
+    for name in names:
+        plain = Path(name).name == name and name.endswith(".safetensors")
+        if not plain or not (folder / name).resolve().is_relative_to(home):
+            raise DataError(
+                f"the weights in {folder} are said to be in {name!r}, but only safetensors files "
+                "inside the folder are read; copy the file there, or save the model again with "
+                "save_pretrained"
+            )
+    return [folder / name for name in names]
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from everydepth.app import serve as serving
 from everydepth.app.server import HOST, PORT, application, bind, in_a_loop
 from everydepth.app.shelf import shelf_of
+from everydepth.app.told import for_browser
 from everydepth.cli.main import build_app
 from everydepth.data import load_digits
 from everydepth.errors import DataError, SettingError
@@ -30,7 +32,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
 
     def make() -> Any:
         with gr.Blocks(analytics_enabled=False) as blocks:
-            gr.Markdown("hello")
+            said = gr.Textbox("hello")
+            said.submit(str.upper, said, said)
         return application(blocks, shelf_of(folder), HOST, PORT)
 
     return TestClient(in_a_loop(make), base_url=f"http://{HOST}:{PORT}")
@@ -65,14 +68,88 @@ def test_a_name_that_is_made_to_lead_here_gets_no_answer(client: TestClient) -> 
     assert client.get("/", headers={"host": "localhost:7860"}).status_code == 200
 
 
-def test_no_address_is_fetched_and_no_file_of_the_disk_is_served(client: TestClient) -> None:
-    for path in (
+JOIN = "/gradio_api/queue/join"
+
+
+def asked(value: Any, **more: Any) -> dict[str, Any]:
+    """What a page sends when a visitor changes something."""
+    return {"data": [value], "fn_index": 0, "session_hash": "visitor", **more}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
         "/gradio_api/proxy=http://example.org/",
         "/gradio_api/file=http://example.org/x.png",
-    ):
-        assert client.get(path).status_code == 403
-    for path in ("/etc/passwd", str(Path(__file__)), "../../../../../../etc/passwd"):
-        assert client.get(f"/gradio_api/file={path}").status_code in (403, 404)
+        "/gradio_api/file=/etc/passwd",
+        f"/gradio_api/file={__file__}",
+        "/gradio_api/file=../../../../../../etc/passwd",
+        "/gradio_api/file/etc/passwd",
+        "/gradio_api/openapi.json",
+        "/openapi.json",
+        "/gradio_api/vibe-code",
+        "/monitoring",
+        "/docs",
+    ],
+)
+def test_no_route_but_those_of_the_page_answers(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code in (403, 404)
+    assert "root:" not in answer.text
+
+
+def test_nothing_is_uploaded_to_the_disk(client: TestClient) -> None:
+    answer = client.post("/gradio_api/upload", files={"files": ("x.png", b"x" * 1000)})
+    assert answer.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "wrapped", [lambda file: file, lambda file: [{"a": file}]], ids=["plain", "nested"]
+)
+def test_a_visitor_cannot_name_a_file_to_be_opened(
+    client: TestClient, tmp_path: Path, wrapped: Any
+) -> None:
+    secret = tmp_path / "secret.png"
+    secret.write_text("secret")
+    for meta in ({"_type": "gradio.FileData"}, {}):
+        file = {"path": str(secret), "meta": meta}
+        answer = client.post(JOIN, json=asked(wrapped(file)))
+        assert answer.status_code == 400
+        assert str(secret) not in answer.text
+
+
+@pytest.mark.parametrize("number", [99, -1, "x", None, [0], 0.5, True])
+def test_a_function_that_is_not_there_is_the_mistake_of_who_asks(
+    client: TestClient, number: Any
+) -> None:
+    assert client.post(JOIN, json=asked("x") | {"fn_index": number}).status_code == 400
+    assert client.post(JOIN, content=b"{").status_code == 400
+    assert client.post(JOIN, json=asked("x", session_hash=[3])).status_code == 400
+
+
+def test_other_sites_get_no_answer(client: TestClient) -> None:
+    """Also not where no answer is needed to do harm: a form of another site can post here."""
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
+        assert client.post(JOIN, json=asked("x"), headers={"origin": origin}).status_code == 403
+    own = {"origin": f"http://{HOST}:{PORT}"}
+    assert client.post(JOIN, json=asked("x"), headers=own).status_code == 200
+
+
+def test_what_a_page_sends_is_limited(client: TestClient) -> None:
+    assert client.post(JOIN, json=asked("x" * 20_000_000)).status_code == 413
+
+    def unannounced() -> Any:
+        yield from (b"x" * 1_000_000 for _ in range(20))
+
+    assert client.post(JOIN, content=unannounced()).status_code == 413
+
+
+def test_errors_of_others_are_not_shown_and_ours_carry_no_path(client: TestClient) -> None:
+    assert client.get("/config").json()["show_error"] is False
+    error = DataError(
+        "'/home/me/runs/x y/config.json' and C:\\me\\a.json (in /srv/b) are 3 / 4 <b>"
+    )
+    assert for_browser(error) == "&#x27;config.json&#x27; and a.json (in b) are 3 / 4 &lt;b&gt;"
 
 
 def test_two_runs_are_served_by_name_and_a_wrong_name_is_shown_as_text(client: TestClient) -> None:
@@ -82,13 +159,6 @@ def test_two_runs_are_served_by_name_and_a_wrong_name_is_shown_as_text(client: T
     wrong = client.get("/compare", params={"a": HOSTILE, "b": "../secret.txt"})
     assert "<script>" not in wrong.text
     assert "is not a run here; choose from one" in wrong.text
-
-
-def test_uploads_are_limited(client: TestClient) -> None:
-    small = client.post("/gradio_api/upload", files={"files": ("x.png", b"x" * 1000)})
-    assert small.status_code == 200
-    large = client.post("/gradio_api/upload", files={"files": ("x.png", b"x" * 9_000_000)})
-    assert large.status_code == 413
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -141,3 +211,22 @@ def test_the_command_opens_what_it_is_given(
     assert "the playground is at http://localhost:" in done.output
     assert len(seen) == 1
     assert not (tmp_path / "none").exists()
+
+
+def test_what_was_kept_for_a_page_is_gone_when_the_server_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Path] = []
+
+    def serve(*_: Any, **__: Any) -> None:
+        seen.append(Path(os.environ["GRADIO_TEMP_DIR"]))
+        (seen[0] / "left").write_text("x")
+        assert seen[0].stat().st_mode & 0o077 == 0
+
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "before")
+    monkeypatch.setattr("uvicorn.Server.run", serve)
+    save_run(tmp_path / "mine", classifier())
+    serving([tmp_path / "mine"], folder=tmp_path / "none", browser=False, say=lambda _: None)
+    assert len(seen) == 1
+    assert not seen[0].exists()
+    assert os.environ["GRADIO_TEMP_DIR"] == "before"

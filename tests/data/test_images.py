@@ -154,6 +154,18 @@ def test_truncated_and_corrupt_packed_files_are_named(tmp_path: Path, packing: s
         load_images(tmp_path)
 
 
+@pytest.mark.parametrize("packing", [".gz", ".xz"])
+def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(
+    tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("everydepth.data.reading.MOST_UNPACKED", 2**16)
+    bomb = PACKINGS[packing](bytes(2**24))
+    (tmp_path / f"train-images-idx3-ubyte{packing}").write_bytes(bomb)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(GOOD_LABELS)
+    with pytest.raises(DataError, match=r"ubyte\..z has .* bytes and unpacks to more than .*trust"):
+        load_images(tmp_path)
+
+
 def test_broken_cifar_binaries_are_named(tmp_path: Path):
     file = tmp_path / "data_batch_1.bin"
     file.write_bytes(bytes(3073 * 2 - 1))

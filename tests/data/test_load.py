@@ -62,6 +62,16 @@ def test_rte_reads_a_split_without_header_and_one_without_labels(tmp_path: Path)
     assert (valid.labels.tolist(), dev.labels.tolist(), test.labels) == ([1], [0], None)
 
 
+def test_an_archive_that_unpacks_to_a_huge_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("everydepth.data.reading.MOST_UNPACKED", 2**16)
+    path = tmp_path / "20newsgroups" / "20news-bydate.tar.xz"
+    pack(path, {"x-train/alt.atheism/1": "a" * 2**24})
+    with pytest.raises(DataError, match=r"tar.xz has .* bytes and unpacks to more than"):
+        load("20newsgroups", kind=Texts, split="train", root=tmp_path)
+
+
 def test_newsgroups_are_read_from_the_archive_and_links_are_skipped(tmp_path: Path):
     files = {
         "x-train/sci.med/2": "caf\u00e9",

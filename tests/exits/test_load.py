@@ -17,6 +17,7 @@ from everydepth.exits import load
 from everydepth.exits.lazy import LazyTensor, lazy_tensors
 from everydepth.exits.load import model_folder
 from everydepth.stream import as_stream
+from everydepth.tracing import sentence_encoder
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))
@@ -174,6 +175,29 @@ def test_a_run_directory_gives_the_model_inside_it(tmp_path: Path) -> None:
     assert type(load(tmp_path, depth=1)).__name__ == "ViTForImageClassification"
 
 
+@pytest.mark.parametrize("place", ["../outside.bin", "../outside.safetensors", "inside.bin"])
+def test_an_index_leads_to_safetensors_inside_the_folder_only(tmp_path: Path, place: str) -> None:
+    """The file is there, and would be opened."""
+    folder = tmp_path / "model"
+    ENTRIES["ViT"].make()[0].save_pretrained(folder)
+    (folder / "model.safetensors").rename(folder / place)
+    index = {"weight_map": {"vit.embeddings.cls_token": place}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"are said to be in .*only safetensors files inside"):
+        load(folder)
+    with pytest.raises(DataError, match=r"are said to be in .*only safetensors files inside"):
+        sentence_encoder(folder)
+
+
+def test_a_link_to_weights_outside_the_folder_is_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    ENTRIES["ViT"].make()[0].save_pretrained(folder)
+    (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    (folder / "model.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    with pytest.raises(DataError, match=r"only safetensors files inside the folder are read"):
+        load(folder)
+
+
 def test_a_name_on_the_hub_is_read_from_its_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +209,8 @@ def test_a_name_on_the_hub_is_read_from_its_cache(
     snapshot.mkdir(parents=True)
     (home / "refs").mkdir()
     (home / "refs" / "main").write_text("0")
-    for file in (tmp_path / "saved").iterdir():
+    (tmp_path / "saved").rename(home / "blobs")
+    for file in (home / "blobs").iterdir():
         (snapshot / file.name).symlink_to(file)
     monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     small = load("me/mine", depth=2)

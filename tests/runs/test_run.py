@@ -96,6 +96,15 @@ def test_a_newer_format_asks_for_a_newer_version(run: Run, file: str) -> None:
         read_all()
 
 
+@pytest.mark.parametrize("size", [10**12, 1e12, -1, None, "3"])
+def test_a_state_that_claims_more_metrics_than_there_are_is_refused(run: Run, size: Any) -> None:
+    run.log({"step": 1})
+    before = run.metrics_size()
+    with pytest.raises(RunError, match=r"says that .*metrics.jsonl has .* bytes, but it has 12"):
+        run.cut_metrics(size)
+    assert run.metrics_size() == before
+
+
 def test_metrics_survive_a_line_torn_by_a_kill(run: Run) -> None:
     run.log({"step": 1})
     size = run.metrics_size()

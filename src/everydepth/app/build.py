@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,10 @@ from gradio import themes
 
 from everydepth.app import compare, language, measured, surfaces, vision
 from everydepth.app.content import QUICK, SURFACE, Effort, is_learned, learn_surface
-from everydepth.app.pictures import Lens, decoded, from_data_url
+from everydepth.app.pictures import Lens, from_data_url
 from everydepth.app.shelf import Item, Shelf
 from everydepth.app.tales import PROMPT
+from everydepth.app.told import for_browser
 from everydepth.data import SURFACES
 from everydepth.errors import EveryDepthError
 from everydepth.results import Results
@@ -104,12 +104,9 @@ def _vision(blocks: gr.Blocks, shelf: Shelf, data: str | None) -> None:
                         elem_id="ed-draw",
                     )
                 with gr.Tab("Upload"):
-                    upload = gr.Image(
-                        sources=["upload", "clipboard"],
-                        type="filepath",
-                        image_mode=None,
-                        label="PNG, JPEG, WebP, GIF or BMP up to 8 MB",
-                        height=260,
+                    upload = gr.HTML(
+                        html_template=_asset("upload.html"),
+                        js_on_load=_asset("upload.js"),
                         elem_id="ed-upload",
                     )
             seen = gr.HTML(elem_id="ed-seen")
@@ -169,14 +166,8 @@ def _vision(blocks: gr.Blocks, shelf: Shelf, data: str | None) -> None:
         now = now | {"pixels": desk.pixels(row), "label": desk.label(row)}
         return [vision.gallery(desk, row), *show(now, level, share)]
 
-    def draw(now: dict[str, Any], level: int, share: float, event: gr.EventData) -> list[Any]:
+    def look(now: dict[str, Any], level: int, share: float, event: gr.EventData) -> list[Any]:
         picture = from_data_url(str(_sent(event, "picture")))
-        return show(_looked(now, desks[now["model"]].lens, picture), level, share)
-
-    def read(now: dict[str, Any], level: int, share: float, file: str | None) -> list[Any]:
-        if file is None:
-            return [gr.skip()] * len(shown)
-        picture = decoded(Path(file).read_bytes())
         return show(_looked(now, desks[now["model"]].lens, picture), level, share)
 
     asked = [state, depth, risk]
@@ -188,8 +179,7 @@ def _vision(blocks: gr.Blocks, shelf: Shelf, data: str | None) -> None:
         **_QUEUE,
     )
     pictures.click(_told(pick), asked, [pictures, *shown], **_QUEUE)
-    canvas.submit(_told(draw), asked, shown, **_QUEUE)
-    upload.change(_told(read), [*asked, upload], shown, **_QUEUE)
+    gr.on([canvas.submit, upload.submit], _told(look), asked, shown, **_QUEUE)
     risk.change(_told(show), asked, shown, **_QUEUE)
     depth.change(_told(turn), [state, depth], shown[2:], **_QUEUE)
 
@@ -329,7 +319,7 @@ def _results(shelf: Shelf) -> None:
         try:
             found = measured.answers(shelf, run)
         except EveryDepthError as error:
-            gr.HTML(f'<p class="ed-words">{escape(str(error))}</p>')
+            gr.HTML(f'<p class="ed-words">{for_browser(error)}</p>')
             return
         with gr.Tabs(elem_id="ed-results"):
             for kind, results in found.items():
@@ -403,7 +393,7 @@ def _told(answer: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return answer(*args, **kwargs)
         except EveryDepthError as error:
-            raise gr.Error(escape(str(error)), print_exception=False) from error
+            raise gr.Error(for_browser(error), print_exception=False) from error
 
     return told
 

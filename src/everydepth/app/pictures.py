@@ -58,14 +58,17 @@ def decoded(content: bytes) -> Image.Image:
 
 
 def from_data_url(url: str) -> Image.Image:
-    """The picture that a canvas sends."""
+    """The picture that a page sends, drawn on its canvas or from a file."""
     head, _, body = url.partition(",")
     if not head.startswith("data:image/") or len(body) > LARGEST_UPLOAD * 4 / 3 + 4:
-        raise DataError(f"expected a picture from the canvas, got {url[:40]!r}; draw again")
+        raise DataError(
+            f"expected a picture of at most {LARGEST_UPLOAD // 2**20} MiB, got {url[:40]!r}; use "
+            f"one of {', '.join(FORMATS)}"
+        )
     try:
         return decoded(base64.b64decode(body, validate=True))
     except binascii.Error as error:
-        raise DataError(f"the picture from the canvas is broken ({error}); draw again") from error
+        raise DataError(f"the picture is broken ({error}); send it again") from error
 
 
 def to_data_url(pixels: Float[Tensor, "channels height width"]) -> str:

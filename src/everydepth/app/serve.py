@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from everydepth.app.content import DEMO, prepare
-from everydepth.app.server import HOST, bind, check_gradio, in_a_loop, server
+from everydepth.app.server import HOST, bind, check_gradio, in_a_loop, own_cache, server
 from everydepth.app.shelf import Item, item_at, shelf_of
 
 
@@ -31,7 +31,7 @@ def serve(
     given = [s if isinstance(s, Item) else item_at(Path(s)) for s in sources]
     tab = given[0].tab if given and given[0].has_model else None
     found = bind(host, port)  # before any work: a port that is taken is said at once
-    with found:
+    with found, own_cache():
         if not given:
             prepare(Path(folder), say=say)
         shelf = shelf_of(Path(folder), *given)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
-from contextlib import closing
-from html import escape
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from everydepth.app.compare import page
+from everydepth.app.guard import Guard
 from everydepth.app.shelf import Shelf
+from everydepth.app.told import for_browser
 from everydepth.errors import EveryDepthError, SettingError
 
 if TYPE_CHECKING:
@@ -24,21 +27,10 @@ T = TypeVar("T")
 HOST = "127.0.0.1"
 PORT = 7860
 PORTS_TRIED = 20
-UPLOAD = "8mb"
 
-# Gradio's page builds functions from strings, so that scripts cannot be restricted further; but
-# nothing can be fetched from, sent to, or framed by anybody else.
-POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
-    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
-    "connect-src 'self' data: blob:; worker-src 'self' blob:; frame-src 'self'; "
-    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
-)
 # Answers come from several threads, and each of these packages is imported when one first needs it.
 # Some import one another, and two threads that begin at different ends wait for each other.
 _NEEDED = ("matplotlib.pyplot", "plotly.basedatatypes", "plotly.offline", "sklearn.datasets")
-# Whatever route of Gradio fetches a URL for the browser, or serves a file from the disk by path.
-_CLOSED = ("proxy=", "file=http", "file/http")
 
 
 def check_gradio() -> None:
@@ -50,6 +42,21 @@ def check_gradio() -> None:
             "the playground needs gradio, which is not installed; install the extra: "
             "pip install 'everydepth[app]'"
         )
+
+
+@contextmanager
+def own_cache() -> Generator[Path, None, None]:
+    """A folder for what Gradio keeps on the disk, of nobody else, and gone afterwards."""
+    before = os.environ.get("GRADIO_TEMP_DIR")
+    with TemporaryDirectory(prefix="everydepth-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        try:
+            yield Path(folder)
+        finally:
+            if before is None:
+                del os.environ["GRADIO_TEMP_DIR"]
+            else:
+                os.environ["GRADIO_TEMP_DIR"] = before
 
 
 def in_a_loop(make: Callable[[], T]) -> T:
@@ -117,63 +124,34 @@ def application(blocks: Any, shelf: Shelf, host: str, port: int) -> FastAPI:
         try:
             return HTMLResponse(page(shelf, a, b))
         except EveryDepthError as error:
-            return HTMLResponse(f"<p style='font-family:system-ui'>{escape(str(error))}</p>")
+            return HTMLResponse(f"<p style='font-family:system-ui'>{for_browser(error)}</p>")
 
     @app.get("/manifest.json")
     def manifest() -> dict[str, str]:
         return {"name": "everydepth"}
 
-    app.add_middleware(_ShutIn)
+    app.add_middleware(Guard, blocks=blocks)
     # Another site whose name is made to lead here (DNS rebinding) does not get an answer.
     names = ["localhost", "127.0.0.1", "[::1]", host]
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["*"] if _open(host) else names)
+    # Until an app is launched, which ours never is, Gradio opens any path that a page names.
+    blocks.has_launched = True
     return gr.mount_gradio_app(
         app,
         blocks,
         path="",
         server_name=host,
         server_port=port,
-        max_file_size=UPLOAD,
         allowed_paths=[],
         footer_links=[],
         run_history=False,
-        show_error=True,
+        show_error=False,
         ssr_mode=False,
         pwa=False,
         mcp_server=False,
         enable_monitoring=False,
         **appearance(),
     )
-
-
-class _ShutIn:
-    """Adds the headers to every answer, and refuses to fetch addresses for a browser."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        path = scope.get("path", "")
-        if any(part in path for part in _CLOSED):
-            await send({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": b"not here"})
-            return
-
-        async def shut_in(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                # The framed report brings a stricter policy of its own.
-                added = _HEADERS if path != "/compare" else _HEADERS[1:]
-                message["headers"] = [*message["headers"], *added]
-            await send(message)
-
-        await self.app(scope, receive, shut_in)
-
-
-_HEADERS = (
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-)
 
 
 def _open(host: str) -> bool:

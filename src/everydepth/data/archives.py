@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
-from everydepth.data.reading import decode, lines, pick_split
+from everydepth.data.reading import check_unpacked, decode, lines, pick_split
 from everydepth.data.sets import Texts
 from everydepth.data.tables import encode_labels
 from everydepth.errors import DataError
@@ -18,9 +18,14 @@ from everydepth.errors import DataError
 
 def members(path: Path) -> Iterator[tuple[str, bytes]]:
     """Name and content of every regular file in a tar archive; links and devices are skipped."""
+    size = done = 0
     try:
+        size = path.stat().st_size
         with tarfile.open(path, mode="r:*") as archive:
             for member in archive:
+                # Also of what is skipped: to skip it, it is unpacked.
+                check_unpacked(done + member.size, path, size)
+                done += member.size
                 if member.isreg() and (file := archive.extractfile(member)) is not None:
                     yield member.name, file.read()
     except (tarfile.TarError, EOFError, OSError, lzma.LZMAError, zlib.error) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
 import zlib
 from collections.abc import Mapping
@@ -13,6 +14,9 @@ from everydepth.errors import DataError
 
 T = TypeVar("T")
 
+# Real data shrinks ten times, sorted labels some hundred times; a bomb a thousand times and more.
+MOST_UNPACKED = 2**26  # bytes that any file may unpack to
+MOST_SHRUNK = 200
 _MAGIC = {".xz": b"\xfd7zXZ\x00", ".gz": b"\x1f\x8b"}
 _ALIASES = {"val": "valid", "validation": "valid", "dev": "valid"}
 # A byte order mark, and the same after its bytes were read as latin-1 and encoded again (MRPC).
@@ -57,12 +61,31 @@ def read_bytes(path: Path) -> bytes:
         )
     try:
         if raw.startswith(_MAGIC[".xz"]):
-            return lzma.decompress(raw)
+            with lzma.open(io.BytesIO(raw)) as packed:
+                return _unpacked(packed, path, len(raw))
         if raw.startswith(_MAGIC[".gz"]):
-            return gzip.decompress(raw)
+            with gzip.open(io.BytesIO(raw)) as packed:
+                return _unpacked(packed, path, len(raw))
     except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path} is truncated or corrupt ({error}); fetch it again") from error
     return raw
+
+
+def _unpacked(packed: gzip.GzipFile | lzma.LZMAFile, path: Path, size: int) -> bytes:
+    """All of it, or an error once it is more than it should be."""
+    content = packed.read(max(MOST_UNPACKED, MOST_SHRUNK * size) + 1)
+    check_unpacked(len(content), path, size)
+    return content
+
+
+def check_unpacked(length: int, path: Path, size: int) -> None:
+    """An error if a packed file of `size` bytes holds so many that it must be a trap."""
+    most = max(MOST_UNPACKED, MOST_SHRUNK * size)
+    if length > most:
+        raise DataError(
+            f"{path} has {size:,} bytes and unpacks to more than {most:,}, as a file does that is "
+            "made to fill the memory; unpack it yourself if you trust it"
+        )
 
 
 def decode(content: bytes, source: Path | str, encoding: str = "utf-8") -> str:

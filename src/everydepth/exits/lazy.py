@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from everydepth.errors import DataError
+from everydepth.files import weight_files
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -65,18 +66,10 @@ class LazyTensor:
 
 def lazy_tensors(folder: Path) -> dict[str, LazyTensor]:
     """All tensors of a checkpoint directory, in one file or in many with an index."""
-    index = folder / "model.safetensors.index.json"
     try:
-        if index.is_file():
-            names = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
-        else:
-            names = ["model.safetensors"]
         found: dict[str, LazyTensor] = {}
-        for name in names:
-            # Only the name: an index must not lead out of its directory.
-            found |= _tensors(folder / Path(name).name)
+        for file in weight_files(folder):
+            found |= _tensors(file)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"the weights in {folder} cannot be read ({error}); it needs whole safetensors files"

@@ -155,10 +155,21 @@ class Run:
             os.fsync(file.fileno())
             return file.tell()
 
-    def cut_metrics(self, size: int) -> None:
-        """Forget the metrics beyond `size` bytes: a resumed run writes them again."""
-        if self._metrics.exists():
-            os.truncate(self._metrics, size)
+    def cut_metrics(self, size: Any) -> None:
+        """Forget the metrics beyond `size` bytes: a resumed run writes them again.
+
+        size: as a state file says it, so it may be anything.
+        """
+        if not self._metrics.exists():
+            return
+        there = self._metrics.stat().st_size
+        # Truncating to more would fill the file, and a reader's memory, with zeros.
+        if not isinstance(size, int) or not 0 <= size <= there:
+            raise RunError(
+                f"the state of the run says that {self._metrics} has {size!r} bytes, but it has "
+                f"{there}; restore both from a copy, or delete metrics.jsonl to go on without it"
+            )
+        os.truncate(self._metrics, size)
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import SettingError
+from everydepth.files import weight_files
 from everydepth.results.result import Result, defined
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
 from everydepth.tracing.metrics.shared import DEPTH, array, depths
@@ -179,8 +180,9 @@ def sentence_encoder(folder: str | Path) -> SentenceEncoder:
             f"no encoder in {place} (config.json is missing); pass the folder of a Hugging Face "
             "encoder, or a function from texts to vectors"
         )
+    weight_files(place)  # an error if any lies elsewhere: transformers would open it
     tokenizer: Any = AutoTokenizer.from_pretrained(str(place))
-    encoder: Any = AutoModel.from_pretrained(str(place)).eval()
+    encoder: Any = AutoModel.from_pretrained(str(place), use_safetensors=True).eval()
 
     @torch.no_grad()
     def encode(texts: Sequence[str]) -> np.ndarray:

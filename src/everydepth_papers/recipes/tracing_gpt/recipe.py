@@ -99,11 +99,16 @@ def model_and_tokenizer(settings: Cell, train: str) -> tuple[Any, Any]:
 def encoder(settings: Cell, train: str) -> Callable[[Sequence[str]], np.ndarray]:
     """SimCSE where it can be downloaded; else latent semantics of the training text's lines."""
     if "/" in settings["data"]:
-        from huggingface_hub import snapshot_download
+        from tempfile import TemporaryDirectory
+
+        from transformers import AutoModel, AutoTokenizer
 
         from everydepth.tracing import sentence_encoder
 
-        return sentence_encoder(snapshot_download(SIMCSE))
+        with TemporaryDirectory() as folder:  # of the old kind (.bin); we read safetensors only
+            AutoModel.from_pretrained(SIMCSE).save_pretrained(folder)
+            AutoTokenizer.from_pretrained(SIMCSE).save_pretrained(folder)
+            return sentence_encoder(folder)
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
 

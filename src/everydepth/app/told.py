@@ -1,0 +1,21 @@
+"""Errors on their way to a browser: the sentence, without where files lie on this machine."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+# An absolute path, up to a quotation mark if it begins with one, else up to white space.
+_PATH = re.compile(
+    r"""(?<=')(?:/|[A-Za-z]:\\)[^']*[/\\]([^'/\\]*)(?=')|"""
+    r"""(?<![\w'./\\])(?:/|[A-Za-z]:\\)(?:[^\s'"()]*[/\\])?([^\s'"()/\\,;]+)"""
+)
+
+
+def for_browser(error: Exception) -> str:
+    """The message as HTML; of a path only its last part.
+
+    >>> for_browser(ValueError("/home/me/runs/one/config.json has no <depth>"))
+    'config.json has no &lt;depth&gt;'
+    """
+    return escape(_PATH.sub(lambda found: found[1] or found[2] or "", str(error)))
