@@ -9,6 +9,7 @@ from .exits import Patience as Patience
 from .exits import Policy as Policy
 from .exits import Profile as Profile
 from .exits import calibrate as calibrate
+from .exits import choose_blocks as choose_blocks
 from .exits import evaluate as evaluate
 from .exits import export as export
 from .exits import load as load
@@ -43,6 +44,7 @@ from .tracing import text_at_depth as text_at_depth
 from .tracing import token_grid as token_grid
 from .tracing import trace as trace
 from .training import EveryDepth as EveryDepth
+from .training import balcony as balcony
 from .training import check_objective as check_objective
 from .training import fit as fit
 

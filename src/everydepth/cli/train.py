@@ -39,6 +39,10 @@ def train(
         str, typer.Option(help="Which part validates; auto: valid, else test; none.")
     ] = "auto",
     blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of a preset.")] = None,
+    lora: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train adapters of this rank instead of the model (peft)."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done, and what it would cost.")
     ] = False,
@@ -62,12 +66,19 @@ def train(
     with TemporaryDirectory() as scratch:
         torch.manual_seed(fitting.seed)
         network, beside = _model(model, blocks, source, Path(scratch))
+        trained: Any = network
+        if lora is not None:
+            from everydepth.training.lora import with_lora
+
+            trained = with_lora(network, lora).train()
         rows, valid = _data(beside, network, source, fitting, valid_split)
-        net = EveryDepth(network, goal, label_smoothing=label_smoothing)
+        net = EveryDepth(trained, goal, label_smoothing=label_smoothing)
         names = (Path(model).name, Path(source.data).name.replace(":", "-"), goal.name)
         run = where.run or Path("runs") / "-".join(names)
         # What decides the outcome and `fit` does not know.
         about = {"model": model, "blocks": blocks, "valid_split": valid_split, **source.asked()}
+        if lora is not None:
+            about["lora"] = lora
         if dry_run:
             shown = {**about, **fitting.to_json(), "objective": goal.to_json(), "run": str(run)}
             _dry_run(shown, net, rows, fitting, console)

@@ -1,6 +1,7 @@
 """Using a depth: choose it, export it, leave early, decode with it."""
 
 from everydepth.exits.calibrate import NotCertifiedWarning, calibrate
+from everydepth.exits.choice import Choice, choose_blocks
 from everydepth.exits.evaluate import Evaluation, evaluate
 from everydepth.exits.export import export
 from everydepth.exits.load import load
@@ -21,6 +22,7 @@ __all__ = [
     "NEVER",
     "Agreement",
     "Certificate",
+    "Choice",
     "Confidence",
     "DepthProfile",
     "Entropy",
@@ -33,6 +35,7 @@ __all__ = [
     "Prediction",
     "Profile",
     "calibrate",
+    "choose_blocks",
     "evaluate",
     "export",
     "load",

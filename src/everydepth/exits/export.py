@@ -108,6 +108,11 @@ def export(
                 f"depth={depth} together with exits=, which belongs to all {stream.depth} depths; "
                 "leave one of them out"
             )
+        if stream.exits:
+            raise SettingError(
+                "exits= of a model with balconies, which no single stock model holds; save the "
+                "balcony itself (save_pretrained) and its policy, or export one depth"
+            )
     path = Path(directory).absolute()
     _check_target(path, overwrite)
     # An exported copy shares the model's tensors, unless they will change or lie elsewhere.

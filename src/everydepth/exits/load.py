@@ -13,7 +13,8 @@ import torch
 from everydepth.errors import DataError, EveryDepthError, UnsupportedModelError
 from everydepth.exits.lazy import lazy_tensors
 from everydepth.exits.untrusted import check_config, check_inside, read_json
-from everydepth.stream import as_stream, model_class
+from everydepth.stream import as_stream, at_depth, model_class
+from everydepth.stream.balcony import has_balconies, with_balconies
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,7 +31,8 @@ def load(
 
     Its class is the one its own config names. Only safetensors weights are read, and no code that
     comes with the model is run. Only the tensors of the wanted blocks, the embedding and the
-    readout are read, so time and memory grow with `depth`. The exceptions are a depth whose readout
+    readout are read, so time and memory grow with `depth`. A model saved with balconies comes back
+    with them. The exceptions are a depth whose readout
     is computed from later blocks (one before the last change of shape), and a class whose stream
     is found by running it: there the whole checkpoint is read first.
 
@@ -47,7 +49,11 @@ def load(
     """
     folder = _folder(source, trusted)
     try:
-        return _opened(folder, depth, trusted, options)
+        if not (trusted and has_balconies(folder)):
+            return _opened(folder, depth, trusted, options)
+        found = with_balconies(_opened(folder, None, trusted, options), folder)
+        # It has what everybody asks of a model that was loaded: a config, and a stream.
+        return cast("PreTrainedModel", found if depth is None else at_depth(found, depth))
     except EveryDepthError:
         raise
     except _UNFIT as error:

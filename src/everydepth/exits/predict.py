@@ -63,7 +63,7 @@ def _predict(
         threshold = -NEVER if last else thresholds[depth - 1]
         if threshold == NEVER and not policy.remembers:
             continue
-        found = exit_logits(stream, cursor.h, depth, cursor.batch)
+        found = exit_logits(stream, stream.exit_state(cursor), depth, cursor.batch)
         if logits.numel() == 0:
             logits = found.new_empty((size, found.shape[-1]))
         if last:

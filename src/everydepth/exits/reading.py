@@ -19,6 +19,8 @@ def exit_logits(
 ) -> Float[Tensor, "rows classes"]:
     """Pick what predicts first, then norm and head: the cost of one token, not of all.
 
+    h: the state as the readout gets it (`exit_state`).
+
     The last depth is read in the model's own order, so that it is the model's own output.
     """
     if depth == stream.depth:
@@ -41,7 +43,7 @@ def certainties(
     scores: list[Tensor] = []
     classes: list[Tensor] = []
     for depth in range(1, stream.depth):
-        logits = exit_logits(stream, states[depth], depth, states.batch)
+        logits = exit_logits(stream, states.exit_state(depth), depth, states.batch)
         score, memory = policy.certainty(logits, memory)
         scores.append(score)
         classes.append(logits.argmax(-1))

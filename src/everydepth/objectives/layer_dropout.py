@@ -82,4 +82,4 @@ def observe_kept(
             h = before.to(after.dtype).index_copy(0, rows, after)
             cursor = replace(cursor, depth=cursor.depth + 1, h=h)
         states.append(cursor.h)
-    return States(stream, tuple(states), cursor.batch, None)
+    return States(stream, tuple(states), cursor.batch, None, cursor.calls)

@@ -1,5 +1,6 @@
 """The waist: a network is `h_0 -> h_1 -> ... -> h_L` with one shared readout."""
 
+from everydepth.stream.balcony import Balcony
 from everydepth.stream.block import Block, Branch
 from everydepth.stream.checks import Check, StreamReport, check_stream
 from everydepth.stream.contract import (
@@ -37,6 +38,7 @@ from everydepth.stream.targets import (
 __all__ = [
     "BESIDE_INPUTS",
     "IGNORE_INDEX",
+    "Balcony",
     "Batch",
     "Block",
     "Branch",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from everydepth.errors import BatchError, DepthError, LabelError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.cursor import Call, CallAxes, Cursor
-from everydepth.stream.edit import BlockList, lengthened, shortened
+from everydepth.stream.edit import BlockList, edited, lengthened, shortened
 from everydepth.stream.states import States
 from everydepth.stream.taps import (
     first_tensor,
@@ -109,6 +109,11 @@ class ResidualStream(ABC):
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         """A plain model of the same class with `depth` blocks."""
         return shortened(unwrapped(self.model), self._block_list("truncated"), depth, share=share)
+
+    def kept(self, numbers: Sequence[int], *, share: bool) -> nn.Module:
+        """A plain model of the same class with these blocks, from 1, in their order."""
+        order = [number - 1 for number in numbers]
+        return edited(unwrapped(self.model), self._block_list("kept"), order, share=share)
 
     def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
         """A plain model of the same class with the new `block` behind depth `after`.
@@ -226,6 +231,15 @@ class ResidualStream(ABC):
         """The token that fills a row up."""
         return self._setting("config", "pad_token_id")
 
+    @property
+    def exits(self) -> Mapping[int, nn.Module]:
+        """What stands between state and readout, by depth: balconies; for almost all, nothing."""
+        return MappingProxyType({})
+
+    def exit_state(self, cursor: Cursor) -> Tensor:
+        """What the readout gets of a cursor: the state, or what `exits` makes of it."""
+        return cursor.h
+
     def account(self) -> Mapping[str, str]:
         """What is worth saying of the stream beside its blocks, for `print(stream)`."""
         return {}
@@ -301,6 +315,7 @@ class ResidualStream(ABC):
         """
         batch = self.check_batch(batch)
         self.confirm(batch)
+        calls = calls or bool(self.exits)
         h: list[Tensor] = []
         last: list[Tensor] = []
         seen: list[Call] = []
@@ -424,7 +439,7 @@ class ResidualStream(ABC):
     @final
     def logits(self, cursor: Cursor) -> Tensor:
         """The prediction at a cursor."""
-        return self.readout(cursor.h, cursor.depth, cursor.batch)
+        return self.readout(self.exit_state(cursor), cursor.depth, cursor.batch)
 
     # -- clear errors before any work -------------------------------------------------------------
 

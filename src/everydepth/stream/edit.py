@@ -58,7 +58,7 @@ def edited(
     del kept[:]
     for place, old in enumerate(order):
         block = added.get(place, olds[old])
-        _move(block, place - old)
+        move(block, place - old)
         kept.append(block)
     if not share:
         _check_config(model, copied, path, order)
@@ -143,7 +143,7 @@ def _check_order(model: nn.Module, order: Sequence[int], stay: list[int], count:
         )
 
 
-def _move(block: nn.Module, by: int) -> None:
+def move(block: nn.Module, by: int) -> None:
     """Tell the modules of a block that its place has changed: caches and masks are kept by it."""
     for module in block.modules():
         for name in _PLACES:

@@ -84,7 +84,7 @@ def inserted(
     if init not in ("fresh", "copy"):
         raise SettingError(f"init={init!r}; use 'fresh' or 'copy'")
     stream.check_depth(after)
-    like, copyable = _template(stream, after, like)
+    like, copyable = template(stream, after, like)
     if init == "copy" and not copyable:
         raise DepthError(
             f"after={after}: no neighbour of its shape to copy, block {like} changes the shape; "
@@ -137,7 +137,7 @@ def initialise(model: nn.Module, block: nn.Module) -> None:
                 )
 
 
-def _template(stream: ResidualStream, after: int, like: int | None) -> tuple[int, bool]:
+def template(stream: ResidualStream, after: int, like: int | None) -> tuple[int, bool]:
     """The block to take as a pattern, and whether it can be copied."""
     choices = _choices(stream, after)
     if like is None and choices:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from everydepth.errors import NonFiniteError
-from everydepth.stream.cursor import Call
+from everydepth.stream.cursor import Call, Cursor
 
 if TYPE_CHECKING:
     from everydepth.stream.contract import ResidualStream
@@ -36,6 +36,7 @@ class States:
     batch: Mapping[str, Any]
     output: Any
     calls: tuple[Call, ...] = ()
+    _exits: dict[int, Tensor] = field(default_factory=dict[int, Tensor], init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.h)
@@ -53,13 +54,23 @@ class States:
 
     def feature(self, depth: int) -> Tensor:
         """What predicts at this depth, in the stream's own coordinates: `(batch, [token,] dim)`."""
-        return self.stream.feature(self[depth], depth, self.batch)
+        return self.stream.feature(self.exit_state(depth), depth, self.batch)
+
+    def exit_state(self, depth: int) -> Tensor:
+        """What the readout gets: the state itself, unless the stream has an exit at this depth."""
+        h = self[depth]
+        if depth not in self.stream.exits:
+            return h
+        if depth not in self._exits:
+            cursor = Cursor(depth, h, self.batch, self.calls, None, self.stream.heads)
+            self._exits[depth] = self.stream.exit_state(cursor)
+        return self._exits[depth]
 
     def logits(self, depth: int) -> Tensor:
         """The prediction `z_l` through the shared readout; at depth L the model's own output."""
         if self.stream.check_depth(depth) == self.depth and self.output is not None:
             return self.stream.prediction(self.output)
-        return self.stream.readout(self.h[depth], depth, self.batch)
+        return self.stream.readout(self.exit_state(depth), depth, self.batch)
 
     def check_finite(self) -> States:
         """Self, or an error that names the first depth at which NaN or infinity appears."""

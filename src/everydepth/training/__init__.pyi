@@ -1,3 +1,4 @@
+from .balcony import balcony as balcony
 from .callbacks import Callback as Callback
 from .callbacks import UntilAccuracy as UntilAccuracy
 from .checks import ObjectiveReport as ObjectiveReport

@@ -24,6 +24,7 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.training.any_depth_loss import Pull, any_depth_loss
+from everydepth.training.lora import adapters_of, check_adapters, save_adapters
 
 Measure = Callable[["EveryDepth", Mapping[str, Any]], Any]
 """Something else to compute in a pass than the loss, from the network and a batch."""
@@ -105,6 +106,7 @@ class EveryDepth(nn.Module):
         if not 0 <= label_smoothing < 1:
             raise SettingError(f"label_smoothing={label_smoothing}; use a share from 0 to below 1")
         stream = as_stream(model, **options)
+        check_adapters(stream)
         model = self.model = stream.model if isinstance(model, ResidualStream) else model
         self._options = dict(stream.options)
         self._stream: ResidualStream | None = stream
@@ -216,7 +218,11 @@ class EveryDepth(nn.Module):
         return self.heads[name] if name in self.heads else None  # noqa: SIM401 - no `get` there
 
     def save_pretrained(self, directory: str | Path, **kwargs: Any) -> None:
-        """Save the plain model, as itself."""
+        """Save the plain model, as itself; of a PEFT model the adapters, in PEFT's format."""
+        adapters = adapters_of(self.model)
+        if adapters is not None:
+            save_adapters(adapters, Path(directory))
+            return
         cast(Any, unwrapped(self.model)).save_pretrained(directory, **kwargs)
 
     def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from everydepth.results.result import readable
 from everydepth.runs import Run
 from everydepth.runs.history import history as logged_curves
 from everydepth.stream import unwrapped
+from everydepth.training.lora import adapters_of, save_adapters, save_merged
 from everydepth.training.module import EveryDepth
 from everydepth.training.scoring import Scores
 
@@ -118,7 +119,12 @@ def _validated(name: str, values: Sequence[float]) -> Result:
 def write_result(run: Run, result: FitResult, net: EveryDepth, state: dict[str, Tensor]) -> None:
     """The plain model and the outcome, into the run directory."""
     plain = unwrapped(net.model)
-    if hasattr(plain, "save_pretrained") and not (run.path / "model").exists():
+    adapters = adapters_of(net.model)
+    if adapters is not None and not (run.path / "model").exists():
+        with _no_progress_bars():
+            run.write_folder("adapter", lambda folder: save_adapters(adapters, folder))
+            run.write_folder("model", lambda folder: save_merged(adapters, folder))
+    elif hasattr(plain, "save_pretrained") and not (run.path / "model").exists():
         own = {k: v for k, v in state.items() if not (net.heads and k.startswith("heads."))}
         with _no_progress_bars():
             run.write_folder("model", lambda folder: net.save_pretrained(folder, state_dict=own))

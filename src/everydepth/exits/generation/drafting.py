@@ -90,7 +90,9 @@ class DraftLength:
         sizes = [_size(block.module) + CALL for block in stream.blocks]
         full = _size(stream.head)
         part = 1.0 if head.size is None else head.size / stream.classes
-        self._draft = CALL / 2 + sum(sizes[:draft_depth]) + (part + MORE) * full
+        exit_ = stream.exits.get(draft_depth)
+        beside = 0 if exit_ is None else _size(exit_) + CALL
+        self._draft = CALL / 2 + sum(sizes[:draft_depth]) + beside + (part + MORE) * full
         self._verify = CALL / 2 + sum(sizes[draft_depth:top]) + full
         # Two imagined drafts a bin say that the confidence is right.
         centres = [(i + 0.5) / self.BINS for i in range(self.BINS)]

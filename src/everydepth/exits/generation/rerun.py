@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from weakref import WeakKeyDictionary
 
 import torch
@@ -69,9 +69,10 @@ class Rerun(Tape):
     def logits(self, to: int) -> Tensor:
         new = self.advance(to).shape[1]
         assert self._run is not None
+        h = self.stream.exit_state(self._run)
         if self._cached:
-            return self.stream.readout(self._run.h, to, {})
-        return self.stream.readout(self._run.h, to, self._run.batch)[:, -new:]
+            return self.stream.readout(h, to, {})
+        return self.stream.readout(h, to, self._run.batch)[:, -new:]
 
     def last_logits(self, to: int) -> Tensor:
         return self.logits(to)[:, -1]
@@ -87,16 +88,22 @@ class Rerun(Tape):
 
 
 def tape_for(
-    stream: ResidualStream, ids: Tensor, real: Tensor, *, top: int, room: int, exits: bool = False
+    stream: ResidualStream,
+    ids: Tensor,
+    real: Tensor,
+    *,
+    top: int,
+    room: int,
+    read: Collection[int] = (),
 ) -> Tape:
     """The fastest tape that gives the model's own predictions.
 
-    exits: tokens are read out at several depths.
+    read: the depths at which tokens are read out, beside the top.
     """
     how = _how(stream, ids)
     if how == "slots":
-        return Tape(stream, ids, real, top=top, room=room)
-    return Rerun(stream, ids, real, top=top, room=room, cached=how == "own" and not exits)
+        return Tape(stream, ids, real, top=top, room=room, read=read)
+    return Rerun(stream, ids, real, top=top, room=room, cached=how == "own" and not read)
 
 
 def has_slots(stream: ResidualStream, ids: Tensor) -> bool:

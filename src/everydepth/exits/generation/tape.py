@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -25,10 +26,24 @@ class Tape:
     out for that row, and tokens have positions of their own row.
     """
 
-    def __init__(self, stream: ResidualStream, ids: Tensor, real: Tensor, *, top: int, room: int):
-        """`ids` is left-padded; `real` is True at its tokens. `room`: slots to allocate ahead."""
+    def __init__(
+        self,
+        stream: ResidualStream,
+        ids: Tensor,
+        real: Tensor,
+        *,
+        top: int,
+        room: int,
+        read: Collection[int] = (),
+    ) -> None:
+        """`ids` is left-padded; `real` is True at its tokens. `room`: slots to allocate ahead.
+
+        read: the depths that will be read out beside the top. An exit there sees every token, as it
+        may attend to all of them.
+        """
         self.stream, self.top = stream, top
-        self.cache = SlotCache(stream.depth, room)
+        self._exits = {*read, top} & {*stream.exits}
+        self.cache = SlotCache(stream.depth + len(stream.exits), room)
         self._limit = stream.positions or sys.maxsize
         self._windows = tuple(stream.window(depth) for depth in range(1, stream.depth + 1))
         self._narrowest = min((w for w in self._windows if w is not None), default=None)
@@ -75,7 +90,8 @@ class Tape:
         self._seen[0] = end
 
     def advance(self, to: int) -> Tensor:
-        """Bring every token to depth `to`; the states of those that were not yet there."""
+        """Bring every token to depth `to`; the states of those that were not yet there, as the
+        readout of that depth gets them."""
         h = None
         for depth in range(1, to + 1):
             first, last = self._seen[depth], self._seen[depth - 1]
@@ -86,10 +102,14 @@ class Tape:
                 states = self._waiting[depth - 1]
                 h = states[0] if len(states) == 1 else torch.cat(states, 1)
                 cursor = replace(cursor, depth=depth - 1, h=h)
-            h = self.stream.step(cursor).h
+            cursor = self.stream.step(cursor)
+            h = cursor.h
             self._seen[depth], self._waiting[depth - 1] = last, []
             if depth < self.top:
                 self._waiting[depth].append(h)
+            if depth in self._exits:
+                read = self.stream.exit_state(cursor)
+                h = read if depth == to else h
             self.passes[depth - 1] += sum(self._kept) if first == 0 else h.shape[0] * h.shape[1]
         assert h is not None, "nothing was fed since the last call"
         return h

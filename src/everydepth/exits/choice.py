@@ -1,0 +1,187 @@
+"""Which blocks to keep for a budget, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from everydepth.errors import DepthError, SettingError
+from everydepth.results import Results, curve, named, provenance
+from everydepth.stream import (
+    ResidualStream,
+    States,
+    Targets,
+    as_stream,
+    at_depth,
+    evaluating,
+    real_tokens,
+    unwrapped,
+)
+from everydepth.stream.feed import Feed
+
+By = Literal["influence", "span", "loss"]
+
+
+class Choice(Results, kind="choice"):
+    """The blocks that were chosen, and what they were judged by.
+
+    >>> found = ed.choose_blocks(model, test, keep=2, by="loss", progress=False)
+    >>> small = ed.at_depth(model, keep=found.keep)
+    >>> small.config.num_hidden_layers
+    2
+    """
+
+    @property
+    def keep(self) -> tuple[int, ...]:
+        """The blocks to keep, from 1, for `at_depth(model, keep=...)`."""
+        return tuple(self.about["keep"])
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """The blocks to drop, the one that is missed least first."""
+        return tuple(self.about["dropped"])
+
+
+@torch.no_grad()
+def choose_blocks(
+    model: nn.Module | ResidualStream,
+    data: Any,
+    keep: int,
+    *,
+    by: By = "influence",
+    batch_size: int | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Choice:
+    """Choose `keep` blocks of a trained model; the others are those it misses least.
+
+    by: "influence", drop the blocks that turn the state least, `1 - cos(h_{l-1}, h_l)`, one pass
+        over the data (ShortGPT); "span", drop the neighbours over which the state turns least
+        together (Gromov et al.); "loss", drop one block after the other, each time the one without
+        which the loss is lowest: a pass for each block that is left.
+
+    The baseline of every depth that was trained for: the first k blocks of a model that was not
+    trained for it are rarely its best k. A short `fit` of what is left repairs much of the rest.
+
+    >>> found = ed.choose_blocks(model, test, keep=2, progress=False)
+    >>> len(found.keep), len(found.dropped)
+    (2, 1)
+    """
+    stream = as_stream(model, **options)
+    if by not in get_args(By):
+        raise SettingError(f"by={by!r}; use one of {', '.join(get_args(By))}")
+    if isinstance(keep, bool) or not 1 <= keep < stream.depth:
+        raise DepthError(
+            f"keep={keep!r}, but {stream.name} has {stream.depth} blocks; use 1 to "
+            f"{stream.depth - 1}"
+        )
+    feed = Feed(data, stream, batch_size=batch_size)
+    with evaluating(unwrapped(stream.model)):
+        judged = _by_loss if by == "loss" else _by_similarity
+        dropped, result = judged(stream, feed.shown("blocks", progress), stream.depth - keep, by)
+    kept = [block for block in range(1, stream.depth + 1) if block not in dropped]
+    return Choice(
+        results=named(result),
+        about=provenance(
+            model=stream.name, task=stream.task, depth=stream.depth, keep=kept, dropped=dropped
+        ),
+    )
+
+
+def _by_similarity(
+    stream: ResidualStream, batches: Iterator[Mapping[str, Any]], count: int, by: By
+) -> tuple[list[int], Any]:
+    length = count if by == "span" else 1
+    starts = range(stream.depth - length + 1)
+    sums, rows = torch.zeros(len(starts), dtype=torch.float64), 0
+    for batch in batches:
+        states = stream.observe(batch, logits=False)
+        found = [_turned(states, start, start + length, by) for start in starts]
+        sums += torch.stack([each.double().sum().cpu() for each in found])
+        rows += len(found[0])
+    means = sums / max(rows, 1)
+    if by == "span":
+        first = int(means.argmin())
+        dropped = list(range(first + 1, first + length + 1))
+    else:
+        dropped = [int(i) + 1 for i in means.argsort(stable=True)[:count]]
+    what = (
+        "The mean angle between a state and the one so many blocks later, over half a turn."
+        if by == "span"
+        else "1 - cos of the states before and behind a block, the mean over tokens."
+    )
+    result = curve(
+        by,
+        [start + 1 for start in starts],
+        means.tolist(),
+        axis="block",
+        title="How much blocks turn the state",
+        about=what,
+        section="structure",
+        note=f"dropped: {', '.join(map(str, dropped))}",
+    )
+    return dropped, result
+
+
+def _turned(states: States, before: int, after: int, by: By) -> Tensor:
+    a, b = states[before], states[after]
+    if a.shape != b.shape:
+        raise SettingError(
+            f"blocks {before + 1} to {after} of {states.stream.name} change the shape of the "
+            "state, so they have no angle; use by='loss'"
+        )
+    real = real_tokens(states.batch, tuple(a.shape[:2]), a.device) if a.ndim == 3 else None
+    if a.ndim != 3:
+        a, b = a.flatten(1), b.flatten(1)
+    elif real is not None:
+        a, b = a[real], b[real]
+    cosine = cosine_similarity(a.float(), b.float(), dim=-1).flatten()
+    if by == "span":
+        return cosine.clamp(-1, 1).acos() / torch.pi
+    return 1 - cosine
+
+
+def _by_loss(
+    stream: ResidualStream, batches: Iterator[Mapping[str, Any]], count: int, by: By
+) -> tuple[list[int], Any]:
+    del by
+    kept, dropped = list(range(1, stream.depth + 1)), list[int]()
+    data = list(batches)
+    curve_of = [_loss(stream, data)]
+    for _ in range(count):
+        losses: dict[int, float] = {}
+        for block in kept:
+            rest = [other for other in kept if other != block]
+            cut = as_stream(at_depth(stream, keep=rest, share=True), **stream.options)
+            losses[block] = _loss(cut, data)
+        best = min(losses, key=lambda block: losses[block])
+        kept.remove(best)
+        dropped.append(best)
+        curve_of.append(losses[best])
+    result = curve(
+        "loss",
+        range(count + 1),
+        curve_of,
+        axis="dropped",
+        title="Loss without blocks",
+        about="The loss of what is left, after one block more was dropped each time.",
+        better="lower",
+        section="prediction",
+        note=f"dropped, in this order: {', '.join(map(str, dropped))}",
+    )
+    return dropped, result
+
+
+def _loss(stream: ResidualStream, data: list[Mapping[str, Any]]) -> float:
+    total = amount = 0.0
+    with evaluating(unwrapped(stream.model)):
+        for batch in data:
+            targets = Targets.of(stream, batch)
+            z = targets.predicted(stream.observe(batch), stream.depth)
+            total += float((targets.losses(z) * targets.weights).sum())
+            amount += float(targets.amount)
+    return total / max(amount, 1e-12)

@@ -1,0 +1,282 @@
+"""Balconies: beside a frozen model, one more block at some depths, between state and readout."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from everydepth.errors import DataError, DepthError
+from everydepth.stream.block import Block
+from everydepth.stream.contract import ResidualStream, unwrapped
+from everydepth.stream.cursor import CallAxes, Cursor
+from everydepth.stream.edit import move
+from everydepth.stream.insert import inserted, template
+from everydepth.stream.registry import as_stream
+from everydepth.stream.taps import first_tensor
+
+WEIGHTS, FACTS = "balconies.safetensors", "balconies.json"
+
+
+class Balcony(nn.Module):
+    """A model, frozen, and a block of its own kind at each of some depths.
+
+    At depth k with a balcony the readout gets what that block makes of `h_k`; it starts silent, so
+    nothing changes before it is trained. The model's own output is untouched, always. Depth k is
+    then a plain model of k + 1 blocks.
+
+    model: stays in eval mode. blocks: by depth.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | ResidualStream,
+        depths: Sequence[int],
+        *,
+        init: str = "copy",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        trunk = as_stream(model, **options)
+        self.depths = _checked(trunk, depths)
+        self.model = trunk.model
+        self._options = dict(trunk.options)
+        self._stream: BalconyStream | None = None
+        self.blocks = nn.ModuleDict()
+        for place, depth in enumerate(self.depths, start=trunk.depth):
+            self.blocks[str(depth)] = _silent_block(trunk, depth, place, init)
+        self.model.requires_grad_(False)
+        self.blocks.requires_grad_(True)
+        self.train(self.model.training)
+
+    @property
+    def stream(self) -> BalconyStream:
+        """The model with its balconies, seen as a stream."""
+        if self._stream is None:
+            self._stream = BalconyStream(self, as_stream(self.model, **self._options))
+        return self._stream
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own."""
+        return self.model(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> Balcony:
+        super().train(mode)
+        self.model.eval()
+        return self
+
+    def save_pretrained(
+        self, directory: str | Path, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any
+    ) -> None:
+        """The plain model as itself, and the balconies in two files beside it."""
+        state = dict(self.state_dict() if state_dict is None else state_dict)
+        own = _below(state, "model.")
+        unwrapped_model: Any = unwrapped(self.model)
+        unwrapped_model.save_pretrained(directory, state_dict=own, **kwargs)
+        blocks = {key: value.contiguous() for key, value in _below(state, "blocks.").items()}
+        save_file(blocks, Path(directory) / WEIGHTS)
+        facts = json.dumps({"depths": list(self.depths)}) + "\n"
+        (Path(directory) / FACTS).write_text(facts, "utf-8")
+
+    @property
+    def config(self) -> Any:
+        """The model's."""
+        return getattr(unwrapped(self.model), "config", None)
+
+    @property
+    def generation_config(self) -> Any:
+        """The model's."""
+        return getattr(unwrapped(self.model), "generation_config", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stream": None}
+
+
+def has_balconies(folder: Path) -> bool:
+    """Whether a model with balconies was saved in a folder."""
+    return (folder / FACTS).is_file()
+
+
+def with_balconies(model: nn.Module, folder: Path) -> Balcony:
+    """A model that was loaded from a folder, with the balconies saved there."""
+    facts = json.loads((folder / FACTS).read_text("utf-8"))
+    found = Balcony(model, facts["depths"]).eval()
+    try:
+        found.blocks.load_state_dict(load_file(folder / WEIGHTS))
+    except (OSError, RuntimeError) as error:
+        raise DataError(
+            f"the balconies in {folder} do not fit the model beside them ({error}); save both again"
+        ) from error
+    return found
+
+
+@final
+class BalconyStream(ResidualStream):
+    """The stream of the frozen model; its readouts look from the balconies."""
+
+    def __init__(self, model: Balcony, trunk: ResidualStream) -> None:
+        self.model, self._trunk = model, trunk
+        self.inputs, self.task, self.options = trunk.inputs, trunk.task, trunk.options
+        self._exits: dict[int, nn.Module] = {int(k): block for k, block in model.blocks.items()}
+        self._like = {depth: template(trunk, depth, None)[0] for depth in self._exits}
+
+    @property
+    def exits(self) -> Mapping[int, nn.Module]:
+        return self._exits
+
+    def exit_state(self, cursor: Cursor) -> Tensor:
+        block = self._exits.get(cursor.depth)
+        if block is None:
+            return cursor.h
+        # Called as the block it is like: the same masks and positions, a cache place of its own.
+        output = cursor.calls[self._like[cursor.depth] - 1](block, cursor.h)
+        return self._trunk.between(first_tensor(output), cursor.depth, cursor.batch)
+
+    def truncated(self, depth: int, *, share: bool) -> nn.Module:
+        block = self._exits.get(depth)
+        if block is None:
+            return self._trunk.truncated(depth, share=share)
+        like = self._like[depth]
+        # What is found in the memo is not copied: tensors here, and the configs of the model.
+        held = (*block.parameters(), *block.buffers(), *_configs(block))
+        own = copy.deepcopy(block, {id(kept): kept for kept in held})
+        place = self.depth + list(self._exits).index(depth)
+        move(own, like - 1 - place)
+        grown = as_stream(self._trunk.inserted(depth, own, like, share=True), **self.options)
+        return grown.truncated(depth + 1, share=share)
+
+    def kept(self, numbers: Sequence[int], *, share: bool) -> nn.Module:
+        return self._trunk.kept(numbers, share=share)
+
+    def new_cache(self) -> Any:
+        cache = self._trunk.new_cache()
+        layers = getattr(cache, "layers", [])
+        for depth in self._exits if layers else ():
+            layers.append(copy.deepcopy(layers[self._like[depth] - 1]))
+        return cache
+
+    # -- as the frozen model has it ----------------------------------------------------------------
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        return self._trunk.blocks
+
+    @property
+    def head(self) -> nn.Module:
+        return self._trunk.head
+
+    def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        return self._trunk.feature(h, depth, batch)
+
+    def normed(self, feature: Tensor, depth: int) -> Tensor:
+        return self._trunk.normed(feature, depth)
+
+    def readout(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        return self._trunk.readout(h, depth, batch)
+
+    def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
+        return self._trunk.arguments(batch, cache)
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        return self._trunk.call(arguments)
+
+    def prediction(self, output: Any) -> Tensor:
+        return self._trunk.prediction(output)
+
+    def after_block(self, h: Tensor, depth: int) -> Tensor:
+        return self._trunk.after_block(h, depth)
+
+    def between(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        return self._trunk.between(h, depth, batch)
+
+    def silent(
+        self, h: Tensor, number: int, run: Callable[[], Any], given: Mapping[str | int, Any]
+    ) -> Any:
+        return self._trunk.silent(h, number, run, given)
+
+    def confirm(self, batch: Mapping[str, Any]) -> None:
+        self._trunk.confirm(batch)
+
+    def extras(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        return self._trunk.extras(h, depth, batch)
+
+    def carried(self, number: int) -> Mapping[str | int, int]:
+        return self._trunk.carried(number)
+
+    @property
+    def row_axis(self) -> int:
+        return self._trunk.row_axis
+
+    @property
+    def call_axes(self) -> CallAxes | None:
+        return self._trunk.call_axes
+
+    @property
+    def slotted(self) -> bool | None:
+        return self._trunk.slotted
+
+    @property
+    def positions(self) -> int | None:
+        return self._trunk.positions
+
+    @property
+    def heads(self) -> int | None:
+        return self._trunk.heads
+
+    def window(self, depth: int) -> int | None:
+        return self._trunk.window(depth)
+
+    @property
+    def outputs(self) -> int | None:
+        return self._trunk.outputs
+
+    def account(self) -> Mapping[str, str]:
+        shown = ", ".join(map(str, self._exits))
+        return {**self._trunk.account(), "balconies": f"one block each at depths {shown}"}
+
+
+def _checked(trunk: ResidualStream, depths: Sequence[int]) -> tuple[int, ...]:
+    last, given = trunk.depth - 1, list(depths)
+    if not given:
+        raise DepthError(f"depths [] name no balcony; use at least one of 1 to {last}")
+    for depth in given:
+        if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= last:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DepthError(
+                f"a balcony at depth {depth!r}, but {trunk.name} has {trunk.depth} blocks and its "
+                f"last depth stays as it is; use 1 to {last}"
+            )
+        if given.count(depth) > 1:
+            raise DepthError(f"depths {given} have {depth} twice; name it once")
+    return tuple(sorted(given))
+
+
+def _silent_block(trunk: ResidualStream, depth: int, place: int, init: str) -> nn.Module:
+    """A new block as the growth of a model makes them, that calls itself block `place` + 1."""
+    like, copyable = template(trunk, depth, None)
+    grown = inserted(trunk, depth, init=init if copyable else "fresh", share=True, trainable=True)
+    block = grown.blocks[depth].module
+    if copyable:
+        # It was made for a deeper model; here it reads the config of this one.
+        pattern = trunk.blocks[like - 1].module
+        for new, old in zip(block.modules(), pattern.modules(), strict=True):
+            if "config" in vars(old):
+                vars(new)["config"] = vars(old)["config"]
+    move(block, place - depth)
+    for parameter in block.parameters():
+        # Shared with nothing: a copy of a frozen block can be trained.
+        parameter.requires_grad_(True)
+    return block
+
+
+def _configs(block: nn.Module) -> list[Any]:
+    found = [vars(module).get("config") for module in block.modules()]
+    return [config for config in found if config is not None]
+
+
+def _below(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

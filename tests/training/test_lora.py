@@ -1,0 +1,67 @@
+"""Adapters: trained at every depth, kept in PEFT's format, merged for use; off, nothing changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from tests.zoo import ENTRIES
+from typer.testing import CliRunner
+
+import everydepth as ed
+from everydepth.cli.main import build_app
+from everydepth.errors import SettingError
+from everydepth.training.lora import with_lora
+
+LLAMA = "Llama-tied-CausalLM-left"
+
+
+@pytest.mark.parametrize("kind", [LLAMA, "GPT2-CausalLM-right", "ViT"])
+def test_adapters_learn_at_every_depth_and_the_model_stays(kind: str, tmp_path: Path) -> None:
+    model, batch = ENTRIES[kind].make()
+    model.eval()
+    if kind == "ViT":
+        batch = {**batch, "labels": torch.zeros(len(batch["pixel_values"]), dtype=torch.long)}
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    before, said = {k: v.clone() for k, v in model.state_dict().items()}, model(**inputs).logits
+    adapted = with_lora(model, 2)
+    net = ed.EveryDepth(adapted, ed.lpa().distilled())
+    assert all("lora" in n for n, p in net.named_parameters() if p.requires_grad)
+    done = ed.fit(net, [batch], steps=3, lr=1e-2, run=tmp_path / "run", progress=False)
+    net.eval()
+    assert not torch.allclose(adapted(**inputs).logits, said, atol=1e-4)
+    with adapted.disable_adapter():
+        assert torch.equal(adapted(**inputs).logits, said)
+    assert done.path is not None
+    merged = ed.load(done.path)
+    assert type(merged) is type(model)
+    assert torch.allclose(merged(**inputs).logits, adapted(**inputs).logits, atol=1e-4)
+    fresh, _ = ENTRIES[kind].make()
+    fresh.load_state_dict(before)
+    again = peft.PeftModel.from_pretrained(fresh.eval(), str(done.path / "adapter"))
+    assert torch.allclose(again(**inputs).logits, adapted(**inputs).logits, atol=1e-5)
+
+
+def test_an_adapter_that_would_untie_the_head_is_refused() -> None:
+    model, _ = ENTRIES[LLAMA].make()
+    with pytest.warns(UserWarning, match="tie"):
+        adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["lm_head"]))
+    with pytest.raises(SettingError, match=r"tied to its embedding.*leave the head out"):
+        ed.EveryDepth(adapted)
+
+
+@pytest.mark.parametrize("rank", [0, -1])
+def test_a_rank_below_one_is_refused(rank: int) -> None:
+    with pytest.raises(SettingError, match="use a whole number of 1 or more"):
+        with_lora(ENTRIES[LLAMA].make()[0], rank)
+
+
+def test_the_command_trains_adapters(tmp_path: Path) -> None:
+    small = ("--blocks", "2", "--steps", "2", "--max-samples", "40", "--batch-size", "20")
+    words = ["train", "-m", "vit-tiny", "-d", "digits", *small, "--lora", "2"]
+    result = CliRunner().invoke(build_app(), [*words, "--run", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "run" / "adapter" / "adapter_config.json").is_file()
+    assert ed.load(tmp_path / "run").config.num_hidden_layers == 2
