@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from torch import Tensor
 
 from everydepth import files
 from everydepth.errors import RunError
-from everydepth.runs import Run, changes, checkpoint
+from everydepth.runs import Run, changes, checkpoint, held
 from everydepth.runs.tree import put_together, taken_apart
 
 
@@ -191,7 +194,7 @@ def test_a_truncated_checkpoint_is_named_with_its_sizes(run: Run) -> None:
 def test_a_checkpoint_with_spoilt_content_is_named(run: Run) -> None:
     file = run.save_checkpoint(1, parts(), {}) / "model.safetensors"
     file.write_bytes(b"\xff" * file.stat().st_size)
-    with pytest.raises(RunError, match=r"model\.safetensors cannot be read"):
+    with pytest.raises(RunError, match=r"model\.safetensors is not what was written"):
         run.checkpoint().load("model")
 
 
@@ -328,3 +331,89 @@ trees = st.recursive(
 def test_any_tree_survives_json(tree: Any) -> None:
     skeleton, tensors = taken_apart(tree)
     assert put_together(json.loads(json.dumps(skeleton)), tensors) == tree
+
+
+# -- killed, held, damaged ----------------------------------------------------------------------
+
+
+def test_a_run_killed_at_any_operation_of_its_creation_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    left = 0
+
+    def counted(function: Any) -> Any:
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return counting
+
+    # What a dead process can no longer tidy up stays.
+    monkeypatch.setattr(files, "removed_on_error", lambda _: nullcontext())
+    for name in ("replace", "open", "fsync", "mkdir"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    operations = 0
+    for operation in range(1, 100):
+        left, folder = operation, tmp_path / str(operation)
+        try:
+            Run.create(folder, {"lr": 1})
+        except Killed:
+            operations += 1
+            left = 0
+            with held(folder):
+                assert Run.resumed(folder, {"lr": 1}).config == {"lr": 1}
+            assert not [entry for entry in folder.iterdir() if entry.name.startswith(".tmp")]
+        else:
+            break
+    assert operations >= 10
+
+
+def test_a_directory_with_a_readme_of_its_own_is_in_use(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# My project")
+    with pytest.raises(RunError, match="is not an empty directory"):
+        Run.create(tmp_path, {})
+
+
+def test_a_run_has_one_writer_and_names_it(tmp_path: Path) -> None:
+    mine = rf"written by process {os.getpid()} on .* since"
+    with held(tmp_path / "run"), pytest.raises(RunError, match=mine):
+        held(tmp_path / "run").__enter__()
+    with held(tmp_path / "run"):  # free again
+        pass
+
+
+def test_a_dead_process_holds_nothing(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, signal; from everydepth.runs import held\n"
+        "inside = held(sys.argv[1]); inside.__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "run" / ".holder.json").exists()
+    with held(tmp_path / "run"):
+        assert Run.create(tmp_path / "run", {}).kind == "train"
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "state.json"])
+def test_one_flipped_bit_in_a_checkpoint_is_found(run: Run, file: str) -> None:
+    path = run.save_checkpoint(1, parts(), {"loss": 0.25}) / file
+    content = bytearray(path.read_bytes())
+    place = content.index(b"0.25") + 3 if file == "state.json" else len(content) - 1
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match="its checksum differs"):
+        run.checkpoint().load("model")
+
+
+def test_a_checkpoint_without_checksums_still_loads(run: Run) -> None:
+    path = run.save_checkpoint(1, parts(), {}) / "state.json"
+    content = json.loads(path.read_text())
+    del content["checksum"], content["checksums"]
+    path.write_text(json.dumps(content))
+    assert run.checkpoint().load("model")["head.weight"].mean() == 1

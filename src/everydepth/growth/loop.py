@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from everydepth.growth.optimizers import carried, frozen_but, twin
 from everydepth.growth.rounds import Choice, Grown, Round, round_of
 from everydepth.growth.scoring import DEEPEN, Score, score
 from everydepth.growth.trainer import Trainer, halves, repeatable, train_plainly
-from everydepth.runs import Run
+from everydepth.runs import Run, held
 from everydepth.runs.together import is_main, on_main, wait_for_all
 from everydepth.stream import Criterion, ResidualStream, as_stream, unwrapped
 from everydepth.stream.insert import inserted
@@ -76,9 +77,10 @@ def grow(
         raise SettingError("resume=True without run=; give the directory of the run to continue")
     first = as_stream(model, **options)
     growth = _Growth(asked, first, train, valid, optimizer, fit, criterion, progress)
-    growth.open(run, resume)
-    stopped = growth.go()
-    return growth.finished(stopped, first, test)
+    with ExitStack() as stack:
+        growth.open(run, resume, stack)
+        stopped = growth.go()
+        return growth.finished(stopped, first, test)
 
 
 class _Growth:
@@ -117,13 +119,20 @@ class _Growth:
 
     # -- the run directory ------------------------------------------------------------------------
 
-    def open(self, path: str | Path | None, resume: bool) -> None:
+    def open(self, path: str | Path | None, resume: bool, stack: ExitStack) -> None:
+        """Start or continue the run, and hold it until `stack` is left."""
         if path is None:
             return
         about = {"name": self.stream.name, "depth": self.start_depth}
         config = {**plain(self.config), "model": about}
-        opened = Run.resumed if resume else Run.create
-        self.run = on_main(lambda: opened(path, config, kind="grow"))
+
+        def opened() -> Run:
+            if not (resume and Run.exists(path)):
+                Run.check_free(path)
+            stack.enter_context(held(path))
+            return (Run.resumed if resume else Run.create)(path, config, kind="grow")
+
+        self.run = on_main(opened)
         if self.run.latest() is not None:
             self._restore(self.run)
         elif is_main():

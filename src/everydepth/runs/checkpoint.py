@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class Checkpoint:
     state: Mapping[str, Any]
     skeletons: Mapping[str, Any]
     sizes: Mapping[str, int]
+    checksums: Mapping[str, str]
 
     @staticmethod
     def write(path: Path, step: int, parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
@@ -54,20 +56,24 @@ class Checkpoint:
         def fill(folder: Path) -> None:
             skeletons: dict[str, Any] = {}
             sizes: dict[str, int] = {}
+            sums: dict[str, str] = {}
             for name, tree in parts.items():
                 skeletons[name], tensors = taken_apart(tree)
                 file = folder / f"{name}.safetensors"
                 # "pt" lets other tools tell which library the tensors belong to.
                 save_file(_plain(tensors), file, metadata={"format": "pt"})
-                sizes[name] = file.stat().st_size
+                sizes[name], sums[name] = file.stat().st_size, _checksum(file)
             content = {
                 "format": FORMAT,
                 "step": step,
                 "sizes": sizes,
+                "checksums": sums,
                 "parts": skeletons,
                 "state": bare,
             }
-            (folder / STATE).write_text(json.dumps(content), encoding="utf-8")
+            text = json.dumps(content)
+            text = json.dumps({"checksum": _text_sum(text), **content})
+            (folder / STATE).write_text(text, encoding="utf-8")
 
         write_folder(path, fill)
 
@@ -78,6 +84,10 @@ class Checkpoint:
             raise RunError(f"there is no checkpoint {path}; check the step, or start a new run")
         content = read_json(path / STATE)
         check_format(content.get("format"), path / STATE)
+        # Checkpoints of earlier versions have none.
+        stated = content.pop("checksum", None)
+        if stated is not None and stated != _text_sum(json.dumps(content)):
+            raise RunError(_damaged(path / STATE, path))
         for part, size in content["sizes"].items():
             file = path / f"{part}.safetensors"
             found = file.stat().st_size if file.exists() else 0
@@ -93,6 +103,7 @@ class Checkpoint:
             put_together(content["state"], {}),
             content["parts"],
             content["sizes"],
+            content.get("checksums", {}),
         )
 
     def load(self, part: str) -> Any:
@@ -104,9 +115,27 @@ class Checkpoint:
     def _tensors(self, part: str) -> dict[str, Tensor]:
         file = self.path / f"{part}.safetensors"
         try:
+            if part in self.checksums and _checksum(file) != self.checksums[part]:
+                raise RunError(_damaged(file, self.path))
             return load_file(file)
         except (SafetensorError, OSError) as error:
             raise RunError(f"{file} cannot be read ({error}); restore it from a copy") from error
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _text_sum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _damaged(file: Path, checkpoint: Path) -> str:
+    return (
+        f"{file} is not what was written: its checksum differs; restore it from a copy, or delete "
+        f"{checkpoint} and write an earlier step into {checkpoint.parent / 'latest'}"
+    )
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from everydepth.environment import Environment, command_line
 from everydepth.errors import RunError
 from everydepth.files import (
+    TEMPORARY,
     is_full,
     read_json,
     remove_folder,
@@ -25,6 +26,7 @@ from everydepth.files import (
     write_text,
 )
 from everydepth.runs.checkpoint import FORMAT, Checkpoint, check_format
+from everydepth.runs.holding import HOLDER, LOCK
 
 _README = """\
 # A run of everydepth: {kind}
@@ -61,14 +63,10 @@ class Run:
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any], *, kind: str = "train") -> Run:
-        """A new run in a directory that does not exist or is empty."""
+        """A new run in a directory that does not exist, is empty, or holds one that was killed
+        before it had begun."""
         folder = Path(path)
-        if cls.exists(folder):
-            raise RunError(
-                f"{folder} already holds a run; continue it with resume, or use another directory"
-            )
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RunError(f"{folder} is not an empty directory; use another one for the run")
+        cls.check_free(folder)
         try:
             text = json.dumps(config)
         except (TypeError, ValueError) as error:
@@ -79,14 +77,26 @@ class Run:
         run = cls(folder, kind, json.loads(text))
         with run._disk("the run could not be started"):
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-            machine = json.loads(Environment.current().to_json())
-            write_json(folder / "environment.json", {"command": command_line(), **machine})
+            # First, because it tells a run that was killed here from a directory in use.
             readme = _README.format(kind=kind, format=FORMAT, name=folder.name)
             write_text(folder / "README.md", readme)
+            machine = json.loads(Environment.current().to_json())
+            write_json(folder / "environment.json", {"command": command_line(), **machine})
             # Last, because its presence makes the directory a run.
             content = {"format": FORMAT, "kind": kind, "config": run.config}
             write_json(folder / "config.json", content)
         return run
+
+    @classmethod
+    def check_free(cls, path: str | Path) -> None:
+        """An error if no run can be started in a directory."""
+        folder = Path(path)
+        if cls.exists(folder):
+            raise RunError(
+                f"{folder} already holds a run; continue it with resume, or use another directory"
+            )
+        if folder.exists() and not (folder.is_dir() and all(map(_unbegun, folder.iterdir()))):
+            raise RunError(f"{folder} is not an empty directory; use another one for the run")
 
     @classmethod
     def resumed(cls, path: str | Path, config: Mapping[str, Any], *, kind: str = "train") -> Run:
@@ -289,6 +299,17 @@ class Run:
                 f"the disk is full ({free / 2**20:.1f} MiB free): {what} in {self.path}; {safe}. "
                 "Free some space, then resume the run"
             ) from error
+
+
+def _unbegun(entry: Path) -> bool:
+    """Whether something in a directory is what a run writes before it is one."""
+    if entry.name == "checkpoints":
+        return entry.is_dir() and not any(entry.iterdir())
+    if entry.name == "README.md":
+        return entry.is_file() and entry.read_bytes().startswith(_README[:22].encode())
+    if entry.name == "environment.json":
+        return (entry.parent / "README.md").is_file()  # which says whose directory it is
+    return entry.name.startswith(TEMPORARY) or entry.name in (LOCK, HOLDER)
 
 
 def changes(before: Any, after: Any, name: str = "") -> list[str]:

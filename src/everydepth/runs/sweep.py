@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from everydepth.runs.cells import (
     run_cells,
 )
 from everydepth.runs.engine import EngineConfig
+from everydepth.runs.holding import held
 from everydepth.runs.run import Run
 from everydepth.runs.shown import measurements
 from everydepth.runs.together import is_main, on_main
@@ -152,28 +154,32 @@ def sweep(
     if dry_run:
         done = {} if folder is None else finished_cells(cells, folder).results
         return Sweep.of(folder, cells, done)
-    opened = None if folder is None else on_main(lambda: _opened(folder, cells))
-    outcome = run_cells(
-        cells,
-        function,
-        run=opened,
-        where=place,
-        folders=folders,
-        skips=skips,
-        title="sweep",
-        progress=progress,
-    )
-    found = Sweep.of(folder, cells, outcome.results, outcome.skipped)
-    if opened is not None and is_main() and not opened.finished and not found.missing:
-        found.save(opened.path / "sweep")
-        opened.write_results({"sweep": found.rows()})
+    with ExitStack() as stack:
+        opened = None if folder is None else on_main(lambda: _opened(folder, cells, stack))
+        outcome = run_cells(
+            cells,
+            function,
+            run=opened,
+            where=place,
+            folders=folders,
+            skips=skips,
+            title="sweep",
+            progress=progress,
+        )
+        found = Sweep.of(folder, cells, outcome.results, outcome.skipped)
+        if opened is not None and is_main() and not opened.finished and not found.missing:
+            found.save(opened.path / "sweep")
+            opened.write_results({"sweep": found.rows()})
     return found
 
 
-def _opened(path: Path, cells: tuple[Cell, ...]) -> Run:
+def _opened(path: Path, cells: tuple[Cell, ...], stack: ExitStack) -> Run:
     if not Run.exists(path):
+        Run.check_free(path)
+        stack.enter_context(held(path))
         return Run.create(path, {"names": sorted(cells[0])}, kind="sweep")
     run = Run.open(path)
     if run.kind != "sweep":
         raise RunError(f"{path} holds a run of kind {run.kind!r}, not a sweep; use another folder")
+    stack.enter_context(held(path))
     return run

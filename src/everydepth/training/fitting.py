@@ -83,7 +83,7 @@ def fit(
             backend = place.compile if isinstance(place.compile, str) else "inductor"
             stack.enter_context(_compiled(net, backend))
         training.prepare()
-        training.open_run()
+        training.open_run(stack)
         if place.trackers:
             start_trackers(accelerator, flat(training.describe()))
             stack.callback(lambda: [tracker.finish() for tracker in accelerator.trackers])

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from everydepth.errors import DataError, RunError, SettingError
 from everydepth.objectives import Objective
-from everydepth.runs import Checkpoint, Run
+from everydepth.runs import Checkpoint, Run, held
 from everydepth.stream import has_labels, unwrapped, with_labels
 from everydepth.training.best import Best
 from everydepth.training.callbacks import Callback
@@ -166,14 +166,21 @@ class Training:
             **({"about": self._about} if self._about else {}),
         }
 
-    def open_run(self) -> None:
-        """Start or continue the run. The directory must be one that every machine sees."""
+    def open_run(self, stack: ExitStack) -> None:
+        """Start or continue the run, and hold it until `stack` is left.
+
+        The directory must be one that every machine sees.
+        """
         path, config = self.where.run, self.describe()
         if path is None:
             return
 
         def opened() -> bool:
-            if not (self.where.resume and Run.exists(path)):
+            continues = self.where.resume and Run.exists(path)
+            if not continues:
+                Run.check_free(path)
+            stack.enter_context(held(path))
+            if not continues:
                 Run.create(path, config)
                 return False
             begun = Run.open(path)
