@@ -63,7 +63,8 @@ def tiny_model(folder: Path) -> Path:
     """A random model in the place of the published one."""
     folder.mkdir(exist_ok=True)
     tokenizer = save_tokenizer(tales(40), folder)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    words.save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(), hidden_size=16, intermediate_size=16,
         num_hidden_layers=5, num_attention_heads=2, max_position_embeddings=64, bos_token_id=0,

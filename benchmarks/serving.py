@@ -33,7 +33,8 @@ import httpx
 import numpy as np
 import psutil
 import torch
-from record import record
+from decoding import tiny_model
+from record import RESULTS, SMOKE, record, sized
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -192,15 +193,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=f"{os.environ.get(DATA_VARIABLE, '.')}/{NAME}")
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--requests", type=int, default=sized(32, 4))
+    parser.add_argument("--tokens", type=int, default=sized(64, 4))
+    parser.add_argument("--rounds", type=int, default=sized(3, 1))
+    parser.add_argument("--seconds", type=float, default=sized(60.0, 2.0))
     parser.add_argument("--target", type=float, default=3.0, help="seconds; of the governor")
-    parser.add_argument("--smoke", action="store_true", help="seconds long; nothing is written")
     given = parser.parse_args()
-    if given.smoke:
-        given.requests, given.tokens, given.rounds, given.seconds = 4, 4, 1, 2.0
+    if SMOKE:
+        given.model = str(tiny_model(RESULTS / NAME))
     console = Console()
     with tempfile.TemporaryDirectory() as temporary:
         whole, half = Path(temporary) / "whole", Path(temporary) / "half"
@@ -215,8 +215,7 @@ def main() -> None:
             "load": {k: vars(given)[k] for k in ("clients", "requests", "tokens", "rounds")},
             **measured(given, console, whole, half, depth),
         }
-    if not given.smoke:
-        console.print(f"wrote {record('serving', figures)}")
+    console.print(f"wrote {record('serving', figures)}")
 
 
 def measured(given: Any, console: Console, whole: Path, half: Path, depth: int) -> dict[str, Any]:
@@ -271,13 +270,11 @@ def overload(given: Any, console: Console, whole: Path, speed: float) -> dict[st
     """Twice what full depth sustains, by the clock as it is now."""
     rows: dict[str, Any] = {}
     with ours(whole) as server:
-        count, _, seconds, _ = asyncio.run(
-            loaded(server, 16, 2 * 16 if not given.smoke else 4, given.tokens)
-        )
+        count, _, seconds, _ = asyncio.run(loaded(server, 16, sized(2 * 16, 4), given.tokens))
         rate = 2 * count / seconds / given.tokens
         rows["full depth"] = asyncio.run(arriving(server, rate, given.seconds, given.tokens))
     with ours(whole, "--target", str(given.target)) as server:
-        asyncio.run(loaded(server, 8, 8 if not given.smoke else 2, given.tokens))  # learns prices
+        asyncio.run(loaded(server, 8, sized(8, 2), given.tokens))  # learns prices
         rows["governor"] = asyncio.run(arriving(server, rate, given.seconds, given.tokens))
     table = Table("at twice the load", "requests", "lost", "p50 s", "p95 s", "mean depth")
     for name, row in rows.items():

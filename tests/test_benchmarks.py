@@ -17,9 +17,19 @@ HELPERS = ("peak", "record")
 FILES = sorted(file for file in FOLDER.glob("*.py") if file.stem not in HELPERS)
 
 
+# It starts four servers, each of which imports everything.
+SERVERS = [file for file in FILES if file.stem == "serving"]
+ALONE = [file for file in FILES if file not in SERVERS]
+
+
 @pytest.mark.parametrize("half", [0, 1])
 def test_benchmarks_run(half: int) -> None:
-    check(FILES[half::2], EVERYDEPTH_SMOKE="1")
+    check(ALONE[half::2], EVERYDEPTH_SMOKE="1")
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_servers_runs() -> None:
+    check(SERVERS, EVERYDEPTH_SMOKE="1")
 
 
 def test_the_readme_names_every_benchmark() -> None:
