@@ -78,22 +78,41 @@ class Vision:
         """The model with random weights in eval mode, and two images."""
         torch.manual_seed(0)
         if self.library == "timm":
-            model: nn.Module = importlib.import_module("timm").create_model(
-                self.model, pretrained=False, num_classes=5
-            )
+            model, size = _small_timm(self.model, self.size)
         else:
             models = importlib.import_module("torchvision.models")
-            model = models.get_model(self.model, weights=None, num_classes=5)
+            model, size = models.get_model(self.model, weights=None, num_classes=5), self.size
         model.eval()
-        channels = 3
-        cfg = getattr(model, "default_cfg", None) or {}
-        if cfg.get("input_size"):
-            channels = cfg["input_size"][0]
         with torch.no_grad():
             for parameter in model.parameters():
                 if not bool(parameter.any()):
                     parameter.normal_(std=0.02)
-        return model, {"x": torch.randn(ROWS, channels, self.size, self.size)}
+        return model, {"x": torch.randn(ROWS, _channels(model), size, size)}
+
+
+def _channels(model: nn.Module) -> int:
+    known = getattr(model, "default_cfg", None) or {}
+    return known["input_size"][0] if known.get("input_size") else 3
+
+
+def _small_timm(name: str, own: int) -> tuple[nn.Module, int]:
+    """The model for the smallest images that it takes."""
+    create = importlib.import_module("timm").create_model
+    plain: nn.Module | None = None
+    for size in sorted({64, 96, 128, own}):
+        try:
+            model = plain or create(name, num_classes=5, img_size=size)
+        except TypeError:  # it is not made for one size
+            model = plain = create(name, num_classes=5)
+        except (RuntimeError, AssertionError, ValueError):
+            continue
+        try:
+            with torch.no_grad():
+                model.eval()(torch.randn(1, _channels(model), size, size))
+        except (RuntimeError, AssertionError, ValueError):
+            continue
+        return model, size
+    raise ValueError(f"{name} takes images of none of these sizes: 64, 96, 128, {own}")
 
 
 def torchvision_classifiers() -> list[Vision]:

@@ -51,6 +51,7 @@ def edited(
     dropped = [block for old, block in enumerate(blocks) if old not in stay]
     copied = copy_without(model, dropped, share=share)
     correct_configs(copied, path, order, len(blocks))
+    _part_by_block(copied, path, order, len(blocks))
     added = {place: adopted(block, model, copied) for place, block in new.items()}
     kept: BlockList = copied.get_submodule(path)  # pyright: ignore[reportAssignmentType]
     olds = list(kept)
@@ -268,10 +269,53 @@ def _counting(holder: nn.Module, path: str, counts: tuple[_Count, ...]) -> _Coun
     return _known[key]
 
 
+# How configs call a width of which every block has its own part.
+_PARTS = re.compile("per_(layer|block)")
+
+
+def _part_by_block(model: nn.Module, path: str, order: Sequence[int], before: int) -> None:
+    """Tensors beside the blocks that hold one part a block, such as an embedding for each of them.
+
+    Which they are is told by a model built from the corrected config: there they have another size.
+    """
+    tree = _tree(getattr(model, "config", None))
+    if not any(_PARTS.search(name) and value for _, c in tree for name, value in _fields(c)):
+        return
+    built = _built(type(model), copy.deepcopy(model.config))
+    wanted = {} if built is None else dict(built.named_parameters())
+    for name, parameter in list(model.named_parameters()):
+        new = wanted.get(name)
+        if name.startswith(f"{path}.") or new is None or new.shape == parameter.shape:
+            continue
+        sizes = enumerate(zip(parameter.shape, new.shape, strict=True))
+        changed = [axis for axis, (old, now) in sizes if old != now]
+        if len(changed) == 1 and parameter.shape[changed[0]] * len(order) == (
+            new.shape[changed[0]] * before
+        ):
+            _take_parts(model, name, changed[0], order, before)
+
+
+def _take_parts(model: nn.Module, name: str, axis: int, order: Sequence[int], before: int) -> None:
+    holder, _, own = name.rpartition(".")
+    module = model.get_submodule(holder)
+    parameter = module.get_parameter(own)
+    apart = parameter.detach().unflatten(axis, (before, -1))
+    rows = torch.tensor(list(order), device=parameter.device)
+    kept = apart.index_select(axis, rows).flatten(axis, axis + 1)
+    for key, value in vars(module).items():
+        if type(value) is int and value == parameter.shape[axis]:
+            vars(module)[key] = kept.shape[axis]
+    setattr(module, own, nn.Parameter(kept, requires_grad=parameter.requires_grad))
+
+
+def _fields(config: Any) -> Iterable[tuple[str, Any]]:
+    return vars(config).items() if hasattr(config, "__dict__") else ()
+
+
 def _tree(config: Any, route: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """A config and those inside it, each with the names that lead there."""
     yield route, config
-    for name, value in vars(config).items() if hasattr(config, "__dict__") else ():
+    for name, value in _fields(config):
         if hasattr(value, "to_dict") and hasattr(value, "__dict__"):
             yield from _tree(value, (*route, name))
 

@@ -117,7 +117,9 @@ def as_stream(
     token: what predicts: "all" (the default), "first", "last", "mean", a position or a function
         `f(h, batch)`.
     task: what the readout predicts; "classification" by default.
-    options: passed to the architecture, e.g. `tower="text"` for a model with two streams.
+    options: passed to the architecture, e.g. `tower="text"` for a model with two streams. For a
+        model without a file of its own: `stream`, a part of the path of one of several chains (an
+        encoder-decoder is followed where it predicts), and `example`, a batch to look at.
 
     >>> stream = ed.as_stream(llama)
     >>> stream.depth, stream.task

@@ -94,19 +94,20 @@ def _text(
     if not isinstance(count, int):
         found = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
         count = max(found, default=32)
-    ids = tokens(count, TOKENS)
     end = getattr(config, "eos_token_id", None)
-    if isinstance(end, int) and 0 <= end < count:
-        ids[:, -1] = end
-    batch = {"input_ids": ids}
-    if "attention_mask" in names:
-        batch["attention_mask"] = torch.ones_like(ids)
-    if "bbox" in names:
-        batch["bbox"] = torch.zeros(ROWS, TOKENS, 4, dtype=torch.long, device=ids.device)
-    if "decoder_input_ids" in names:
-        yield {**batch, "decoder_input_ids": tokens(count, TOKENS)}
-    yield batch
-    yield {"input_ids": ids}
+    for known in dict.fromkeys((count, min(count, 32))):  # another vocabulary may be smaller
+        ids = tokens(known, TOKENS)
+        if isinstance(end, int) and 0 <= end < known:
+            ids[:, -1] = end
+        batch = {"input_ids": ids}
+        if "attention_mask" in names:
+            batch["attention_mask"] = torch.ones_like(ids)
+        if "bbox" in names:
+            batch["bbox"] = torch.zeros(ROWS, TOKENS, 4, dtype=torch.long, device=ids.device)
+        if "decoder_input_ids" in names:
+            yield {**batch, "decoder_input_ids": tokens(known, TOKENS)}
+        yield batch
+        yield {"input_ids": ids}
 
 
 def _sound(

@@ -23,6 +23,7 @@ from everydepth.stream.discovery.recording import Recording, recording
 from everydepth.stream.discovery.tail import Form, Tail
 from everydepth.stream.modes import evaluating
 from everydepth.stream.rows import row_axes, select_rows
+from everydepth.stream.taps import first_tensor, hooked
 
 _FAILURES = (
     RuntimeError,
@@ -212,7 +213,7 @@ class DiscoveredStream(ResidualStream):
             )
         readout = self._readout(record, chain, tail, prediction, batch)
         task = self._task(prediction, batch)
-        axis = next((i for i, n in enumerate(h.shape) if n == self.rows(batch)), 0)
+        axis = self._row_axis(blocks[-1].module, h, batch)
         size = prediction.shape[-1]
         return Structure(
             tuple(blocks),
@@ -228,12 +229,24 @@ class DiscoveredStream(ResidualStream):
             size,
         )
 
+    def _row_axis(self, last: nn.Module, h: Tensor, batch: Mapping[str, Any]) -> int:
+        rows = self.rows(batch)
+        fitting = [axis for axis, size in enumerate(h.shape) if size == rows]
+        if len(fitting) < 2:
+            return fitting[0] if fitting else 0
+        # Another dimension has this size by chance; that of the rows grows with them.
+        shapes: list[torch.Size] = []
+        see = last.register_forward_hook(lambda *seen: shapes.append(first_tensor(seen[-1]).shape))
+        with hooked(see):
+            self.call(self.arguments(_doubled(batch, rows), None))
+        return next((axis for axis in fitting if shapes[-1][axis] == 2 * rows), 0)
+
     def _chain(self, record: Recording, prediction: Tensor) -> tuple[Chain, tuple[str, ...]]:
         found = chains(self._inner, record)
         if not found and not skips(record):
             raise UnsupportedModelError(
-                f"{self._label()} has no residual connection: nothing is added to what it was "
-                "computed from, so it has no stream to follow; use a network with skips"
+                f"{self._label()} has no residual connection: nothing that it computes is added to "
+                "anything else, so it has no stream to follow; use a network with skips"
             )
         if not found:
             raise UnsupportedModelError(
@@ -533,8 +546,7 @@ class DiscoveredStream(ResidualStream):
     def _call_axes(self, batch: Mapping[str, Any]) -> Sequence[Any]:
         """Measured once, with every row twice: what grows has rows."""
         if self._axes is None:
-            size = self.rows(batch)
-            twice = select_rows(batch, torch.arange(size).repeat(2), size)
+            twice = _doubled(batch, self.rows(batch))
             with torch.no_grad(), evaluating(self._inner):
                 pair = self.start(batch).calls, self.start(twice).calls
             self._axes = [
@@ -624,6 +636,11 @@ def _near(a: Tensor, b: Tensor) -> bool:
     scale = float(b.detach().float().nan_to_num().abs().max()) if b.numel() else 0.0
     gap = (a.float().nan_to_num() - b.float().nan_to_num()).abs()
     return not gap.numel() or float(gap.max()) <= tolerance * max(scale, 1e-3)
+
+
+def _doubled(batch: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
+    """A batch that has every row twice."""
+    return select_rows(batch, torch.arange(rows).repeat(2), rows)
 
 
 def _padded(batch: Mapping[str, Any], model: nn.Module) -> list[dict[str, Any]]:
