@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import RESULTS, record
+from record import RESULTS, SMOKE, record
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -206,7 +206,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--run", default="runs/pretrained")
-    parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--page", action="store_true")
     given = parser.parse_args()
     if given.page:
@@ -216,7 +215,7 @@ def main() -> None:
     cells = [
         {"name": name, "seconds": given.seconds, "run": given.run, "smoke": False} for name in ARMS
     ]
-    if given.smoke:
+    if SMOKE:
         found = {name: arm(name, 1.0, None, True) for name in ARMS}
         print(json.dumps(found, indent=2))
         return

@@ -30,11 +30,9 @@ def test_smoke_preset_runs_without_data_or_network(
 
 @pytest.mark.parametrize("name", FILES)
 def test_paper_preset_can_be_planned_without_data_or_memory(name: str) -> None:
-    recipe = load_recipe(FILES[name])
-    if "paper" in recipe.presets:
-        plan = dry_run(recipe, "paper")
-        assert plan["cells"]
-        assert plan["launch"]
+    plan = dry_run(load_recipe(FILES[name]), "paper")
+    assert plan["cells"]
+    assert plan["launch"]
 
 
 @pytest.mark.parametrize("name", FILES)
