@@ -27,7 +27,7 @@ import everydepth as ed
 from everydepth.data import Images, Tokens, batches
 from everydepth.errors import BatchError, SettingError
 from everydepth.stream import Feed, ResidualStream
-from everydepth.stream.feed import as_batch
+from everydepth.stream.feed import as_batch, gives_batches
 
 ROWS = 7
 RANDOM = torch.Generator().manual_seed(0)
@@ -138,7 +138,8 @@ def test_rows_of_every_kind_can_be_chosen_by_number(kind: str, stream: ResidualS
 def test_every_kind_but_a_generator_trains_and_traces(kind: str, vit: nn.Module) -> None:
     data = KINDS[kind]()
     net = ed.EveryDepth(copy.deepcopy(vit), ed.end_to_end())
-    result = ed.fit(net, data, data, steps=2, batch_size=4, lr=1e-12, progress=False)
+    size = {} if gives_batches(data) else {"batch_size": 4}
+    result = ed.fit(net, data, data, steps=2, lr=1e-12, progress=False, **size)
     assert result.steps == 2
     direct = ed.trace(vit, {"pixel_values": X, "labels": Y}, ["loss"], progress=False)
     assert result.valid["loss"][-1] == pytest.approx(float(direct["loss"][-1]), rel=1e-5)

@@ -16,7 +16,7 @@ from tests.helpers.training import digits, mlp, net, points, same, vit, weights
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import ViTForImageClassification
 
 import everydepth as ed
@@ -102,9 +102,50 @@ def test_data_may_come_in_any_form(kind: str) -> None:
         "batches": batches(data, 8, shuffle=True),
         "list": list(batches(data, 8)),
     }
+    size = {} if kind == "list" else {"batch_size": 8}
     workers = 1 if kind == "workers" else 0
-    result = ed.fit(net(), forms[kind], epochs=2, batch_size=8, workers=workers, **QUIET)
+    result = ed.fit(net(), forms[kind], epochs=2, workers=workers, **size, **QUIET)
     assert result.steps == 8
+
+
+class Streamed(IterableDataset[dict[str, Tensor]]):
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return (points(32)[index] for index in range(32))
+
+
+@pytest.mark.parametrize(
+    ("data", "asked", "why"),
+    [
+        (DataLoader(Listed(32), batch_size=8), {"batch_size": 16}, "batch_size=16, but DataLoader"),
+        (DataLoader(Listed(32), batch_size=8), {"batch_size": 32}, "batch_size=32, but DataLoader"),
+        (DataLoader(Listed(32), batch_size=8), {"shuffle": True}, "shuffle=True, but DataLoader"),
+        (DataLoader(Listed(32), shuffle=True), {"shuffle": False}, "shuffle=False, but DataLoader"),
+        (DataLoader(Listed(32), batch_size=8), {"workers": 2}, "workers=2, but DataLoader"),
+        (batches(points(32), 8), {"batch_size": 4}, "batch_size=4, but Batches gives its batches"),
+        (list(batches(points(32), 8)), {"batch_size": 4}, "batch_size=4, but list gives its"),
+        (list(batches(points(32), 8)), {"config": FitConfig(steps=1, shuffle=False)}, None),
+        (DataLoader(Listed(32)), {"config": FitConfig(steps=1, batch_size=4)}, "batch_size=4, but"),
+        (Streamed(), {"shuffle": True}, "shuffle=True, but Streamed gives its rows in an order"),
+        (Streamed(), {"workers": 1}, "workers=1, but Streamed"),
+        (Streamed(), {"batch_size": 8}, None),
+    ],
+)
+def test_a_batch_size_order_or_workers_that_data_ignores_are_refused(
+    data: Any, asked: dict[str, Any], why: str | None
+) -> None:
+    steps = {} if "config" in asked else {"steps": 1}
+    if why is None:
+        assert ed.fit(net(), data, **steps, **asked, **QUIET).steps == 1
+        return
+    with pytest.raises(SettingError, match=why):
+        ed.fit(net(), data, **steps, **asked, **QUIET)
+
+
+def test_a_generator_trains_for_as_long_as_it_lasts() -> None:
+    ours, theirs = net(), net()
+    ed.fit(ours, (batch for batch in batches(points(32), 8)), steps=4, **QUIET)
+    ed.fit(theirs, list(batches(points(32), 8)), steps=4, **QUIET)
+    assert same(weights(ours), weights(theirs))
 
 
 def test_rows_and_a_data_set_of_the_same_rows_train_the_same() -> None:

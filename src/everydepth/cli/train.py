@@ -72,6 +72,7 @@ def train(
 
             trained = with_lora(network, lora).train()
         rows, valid = _data(beside, network, source, fitting, valid_split)
+        fitting = replace(fitting, batch_size=rows.batch_size)
         net = EveryDepth(trained, goal, label_smoothing=label_smoothing)
         names = (Path(model).name, Path(source.data).name.replace(":", "-"), goal.name)
         run = where.run or Path("runs") / "-".join(names)

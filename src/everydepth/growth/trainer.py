@@ -16,7 +16,7 @@ from everydepth.objectives import end_to_end
 from everydepth.runs.callback import Callback
 from everydepth.runs.together import several
 from everydepth.stream import Criterion, ResidualStream, unwrapped
-from everydepth.stream.feed import Feed, by_number, size_for
+from everydepth.stream.feed import Feed, by_number, gives_batches, size_for
 from everydepth.training import EveryDepth, fit
 
 Trainer = Callable[[nn.Module, Any, Optimizer, int, Path | None], None]
@@ -45,11 +45,11 @@ def train_plainly(
         return
     model = unwrapped(stream.model)
     before = model.training
+    size: dict[str, Any] = {} if gives_batches(data) else {"batch_size": batch_size}
     fit(
         EveryDepth(stream, end_to_end(), criterion=criterion),
         data,
         steps=steps,
-        batch_size=batch_size,
         optimizer=optimizer,
         schedule="constant",
         seed=seed,
@@ -60,6 +60,7 @@ def train_plainly(
         callbacks=callbacks,
         about=about,
         progress=progress,
+        **size,
     )
     model.train(before)
     if several():

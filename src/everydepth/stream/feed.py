@@ -86,7 +86,7 @@ class Feed:
                 f"data is a {type(data).__name__}, which gives its batches only once; pass a data "
                 "set, one batch, or batches that can be iterated more than once (a list)"
             )
-        if (ordered or only is not None) and not _keeps_order(data):
+        if (ordered or only is not None) and not keeps_order(data):
             raise BatchError(
                 f"{type(data).__name__} shuffles, so the numbers of its rows mean nothing; pass "
                 "the data set itself, or a loader with shuffle=False"
@@ -385,7 +385,7 @@ def batches_of(
     data: Source, stream: ResidualStream, batch_size: int | None = None
 ) -> Iterable[Any]:
     """Data that has no row numbers as batches in any form."""
-    if _is_hub(data) or isinstance(data, IterableDataset):
+    if comes_in_row(data):
         taken = _taken(stream) if _is_hub(data) else None
         return _InRow(cast(Iterable[Any], data), batch_size or BATCH_SIZE, taken)
     if not isinstance(data, Iterable) or isinstance(data, str | bytes):
@@ -454,6 +454,11 @@ def gives_batches(data: Source) -> bool:
     return isinstance(data, Iterable) and not (rows or _is_hub(data) or _is_pair(data))
 
 
+def comes_in_row(data: Source) -> bool:
+    """Whether the rows come one after the other and cannot be asked for by number."""
+    return isinstance(data, IterableDataset) or (_is_hub(data) and not isinstance(data, Sized))
+
+
 def size_for(data: Source, batch_size: int) -> int | None:
     """A batch size that is meant for data that does not come in batches."""
     return None if gives_batches(data) else batch_size
@@ -482,7 +487,7 @@ def _could_be_pair(data: list[Any]) -> bool:
     return len(data) == 2 and all(map(_is_array, data)) and len(data[0]) == len(data[1])
 
 
-def _keeps_order(data: Source) -> bool:
+def keeps_order(data: Source) -> bool:
     """Whether the data gives its rows in their own order."""
     if isinstance(data, DataLoader):
         loader = cast(DataLoader[Any], data)

@@ -21,6 +21,7 @@ from everydepth.training.module import EveryDepth
 from everydepth.training.processes import accelerator_for, start_trackers
 from everydepth.training.result import FitResult, flat
 from everydepth.training.scoring import Evaluator
+from everydepth.training.snapshot import kept_random_state
 
 
 def fit(
@@ -40,7 +41,8 @@ def fit(
     train, valid: rows (`everydepth.data`, a torch or Hugging Face data set, one large batch such as
         the tuple `(inputs, labels)`), a DataLoader, or a re-iterable of batches. Of rows
         `batch_size` make one optimizer step, over all processes and accumulated pieces together,
-        so neither changes the result; the order is a function of `seed` and the epoch.
+        so neither changes the result; the order is a function of `seed` and the epoch. What comes
+        in batches has its own size, order and workers: to ask for others is an error.
     config, where: what decides the outcome, and where the run is kept.
     about: more to write into the run's config, as JSON values.
     settings: any field of `FitConfig` and `RunConfig`: `epochs=3, lr=2e-3, run="runs/one"`.
@@ -71,7 +73,9 @@ def fit(
     training = Training(
         net=net,
         accelerator=accelerator,
-        loader=loader_of(train, net.stream, accelerator, asked, workers=place.workers),
+        loader=loader_of(
+            train, net.stream, accelerator, asked, workers=place.workers, named=settings
+        ),
         evaluator=evaluator,
         config=asked,
         where=place,
@@ -79,6 +83,7 @@ def fit(
         about=dict(about or {}),
     )
     with ExitStack() as stack:
+        stack.enter_context(kept_random_state())
         if place.compile:
             backend = place.compile if isinstance(place.compile, str) else "inductor"
             stack.enter_context(_compiled(net, backend))

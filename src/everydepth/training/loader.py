@@ -6,7 +6,7 @@ One batch is one optimizer step of all processes together; each process gets its
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 
+from everydepth.config import plain
 from everydepth.data import Batches, Rows
 from everydepth.errors import DataError, SettingError
 from everydepth.stream import ResidualStream
@@ -24,7 +25,10 @@ from everydepth.stream.feed import (
     as_batch,
     batches_of,
     by_number,
+    comes_in_row,
     count_of,
+    gives_batches,
+    keeps_order,
     size_for,
 )
 from everydepth.stream.rows import pick_rows
@@ -63,7 +67,10 @@ def loader_of(
     config: FitConfig,
     *,
     workers: int = 0,
+    named: Collection[str] = (),
 ) -> Loader:
+    """named: settings that were given by name, which must not be ignored even at their default."""
+    _check_obeyed(data, {**plain(config), "workers": workers}, named)
     if isinstance(data, DataLoader):
         return _FromLoader(cast(DataLoader[Any], data), stream, accelerator, config.seed)
     rows = by_number(data, stream)
@@ -71,6 +78,27 @@ def loader_of(
         return _FromRows(data, rows, stream, accelerator, config, workers)
     batches = batches_of(data, stream, size_for(data, config.batch_size))
     return _FromBatches(data, batches, stream, accelerator)
+
+
+def _check_obeyed(data: Source, asked: Mapping[str, Any], named: Collection[str]) -> None:
+    """Data that decides its own batches, order or workers is not asked for others."""
+    batched = gives_batches(data)
+    if not (batched or comes_in_row(data)):
+        return
+    loader = isinstance(data, DataLoader)
+    own = {
+        "batch_size": getattr(data, "batch_size", None) if batched else asked["batch_size"],
+        "shuffle": not keeps_order(data) if loader else getattr(data, "shuffle", False),
+        "workers": getattr(data, "num_workers", 0),
+    }
+    usual = {"batch_size": FitConfig(steps=1).batch_size, "shuffle": True, "workers": 0}
+    for name, has in own.items():
+        if asked[name] != has and (name in named or asked[name] != usual[name]):
+            what = "its batches" if batched else "its rows in an order of its own"
+            raise SettingError(
+                f"{name}={asked[name]}, but {type(data).__name__} gives {what}; set it there, or "
+                "pass a data set with rows by number"
+            )
 
 
 class _FromRows(Loader):

@@ -149,6 +149,9 @@ class Training:
         self.called: nn.Module = called
         self.optimizer: Optimizer = built
         self._prepared = prepared
+        trained = {id(p) for group in built.param_groups for p in group["params"]}
+        self._untrained = [p for p in self.net.parameters() if id(p) not in trained]
+        self.net.zero_grad()  # what was there before has no part in the first step
 
     def describe(self) -> dict[str, Any]:
         """What makes it this training, as JSON: the config of its run."""
@@ -292,6 +295,8 @@ class Training:
         optimizer = self.optimizer if self.accelerator.scaler is None else self._prepared
         optimizer.step()
         optimizer.zero_grad()
+        for parameter in self._untrained:
+            parameter.grad = None  # or it would add up, and count in the norm that is clipped
         if self.scheduler is not None:
             self.scheduler.step()
         self.step += 1

@@ -21,6 +21,13 @@ def optimizer_of(
             raise SettingError(
                 "lr and weight_decay belong to the optimizer you pass; leave them out here"
             )
+        own = {id(p) for p in net.parameters()}
+        theirs = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        if strange := sum(parameter not in own for parameter in theirs):
+            raise SettingError(
+                f"{strange} of the optimizer's {len(theirs)} parameters are not the network's, "
+                "which would not be trained; build it from net.parameters()"
+            )
         return optimizer
     parameters = [p for p in net.parameters() if p.requires_grad]
     if not parameters:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -150,6 +151,16 @@ def set_random_state(state: Mapping[str, Any], generators: list[torch.Generator]
         torch.cuda.set_rng_state(_bytes(state["cuda"]))
     for generator, saved in zip(generators, state["generators"], strict=True):
         generator.set_state(_bytes(saved))
+
+
+@contextmanager
+def kept_random_state() -> Generator[None, None, None]:
+    """The global random states inside are nobody else's: afterwards they are as before."""
+    before = random_state([])
+    try:
+        yield
+    finally:
+        set_random_state(before, [])
 
 
 def seed_everything(seed: int, *stream: int) -> None:
