@@ -114,6 +114,27 @@ def test_bad_input_of_prompts_is_named() -> None:
         label_prompts(["a"], [0], ["x", "y"], words, 5)
 
 
+@pytest.mark.parametrize("form", ["tensor", "list", "array", "numpy numbers"])
+def test_a_boolean_mask_says_which_rows_are_flipped(form: str) -> None:
+    model, _ = ENTRIES["ViT"].make()
+    data, rows = images(), [0, 1, 5]
+    mask = torch.zeros(12, dtype=torch.bool)
+    mask[rows] = True
+    forms: dict[str, Any] = {
+        "tensor": mask,
+        "list": mask.tolist(),
+        "array": mask.numpy(),
+        "numpy numbers": np.array(rows),
+    }
+    asked = {"flipped": forms[form], "progress": False}
+    expected = ed.memorization(model, data, flipped=rows, progress=False)
+    assert (
+        ed.memorization(model, data, **asked).to_json()["results"]
+        == (expected.to_json()["results"])
+    )
+    assert len(ed.gradient_study(model, data, data, **asked).memorization.loss) == 3
+
+
 def test_bad_input_of_memorization_is_named() -> None:
     model, _ = ENTRIES["ViT"].make()
     data = images()
@@ -121,8 +142,12 @@ def test_bad_input_of_memorization_is_named() -> None:
         ed.memorization(model, data)
     with pytest.raises(SettingError, match="flipped has 0 rows"):
         ed.memorization(model, data, flipped=[])
-    with pytest.raises(DataError, match="flipped row 99, but the noisy data has 12 rows"):
+    with pytest.raises(BatchError, match="row 99 is asked for, but the data has 12 rows"):
         ed.memorization(model, data, flipped=[99])
+    with pytest.raises(BatchError, match=r"flipped has float32 numbers of shape \(2,\); "):
+        ed.memorization(model, data, flipped=torch.tensor([1.0, 2.7]))
+    with pytest.raises(BatchError, match="a mask of 3 rows, but the data has 12; give one boolean"):
+        ed.memorization(model, data, flipped=[True, False, True])
     with pytest.raises(LabelError, match=r"asked of ViT.* needs 'labels'"):
         ed.memorization(model, {"pixel_values": data.pixel_values}, flipped=[0])
     regression, batch = ENTRIES["ResidualMLP-norm0-skips1-regression1"].make()
@@ -267,6 +292,8 @@ def test_bad_input_of_an_audit_is_named(audited: Any) -> None:
         ed.audit(models, blobs.batch, folds=where + 1)
     with pytest.raises(BatchError, match=r"row 40\d is asked for, but the data has 400 rows"):
         ed.audit(models, blobs.batch, folds=torch.cat([where, where[:10]]))
+    with pytest.raises(BatchError, match="folds has float32 numbers"):
+        ed.audit(models, blobs.batch, folds=where + 0.5)
     with pytest.raises(BatchError, match="390 fold numbers, but the data has 400 rows"):
         ed.audit(models, blobs.batch, folds=where[:390])
     with pytest.raises(LabelError, match="asked of ResidualMLP needs 'labels'"):

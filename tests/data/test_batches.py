@@ -13,6 +13,7 @@ from everydepth.data import (
     Images,
     Points,
     Texts,
+    Tokens,
     batches,
     load_digits,
     token_blocks,
@@ -155,6 +156,14 @@ def test_trimming_cuts_only_columns_of_padding(side: str):
     assert short["input_ids"].shape == short["labels"].shape == (2, 2)
     assert long["input_ids"].shape == (1, 6)
     assert short["attention_mask"].sum() == 3
+
+
+def test_trimming_leaves_shares_of_classes_alone():
+    data = Tokens(
+        torch.ones(2, 3).long(), torch.tensor([[1, 0, 0], [1, 1, 0]]), None, torch.eye(3)[:2]
+    )
+    (found,) = batches(data, 2, transform=trim_padding)
+    assert (found["input_ids"].shape, found["labels"].shape) == ((2, 2), (2, 3))
 
 
 def test_texts_that_cannot_be_tokenized_are_refused():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -42,6 +43,18 @@ def test_one_text_column_and_a_class_label_become_texts(hub: dict[str, Any]):
     assert data.pairs is None
     assert data.labels is not None
     assert (data.labels.tolist(), data.classes) == ([1, 0], ("neg", "pos"))
+
+
+def test_labels_of_the_hub_are_positions_and_a_missing_one_is_no_class(hub: dict[str, Any]):
+    hub["digits"] = labelled(["1", "0"], text=["one", "nought"], label=[0, 1])
+    data = load("hf:digits", kind=Texts)
+    assert data.labels is not None
+    assert (data.labels.tolist(), data.classes) == ([0, 1], ("1", "0"))
+    hub["hidden"] = labelled(["no", "yes"], text=["a", "b"], label=[-1, -1])
+    assert load("hf:hidden", kind=Texts).labels is None
+    hub["half"] = labelled(["no", "yes"], text=["a", "b"], label=[1, None])
+    with pytest.raises(DataError, match="the label of row 1 of half is missing"):
+        load("hf:half")
 
 
 def test_two_text_columns_become_pairs_and_three_a_table_unless_chosen(hub: dict[str, Any]):
@@ -92,3 +105,52 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"needs the package datasets; run pip install 'everydepth"):
         load("no/where")
+
+
+def pictures(folder: Path, sizes: dict[str, tuple[int, int]]) -> None:
+    for number, (place, size) in enumerate(sizes.items()):
+        file = folder / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", size, number).save(file)
+
+
+def test_a_folder_of_pictures_for_each_class_becomes_images(tmp_path: Path):
+    pictures(tmp_path, {f"{name}/{i}.png": (5, 4) for name in ("cat", "dog") for i in range(2)})
+    data = load(tmp_path, kind=Images)
+    assert data.classes == ("cat", "dog")
+    assert data.pixel_values.shape == (4, 1, 4, 5)
+    shades = data.pixel_values[:, 0, 0, 0].long()
+    assert sorted(shades.tolist()) == [0, 1, 2, 3]
+    assert (data.labels == shades // 2).all()
+
+
+def test_folders_of_pictures_have_splits(tmp_path: Path):
+    parts = {"train": 2, "validation": 1, "test": 3}
+    places = [f"{part}/{c}/{i}.png" for part, n in parts.items() for c in "ab" for i in range(n)]
+    pictures(tmp_path, dict.fromkeys(places, (5, 4)))
+    assert [len(load(tmp_path, s, kind=Images)) for s in ("train", "valid", "test")] == [4, 2, 6]
+    with pytest.raises(DataError, match=r"split 'extra', but .* has 'train', 'valid', 'test'"):
+        load(tmp_path, "extra")
+
+
+def test_a_folder_with_a_broken_picture_is_named(tmp_path: Path):
+    pictures(tmp_path, {"a/0.png": (5, 4), "b/0.png": (5, 4)})
+    (tmp_path / "b" / "1.png").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match=r"(picture that )?cannot be read"):
+        load(tmp_path)
+
+
+def test_a_parquet_file_becomes_texts_or_a_table(tmp_path: Path):
+    rows = {"text": ["2020-01-01", "null"], "label": [10, 9]}
+    for name in ("train", "test"):
+        datasets.Dataset.from_dict(rows).to_parquet(tmp_path / f"{name}.parquet")
+    for data in (load(tmp_path / "train.parquet", kind=Texts), load(tmp_path, "test", kind=Texts)):
+        assert data.texts == ("2020-01-01", "null")
+        assert data.labels is not None
+        assert (data.labels.tolist(), data.classes) == ([1, 0], ("9", "10"))
+    numbers = tmp_path / "numbers.parquet"
+    datasets.Dataset.from_dict({"size": [1.5, 2.0], "loss": [3, 2]}).to_parquet(numbers)
+    assert load(numbers, kind=Table).numbers("size").tolist() == [1.5, 2.0]
+    numbers.write_bytes(numbers.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"numbers.parquet cannot be read as parquet \(.*truncated"):
+        load(numbers)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import io
 import lzma
 import tarfile
@@ -9,7 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from everydepth.data import Corpus, Images, Points, Table, Texts, data_names, load, load_digits
+from everydepth.data import (
+    Corpus,
+    Images,
+    Points,
+    Table,
+    Texts,
+    data_names,
+    load,
+    load_digits,
+    load_hub,
+    load_images,
+)
 from everydepth.errors import DataError
 
 
@@ -189,3 +201,14 @@ def test_a_missing_root_or_folder_is_explained(tmp_path: Path, monkeypatch: pyte
 
 def test_every_known_name_is_listed_once():
     assert len(set(data_names())) == len(data_names()) == 1 + 8 + 15
+
+
+def test_every_loader_takes_the_split_second_and_the_rest_by_name(tmp_path: Path):
+    (tmp_path / "train.txt").write_text("a\n")
+    (tmp_path / "test.txt").write_text("b\n")
+    assert load(tmp_path, "test", kind=Corpus).text == "b\n"
+    assert len(load("digits", "test")) == len(load_digits("test"))
+    for loader in (load, load_hub, load_images):
+        name, split, *rest = inspect.signature(loader).parameters.values()
+        assert (split.name, split.default) == ("split", "train")
+        assert all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in rest), name

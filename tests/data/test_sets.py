@@ -84,6 +84,8 @@ def test_a_subset_takes_rows_in_the_given_order_or_by_a_mask():
 def test_an_index_outside_the_rows_is_refused():
     with pytest.raises(DataError, match=r"index 12, but this data set has 12 rows; use 0 to 11"):
         images().subset([3, 12])
+    with pytest.raises(DataError, match=r"indices are float32; use whole numbers"):
+        images().subset(torch.tensor([1.7]))
     with pytest.raises(DataError, match=r"a mask of shape \(2,\), but this data set has 12 rows"):
         images().subset(torch.tensor([True, False]))
 

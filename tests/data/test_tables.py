@@ -98,6 +98,41 @@ def test_numeric_labels_sort_as_numbers_and_names_as_names(tmp_path: Path):
     assert load_table(names, text="t", label="l").classes == ("no", "yes")
 
 
+def test_a_label_is_its_value_however_it_is_written(tmp_path: Path):
+    cells = ["1", " 1", "01", "1.0", "10", "9", "+9", "-2.5"]
+    path = write(tmp_path, "n.tsv", "t\tl\n" + "".join(f"x\t{cell}\n" for cell in cells))
+    found = load_table(path, text="t", label="l")
+    assert found.classes == ("-2.5", "1", "9", "10")
+    assert found.labels is not None
+    assert found.labels.tolist() == [1, 1, 1, 1, 3, 2, 2, 0]
+    names = write(tmp_path, "w.tsv", "t\tl\na\tyes \nb\t no\nc\tyes\n")
+    assert load_table(names, text="t", label="l").classes == ("no", "yes")
+    mixed = write(tmp_path, "m.tsv", "t\tl\na\t01\nb\tone\n")  # not all are numbers
+    assert load_table(mixed, text="t", label="l").classes == ("01", "one")
+    placed = load_table(path, text="t", label="l", classes=(*"abcdefghijk", "-2.5"))
+    assert placed.labels is not None
+    assert placed.labels.tolist() == [1, 1, 1, 1, 10, 9, 9, 11]
+
+
+@pytest.mark.parametrize("cell", ["", "  ", "nan", "NaN", "null", "NULL"])
+def test_a_missing_label_is_no_class(tmp_path: Path, cell: str):
+    path = write(tmp_path, "a.tsv", f"t\tl\na\t1\nb\t{cell}\n")
+    for classes in (None, ("no", "yes")):
+        with pytest.raises(DataError, match=r"the label of row 1 of .*a.tsv is missing \('.*'\);"):
+            load_table(path, text="t", label="l", classes=classes)
+    if cell.strip():
+        named = load_table(path, text="t", label="l", classes=("no", "yes", cell))
+        assert named.labels is not None
+        assert named.labels.tolist() == [1, 2]
+
+
+def test_a_missing_label_of_json_is_no_class(tmp_path: Path):
+    text = '[{"t": "a", "l": 1}, {"t": "b", "l": null}, {"t": "c", "l": NaN}]'
+    path = write(tmp_path, "a.json", text)
+    with pytest.raises(DataError, match=r"the label of row 1 and of 1 more of .* is missing"):
+        load_table(path, text="t", label="l")
+
+
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_plain_text_round_trips(tmp_path: Path, packing: str):
     path = write(tmp_path, "a.txt", "To be,\nor not \u2013 to be.\n", packing)

@@ -123,6 +123,41 @@ def test_depths_that_are_not_allowed_stay_closed() -> None:
     assert [t < NEVER for t in policy.threshold] == allowed
 
 
+@pytest.mark.filterwarnings("ignore::everydepth.exits.calibrate.NotCertifiedWarning")
+@pytest.mark.parametrize("kind", POLICIES)
+def test_ties_and_no_certainty_at_all_give_thresholds_that_the_policy_allows(kind: str) -> None:
+    rows = 400
+    tied = torch.zeros(rows, 3)
+    tied[:, 1] = 1.0  # all alike: nobody is certain at the first depth, everybody at the second
+    tied[:200, 2] = 1.0
+    alike = Outcomes(tied, torch.zeros(rows, 4, dtype=torch.long), None, 5)
+    found = certified(alike, POLICIES[kind], risk=0.1, delta=0.05, per_depth=True)
+    assert isinstance(found.threshold, tuple)
+    assert found.threshold[0] == NEVER
+    assert found.threshold[1] <= 1
+    assert Policy.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_sample_or_two_certify_nothing_and_say_how_many_are_needed(rows: int) -> None:
+    for per_depth in (False, True):
+        with pytest.warns(NotCertifiedWarning, match=r"sample.* can never show it: .* are needed"):
+            found = certified(
+                synthetic(rows), Confidence, risk=0.1, delta=0.05, per_depth=per_depth
+            )
+        assert found.certificate is not None
+        assert not found.certificate.certified
+
+
+@pytest.mark.parametrize("against", ["full", "labels"])
+@pytest.mark.parametrize("risk", [1e-15, 1e-300, 5e-324])
+def test_a_risk_that_no_number_of_samples_can_show_is_not_certified(
+    risk: float, against: str
+) -> None:
+    with pytest.warns(NotCertifiedWarning, match=r"without a single error \d{12,13} are needed"):
+        certified(synthetic(50), Confidence, risk=risk, delta=0.05, against=against)
+
+
 def test_own_thresholds_let_no_sample_lie_on_a_threshold() -> None:
     outcomes = synthetic(2000)
     policy = certified(outcomes, Confidence, risk=0.1, delta=0.05, per_depth=True)

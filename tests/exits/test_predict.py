@@ -132,6 +132,15 @@ def test_a_model_in_training_predicts_in_eval_mode_and_goes_on_training() -> Non
     assert check_stream(model, batch).ok
 
 
+def test_a_batch_may_come_as_inputs_alone_or_with_labels() -> None:
+    model, batch = ENTRIES["ViT"].make()
+    x, policy = batch["pixel_values"], Confidence(threshold=0.3)
+    expected = predict(model, batch, policy=policy)
+    for form in (x, x.numpy(), (x, torch.zeros(len(x)).long())):
+        found = predict(model, form, policy=policy)
+        assert torch.equal(found.logits, expected.logits)
+
+
 def test_an_empty_batch_and_a_foreign_policy_are_refused() -> None:
     model, batch = ENTRIES["ViT"].make()
     with pytest.raises(BatchError, match="the batch is empty"):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate.tracking import GeneralTracker
 from tests.helpers.training import digits, mlp, net, points, same, vit, weights
+from tests.zoo import CAUSAL
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import ViTForImageClassification
 
 import everydepth as ed
-from everydepth.data import batches
+from everydepth.data import Tokens, batches
 from everydepth.errors import (
     BatchError,
     DataError,
@@ -556,9 +559,27 @@ def test_trackers_that_cannot_run_are_refused_before_training(
         def start(self) -> None:
             raise ConnectionError("no server at 10.0.0.1")
 
-    with pytest.raises(SettingError, match=r"a tracker did not start: no server.* --resume"):
+    with pytest.raises(SettingError, match="a tracker did not start: no server"):
         ed.fit(net(), points(), steps=1, run=run, trackers=[Broken()], **QUIET)
-    assert ed.fit(net(), points(), steps=1, run=run, resume=True, **QUIET).steps == 1
+    assert not run.exists()
+    assert ed.fit(net(), points(), steps=1, run=run, **QUIET).steps == 1
+    with pytest.raises(SettingError, match="a tracker did not start: no server"):
+        ed.fit(net(), points(), steps=1, run=run, resume=True, trackers=[Broken()], **QUIET)
+    assert Run.open(run).latest() == 1  # what was there before stays
+
+
+def test_columns_of_padding_are_left_out_of_a_batch() -> None:
+    model, batch = CAUSAL["Llama-CausalLM-right"].make()
+    ids = torch.cat([batch["input_ids"], torch.zeros_like(batch["input_ids"])], 1)
+    mask = torch.ones_like(ids)
+    mask[:, batch["input_ids"].shape[1] :] = 0
+    padded = Tokens(ids, mask, labels=ids.masked_fill(mask == 0, -100))
+    widths: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, __, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    ed.fit(model, padded, steps=1, **QUIET)
+    assert widths == [batch["input_ids"].shape[1]]
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -750,3 +771,60 @@ def test_rows_without_labels_train_a_distilled_objective(pieces: int) -> None:
     assert any(key.startswith("vit.layers.0") for key in moved)
     # Nothing is asked of the last block, which is taken as given.
     assert not any(key.startswith("vit.layers.2") for key in moved)
+
+
+def test_gradients_that_were_there_before_have_no_part_in_the_first_step() -> None:
+    clean, dirty = net(), net()
+    for parameter in dirty.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for network in (clean, dirty):
+        ed.fit(network, points(32), steps=2, optimizer="sgd", **QUIET)
+    assert same(weights(clean), weights(dirty))
+
+
+def test_gradients_of_what_is_not_trained_do_not_add_up_in_the_clipped_norm() -> None:
+    network = net()
+    trained = list(network.parameters())[-2:]
+    found: list[float | None] = []
+
+    class Norms(Callback):
+        def on_step(self, training: Any) -> None:
+            found.append(training.grad_norm)
+
+    data = [points(32).batch(range(32))]
+    optimizer = SGD(trained, lr=1e-9)
+    options: dict[str, Any] = {"clip": 1e9, "schedule": "constant", "callbacks": [Norms()]}
+    ed.fit(network, data, steps=3, optimizer=optimizer, **options, **QUIET)
+    assert found == pytest.approx([found[0]] * 3, rel=1e-4)
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_an_optimizer_of_another_network_is_refused() -> None:
+    network, other = net(), net()
+    mixed = SGD([*network.parameters(), next(other.parameters())], lr=0.1)
+    for optimizer in (SGD(other.parameters(), lr=0.1), mixed):
+        with pytest.raises(SettingError, match=r"of the optimizer's \d+ parameters are not"):
+            ed.fit(network, points(8), steps=1, optimizer=optimizer, **QUIET)
+
+
+def test_the_random_numbers_of_the_user_go_on_as_if_nothing_had_happened() -> None:
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+    def seeded() -> None:
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        torch.manual_seed(1)
+
+    train, valid = digits(16), digits(8)
+    for fails in (False, True):
+        network = ed.EveryDepth(vit())
+        seeded()
+        expected = drawn()
+        seeded()
+        if fails:
+            with pytest.raises(NonFiniteError):
+                ed.fit(network, train, steps=3, lr=1e30, **QUIET)
+        else:
+            ed.fit(network, train, valid, steps=2, **QUIET)
+        assert drawn() == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from everydepth.ablations.cells import Train, Training, trained_sweep
 from everydepth.ablations.config import AblateConfig
+from everydepth.ablations.memorize import Flipped
 from everydepth.ablations.result import Ablation, Floats
 from everydepth.ablations.scores import margins
 from everydepth.ablations.skips import (
@@ -21,7 +22,6 @@ from everydepth.ablations.skips import (
     checked_layers,
 )
 from everydepth.config import parted
-from everydepth.data import NoisyLabels
 from everydepth.errors import SettingError
 from everydepth.runs.engine import EngineConfig
 from everydepth.stream import (
@@ -45,7 +45,7 @@ def ablate(
     train: Train | None = None,
     run: str | Path | None = None,
     noisy: Source | None = None,
-    flipped: NoisyLabels | Tensor | Sequence[int] | None = None,
+    flipped: Flipped | None = None,
     where: EngineConfig | None = None,
     progress: bool = True,
     **settings: Any,

@@ -17,6 +17,7 @@ from everydepth.errors import BatchError, DataError, SettingError
 from everydepth.results import Result, Results, Table, curve, named, provenance, rows
 from everydepth.stream import ResidualStream, as_stream
 from everydepth.stream.feed import Feed, Source
+from everydepth.stream.rows import whole_numbers
 
 FEWEST = 2  # samples a class needs to be cut into folds
 ROUNDS = 3  # of telling wrong labels from given ones
@@ -120,7 +121,7 @@ class Audit(Results, kind="audit"):
 def folds(labels: Tensor | Sequence[int], count: int = 5, seed: int = 0) -> Int[Tensor, " rows"]:
     """The fold of every row, 0 to count - 1, each class spread evenly: train model k without
     fold k."""
-    found = torch.as_tensor(labels).long()
+    found = whole_numbers(labels, "labels").long()
     if count < 2:
         raise SettingError(f"{count} fold(s); use 2 or more")
     sizes = torch.bincount(found)
@@ -146,7 +147,7 @@ def audit(
     model: nn.Module | ResidualStream | Sequence[nn.Module],
     data: Source,
     *,
-    folds: Tensor | Sequence[int] | None = None,
+    folds: Tensor | NDArray[Any] | Sequence[int] | None = None,
     held_out: bool = False,
     batch_size: int | None = None,
     seed: int = 0,
@@ -259,7 +260,7 @@ def _measurements(
 def _collected(
     model: nn.Module | ResidualStream | Sequence[nn.Module],
     data: Source,
-    folds: Tensor | Sequence[int] | None,
+    folds: Tensor | NDArray[Any] | Sequence[int] | None,
     held_out: bool,
     batch_size: int | None,
     progress: bool,
@@ -278,7 +279,7 @@ def _collected(
         stream = _classifier(as_stream(model, **options))
         feed = Feed(data, stream, batch_size=batch_size, again=True, ordered=True)
         return trajectories(stream, feed, progress)
-    where = torch.as_tensor(folds).long()
+    where = whole_numbers(folds, "folds").long()
     if sorted(where.unique().tolist()) != list(range(len(model))):
         raise SettingError(
             f"{len(model)} models, but folds are {where.unique().tolist()}; "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from everydepth.ablations.result import Floats
@@ -32,6 +32,10 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.stream.feed import Feed, Source
+from everydepth.stream.rows import as_rows, numbers_in, whole_numbers
+
+Flipped = NoisyLabels | Tensor | NDArray[Any] | Sequence[int]
+"""What `flip_labels` returned, row numbers, or a boolean a row."""
 
 
 class Memorization(Results, kind="memorization"):
@@ -94,7 +98,7 @@ def memorization(
     noisy: Source,
     clean: Source | None = None,
     *,
-    flipped: NoisyLabels | Tensor | Sequence[int] | None = None,
+    flipped: Flipped | None = None,
     batch_size: int | None = None,
     progress: bool = True,
     **options: Any,
@@ -102,7 +106,8 @@ def memorization(
     """How many wrong training labels a model predicts, and what it does on clean data.
 
     noisy: the training data, with the labels the model was trained on, in a fixed order.
-    flipped: which of its rows have a wrong label: what `flip_labels` returned, or row numbers.
+    flipped: which of its rows have a wrong label: what `flip_labels` returned, row numbers, or a
+        boolean a row.
     clean: test data.
 
     A causal language model predicts a sample's label if greedy decoding writes every token that has
@@ -123,12 +128,7 @@ def memorization(
         truth,
     )
     seen = torch.zeros(hits.shape[1], dtype=torch.bool)  # flipped rows that have a label
-    if int(rows.max()) >= len(seen):
-        raise DataError(
-            f"flipped row {int(rows.max())}, but the noisy data has {len(seen)} rows; pass the "
-            "data set whose labels were flipped, in the same order"
-        )
-    seen[rows] = True
+    seen[numbers_in(rows, len(seen))] = True
     seen &= known
     flips = int(seen.sum())
     if flips == 0:
@@ -193,21 +193,22 @@ def _by_depth(name: str, title: str, values: Floats) -> Result:
     )
 
 
-def flipped_rows(flipped: NoisyLabels | Tensor | Sequence[int] | None) -> Int[Tensor, " rows"]:
-    """Row numbers, or an error that says where they come from."""
+def flipped_rows(flipped: Flipped | None) -> Tensor:
+    """Row numbers or a boolean mask, or an error that says where they come from."""
     if flipped is None:
         raise SettingError(
             "which samples have a wrong label is not known; pass flipped=, the outcome of "
-            "everydepth.data.flip_labels or the row numbers"
+            "everydepth.data.flip_labels, the row numbers, or a boolean mask"
         )
-    rows = flipped.flipped if isinstance(flipped, NoisyLabels) else torch.as_tensor(flipped)
-    rows = rows.long().flatten().unique()
-    if len(rows) == 0 or int(rows.min()) < 0:
+    given = flipped.flipped if isinstance(flipped, NoisyLabels) else flipped
+    rows = whole_numbers(given, "flipped")
+    numbers = as_rows(rows)
+    if len(numbers) == 0 or int(numbers.min()) < 0:
         raise SettingError(
-            f"flipped has {len(rows)} rows{' with a negative number' if len(rows) else ''}; "
+            f"flipped has {len(numbers)} rows{' with a negative number' if len(numbers) else ''}; "
             "pass the numbers of the rows with a wrong label, at least one"
         )
-    return rows
+    return rows if rows.dtype == torch.bool else rows.unique()
 
 
 @torch.no_grad()

@@ -10,10 +10,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from everydepth.ablations.bound import FORMS, Form, is_ordered, upper_bound, weight_widths
-from everydepth.ablations.memorize import flipped_rows
+from everydepth.ablations.memorize import Flipped, flipped_rows
 from everydepth.ablations.result import Ablation, Floats
 from everydepth.ablations.taps import tapped
-from everydepth.data import NoisyLabels
 from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.results import Result, Results, curve, defined, named, provenance, scalars
 from everydepth.results.result import numbers
@@ -232,7 +231,7 @@ def gradient_study(
     clean: Source,
     noisy: Source,
     *,
-    flipped: NoisyLabels | Tensor | Sequence[int] | None = None,
+    flipped: Flipped | None = None,
     batch_size: int | None = None,
     max_samples: int | None = None,
     heads: int | None = None,

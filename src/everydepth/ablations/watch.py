@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from everydepth.ablations.memorize import flipped_rows, memorization
+from everydepth.ablations.memorize import Flipped, flipped_rows, memorization
 from everydepth.ablations.skips import checked_layers
 from everydepth.ablations.study import gradient_study
-from everydepth.data import NoisyLabels
 from everydepth.errors import SettingError
 from everydepth.runs.callback import Callback
 from everydepth.stream.feed import Source
@@ -36,7 +34,7 @@ class GradientWatch(Callback):
         clean: Source,
         noisy: Source,
         *,
-        flipped: NoisyLabels | Tensor | Sequence[int],
+        flipped: Flipped,
         layers: Sequence[int] | None = None,
         every: int = 1,
         max_samples: int | None = 256,

@@ -102,10 +102,13 @@ def trim_padding(batch: Batch, generator: torch.Generator | None = None) -> Batc
     used = batch["attention_mask"].any(dim=0).nonzero().flatten()
     width = batch["attention_mask"].shape[1]
     start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, width)
-    return {
-        key: value[:, start:stop] if value.ndim == 2 and value.shape[1] == width else value
-        for key, value in batch.items()
-    }
+
+    def trimmed(key: str, value: Tensor) -> Tensor:
+        shares = key == "labels" and value.is_floating_point()  # of classes, however many
+        fits = value.ndim == 2 and value.shape[1] == width and not shares
+        return value[:, start:stop] if fits else value
+
+    return {key: trimmed(key, value) for key, value in batch.items()}
 
 
 def tokenized(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 from everydepth.data.archives import load_newsgroups, load_tweeteval
 from everydepth.data.digits import load_digits
-from everydepth.data.hub import load_hub
+from everydepth.data.hub import load_files, load_hub
 from everydepth.data.images import has_images, load_images
 from everydepth.data.reading import find_file, listing, pick_split, unpacked_name
 from everydepth.data.sets import Corpus, Data, Images, Points, Table, Texts
@@ -20,7 +20,8 @@ from everydepth.data.tables import TABLE_SUFFIXES, load_columns, load_table, loa
 from everydepth.environment import DATA_VARIABLE
 from everydepth.errors import DataError
 
-FILE_SUFFIXES = (*TABLE_SUFFIXES, ".txt")
+FILE_SUFFIXES = (*TABLE_SUFFIXES, ".txt", ".parquet")
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 Reader = Callable[..., Data]
 """Called with the data set's folder, the split and options."""
@@ -155,39 +156,40 @@ def data_names() -> tuple[str, ...]:
 @overload
 def load(
     name: str | Path,
+    split: str = "train",
     *,
     kind: type[D],
-    split: str = "train",
     root: str | Path | None = None,
     **options: Any,
 ) -> D: ...
 @overload
 def load(
     name: str | Path,
+    split: str = "train",
     *,
     kind: None = None,
-    split: str = "train",
     root: str | Path | None = None,
     **options: Any,
 ) -> Data: ...
 def load(
     name: str | Path,
+    split: str = "train",
     *,
     kind: type[Any] | None = None,
-    split: str = "train",
     root: str | Path | None = None,
     **options: Any,
 ) -> Any:
     """A data set, whatever it is.
 
-    `name` is one of `data_names()`, the path of a file or folder, or an `owner/name` of the
-    Hugging Face hub (`hf:name` for one without an owner). Named folders are looked for under
-    `root`, by default the environment variable EVERYDEPTH_DATA. `kind=Images` (or another type)
-    makes sure of the type. Options go to the reader: `seed` for digits and surfaces, `task` for
-    tweeteval and the hub, `text`, `pair`, `label`, ... for a table (see `load_table`).
+    `name` is one of `data_names()`, the path of a file (txt, tsv, csv, json, jsonl, parquet) or
+    folder (one such file a split, a folder of pictures for each class, IDX or CIFAR's binaries), or
+    an `owner/name` of the Hugging Face hub (`hf:name` for one without an owner). Named folders are
+    looked for under `root`, by default the environment variable EVERYDEPTH_DATA. `kind=Images` (or
+    another type) makes sure of the type. Options go to the reader: `seed` for digits and surfaces,
+    `task` for tweeteval and the hub, `text`, `pair`, `label`, ... for a table (see `load_table`).
 
     >>> from everydepth.data import load
-    >>> len(load("digits", split="test"))
+    >>> len(load("digits", "test"))
     359
     """
     data = _load(name, split, root, options)
@@ -237,9 +239,13 @@ def _from_path(path: Path, split: str, options: Mapping[str, Any]) -> Data:
     if path.is_dir():
         files = [file for file in sorted(path.iterdir()) if _suffix(file) in FILE_SUFFIXES]
         if has_images(path) or not files:
-            return load_images(path, split=split, **options)
+            pictures = any(file.suffix.lower() in PICTURES for file in path.rglob("*"))
+            other = pictures and not has_images(path)
+            return (load_files if other else load_images)(path, split, **options)
         by_split = {unpacked_name(file).removesuffix(_suffix(file)): file for file in files}
         path = pick_split(str(path), split, by_split)
+    if _suffix(path) == ".parquet":
+        return load_files(path, **options)
     if "text" in options:
         return load_table(path, **options)
     return (load_columns if _suffix(path) in TABLE_SUFFIXES else load_text)(path, **options)

@@ -1,13 +1,16 @@
-"""Data sets by name from the Hugging Face hub, through the optional package `datasets`."""
+"""What the optional package `datasets` reads: the hub, parquet files, folders of pictures."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
+from everydepth.data.reading import pick_split
 from everydepth.data.sets import Images, Table, Texts
 from everydepth.data.tables import table_texts
 from everydepth.errors import DataError
@@ -15,8 +18,8 @@ from everydepth.errors import DataError
 
 def load_hub(
     name: str,
-    *,
     split: str = "train",
+    *,
     task: str | None = None,
     text: str | None = None,
     pair: str | None = None,
@@ -24,32 +27,78 @@ def load_hub(
 ) -> Images | Texts | Table:
     """A data set of the hub: images if it has an image column, texts if `text` or only one or
     two text columns say which, otherwise a table. `task` is the hub's configuration name."""
+    datasets = _package(
+        f"{name!r} is neither a file or folder here nor a known name, and the Hugging Face hub"
+    )
+    try:
+        rows = datasets.load_dataset(name, task, split=split)
+    except Exception as error:  # the hub raises a dozen types; all mean "not here"
+        raise DataError(_why(name, task, split, error)) from error
+    return _data(name, rows, text, pair, label)
+
+
+def load_files(
+    path: str | Path,
+    split: str = "train",
+    *,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+) -> Images | Texts | Table:
+    """A parquet file, or a folder with a folder of pictures for each class (perhaps in `train/`,
+    `test/`, ...), as `load_hub` would give it."""
+    path = Path(path)
+    kind, where = ("imagefolder", "data_dir") if path.is_dir() else ("parquet", "data_files")
+    datasets = _package(f"{path}: {kind}")
+    try:
+        with TemporaryDirectory() as cache:
+            found = datasets.load_dataset(
+                kind, cache_dir=cache, keep_in_memory=True, **{where: str(path)}
+            )
+    except Exception as error:  # whatever the reader of the format raises
+        raise DataError(
+            f"{path} cannot be read as {kind} ({error.__cause__ or error}); it may be truncated, "
+            "fetch it again"
+        ) from error
+    splits = {"valid" if name == "validation" else name: rows for name, rows in found.items()}
+    return _data(str(path), pick_split(str(path), split, splits), text, pair, label)
+
+
+def _package(what: str) -> Any:
     try:
         import datasets
     except ImportError as error:
         raise DataError(
-            f"{name!r} is neither a file or folder here nor a known name, and the Hugging Face hub "
-            "needs the package datasets; run pip install 'everydepth[data]'"
+            f"{what} needs the package datasets; run pip install 'everydepth[data]'"
         ) from error
-    try:
-        rows: Any = datasets.load_dataset(name, task, split=split)
-    except Exception as error:  # the hub raises a dozen types; all mean "not here"
-        raise DataError(_why(name, task, split, error)) from error
+    return datasets
+
+
+def _data(
+    name: str, rows: Any, text: str | None, pair: str | None, label: str | None
+) -> Images | Texts | Table:
     features = dict(rows.features)
+    kinds = {type(feature).__name__: column for column, feature in reversed(features.items())}
     if label is None:
-        label = next((n for n, f in features.items() if isinstance(f, datasets.ClassLabel)), None)
+        usual = (column for column in ("label", "labels") if column in features)
+        label = kinds.get("ClassLabel") or next(usual, None)
     classes = tuple(getattr(features.get(label), "names", ())) if label else ()
-    image = next((n for n, f in features.items() if isinstance(f, datasets.Image)), None)
-    if image is not None:
-        return _images(name, rows, image, label, classes)
+    if "Image" in kinds:
+        return _images(name, rows, kinds["Image"], label, classes)
     strings = [n for n, f in features.items() if getattr(f, "dtype", None) == "string"]
+    strings = [n for n in strings if n != label]
     if text is None and 1 <= len(strings) <= 2:
         text, pair = (strings * 2)[0], (*strings, None)[1]
-    table = Table({n: tuple("" if v is None else str(v) for v in rows[n]) for n in features})
+    columns = {n: tuple("" if v is None else str(v) for v in rows[n]) for n in features}
+    if classes and label:
+        # Numbers are positions, and -1 is no label.
+        numbers = [-1 if v is None else int(v) for v in rows[label]]
+        columns[label] = tuple("" if n < 0 else classes[n] for n in numbers)
+        label = None if set(numbers) == {-1} else label
     if text is None:
-        return table
+        return Table(columns)
     return table_texts(
-        table, text=text, pair=pair, label=label, classes=classes or None, source=name
+        Table(columns), text=text, pair=pair, label=label, classes=classes or None, source=name
     )
 
 
@@ -62,7 +111,10 @@ def _images(
             "label="
         )
     # A mode of mixed grey and colour images would not stack, so anything but grey becomes colour.
-    pictures = [np.asarray(p if p.mode == "L" else p.convert("RGB")) for p in rows[image]]
+    try:
+        pictures = [np.asarray(p if p.mode == "L" else p.convert("RGB")) for p in rows[image]]
+    except (OSError, SyntaxError) as error:
+        raise DataError(f"{name} has a picture that cannot be read ({error})") from error
     sizes = {picture.shape for picture in pictures}
     if len(sizes) != 1:
         raise DataError(

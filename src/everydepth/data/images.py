@@ -28,8 +28,8 @@ class _Layout(NamedTuple):
 
 def load_images(
     folder: str | Path,
-    *,
     split: str = "train",
+    *,
     classes: Sequence[str] | None = None,
     coarse: bool = False,
 ) -> Images:
@@ -42,8 +42,8 @@ def load_images(
             return _images(pixels, labels, names, folder)
     raise DataError(
         f"no images in {folder}, which holds {listing(folder)}; expected IDX files "
-        "(train-images-idx3-ubyte.gz), CIFAR binaries (data_batch_1.bin, train.bin) or sheets "
-        "(data_batch_1.webp with train_labels.npy)"
+        "(train-images-idx3-ubyte.gz), CIFAR binaries (data_batch_1.bin, train.bin), sheets "
+        "(data_batch_1.webp with train_labels.npy), or a folder of pictures for each class"
     )
 
 

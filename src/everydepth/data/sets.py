@@ -124,6 +124,10 @@ class Rows(Dataset[dict[str, Any]], ABC):
                     "rows; give one boolean a row"
                 )
             return chosen.nonzero().flatten()
+        if chosen.is_floating_point() and chosen.numel():
+            raise DataError(
+                f"indices are {str(chosen.dtype)[6:]}; use whole numbers, or a boolean a row"
+            )
         chosen = chosen.long().flatten()
         outside = chosen[(chosen < 0) | (chosen >= len(self))]
         if len(outside):

@@ -1,10 +1,15 @@
-"""Tables and texts from a local file: tsv, csv, `text;label` lines, json, jsonl, plain text."""
+"""Tables and texts from a local file: tsv, csv, `text;label` lines, json, jsonl, plain text.
+
+Not through `datasets`, which guesses the type of each column: a text that looks like a date becomes
+one, "01" becomes 1, and "null" and "NA" vanish.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +23,8 @@ from everydepth.data.sets import Corpus, Table, Texts
 from everydepth.errors import DataError
 
 _DELIMITERS = {".tsv": "\t", ".csv": ","}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?")
+_MISSING = ("", "nan", "null")
 TABLE_SUFFIXES = (*_DELIMITERS, ".jsonl", ".json")
 
 
@@ -62,7 +69,7 @@ def load_columns(
     if not text.strip():
         raise DataError(f"{path} is empty, but rows were expected; fetch it again")
     if suffix in (".json", ".jsonl"):
-        return _from_records(_json(path, text) if suffix == ".json" else _jsonl(path, text), path)
+        return _from_records(_records(path, text), path)
     rows = _cells(path, text, delimiter or _DELIMITERS.get(suffix) or _sniffed(path, text))
     _, first = rows[0]
     if columns is not None:
@@ -94,7 +101,8 @@ def load_table(
     """The texts of a table, by column name or position; several text columns join as lines.
 
     Labels are class names or positions in `classes`. Without `classes` they are the sorted
-    labels of this file: to read several files alike, pass the classes of the first to the others.
+    labels of this file, numbers as numbers: to read several files alike, pass the classes of the
+    first to the others. A row without a label (empty, nan, null) is an error.
 
     >>> from pathlib import Path
     >>> from everydepth.data import load_table
@@ -131,22 +139,48 @@ def table_texts(
 def encode_labels(
     cells: Sequence[str], classes: Sequence[str] | None, source: str
 ) -> tuple[Int[Tensor, " rows"], tuple[str, ...]]:
-    """Class numbers and class names of labels written as text."""
+    """Class numbers and class names of labels written as text.
+
+    Blanks around a label are no part of it. Where all labels are numbers, equal ones are one class
+    however they are written, and classes are in the order of the numbers.
+    """
+    found: list[Any] = [cell.strip() for cell in cells]
     if classes is None:
-        numeric = all(cell.lstrip("-").isdecimal() for cell in cells)
-        names = tuple(sorted(set(cells), key=int) if numeric else sorted(set(cells)))
-        number = {name: place for place, name in enumerate(names)}
-    else:
-        names = tuple(classes)
-        number = {str(place): place for place in range(len(names))}
-        number |= {name: place for place, name in enumerate(names)}
-    for row, cell in enumerate(cells):
-        if cell not in number:
+        _check_labelled(found, source)
+        if all(map(_NUMBER.fullmatch, found)):
+            found = [_number(cell) for cell in found]
+        order = sorted(set(found))
+        names, place = tuple(map(str, order)), {value: i for i, value in enumerate(order)}
+        return torch.tensor([place[value] for value in found], dtype=torch.long), names
+    names = tuple(classes)
+    place = {str(number): number for number in range(len(names))}
+    place |= {name: number for number, name in enumerate(names)}
+    for row, cell in enumerate(found):
+        if cell not in place and _NUMBER.fullmatch(cell):
+            cell = found[row] = str(_number(cell))
+        if cell not in place:
+            _check_labelled(found[row : row + 1], source, row)
             raise DataError(
                 f"label {cell!r} in row {row} of {source}, but the classes are "
                 f"{', '.join(map(repr, names))}; correct the file or classes="
             )
-    return torch.tensor([number[cell] for cell in cells], dtype=torch.long), names
+    return torch.tensor([place[cell] for cell in found], dtype=torch.long), names
+
+
+def _check_labelled(cells: Sequence[str], source: str, first: int = 0) -> None:
+    missing = [first + row for row, cell in enumerate(cells) if cell.lower() in _MISSING]
+    if missing:
+        more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise DataError(
+            f"the label of row {missing[0]}{more} of {source} is missing "
+            f"({cells[missing[0] - first]!r}); remove the row, write its class, or name the class "
+            "in classes="
+        )
+
+
+def _number(cell: str) -> int | float:
+    value = int(cell) if cell.lstrip("+-").isdecimal() else float(cell)
+    return int(value) if value == int(value) else value
 
 
 def _column(table: Table, which: str | int, source: str) -> tuple[str, ...]:
@@ -203,33 +237,26 @@ def _from_rows(path: Path, names: list[str], rows: list[tuple[int, list[str]]]) 
     return Table(dict(zip(names, cells, strict=True)))
 
 
-def _json(path: Path, text: str) -> list[Any]:
-    try:
-        records = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not json ({error}); it may be truncated, fetch it again") from (
-            error
-        )
-    if not isinstance(records, list) or not records:
+def _records(path: Path, text: str) -> list[Any]:
+    """The list in a json file, or the lines of a jsonl file."""
+    lined = Path(unpacked_name(path)).suffix == ".jsonl"
+    found: list[Any] = []
+    for number, part in enumerate(lines(text) if lined else [text], 1):
+        try:
+            found += [json.loads(part)] if part.strip() else []
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"{path}{f' line {number}' if lined else ''} is not json ({error}); it may be "
+                "truncated, fetch it again"
+            ) from error
+    if lined:
+        return found
+    if not isinstance(found[0], list) or not found[0]:
         raise DataError(
-            f"{path} holds a {type(records).__name__}, but a list of objects was expected; "
+            f"{path} holds a {type(found[0]).__name__}, but a list of objects was expected; "
             "convert it, one object a row"
         )
-    return cast(list[Any], records)
-
-
-def _jsonl(path: Path, text: str) -> list[Any]:
-    records: list[Any] = []
-    for number, line in enumerate(lines(text), 1):
-        if line.strip():
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{path} line {number} is not json ({error}); it may be truncated, fetch it "
-                    "again"
-                ) from error
-    return records
+    return cast(list[Any], found[0])
 
 
 def _from_records(records: list[Any], path: Path) -> Table:

@@ -200,14 +200,14 @@ def certified(
         counts = Counts(samples, int((loss == 1).sum()), int((loss == -1).sum()))
         p = P_VALUES[against](counts, risk)
         if p > delta:
-            failed = f"the next one has risk {counts.risk:.4f} on them, p-value {p:.3g}"
+            failed = f": the next one has risk {counts.risk:.4f} on them, p-value {p:.3g}"
             break
         best, found = thresholds, (p, counts.risk, leaving)
     p, observed, leaving = found
     certain = bool((best < NEVER).any())
     speedup = layer_speedup(leaving, places + 1)
     note = (
-        f"risk <= {risk} with probability {1 - delta}, from {samples} samples ({against}); {failed}"
+        f"risk <= {risk} with probability {1 - delta}, from {samples} samples ({against}){failed}"
         if certain
         else _why_not(samples, risk, delta, against, failed)
     )
@@ -238,12 +238,15 @@ def _own_path(outcomes: Outcomes, risk: float, against: Against) -> Float[Tensor
     """
     rates = risk * torch.logspace(-2, 1, 60, dtype=torch.float64)
     losses = outcomes.losses(against)
+    if len(losses) == 0:
+        return torch.full((1, outcomes.certainty.shape[1]), NEVER, dtype=torch.float64)
     columns: list[Tensor] = []
     for place in range(outcomes.certainty.shape[1]):
         certainty, order = outcomes.certainty[:, place].double().sort(descending=True)
         loss = losses[order, place].double().cumsum(0) / torch.arange(1, len(order) + 1)
-        # Ties leave together: only the last of equal certainties ends a group.
-        ends = torch.cat([certainty[1:] != certainty[:-1], torch.tensor([True])])
+        # Ties leave together: only the last of equal certainties ends a group. Who is not certain
+        # at all stays.
+        ends = torch.cat([certainty[1:] != certainty[:-1], torch.tensor([True])]) & (certainty > 0)
         fits = (loss <= rates[:, None]) & ends
         last = fits.long() * torch.arange(1, len(order) + 1)
         count = last.amax(1)
@@ -264,10 +267,11 @@ def _allowed(stream: ResidualStream, depths: Sequence[int] | None) -> list[bool]
 
 def _why_not(samples: int, risk: float, delta: float, against: Against, failed: str) -> str:
     needed = samples_needed(risk, delta, against)
+    count = f"{samples} sample{'' if samples == 1 else 's'}"
     reason = (
-        f"{samples} samples can never show it: even without a single error {needed} are needed"
+        f"{count} can never show it: even without a single error {needed} are needed"
         if samples < needed
-        else f"on {samples} samples not even the most careful threshold passes: {failed}"
+        else f"on {count} not even the most careful threshold passes{failed}"
     )
     return (
         f"nothing can be certified at risk {risk}, delta {delta}: {reason}; the policy runs the "

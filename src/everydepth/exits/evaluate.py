@@ -23,6 +23,7 @@ from everydepth.results import (
 )
 from everydepth.stream import ResidualStream, Targets, as_stream, evaluating, has_labels, unwrapped
 from everydepth.stream.feed import Feed
+from everydepth.stream.states import are_finite
 
 
 class Evaluation(Results, kind="evaluation"):
@@ -113,6 +114,8 @@ def evaluate(
             runs = [_both(stream, batch, policy) for _ in range(repeats)]
             time += torch.tensor([run[0] for run in runs], dtype=torch.float64).amin(0)
             _, full, left = runs[0]
+            if not bool(are_finite(full).all()):
+                stream.observe(batch).check_predictions()
             depths.append(left.depths.cpu())
             same += int((left.labels == full.argmax(-1)).sum())
             if has_labels(stream, batch):

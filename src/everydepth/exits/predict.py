@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from everydepth.exits.policies import NEVER, Memory, Number, Policy
 from everydepth.exits.reading import exit_logits
 from everydepth.stream import Batch, ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.stream.feed import as_batch
+from everydepth.stream.states import are_finite
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,11 @@ class Prediction:
 
 @torch.no_grad()
 def predict(
-    model: nn.Module | ResidualStream, batch: Batch, *, policy: Policy, **options: Any
+    model: nn.Module | ResidualStream, batch: Any, *, policy: Policy, **options: Any
 ) -> Prediction:
     """Predict each row at the depth where the policy lets it leave.
 
+    batch: a mapping, inputs alone, or `(inputs, labels)`, of which the labels are left aside.
     The same predictions and depths as one row at a time. The model is run in eval mode and left
     in its own.
 
@@ -45,7 +48,7 @@ def predict(
     stream = as_stream(model, **options)
     thresholds = policy.for_stream(stream)
     with evaluating(unwrapped(stream.model)):
-        return _predict(stream, batch, policy, thresholds)
+        return _predict(stream, as_batch(batch, stream), policy, thresholds)
 
 
 def _predict(
@@ -82,4 +85,6 @@ def _predict(
         cursor = cursor.select(stays)
         memory = tuple(kept[stays] for kept in memory)
         rows = rows[stays]
+    if not bool(are_finite(logits).all()):
+        stream.observe(batch).check_predictions()
     return Prediction(logits.argmax(-1), depths, logits)

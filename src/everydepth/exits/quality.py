@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from everydepth.stream import ResidualStream, States, Targets, has_labels, nothing_asked
+from everydepth.stream.states import are_finite
 
 
 class Totals:
@@ -60,13 +61,15 @@ def watch(totals: Totals, states: States) -> None:
         totals.sums[depth - 1] += values.double().sum().cpu()
         if depth == 1:
             totals.count += values.numel()
+    if not bool(torch.isfinite(totals.sums).all()):
+        states.check_predictions()
 
 
 def _values(metric: str, targets: Targets, z: Tensor, last: Tensor) -> Tensor:
-    if metric == "accuracy":
-        return targets.hits(z)
-    if metric == "agreement":
-        return z.argmax(-1) == last.argmax(-1)
+    """One a row; NaN where the prediction is no prediction."""
+    if metric in ("accuracy", "agreement"):
+        right = targets.hits(z) if metric == "accuracy" else z.argmax(-1) == last.argmax(-1)
+        return right.float().masked_fill(~are_finite(z), torch.nan)
     if metric == "error":
         gap, whole = (
             targets.sample_sums(x.flatten(1).square().sum(1)).sqrt() for x in (z - last, last)

@@ -12,6 +12,7 @@ from torch import Tensor
 from everydepth.errors import UnsupportedModelError
 from everydepth.exits.policies import Memory, Policy
 from everydepth.stream import ResidualStream, States
+from everydepth.stream.states import are_finite
 
 
 def exit_logits(
@@ -42,11 +43,20 @@ def certainties(
     stream, memory = states.stream, Memory()
     scores: list[Tensor] = []
     classes: list[Tensor] = []
-    for depth in range(1, stream.depth):
-        logits = exit_logits(stream, states.exit_state(depth), depth, states.batch)
-        score, memory = policy.certainty(logits, memory)
-        scores.append(score)
+    finite: list[Tensor] = []
+    for depth in range(1, stream.depth + 1):
+        last = depth == stream.depth
+        logits = (
+            states.logits(depth)
+            if last
+            else exit_logits(stream, states.exit_state(depth), depth, states.batch)
+        )
+        if not last:
+            score, memory = policy.certainty(logits, memory)
+            scores.append(score)
         classes.append(logits.argmax(-1))
-    last = states.logits(stream.depth).argmax(-1)
-    empty = last.new_zeros((len(last), 0), dtype=torch.float32)
-    return torch.stack(scores, 1) if scores else empty, torch.stack([*classes, last], 1)
+        finite.append(are_finite(logits))
+    if not bool(torch.stack(finite).all()):
+        states.check_predictions()
+    empty = classes[0].new_zeros((len(classes[0]), 0), dtype=torch.float32)
+    return torch.stack(scores, 1) if scores else empty, torch.stack(classes, 1)

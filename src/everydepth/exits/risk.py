@@ -16,6 +16,9 @@ import numpy as np
 # With a share q of losses among samples and no gains the best is 1 - q / risk.
 _STAKES = np.array([0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05])
 
+MOST = 10**12
+"""More samples than this are not counted: nobody has them."""
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -58,10 +61,10 @@ P_VALUES: dict[str, Callable[[Counts, float], float]] = {
 
 
 def samples_needed(risk: float, delta: float, against: str) -> int:
-    """With fewer samples, not even a policy that never errs can be certified."""
+    """With fewer samples, not even a policy that never errs can be certified; at most `MOST`."""
     p_value = P_VALUES[against]
     # Both p-values fall at least as fast as 8 (1 - risk / 2)^n.
-    enough = math.ceil(2 * math.log(len(_STAKES) / delta) / risk)
+    enough = math.ceil(min(2 * math.log(len(_STAKES) / delta) / risk, MOST))
     return 1 + bisect_left(
         range(1, enough), True, key=lambda n: p_value(Counts(n, 0), risk) <= delta
     )

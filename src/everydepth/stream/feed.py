@@ -23,7 +23,7 @@ from torch.utils.data import (
 from everydepth.errors import BatchError, SettingError
 from everydepth.progress import shown
 from everydepth.stream.contract import BESIDE_INPUTS, ResidualStream, unwrapped
-from everydepth.stream.rows import pick_rows
+from everydepth.stream.rows import as_rows, numbers_in, pick_rows, whole_numbers
 
 BATCH_SIZE = 32
 Batch = Mapping[str, Any]
@@ -54,7 +54,7 @@ class Feed:
 
     data: see `Source`; what does not come in batches is cut into such of `batch_size` (32).
     max_samples: rows to give in all.
-    only: numbers of the rows to give; the others are passed over.
+    only: the rows to give, by number or as a boolean mask; the others are passed over.
     again: refuse data that can be iterated only once.
     ordered: refuse data that comes in another order each time, as row numbers would mean nothing.
     move: False leaves batches where they are.
@@ -91,14 +91,16 @@ class Feed:
                 f"{type(data).__name__} shuffles, so the numbers of its rows mean nothing; pass "
                 "the data set itself, or a loader with shuffle=False"
             )
-        self._stream, self._max, self._only = stream, max_samples, only
+        self._asked = None if only is None else whole_numbers(only, "only")
+        self._only = None if self._asked is None else as_rows(self._asked)
+        self._stream, self._max = stream, max_samples
         self._device = stream.device if move else None
         self._numbers: Tensor | None = None
         rows = by_number(data, stream)
         self.rows: int | None = None if rows is None else len(rows)
-        if rows is not None and only is not None:
-            _check_there(only, len(rows))
-            self._numbers = only  # rows can be picked before they are loaded
+        if rows is not None and self._asked is not None:
+            # Rows can be picked before they are loaded.
+            self._numbers = numbers_in(self._asked, len(rows))
         self._source: Iterable[Any] = (
             batches_of(data, stream, batch_size)
             if rows is None
@@ -160,7 +162,8 @@ class Feed:
             raise _empty()
         if self.rows is None:
             self.rows = first
-            _check_there(self._only, first)
+            if self._asked is not None:
+                numbers_in(self._asked, first)
 
     def _kept(self, numbers: Tensor) -> Tensor:
         if self._only is None or self._numbers is not None:
@@ -499,13 +502,6 @@ def keeps_order(data: Source) -> bool:
         sampler = loader.sampler if batches is None else batches.sampler
         return isinstance(sampler, SequentialSampler)
     return getattr(data, "shuffle", False) is not True
-
-
-def _check_there(only: Tensor | None, rows: int) -> None:
-    if only is not None and len(only) and int(only.max()) >= rows:
-        raise BatchError(
-            f"row {int(only.max())} is asked for, but the data has {rows} rows; use 0 to {rows - 1}"
-        )
 
 
 def _empty() -> BatchError:

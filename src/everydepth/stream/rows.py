@@ -8,6 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from everydepth.errors import BatchError
+
 
 def select_rows(
     value: Any, rows: Tensor, batch_size: int, min_ndim: int = 1, heads: int | None = None
@@ -97,6 +99,34 @@ def pick_rows(batch: Mapping[str, Any], rows: Tensor | slice, size: int) -> dict
         return value[rows] if fits else value
 
     return {key: picked(value) for key, value in batch.items()}
+
+
+def whole_numbers(values: Any, what: str) -> Tensor:
+    """A vector of whole numbers, or of truth values, as it is given: nothing is cut or guessed."""
+    found = torch.as_tensor(values)
+    if found.ndim != 1 or found.is_floating_point() or found.is_complex():
+        if found.numel() == 0:
+            return found.flatten().long()
+        raise BatchError(
+            f"{what} has {str(found.dtype)[6:]} numbers of shape {tuple(found.shape)}; pass one "
+            "row of whole numbers"
+        )
+    return found if found.dtype == torch.bool else found.long()
+
+
+def numbers_in(rows: Tensor, count: int) -> Tensor:
+    """Row numbers, given as such or as a boolean mask, if the data has them."""
+    if rows.dtype == torch.bool:
+        if len(rows) != count:
+            raise BatchError(
+                f"a mask of {len(rows)} rows, but the data has {count}; give one boolean a row"
+            )
+    elif len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count):
+        wrong = int(rows.min()) if int(rows.min()) < 0 else int(rows.max())
+        raise BatchError(
+            f"row {wrong} is asked for, but the data has {count} rows; use 0 to {count - 1}"
+        )
+    return as_rows(rows)
 
 
 def as_rows(rows: Tensor) -> Tensor:

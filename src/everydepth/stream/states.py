@@ -85,3 +85,27 @@ class States:
                     depth,
                 )
         return self
+
+    def check_predictions(self, lowest: int = 1) -> States:
+        """Self, or an error that names the first depth from which no prediction can be read.
+
+        A class that is ruled out (a logit of -infinity) is none, a row without any class left is.
+        For use where something is wrong already: every depth is read out.
+        """
+        self.check_finite()
+        for depth in range(lowest, self.depth + 1):
+            bad = ~are_finite(self.logits(depth))
+            if bool(bad.any()):
+                raise NonFiniteError(
+                    f"all states are finite, but predictions at depth {depth} of {self.depth} are "
+                    f"NaN or infinite, {int(bad.sum())} of {bad.numel()}; look at the final norm "
+                    "and the head, or use a wider number format",
+                    depth,
+                )
+        return self
+
+
+def are_finite(z: Tensor) -> Tensor:
+    """Which predictions say something: no NaN, no infinity, and not all of their classes ruled
+    out. As cheap as finding the largest of each."""
+    return torch.isfinite(z.amax(-1))

@@ -139,7 +139,11 @@ class Observation:
     @cached_property
     def predictions(self) -> Predictions:
         """Loss, decision, margin and confidence of every row at every depth, in one sweep."""
-        return predictions(self)
+        found = predictions(self)
+        # What a block adds to a prediction is no number where the prediction is none.
+        if not bool(torch.isfinite(found.step).all()):
+            self.states.check_predictions(lowest=0)
+        return found
 
     def logits(self, depth: int, rows: slice) -> Tensor:
         """`z_l` of some rows; at depth L the model's own output."""

@@ -24,6 +24,7 @@ from everydepth.training.scoring import Evaluator
 from everydepth.training.snapshot import kept_random_state
 
 
+@kept_random_state()
 def fit(
     net: nn.Module | ResidualStream,
     train: Source,
@@ -42,7 +43,8 @@ def fit(
         the tuple `(inputs, labels)`), a DataLoader, or a re-iterable of batches. Of rows
         `batch_size` make one optimizer step, over all processes and accumulated pieces together,
         so neither changes the result; the order is a function of `seed` and the epoch. What comes
-        in batches has its own size, order and workers: to ask for others is an error.
+        in batches has its own size, order and workers: to ask for others is an error. Columns of
+        `everydepth.data.Tokens` that are padding in a whole batch are left out of it.
     config, where: what decides the outcome, and where the run is kept.
     about: more to write into the run's config, as JSON values.
     settings: any field of `FitConfig` and `RunConfig`: `epochs=3, lr=2e-3, run="runs/one"`.
@@ -83,14 +85,17 @@ def fit(
         about=dict(about or {}),
     )
     with ExitStack() as stack:
-        stack.enter_context(kept_random_state())
         if place.compile:
             backend = place.compile if isinstance(place.compile, str) else "inductor"
             stack.enter_context(_compiled(net, backend))
         training.prepare()
         training.open_run(stack)
         if place.trackers:
-            start_trackers(accelerator, flat(training.describe()))
+            try:
+                start_trackers(accelerator, flat(training.describe()))
+            except SettingError:
+                training.discard()
+                raise
             stack.callback(lambda: [tracker.finish() for tracker in accelerator.trackers])
         return training.go()
 

@@ -16,7 +16,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 
 from everydepth.config import plain
-from everydepth.data import Batches, Rows
+from everydepth.data import Batches, Rows, Tokens, trim_padding
 from everydepth.errors import DataError, SettingError
 from everydepth.stream import ResidualStream
 from everydepth.stream.feed import (
@@ -150,7 +150,9 @@ class _FromRows(Loader):
                 pin_memory=self.pinned,
             )
         )
-        return self._checked(_skipped(batches, start - first))
+        found = self._checked(_skipped(batches, start - first))
+        padded = isinstance(self.data, Tokens) and self.data.attention_mask is not None
+        return map(trim_padding, found) if padded else found
 
     def describe(self) -> str:
         name = repr(self.data) if isinstance(self.data, Rows) else type(self.data).__name__

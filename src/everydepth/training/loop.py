@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import sys
 import time
@@ -71,6 +72,7 @@ class Training:
         self.net, self.accelerator, self.loader = net, accelerator, loader
         self.config, self.where, self.callbacks, self._about = config, where, callbacks, about
         self.run: Run | None = None
+        self._began = False
         self.step = self.epoch = 0
         self.loss = math.nan
         self._losses: dict[int, Tensor] = {}  # of the last step, on the device
@@ -193,12 +195,19 @@ class Training:
             return True
 
         continued = on_main(self.accelerator, opened)
+        self._began = not continued
         self.run = Run.open(path)
         # Without a checkpoint the process died before it had written the first one.
         if continued and self.run.latest() is not None:
             self._restore(self.run.checkpoint())
         else:
             self._save()
+
+    def discard(self) -> None:
+        """Leave no directory of a run that was begun here, but of one that was continued."""
+        run = self.run
+        if run is not None and self._began:
+            on_main(self.accelerator, lambda: shutil.rmtree(run.path))
 
     def _total(self) -> int:
         if self.config.steps is not None:

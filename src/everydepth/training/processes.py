@@ -74,8 +74,7 @@ def start_trackers(accelerator: Accelerator, config: dict[str, Any]) -> None:
     except Exception as error:
         raise SettingError(
             f"a tracker did not start: {error}. Set it up as its documentation says, or leave it "
-            "out (metrics.jsonl of the run has every figure), and go on in the run directory that "
-            "was begun with --resume (resume=True)"
+            "out: metrics.jsonl of the run has every figure"
         ) from error
 
 
