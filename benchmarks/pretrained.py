@@ -1,13 +1,14 @@
 """A pretrained language model made usable at every depth: objectives at equal CPU seconds.
 
     python benchmarks/pretrained.py [--seconds 100] [--run runs/pretrained] [--smoke]
-    python benchmarks/pretrained.py --page
+    python benchmarks/pretrained.py --collect --page
 
 stories15M of EVERYDEPTH_DATA (a Llama of 6 blocks), tuned on stories it drew itself; other stories
 of its own are held out. Every arm has the same CPU seconds: the cost of a step is measured first,
 the number of steps follows from it. One process, one thread. An arm that is done is not repeated:
-call it again after a crash. Figures go to benchmarks/results/pretrained.json; `--page` writes
-docs/objectives.md from them. `--smoke`: a tiny random model, two steps, nothing written.
+call it again after a crash. Figures go to benchmarks/results/pretrained.json; `--collect`
+writes those of the arms that are done, without running any; `--page` writes docs/objectives.md from
+the figures. `--smoke`: a tiny random model, two steps, nothing written.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def page(figures: dict[str, Any]) -> str:
         nll=_markdown(loss),
         drafting=_markdown(draft),
         tokens=f"{ROWS * LENGTH}",
-        machine=f"{machine['platform']}, torch {machine['versions']['torch']}, {machine['date']}",
+        machine=f"{machine['devices'][0]}, torch {machine['versions']['torch']}, {machine['date']}",
     )
 
 
@@ -206,11 +207,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--run", default="runs/pretrained")
+    parser.add_argument("--collect", action="store_true")
     parser.add_argument("--page", action="store_true")
     given = parser.parse_args()
-    if given.page:
-        PAGE.write_text(page(json.loads((RESULTS / "pretrained.json").read_text())), "utf-8")
-        return
     torch.set_num_threads(1)
     cells = [
         {"name": name, "seconds": given.seconds, "run": given.run, "smoke": False} for name in ARMS
@@ -219,7 +218,15 @@ def main() -> None:
         found = {name: arm(name, 1.0, None, True) for name in ARMS}
         print(json.dumps(found, indent=2))
         return
-    done = ed.sweep(cells, arm, run=Path(given.run) / "arms", progress=False)
+    if given.collect or not given.page:
+        measure(cells, given)
+    if given.page:
+        PAGE.write_text(page(json.loads((RESULTS / "pretrained.json").read_text())), "utf-8")
+
+
+def measure(cells: list[dict[str, Any]], given: argparse.Namespace) -> None:
+    folder = Path(given.run) / "arms"
+    done = ed.sweep(cells, arm, run=folder, dry_run=given.collect, progress=False)
     keys = ("steps", "cpu_seconds", "nll", "drafting")
     arms = {row["name"]: {key: row[key] for key in keys} for row in done.rows()}
     record(
