@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.growth import SETTINGS, long_growth, mlp, points, teacher_data
+from tests.zoo import ENTRIES
 from torch import nn
 from torch.optim import SGD, AdamW
 
@@ -49,6 +50,23 @@ def test_a_model_grows_where_the_data_asks_for_it() -> None:
     assert first.held_out.gain == pytest.approx(first.valid["old"] - first.valid[first.safe])
     assert first.gamma >= 0
     assert "by held-out loss keep" in str(found)
+
+
+def test_a_post_norm_model_grows_and_its_checkpoint_has_it(tmp_path: Path) -> None:
+    model, _ = ENTRIES["Bert-SequenceClassification"].make()
+
+    def rows(seed: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(3, 60, (192, 6), generator=generator)
+        return {"input_ids": ids, "labels": ids[:, 0] % 3}
+
+    settings = {**SETTINGS, "rounds": 1, "steps": 60, "alpha": 0.5}
+    found = grow(model, rows(0), rows(1), run=tmp_path / "run", **settings)
+    assert found.rounds[0].accepted
+    assert found.depth == 5
+    assert found.rounds[0].valid["trained"] < found.rounds[0].valid["old"]
+    # The stock class would put the norms back, so no folder claims to be the model.
+    assert not (tmp_path / "run" / "model").exists()
 
 
 def test_a_model_that_draws_its_own_labels_is_the_deepest() -> None:

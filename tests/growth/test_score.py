@@ -19,7 +19,6 @@ from everydepth.errors import (
     LabelError,
     NonFiniteError,
     SettingError,
-    UnsupportedModelError,
 )
 from everydepth.growth import Score, score
 from everydepth.growth.losses import row_losses
@@ -220,9 +219,3 @@ def test_bad_input_is_explained() -> None:
     bad["inputs"][2, 0] = math.nan
     with pytest.raises(NonFiniteError, match="NaN or infinity"):
         score(model, bad)
-
-
-def test_a_post_norm_family_is_refused_with_the_reason() -> None:
-    model, batch = ENTRIES["Bert-SequenceClassification"].make()
-    with pytest.raises(UnsupportedModelError, match=r"\(h \+ 0\) is not h"):
-        score(model, {**batch, "labels": torch.zeros(3, dtype=torch.long)})

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
+from everydepth.errors import UnsupportedModelError
 from everydepth.stream import Block, Branch, ResidualStream, unwrapped
 
 
@@ -39,6 +40,15 @@ class DetrStream(ResidualStream):
 
     def extras(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         return {"pred_boxes": self._inner.bbox_predictor(self.normed(h, depth)).sigmoid()}
+
+    def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
+        if self._inner.config.auxiliary_loss:
+            raise UnsupportedModelError(
+                f"with auxiliary_loss {self.name} norms the state after every block, and a norm of "
+                "a normed state is not that state, so a new block would change the function; load "
+                "it with auxiliary_loss=False"
+            )
+        return super().inserted(after, block, like, share=share)
 
     def after_block(self, h: Tensor, depth: int) -> Tensor:
         # With auxiliary losses the decoder norms the stream itself after every layer.

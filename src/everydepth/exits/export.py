@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,11 +19,22 @@ from everydepth.exits.card import model_card
 from everydepth.exits.load import quiet_transformers
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
+from everydepth.exits.reopen import check_reopened
 from everydepth.files import is_full, write_folder
-from everydepth.stream import Batch, ResidualStream, as_stream, unwrapped
+from everydepth.stream import (
+    Batch,
+    ResidualStream,
+    adapter,
+    as_stream,
+    check_plain,
+    merged,
+    rewrapped,
+    shareable,
+    unwrapped,
+)
 from everydepth.stream.feed import Feed
 
-Format = Literal["hf", "onnx", "gguf"]
+Format = Literal["hf", "onnx", "gguf", "peft"]
 
 MANIFEST = "everydepth.json"
 POLICY = "exit_policy.json"
@@ -65,11 +77,16 @@ def export(
     """Write the model cut to `depth` (all of it, if not given) into a new directory.
 
     "hf": config, safetensors weights and a model card; loads with stock
-    `AutoModel...from_pretrained`. With `exits`, the policy is saved beside the full model.
+    `AutoModel...from_pretrained`, which is tried and compared before the directory appears. With
+    `exits`, the policy is saved beside the full model. Adapters of PEFT are merged.
+
+    "peft": the adapters alone, in the format of PEFT, for a base model of `depth` blocks.
 
     "onnx": one graph with any batch size and sequence length, compared with the model in ONNX
     Runtime before the directory appears. With `exits`, it leaves as soon as every row is done and
-    gives `logits` and `depth` as `predict` does. `example`: a batch to trace and compare with.
+    gives `logits` and `depth` as `predict` does.
+
+    example: a batch to compare with, and for "onnx" to trace; otherwise one is made up.
 
     "gguf": a file for llama.cpp with the weights in their own precision, its next tokens compared
     with the model's before the directory appears. `tokenizer`: the model's own, which goes into
@@ -101,6 +118,10 @@ def export(
     depth = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
     if format not in get_args(Format):
         raise SettingError(f"format={format!r}; use {' or '.join(map(repr, get_args(Format)))}")
+    if format == "peft" and adapter(stream.model) is None:
+        raise SettingError(
+            f"format='peft', but {stream.name} has no adapter of PEFT; use format='hf'"
+        )
     if exits is not None:
         exits.for_stream(stream)
         if depth != stream.depth:
@@ -116,8 +137,9 @@ def export(
     path = Path(directory).absolute()
     _check_target(path, overwrite)
     # An exported copy shares the model's tensors, unless they will change or lie elsewhere.
-    share = recalibrate is None and stream.device.type == "cpu"
-    small = stream.truncated(depth, share=share).cpu().eval()
+    share = recalibrate is None and stream.device.type == "cpu" and shareable(stream.model)
+    small = rewrapped(stream.model, stream.truncated(depth, share=share))
+    small = (small if format == "peft" else merged(small)).cpu().eval()
     cut = as_stream(small, **stream.options)
     if recalibrate is not None:
         recalibrated(cut, recalibrate)
@@ -128,7 +150,7 @@ def export(
         _refuse("format='gguf'", {"exits": exits, "example": example, "processor": processor})
         write, tokenizer = _gguf(cut, tokenizer), None
     else:
-        write = _huggingface(cut) if format == "hf" else _onnx(cut, example, exits)
+        write = {"hf": _huggingface, "onnx": _onnx, "peft": _adapter}[format](cut, example, exits)
 
     def fill(folder: Path) -> None:
         files = write(folder)
@@ -206,7 +228,7 @@ Writer = Callable[[Path], str]
 """Writes the model into a folder and says how to use it, for the card."""
 
 
-def _huggingface(stream: ResidualStream) -> Writer:
+def _huggingface(stream: ResidualStream, example: Batch | None, _: Policy | None) -> Writer:
     from transformers import PreTrainedModel
 
     model = unwrapped(stream.model)
@@ -215,10 +237,13 @@ def _huggingface(stream: ResidualStream) -> Writer:
             f"{stream.name} is not a Hugging Face model, so it has no from_pretrained; use "
             "format='onnx', or save the state dict of everydepth.at_depth(model, k)"
         )
+    if getattr(model, "hf_quantizer", None) is None:  # a model that was loaded quantized saves it
+        check_plain(model, "export")
 
     def write(folder: Path) -> str:
         with quiet_transformers():
             model.save_pretrained(folder)
+        check_reopened(stream, folder, example)
         home = type(model).__module__.partition(".")[0]
         return (
             f"from {home if home == 'transformers' else type(model).__module__} "
@@ -232,6 +257,7 @@ def _huggingface(stream: ResidualStream) -> Writer:
 def _gguf(stream: ResidualStream, tokenizer: Saveable | None) -> Writer:
     from everydepth.engines.gguf_model import write_gguf
 
+    check_plain(stream.model, "export")
     if tokenizer is None:
         raise SettingError(
             "format='gguf' needs tokenizer=, which is part of such a file; give the model's own, "
@@ -251,9 +277,31 @@ def _gguf(stream: ResidualStream, tokenizer: Saveable | None) -> Writer:
     return write
 
 
+def _adapter(stream: ResidualStream, example: Batch | None, _: Policy | None) -> Writer:
+    from peft import PeftModel
+
+    around = adapter(stream.model)
+
+    def reopened(_: nn.Module, folder: Path) -> nn.Module:
+        base = copy.deepcopy(around).unload()
+        return PeftModel.from_pretrained(base, str(folder)).eval()
+
+    def write(folder: Path) -> str:
+        around.save_pretrained(str(folder))
+        check_reopened(stream, folder, example, reopened)
+        return (
+            "import everydepth as ed\nfrom peft import PeftModel\n\n"
+            f'base = ed.load("the base model", depth={stream.depth})\n'
+            'model = PeftModel.from_pretrained(base, "this directory")'
+        )
+
+    return write
+
+
 def _onnx(stream: ResidualStream, example: Batch | None, exits: Policy | None) -> Writer:
     from everydepth.exits import onnx
 
+    check_plain(stream.model, "export")
     if example is None:
         raise SettingError(
             "format='onnx' needs example=: a batch as the model takes it, with two rows or more, "

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from everydepth.stream import ResidualStream
+from everydepth.stream import ResidualStream, stored
 
 Result = TypeVar("Result")
 
@@ -50,7 +50,8 @@ def parameter_count(model: nn.Module) -> int:
 
 def checkpoint_bytes(model: nn.Module) -> int:
     """What a safetensors file holds of this model: tied tensors once, no header."""
-    tensors = {t.data_ptr() or id(t): t for t in model.state_dict().values()}
+    held = [part for tensor in model.state_dict().values() for part in stored(tensor)]
+    tensors = {t.data_ptr() or id(t): t for t in held}
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
@@ -66,7 +67,8 @@ def peak_bytes(run: Callable[[], Any], stream: ResidualStream) -> int:
         return torch.cuda.max_memory_allocated(device)
     with _LiveBytes() as live:
         run()
-    held = [*stream.model.parameters(), *stream.model.buffers()]
+    own = (*stream.model.parameters(), *stream.model.buffers())
+    held = [part for tensor in own for part in stored(tensor)]
     weights = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
     return live.peak + sum(weights.values())
 

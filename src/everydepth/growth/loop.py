@@ -27,6 +27,7 @@ from everydepth.growth.trainer import Trainer, halves, repeatable, train_plainly
 from everydepth.runs import Run, held
 from everydepth.runs.together import is_main, on_main, wait_for_all
 from everydepth.stream import Criterion, ResidualStream, as_stream, unwrapped
+from everydepth.stream.edit import described
 from everydepth.stream.insert import inserted
 from everydepth.training.snapshot import load_optimizer, optimizer_state
 
@@ -183,7 +184,8 @@ class _Growth:
             proof = guarantee(first, self.stream, self.train, test, criterion=self.criterion)
         if self.run is not None and is_main() and not self.run.finished:
             model: Any = self.model
-            if hasattr(model, "save_pretrained"):
+            # A post-norm network that grew is no stock model: its checkpoint alone has it.
+            if hasattr(model, "save_pretrained") and described(model):
                 self.run.write_folder("model", lambda folder: model.save_pretrained(folder))
             outcome = {
                 "model": self.stream.name,

@@ -11,7 +11,6 @@ from everydepth.stream.contract import (
     StreamFactory,
     Task,
     sample_task,
-    unwrapped,
 )
 from everydepth.stream.cursor import Call, Cursor
 from everydepth.stream.depth import at_depth
@@ -33,6 +32,19 @@ from everydepth.stream.targets import (
     nothing_asked,
     real_tokens,
     with_labels,
+)
+from everydepth.stream.wrapping import (
+    adapter,
+    check_plain,
+    check_resident,
+    merged,
+    plain_value,
+    plain_values,
+    rewrapped,
+    shareable,
+    stored,
+    unwrapped,
+    without_gradients,
 )
 
 __all__ = [
@@ -58,9 +70,12 @@ __all__ = [
     "TapGradients",
     "Targets",
     "Task",
+    "adapter",
     "as_stream",
     "at_depth",
     "at_least_float32",
+    "check_plain",
+    "check_resident",
     "check_stream",
     "copy_without",
     "edited",
@@ -71,17 +86,24 @@ __all__ = [
     "insert",
     "labelled_samples",
     "lengthened",
+    "merged",
     "model_class",
     "name_stages",
     "nothing_asked",
     "observe_gradients",
+    "plain_value",
+    "plain_values",
     "real_tokens",
     "record_branches",
     "register",
+    "rewrapped",
     "sample_task",
+    "shareable",
     "shortened",
     "sites",
+    "stored",
     "unwrapped",
     "with_first_tensor",
     "with_labels",
+    "without_gradients",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from everydepth.errors import EveryDepthError, UnsupportedModelError
 from everydepth.stream.block import Block
-from everydepth.stream.contract import Batch, ResidualStream, unwrapped
+from everydepth.stream.contract import Batch, ResidualStream
 from everydepth.stream.modes import evaluating
 from everydepth.stream.registry import as_stream
 from everydepth.stream.states import States
@@ -23,6 +23,7 @@ from everydepth.stream.taps import (
     record_branches,
     with_first_tensor,
 )
+from everydepth.stream.wrapping import check_copied, check_resident, sharded, unwrapped
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,9 @@ def _gradient(e: _Evidence) -> str:
     blocks = [list(block.module.parameters()) for block in e.stream.blocks]
     if not all(any(p.requires_grad for p in params) for params in blocks):
         raise _NotApplicable("some blocks are frozen")
+    if sharded(e.stream.model):
+        raise _NotApplicable("sharded parameters get their gradients after the backward pass")
+    _where(check_resident, e.stream.model, "a gradient")
     with torch.enable_grad():
         states = e.stream.observe(e.batch)
         loss = sum(
@@ -273,6 +277,14 @@ def _gradient(e: _Evidence) -> str:
             if not any(bool(g.any()) for g in grads):
                 raise _Failed(f"block {number} gets no gradient")
     return f"{len(blocks)} blocks"
+
+
+def _where(check: Callable[..., None], *about: Any) -> None:
+    """The clause applies only where a check of the model raises nothing."""
+    try:
+        check(*about)
+    except UnsupportedModelError as reason:
+        raise _NotApplicable(str(reason)) from reason
 
 
 @torch.no_grad()
@@ -294,6 +306,7 @@ def _rows(e: _Evidence) -> str:
 
 @torch.no_grad()
 def _truncation(e: _Evidence) -> str:
+    _where(check_copied, e.stream.model)
     depths = sorted({1, (e.stream.depth + 1) // 2, e.stream.depth})
     worst = 0.0
     for depth in depths:

@@ -28,6 +28,7 @@ from everydepth.stream.taps import (
     with_first_tensor,
 )
 from everydepth.stream.tree import tree
+from everydepth.stream.wrapping import device_of, unwrapped
 
 Task = Literal["classification", "regression", "causal_lm", "masked_lm", "detection", "embedding"]
 """What the readout predicts: a class per sample, numbers per sample, the next token at every
@@ -263,9 +264,8 @@ class ResidualStream(ABC):
     @final
     @property
     def device(self) -> torch.device:
-        """Where the first parameter is."""
-        parameter = next(unwrapped(self.model).parameters(), None)
-        return torch.device("cpu") if parameter is None else parameter.device
+        """Where the first parameter is; of an offloaded model, where it computes."""
+        return device_of(unwrapped(self.model))
 
     @property
     def outputs(self) -> int | None:
@@ -534,40 +534,10 @@ def _no_logits(x: Tensor) -> Tensor:
     return x[..., :0]
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DDP, FSDP, `torch.compile` or PEFT."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-            inner = _adapted(model)
-        if inner is None and isinstance(model, _wrappers()):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def _adapted(model: Any) -> nn.Module:
-    """The model whose layers an adapter of PEFT changed in place."""
-    if getattr(model.active_peft_config, "is_prompt_learning", False):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has an active prompt-tuning adapter, which adds tokens before "
-            "the first block; use an adapter that changes layers (LoRA), or disable it"
-        )
-    return model.get_base_model()
-
-
 def sample_task(model: nn.Module) -> Task:
     """A class a sample; of a head with one output a number, as Hugging Face has it."""
     config = getattr(unwrapped(model), "config", None)
     return "regression" if getattr(config, "num_labels", None) == 1 else "classification"
-
-
-def _wrappers() -> tuple[type[nn.Module], ...]:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.nn.parallel import DataParallel, DistributedDataParallel
-
-    return (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
 
 
 StreamFactory = Callable[..., ResidualStream]

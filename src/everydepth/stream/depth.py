@@ -10,6 +10,7 @@ from torch import nn
 from everydepth.errors import DepthError
 from everydepth.stream.contract import ResidualStream
 from everydepth.stream.registry import as_stream
+from everydepth.stream.wrapping import rewrapped
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -65,8 +66,10 @@ def at_depth(
             "or which"
         )
     if depth is not None:
-        return stream.truncated(stream.check_depth(depth, lowest=1), share=share)
-    return stream.kept(_checked(stream, list(keep or ())), share=share)
+        small = stream.truncated(stream.check_depth(depth, lowest=1), share=share)
+    else:
+        small = stream.kept(_checked(stream, list(keep or ())), share=share)
+    return rewrapped(stream.model, small)
 
 
 def _checked(stream: ResidualStream, keep: list[int]) -> list[int]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from everydepth.errors import SettingError, UnsupportedModelError
+from everydepth.stream.wrapping import check_copied, fetch, without_adapters
 
 Model = TypeVar("Model", bound=nn.Module)
 BlockList = nn.ModuleList | nn.Sequential
@@ -88,6 +89,7 @@ def copy_without(model: Model, dropped: Iterable[nn.Module], *, share: bool) -> 
     share: no tensor is copied, so both models have the same parameters and buffers. The dropped
     modules are still in place: the caller takes them out.
     """
+    check_copied(model)
     left = {id(module) for root in dropped for module in root.modules()}
     kept = {
         id(tensor)
@@ -98,13 +100,19 @@ def copy_without(model: Model, dropped: Iterable[nn.Module], *, share: bool) -> 
     # What deepcopy finds in its memo it does not copy.
     tensors = (*model.parameters(), *model.buffers())
     memo = {id(tensor): tensor for tensor in tensors if share or id(tensor) not in kept}
-    return copy.deepcopy(model, memo)
+    copied = copy.deepcopy(model, memo)
+    if not share:
+        fetch(model, copied, left)
+    return copied
 
 
 def block_copy(block: nn.Module) -> nn.Module:
-    """A copy of a block with tensors of its own and the configs of the original."""
+    """A copy of a block with plain tensors of its own and the configs of the original."""
     configs = [vars(module).get("config") for module in block.modules()]
-    return copy.deepcopy(block, {id(config): config for config in configs if config is not None})
+    known = {id(config): config for config in configs if config is not None}
+    copied = copy.deepcopy(block, known)
+    fetch(block, copied, ())
+    return without_adapters(copied)
 
 
 def adopted(block: nn.Module, model: nn.Module, copied: nn.Module) -> nn.Module:
@@ -363,6 +371,17 @@ def _check_config(model: nn.Module, copied: nn.Module, path: str, order: Sequenc
         "would change it; use another depth, or run the full model at a depth instead "
         "(predict, generate and observe need no cut model)"
     )
+
+
+def described(model: nn.Module) -> bool:
+    """Whether a model built from the config has the same tensors, so that saving it keeps it."""
+    config = getattr(model, "config", None)
+    built = None if config is None else _built(type(model), copy.deepcopy(config))
+    return built is None or _shapes(built) == _shapes(model)
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def _kinds(model: nn.Module, path: str) -> list[set[tuple[Any, ...]]]:

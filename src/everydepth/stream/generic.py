@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
-from everydepth.stream.contract import ResidualStream, Task, unwrapped
+from everydepth.stream.contract import ResidualStream, Task
+from everydepth.stream.wrapping import unwrapped
 
 
 class _Function(nn.Module):

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everydepth.stream.contract import ResidualStream, unwrapped
+from everydepth.stream.contract import ResidualStream
 from everydepth.stream.states import States
 from everydepth.stream.taps import BranchRecord, hooked, record_branches, state_in, with_state
 from everydepth.stream.targets import Targets
+from everydepth.stream.wrapping import unwrapped
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,10 @@ from torch import nn
 
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
-from everydepth.stream.contract import ResidualStream, unwrapped
+from everydepth.stream.contract import ResidualStream
 from everydepth.stream.edit import block_copy
 from everydepth.stream.registry import as_stream
+from everydepth.stream.wrapping import check_copied, check_plain, rewrapped, unwrapped
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -52,6 +53,10 @@ def insert(
     `from_pretrained` work as before. In training mode dropout and batch statistics act in the new
     block, too, but its output is still zero.
 
+    A post-norm network applies a norm to every sum, and `Norm(h + 0)` is not h: its new block has
+    no such norms, and is exact. The stock class cannot build such a block, so what is grown this
+    way can be trained, cut and exported as "onnx", but not as "hf" (`export` refuses it).
+
     like: the block (from 1) whose kind and shape the new one has; by default the one before it, or
         where that changes the shape the one after it.
     init: "fresh", by the model's own initialisation; "copy", the weights of `like` (all but the
@@ -83,6 +88,8 @@ def inserted(
     """
     if init not in ("fresh", "copy"):
         raise SettingError(f"init={init!r}; use 'fresh' or 'copy'")
+    check_copied(stream.model)
+    check_plain(stream.model, "insert")
     stream.check_depth(after)
     like, copyable = template(stream, after, like)
     if init == "copy" and not copyable:
@@ -95,7 +102,9 @@ def inserted(
     assert block is not None
     block.train(pattern.training)
     grown = stream.inserted(after, block, like, share=share)
-    deeper = as_stream(grown, **stream.options)
+    deeper = as_stream(rewrapped(stream.model, grown), **stream.options)
+    if _leave_out_norms(deeper.blocks[after]):
+        deeper = as_stream(deeper.model, **stream.options)
     new = deeper.blocks[after]
     if init == "fresh":
         initialise(unwrapped(stream.model), new.module)
@@ -183,11 +192,25 @@ def refusal(block: Block) -> str | None:
         if branch.skip is not None:
             kind = type(branch.skip).__name__
             return f"the skip of its {branch.kind} branch is not the identity ({kind})"
-        # A state that left a ReLU is not negative, so another ReLU does nothing to it.
-        if branch.post is not None and not isinstance(branch.post, nn.ReLU):
+        if _norms(branch.post) and branch.post not in block.module.modules():
             kind = type(branch.post).__name__
             return (
-                f"it applies {kind} to the sum (post-norm), and {kind}(h + 0) is not h, so the "
-                "function would change; use a pre-norm model, or train the deeper one from scratch"
+                f"the model applies {kind} to the sum outside of the block, and {kind}(h + 0) is "
+                "not h, so the function would change"
             )
     return None
+
+
+def _norms(post: nn.Module | None) -> bool:
+    # A state that left a ReLU is not negative, so another ReLU does nothing to it.
+    return post is not None and not isinstance(post, (nn.ReLU, nn.Identity))
+
+
+def _leave_out_norms(block: Block) -> bool:
+    """Let a new block give its sums as they are; whether there was anything to leave out."""
+    posts = {branch.post for branch in block.branches if _norms(branch.post)}
+    for path, module in list(block.module.named_modules()):
+        if module in posts:
+            holder, _, name = path.rpartition(".")
+            setattr(block.module.get_submodule(holder), name, nn.Identity())
+    return bool(posts)

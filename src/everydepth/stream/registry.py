@@ -12,9 +12,10 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
-from everydepth.stream.contract import ResidualStream, StreamFactory, Task, unwrapped
+from everydepth.stream.contract import ResidualStream, StreamFactory, Task
 from everydepth.stream.discovery import DiscoveredStream
 from everydepth.stream.generic import GenericStream
+from everydepth.stream.wrapping import check_seen, unwrapped
 
 # Where the built-in families are listed. A name, so that the waist imports nothing above it.
 _TABLE = "everydepth.architectures.registry"
@@ -139,6 +140,7 @@ def as_stream(
         )
     # Compiled code does not see hooks that come later: the module itself is what we follow.
     model = cast(nn.Module, getattr(model, "_orig_mod", model))
+    check_seen(model)
     factory = _factory(unwrapped(model)) if blocks is None else GenericStream
     _check_options(unwrapped(model), factory, options)
     if factory is GenericStream:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from everydepth.errors import LabelError, SettingError
-from everydepth.stream.contract import IGNORE_INDEX, ResidualStream, unwrapped
+from everydepth.stream.contract import IGNORE_INDEX, ResidualStream
 from everydepth.stream.rows import pick_rows
 from everydepth.stream.states import States
+from everydepth.stream.wrapping import unwrapped
 
 Criterion = Callable[[Tensor, Any, Mapping[str, Any]], Tensor]
 """A loss of your own: `f(prediction, labels, context)` gives one number a row of the batch.

@@ -11,7 +11,7 @@ from torch import nn
 
 from everydepth.config import filled
 from everydepth.errors import SettingError
-from everydepth.stream import ResidualStream, Source, unwrapped
+from everydepth.stream import ResidualStream, Source, check_plain, unwrapped
 from everydepth.stream.taps import replaced_forward
 from everydepth.training.callbacks import Callback
 from everydepth.training.config import FitConfig, RunConfig
@@ -71,6 +71,7 @@ def fit(
     evaluator = None
     if valid is not None:
         evaluator = Evaluator(valid, batch_size=max(asked.batch_size, 256))
+    check_plain(net.model, "fit")
     accelerator = accelerator_for(net, place.trackers, place.run)
     training = Training(
         net=net,

@@ -20,6 +20,7 @@ from everydepth.stream import (
     States,
     Targets,
     as_stream,
+    check_resident,
     nothing_asked,
     unwrapped,
 )
@@ -107,6 +108,7 @@ class EveryDepth(nn.Module):
             raise SettingError(f"label_smoothing={label_smoothing}; use a share from 0 to below 1")
         stream = as_stream(model, **options)
         check_adapters(stream)
+        check_resident(stream.model, "EveryDepth")
         model = self.model = stream.model if isinstance(model, ResidualStream) else model
         self._options = dict(stream.options)
         self._stream: ResidualStream | None = stream

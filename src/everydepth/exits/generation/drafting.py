@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from everydepth.exits.generation.sampling import Draft, Sampling
-from everydepth.stream import ResidualStream
+from everydepth.stream import ResidualStream, plain_value
 
 # Measured on CPUs: calling a block costs as much as reading this many parameters, ...
 CALL = 2_000_000
@@ -69,9 +69,9 @@ class DraftHead:
         ids = self._likely.topk(self.size).indices.sort().values
         head = self._stream.head
         assert isinstance(head, nn.Linear)
-        self._ids, self._weight = ids, head.weight[ids]
+        self._ids, self._weight = ids, plain_value(head, "weight")[ids]
         bias = getattr(head, "bias", None)  # None, though its type says otherwise
-        self._bias = None if bias is None else bias[ids]
+        self._bias = None if bias is None else plain_value(head, "bias")[ids]
         self._known.zero_()[ids] = True
 
 

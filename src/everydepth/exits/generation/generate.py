@@ -27,7 +27,7 @@ from everydepth.exits.generation.sampling import Sampling
 from everydepth.exits.generation.speculative import Drafter, decode_with_drafts
 from everydepth.exits.generation.tape import Tape
 from everydepth.exits.policies import Policy
-from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped, without_gradients
 
 
 def generate(
@@ -101,7 +101,7 @@ def generate(
     out = Output(prompt.ids.shape[0], limit, stops, on_tokens)
     details: dict[str, Any] = {}
     start = time.perf_counter()
-    with evaluating(unwrapped(stream.model)), torch.inference_mode():
+    with evaluating(unwrapped(stream.model)), without_gradients(stream.model):
         room = prompt.ids.shape[1] + limit + max_draft
         if draft_depth is not None and not has_slots(stream, prompt.ids):
             raise UnsupportedModelError(
@@ -134,7 +134,7 @@ def generate(
     sequences = torch.cat([prompt.ids.masked_fill(~prompt.real, pad), new], 1)
     lengths = tuple(map(len, out.tokens))
     if policy is not None and not do_sample:
-        with evaluating(unwrapped(stream.model)), torch.inference_mode():
+        with evaluating(unwrapped(stream.model)), without_gradients(stream.model):
             details["agreement"] = agreement(stream, prompt, new, lengths, top)
     stats = GenerationStats(
         seconds=seconds,

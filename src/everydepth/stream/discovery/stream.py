@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from everydepth.errors import BatchError, EveryDepthError, SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
-from everydepth.stream.contract import ResidualStream, Task, unwrapped
+from everydepth.stream.contract import ResidualStream, Task
 from everydepth.stream.cursor import CallAxes
 from everydepth.stream.discovery.branches import BlockParts, NotFound
 from everydepth.stream.discovery.chain import Chain, chains, predicting, skips
@@ -24,6 +24,7 @@ from everydepth.stream.discovery.tail import Form, Tail
 from everydepth.stream.modes import evaluating
 from everydepth.stream.rows import row_axes, select_rows
 from everydepth.stream.taps import first_tensor, hooked
+from everydepth.stream.wrapping import unwrapped
 
 _FAILURES = (
     RuntimeError,

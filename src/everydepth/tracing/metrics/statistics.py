@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.results.result import Result, defined, gap
-from everydepth.stream import real_tokens
+from everydepth.stream import plain_values, real_tokens
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.contributions import branch_names
 from everydepth.tracing.metrics.shared import DEPTH, depths
@@ -151,8 +151,8 @@ def _weights(module: nn.Module) -> list[tuple[str, float]]:
     return [
         (
             name.removesuffix(".weight").replace(".", "_"),
-            float(parameter.detach().float().std(correction=0)),
+            float(value.float().std(correction=0)),
         )
-        for name, parameter in module.named_parameters()
-        if parameter.ndim >= 2
+        for name, value in plain_values(module)
+        if value.ndim >= 2
     ]

@@ -1,0 +1,233 @@
+"""A wrapped model is the same model: compiled, adapted, offloaded, quantized, sharded, parallel."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from everydepth.errors import UnsupportedModelError
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DDP, FSDP, `torch.compile` or PEFT."""
+    return list(_layers(model))[-1]
+
+
+def _layers(model: nn.Module) -> Iterator[nn.Module]:
+    """A model and what it wraps, outermost first."""
+    inner: nn.Module | None = model
+    while isinstance(inner, nn.Module):
+        model = inner
+        yield model
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and _adapts(model):
+            inner = _adapted(model)
+        if inner is None and isinstance(model, _wrappers()):
+            inner = model.module
+
+
+def _wrappers() -> tuple[type[nn.Module], ...]:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    return (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
+
+
+def check_seen(model: nn.Module) -> None:
+    """An error where hooks that come later would not be seen."""
+    if any(getattr(module, "_compiled_call_impl", None) for module in model.modules()):
+        raise UnsupportedModelError(
+            f"{type(unwrapped(model)).__name__} was compiled in place by model.compile(), which "
+            "hides its states; use torch.compile(model), or as_stream(model).compile_blocks() on "
+            "the model as it was before"
+        )
+
+
+# -- adapters -------------------------------------------------------------------------------------
+
+
+def adapter(model: nn.Module) -> Any:
+    """The PEFT model around a model, or None."""
+    return next((layer for layer in _layers(model) if _adapts(layer)), None)
+
+
+def _adapts(model: nn.Module) -> bool:
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def _adapted(model: Any) -> nn.Module:
+    """The model whose layers an adapter of PEFT changed in place."""
+    if getattr(model.active_peft_config, "is_prompt_learning", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has an active prompt-tuning adapter, which adds tokens before "
+            "the first block; use an adapter that changes layers (LoRA), or disable it"
+        )
+    return model.get_base_model()
+
+
+def rewrapped(model: nn.Module, inner: nn.Module) -> nn.Module:
+    """`inner`, an edited copy of the model inside `model`, with the same adapters around it."""
+    around = adapter(model)
+    return inner if around is None else copy.deepcopy(around, {id(unwrapped(model)): inner})
+
+
+def merged(model: nn.Module) -> nn.Module:
+    """The plain model with its adapters added to its own weights, in place."""
+    around = adapter(model)
+    if around is None:
+        return model
+    try:
+        return around.merge_and_unload()
+    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        kinds = sorted({str(config.peft_type) for config in around.peft_config.values()})
+        raise UnsupportedModelError(
+            f"the adapter of {type(unwrapped(model)).__name__} ({', '.join(kinds)}) cannot be "
+            f"merged into its weights ({error}); export it with format='peft'"
+        ) from error
+
+
+def without_adapters(block: nn.Module) -> nn.Module:
+    """A block with its adapters merged into its own, trainable weights, in place."""
+    for name, module in list(block.named_modules()):
+        if hasattr(module, "get_base_layer") and hasattr(module, "merge"):
+            changed: Any = module
+            changed.merge()
+            holder, _, last = name.rpartition(".")
+            setattr(block.get_submodule(holder), last, changed.get_base_layer())
+            block.requires_grad_(True)
+    return block
+
+
+# -- tensors that are elsewhere, or in another form ----------------------------------------------
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the first parameter is; of an offloaded model, where it computes."""
+    for module in model.modules():
+        parameter = next(module.parameters(recurse=False), None)
+        if parameter is None:
+            continue
+        if parameter.device.type == "meta":
+            for hook in _hooks(module):
+                return torch.empty(0, device=hook.execution_device).device
+        return parameter.device
+    return torch.device("cpu")
+
+
+def plain_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters as plain numbers, by name: fetched, gathered, dequantized."""
+    for path, part in module.named_modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            yield (f"{path}.{name}" if path else name), plain_value(part, name, parameter)
+
+
+def plain_value(module: nn.Module, name: str, value: Tensor | None = None) -> Tensor:
+    """One parameter of a module as plain numbers."""
+    found: Any = getattr(module, name) if value is None else value
+    if found.device.type == "meta":
+        found = next((hook.weights_map[name] for hook in _hooks(module)), found)
+    if _shard(found):
+        found = found.full_tensor()
+    return found.dequantize() if quantized(found) else found.detach()
+
+
+def stored(tensor: Tensor) -> list[Tensor]:
+    """The tensors that hold a value: it, or those inside a quantized one."""
+    inside: Any = tensor.data
+    if not hasattr(inside, "__tensor_flatten__"):
+        return [tensor]
+    return [
+        part for name in inside.__tensor_flatten__()[0] for part in stored(getattr(inside, name))
+    ]
+
+
+def quantized(tensor: Tensor) -> bool:
+    """Whether a tensor holds fewer bits than its dtype says."""
+    own = type(tensor.data)
+    return own is not Tensor and hasattr(own, "__tensor_flatten__") and not _shard(tensor)
+
+
+def _shard(tensor: Tensor) -> bool:
+    """Whether it is the part of a tensor that this process holds."""
+    return hasattr(tensor, "full_tensor")
+
+
+def check_resident(model: nn.Module, what: str) -> None:
+    """An error where weights come only for a call, so that a gradient would be lost."""
+    if any(_hooks(module) for module in model.modules()):
+        raise UnsupportedModelError(
+            f"{what} needs weights that stay where they are, but those of "
+            f"{type(unwrapped(model)).__name__} are offloaded; load it without device_map offload"
+        )
+
+
+def check_plain(model: nn.Module, what: str) -> None:
+    """An error where weights are quantized."""
+    wrong = next((p for p in model.parameters() if quantized(p)), None)
+    if wrong is not None:
+        raise UnsupportedModelError(
+            f"{what} needs plain weights, but {type(unwrapped(model)).__name__} has quantized ones "
+            f"({type(wrong.data).__name__}); do it first and quantize what comes out"
+        )
+
+
+def check_copied(model: nn.Module) -> None:
+    """An error where a copy with other blocks cannot be made."""
+    if sharded(model):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is sharded (fully_shard), so each process holds a part and no "
+            "model with other blocks can be made of it; gather it first: torch.distributed."
+            "checkpoint.state_dict.get_model_state_dict with full_state_dict=True, loaded into a "
+            "model that is not sharded"
+        )
+
+
+def without_gradients(model: nn.Module) -> torch.no_grad | torch.inference_mode:
+    """The fastest context without gradients that the model can run in."""
+    return torch.no_grad() if sharded(model) else torch.inference_mode()
+
+
+def shareable(model: nn.Module) -> bool:
+    """Whether a copy that is to be saved can use the model's own tensors."""
+    return adapter(model) is None and not any(_hooks(module) for module in model.modules())
+
+
+def sharded(model: nn.Module) -> bool:
+    """Whether FSDP splits the parameters over processes."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def fetch(original: nn.Module, copied: nn.Module, left: Iterable[int]) -> None:
+    """Give a copy of an offloaded model tensors of its own, but for the modules `left` (ids)."""
+    if not any(_hooks(module) for module in original.modules()):
+        return
+    from accelerate.hooks import remove_hook_from_module
+
+    left = set(left)
+    for old, new in zip(original.modules(), copied.modules(), strict=True):
+        if id(old) in left or not _hooks(old):
+            continue
+        for name, parameter in old.named_parameters(recurse=False):
+            if parameter.device.type == "meta":
+                value = plain_value(old, name, parameter).clone()
+                setattr(new, name, nn.Parameter(value, parameter.requires_grad))
+        for name, buffer in old.named_buffers(recurse=False):
+            if buffer.device.type == "meta":
+                new._buffers[name] = plain_value(old, name, buffer).clone()
+    remove_hook_from_module(copied, recurse=True)
+    vars(copied).pop("hf_device_map", None)
+    tie: Any = getattr(copied, "tie_weights", None)
+    if tie is not None:
+        tie()
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    """The hooks of accelerate that bring a module's tensors when it is called."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    return [each for each in getattr(hook, "hooks", [hook]) if getattr(each, "offload", False)]
