@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.zoo import ENTRIES
 from torch import nn
+from transformers import T5Config, T5ForConditionalGeneration
 
 from everydepth.errors import (
     DepthError,
@@ -138,6 +139,33 @@ def test_an_export_holds_config_weights_card_and_what_was_given(tmp_path: Path) 
     assert found.table().markdown() in card
     assert "ViTForImageClassification.from_pretrained" in card
     assert files(out.parent) == ["out"]
+
+
+def test_a_decoder_is_cut_and_its_encoder_is_not(tmp_path: Path) -> None:
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 3, "num_heads": 2}
+    model = T5ForConditionalGeneration(T5Config(**sizes, vocab_size=40)).eval()
+    said = {"blocks": "decoder.block", "readout": ("decoder.final_layer_norm", "lm_head")}
+    said |= {"task": "causal_lm"}
+    ids = torch.randint(3, 40, (2, 5))
+    batch = {"input_ids": ids, "decoder_input_ids": ids[:, :3]}
+    folder = export(model, tmp_path / "cut", depth=1, example=batch, **said)
+    opened = T5ForConditionalGeneration.from_pretrained(folder)
+    assert (len(opened.encoder.block), len(opened.decoder.block)) == (3, 1)
+
+
+def test_what_the_stock_class_opens_as_another_model_is_not_written(tmp_path: Path) -> None:
+    model, _ = ENTRIES["Llama-untied-CausalLM-left"].make()
+    for layer in model.model.layers:
+        layer.mlp.act_fn = nn.ReLU()  # the config still says another function
+    with pytest.raises(
+        ExportError,
+        match=r"nothing was written: what LlamaForCausalLM.* its predictions differ by up to",
+    ):
+        export(model, tmp_path / "cut", depth=2)
+    model.model.layers[0].mlp.extra = nn.Linear(2, 2)
+    with pytest.raises(ExportError, match=r"model\.layers\.0\.mlp\.extra.* does not fit"):
+        export(model, tmp_path / "cut", depth=2)
+    assert not (tmp_path / "cut").exists()
 
 
 def test_the_exported_model_is_left_as_it_was(tmp_path: Path) -> None:

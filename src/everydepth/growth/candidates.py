@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from everydepth.errors import UnsupportedModelError
 from everydepth.stream import Block, Call, ResidualStream, first_tensor
 from everydepth.stream.insert import inserted
 from everydepth.stream.maps import LinearMap
@@ -47,7 +48,16 @@ def candidate(stream: ResidualStream, after: int, *, seed: int, init: str = "fre
         torch.manual_seed(1_000_003 * seed + after)
         deeper = inserted(stream, after, init=init, share=True, trainable=True)
     deeper.model.eval()
-    return Candidate(after, deeper)
+    found = Candidate(after, deeper)
+    for module in found.maps:
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim not in (2, 4):
+            raise UnsupportedModelError(
+                f"the last map of a branch of {stream.name} is a {type(module).__name__}, and only "
+                "that of a single linear map or convolution can be scored; insert blocks yourself "
+                "(everydepth.insert) and train them"
+            )
+    return found
 
 
 @torch.no_grad()

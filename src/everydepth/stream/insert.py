@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeVar, overload
 
 import torch
@@ -192,6 +193,12 @@ def refusal(block: Block) -> str | None:
         if branch.skip is not None:
             kind = type(branch.skip).__name__
             return f"the skip of its {branch.kind} branch is not the identity ({kind})"
+        for last in branch.last:
+            if any(True for _ in _inside(last)):
+                return (
+                    f"the last map of its {branch.kind} branch is only known to be somewhere in "
+                    f"{type(last).__name__}, so nothing says what to make zero"
+                )
         if _norms(branch.post) and branch.post not in block.module.modules():
             kind = type(branch.post).__name__
             return (
@@ -199,6 +206,13 @@ def refusal(block: Block) -> str | None:
                 "not h, so the function would change"
             )
     return None
+
+
+def _inside(last: nn.Module) -> Iterator[nn.Parameter]:
+    """Parameters of modules inside a last map, but for what an adapter added to it."""
+    if not hasattr(last, "get_base_layer"):
+        for child in last.children():
+            yield from child.parameters()
 
 
 def _norms(post: nn.Module | None) -> bool:
