@@ -22,8 +22,9 @@ from torch.utils.data import (
 
 from everydepth.errors import BatchError, SettingError
 from everydepth.progress import shown
-from everydepth.stream.contract import BESIDE_INPUTS, ResidualStream, unwrapped
+from everydepth.stream.contract import BESIDE_INPUTS, ResidualStream
 from everydepth.stream.rows import as_rows, numbers_in, pick_rows, whole_numbers
+from everydepth.stream.wrapping import unwrapped
 
 BATCH_SIZE = 32
 Batch = Mapping[str, Any]
