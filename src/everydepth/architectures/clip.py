@@ -1,4 +1,7 @@
-"""CLIP: the vision and the text tower, each a stream that ends in the shared embedding space."""
+"""CLIP: two towers, of which a forward pass does not say which is asked for.
+
+Each is a stream that ends in the shared embedding space.
+"""
 
 from __future__ import annotations
 

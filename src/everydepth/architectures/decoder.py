@@ -1,4 +1,7 @@
-"""GPT-2, GPT-NeoX, OPT and the Llama kin: causal language models and sequence classifiers."""
+"""Declared so that `load` can cut a checkpoint it has not read: discovery must run the model first.
+
+GPT-2, GPT-NeoX, OPT and the Llama kin: causal language models and sequence classifiers.
+"""
 
 from __future__ import annotations
 

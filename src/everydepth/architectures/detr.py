@@ -1,4 +1,7 @@
-"""DETR: the stream of object queries through the decoder; class and box heads read it."""
+"""DETR: two heads, classes and boxes, of which a forward pass does not say that both predict.
+
+The stream is that of object queries through the decoder.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""BERT, RoBERTa and DistilBERT: post-norm blocks, `after = norm(x + out)`."""
+"""Declared so that `load` can cut a checkpoint it has not read: discovery must run the model first.
+
+BERT, RoBERTa and DistilBERT: post-norm blocks, `after = norm(x + out)`.
+"""
 
 from __future__ import annotations
 

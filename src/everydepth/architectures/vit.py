@@ -1,4 +1,7 @@
-"""ViT, DeiT and BEiT for image classification: the class token (or the mean patch) predicts."""
+"""Declared so that `load` can cut a checkpoint it has not read: discovery must run the model first.
+
+ViT, DeiT and BEiT for image classification: the class token (or the mean patch) predicts.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from everydepth.stream.wrapping import device_of
+
 ROWS, TOKENS = 2, 6
 
 
@@ -32,11 +34,11 @@ def examples(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     def numbers(*shape: int) -> Tensor:
         drawn = torch.randn(*shape, generator=generator)
         dtype = like.dtype if like.dtype.itemsize > 1 else torch.float32
-        return drawn.to(device=like.device, dtype=dtype)
+        return drawn.to(device=device_of(model), dtype=dtype)
 
     def tokens(count: int, length: int) -> Tensor:
         ids = torch.randint(min(5, count - 1), count, (ROWS, length), generator=generator)
-        return ids.to(like.device)
+        return ids.to(device_of(model))
 
     if main in (None, "input_ids") and "input_ids" in names:
         texts = list(_text(model, config, names, tokens))
