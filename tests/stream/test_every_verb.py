@@ -159,8 +159,15 @@ MISSING: dict[tuple[str, str], str] = {
 }
 
 
+# A sample by default; all of them with `make slow`.
+SAMPLE = ("AlbertForMaskedLM", "T5ForConditionalGeneration", "ConvNextForImageClassification")
+CASES = [
+    pytest.param(name, marks=() if name.endswith(SAMPLE) else pytest.mark.slow) for name in MODELS
+]
+
+
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CASES)
 def test_a_verb_works_or_says_which_property_is_missing(
     name: str, verb: str, tmp_path: Path
 ) -> None:
