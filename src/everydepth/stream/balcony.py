@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from everydepth.errors import DataError, DepthError
 from everydepth.stream.block import Block
-from everydepth.stream.contract import ResidualStream, unwrapped
+from everydepth.stream.contract import ResidualStream
 from everydepth.stream.cursor import CallAxes, Cursor
 from everydepth.stream.edit import move
 from everydepth.stream.insert import inserted, template
 from everydepth.stream.registry import as_stream
 from everydepth.stream.taps import first_tensor
+from everydepth.stream.wrapping import unwrapped
 
 WEIGHTS, FACTS = "balconies.safetensors", "balconies.json"
 
