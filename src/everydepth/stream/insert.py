@@ -199,7 +199,7 @@ def refusal(block: Block) -> str | None:
                     f"the last map of its {branch.kind} branch is only known to be somewhere in "
                     f"{type(last).__name__}, so nothing says what to make zero"
                 )
-        if _norms(branch.post) and branch.post not in block.module.modules():
+        if _norms(branch.post) and branch.post not in set(block.module.modules()):
             kind = type(branch.post).__name__
             return (
                 f"the model applies {kind} to the sum outside of the block, and {kind}(h + 0) is "

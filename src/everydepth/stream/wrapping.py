@@ -19,7 +19,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:
     """A model and what it wraps, outermost first."""
-    inner: nn.Module | None = model
+    inner: Any = model
     while isinstance(inner, nn.Module):
         model = inner
         yield model
