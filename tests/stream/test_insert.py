@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import everydepth as ed
 from everydepth.errors import DepthError, ExportError, SettingError, UnsupportedModelError
-from everydepth.stream import sites
+from everydepth.stream import Block, Branch, sites
+from everydepth.stream.insert import refusal
 
 POST_NORM = ("Bert", "Roberta", "DistilBert", "Detr", "OPT-postnorm")
 AUXILIARY = "Detr-auxiliary"
@@ -71,6 +72,16 @@ def test_where_a_silent_block_is_not_the_identity_insertion_is_refused(entry: En
     assert sites(model) == ()
     with pytest.raises(UnsupportedModelError, match="is not the identity"):
         ed.insert(model, 1)
+
+
+def test_a_last_map_that_is_only_known_to_be_somewhere_inside_is_refused() -> None:
+    whole = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    branch = Branch(kind="mixer", entry=whole, out=whole, proj=whole)
+    said = refusal(Block(module=whole, branches=(branch,)))
+    assert said == (
+        "the last map of its mixer branch is only known to be somewhere in Sequential, so nothing "
+        "says what to make zero"
+    )
 
 
 def test_a_norm_between_the_blocks_allows_no_insertion() -> None:
