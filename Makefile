@@ -97,9 +97,10 @@ $(DEV): $(CORE)
 	@touch $@
 
 # Beside the environment, not in it: torchvision without its compiled operators would be found by
-# libraries that then try to use it. The tests of the zoo know where to look.
+# libraries that then try to use it, and so would torchao. The tests know where to look.
 $(ZOO): $(DEV)
-	@$(PIP) --no-deps --target $(VENV)/zoo --upgrade torchvision==0.28.0 timm==1.0.30 torchao==0.18.0
+	@$(PIP) --no-deps --target $(VENV)/zoo --upgrade torchvision==0.28.0 timm==1.0.30
+	@$(PIP) --no-deps --target $(VENV)/torchao --upgrade torchao==0.18.0
 	@touch $@
 
 FORCE:

@@ -261,7 +261,7 @@ def test_a_model_quantized_by_torchao_is_read_and_cut_and_refuses_what_needs_pla
     tmp_path: Path,
 ) -> None:
     # In a process of its own: libraries that find torchao import it, and it warns.
-    beside = Path(sys.prefix) / "zoo"
+    beside = Path(sys.prefix) / "torchao"
     assert (beside / "torchao").is_dir(), "run `make slow`, which installs torchao beside the rest"
     root = Path(__file__).parents[2]
     paths = os.pathsep.join([str(root / "src"), str(root), str(beside)])
