@@ -152,8 +152,10 @@ def _section(library: str, rows: list[dict[str, Any]]) -> list[str]:
     head = ["class", "depth", "branches of a block", "readout", *CLAUSES.values(), *verbs]
     built = [row for row in rows if "unbuilt" not in row]
     unbuilt = [row for row in rows if "unbuilt" in row]
+    left = len(stock()) - len(rows) if library == "transformers" else 0
+    more = f" {left} more have not been measured." if left > 0 else ""
     return [
-        *("", f"## {library}", "", f"{LIBRARIES[library]}. {Verdicts.of(rows)}", ""),
+        *("", f"## {library}", "", f"{LIBRARIES[library]}. {Verdicts.of(rows)}{more}", ""),
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),
         *(_line(row, verbs) for row in built),

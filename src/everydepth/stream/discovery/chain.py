@@ -139,7 +139,10 @@ def _groups(model: nn.Module, recording: Recording) -> list[Chain]:
 def _sums(paths: Paths, call: ModuleCall) -> tuple[Sum, ...] | None:
     assert call.state is not None
     assert call.given is not None
-    return paths.between(call.state, call.given)
+    found = paths.between(call.state, call.given)
+    # What another module computed before is no skip of this one.
+    own = found is not None and all(s.skip is None or s.skip.inside(call) for s in found)
+    return found if own else None
 
 
 def _lists(model: nn.Module) -> Iterator[tuple[str, list[tuple[str, nn.Module]]]]:
