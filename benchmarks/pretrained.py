@@ -115,7 +115,7 @@ def drafting(net: Any, prompts: Tensor, new: int, depths: tuple[int, ...]) -> di
     plain, seconds = decoded()
     shown: dict[str, Any] = {}
     for depth in depths:
-        found, spent = decoded(draft_depth=depth)
+        found, spent = decoded(draft_depth=depth, draft_always=True)
         shown[str(depth)] = {
             "acceptance": sum(g.stats.accepted for g in found)
             / max(1, sum(g.stats.drafted for g in found)),

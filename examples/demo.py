@@ -61,7 +61,7 @@ def write() -> tuple[str, Generation]:
     folder = RUNS / "tales" / "model"
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     model, prompt = ed.load(folder), tokenizer.encode(PROMPT)
-    drafted = ed.generate(model, prompt, max_new_tokens=40, draft_depth=1)
+    drafted = ed.generate(model, prompt, max_new_tokens=40, draft_depth=1, draft_always=True)
     assert drafted.tokens == ed.generate(model, prompt, max_new_tokens=40).tokens
     return str(tokenizer.decode(drafted.tokens[0])), drafted
 

@@ -46,7 +46,7 @@ def main(name: str | None = None, file: str | None = None) -> None:
 
     prompt = tokenizer("the rain in", add_special_tokens=False)["input_ids"]
     plain = ed.generate(model, prompt, max_new_tokens=60)
-    drafted = ed.generate(model, prompt, max_new_tokens=60, draft_depth=2)
+    drafted = ed.generate(model, prompt, max_new_tokens=60, draft_depth=2, draft_always=True)
     print(tokenizer.decode(drafted.sequences[0]))
     print(f"same text: {drafted.tokens == plain.tokens}; {drafted.stats.acceptance:.0%} accepted")
     net.save_pretrained("language-model-every-depth")  # a plain model of its class

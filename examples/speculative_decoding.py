@@ -43,7 +43,8 @@ def trained(steps: int = 90) -> LlamaForCausalLM:
 def main() -> None:
     model, prompt = trained(), encoded("the itsy bitsy")
     plain = ed.generate(model, prompt, max_new_tokens=120, eos_token_id=())
-    drafted = ed.generate(model, prompt, max_new_tokens=120, eos_token_id=(), draft_depth=1)
+    settings = {"max_new_tokens": 120, "eos_token_id": ()}
+    drafted = ed.generate(model, prompt, draft_depth=1, draft_always=True, **settings)
     print("".join(LETTERS[token] for token in drafted.sequences[0].tolist()))
     print(f"same tokens: {drafted.tokens == plain.tokens}")
     print(f"{drafted.stats.acceptance:.0%} of the drafts of depth 1 were accepted,")

@@ -161,7 +161,11 @@ def test_texts_are_those_of_generate_and_drafts_are_marked(shelf: Shelf) -> None
     item = shelf["tales"]
     ids = item.tokenizer.encode("One day Anna")
     shallow, full, drafted = language.write(item, "One day Anna", 1, 20)
-    for one, options in ((shallow, {"depth": 1}), (full, {}), (drafted, {"draft_depth": 1})):
+    for one, options in (
+        (shallow, {"depth": 1}),
+        (full, {}),
+        (drafted, {"draft_depth": 1, "draft_always": True}),
+    ):
         said = ed.generate(item.stream, [ids], max_new_tokens=20, **options)
         whole = item.tokenizer.decode(ids + said.tokens[0], skip_special_tokens=True)
         assert "One day Anna" + "".join(one.pieces) == whole
@@ -181,7 +185,13 @@ def test_a_token_is_marked_as_drafted_if_and_only_if_a_draft_was_accepted(sample
     model = speaker(40)
     options: dict[str, Any] = {"do_sample": sample, "seed": 0 if sample else None}
     said = ed.generate(
-        model, [[1, 2], [3, 4, 5]], draft_depth=1, max_new_tokens=24, eos_token_id=(), **options
+        model,
+        [[1, 2], [3, 4, 5]],
+        draft_depth=1,
+        draft_always=True,
+        max_new_tokens=24,
+        eos_token_id=(),
+        **options,
     )
     stats = said.stats
     assert [len(row) for row in stats.from_draft] == [24, 24]

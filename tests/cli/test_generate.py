@@ -61,7 +61,8 @@ def test_the_prompt_and_its_continuation_are_printed(folder: Path) -> None:
 
 def test_drafting_prints_the_same_text_and_how_much_was_accepted(folder: Path) -> None:
     plain = run(str(folder), "-p", "three", "-n", "12")
-    drafted = run(str(folder), "-p", "three", "-n", "12", "--draft-depth", "1")
+    always = ("--draft-depth", "1", "--draft-always")
+    drafted = run(str(folder), "-p", "three", "-n", "12", *always)
     assert drafted.stdout == plain.stdout
     assert "of drafts accepted" in drafted.stderr
 

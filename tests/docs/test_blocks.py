@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+REAL = ROOT / "docs" / "tutorials" / "a-real-model.md"
 PAGES = [
     page
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-    if "```python" in page.read_text()
+    if "```python" in page.read_text() and page != REAL
 ]
 # Importing everything takes as long as running a page: a process runs several.
 GROUPS = {
@@ -26,6 +28,10 @@ GROUPS = {
 def test_the_blocks_of_pages_run(group: str) -> None:
     names = [str(page.relative_to(ROOT)) for page in GROUPS[group]]
     assert len(names) >= 5
+    assert run(names).count(" s\n") >= len(names)
+
+
+def run(names: Sequence[str]) -> str:
     finished = subprocess.run(
         [sys.executable, "tests/docs/run_pages.py", *names],
         cwd=ROOT,
@@ -35,4 +41,12 @@ def test_the_blocks_of_pages_run(group: str) -> None:
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr[-8000:]
-    assert finished.stdout.count(" s\n") >= len(names)
+    return finished.stdout
+
+
+@pytest.mark.slow
+def test_a_first_hour_with_a_real_model_takes_five_minutes() -> None:
+    if "EVERYDEPTH_MODEL" not in os.environ:
+        pytest.fail("set EVERYDEPTH_MODEL to the folder of a SmolLM2-135M-Instruct")
+    took = run([str(REAL.relative_to(ROOT))]).rsplit(": ", 1)[1]
+    assert took.endswith(" s\n")

@@ -8,14 +8,16 @@ from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.zoo import ENTRIES
 
 from everydepth.errors import BatchError, BudgetError, DataError, SettingError
 from everydepth.exits import DepthProfile, Latency, Profile, profile
+from everydepth.exits.driving import BlockTimes
 from everydepth.exits.measure import peak_bytes
-from everydepth.stream import as_stream, at_depth
+from everydepth.stream import as_stream, at_depth, words
 
 
 def made_up(metric: str = "accuracy", quality: tuple[float, ...] = (0.5, 0.8, 0.7, 0.9)) -> Profile:
@@ -196,6 +198,76 @@ def test_bad_input_is_refused() -> None:
         profile(model, batch, repeats=0)
     with pytest.raises(BatchError, match="the data has no batches"):
         profile(model, [])
-    with pytest.raises(SettingError, match="depth 5, but this profile has depths 1 to 4"):
+    with pytest.raises(SettingError, match="depth 5, but this profile has depths 1-4"):
         made_up().at(5)
     assert made_up("mse").drop(1) == pytest.approx(-0.4)
+
+
+# -- how it is measured --------------------------------------------------------------------------
+
+
+def test_a_few_passes_do_and_none_has_more_rows_than_the_data() -> None:
+    model, batch = ENTRIES["Llama-tied-CausalLM-right"].make()
+    stream = as_stream(model)
+    seen: list[int] = []
+    # Block 1 is in every cut model, too; block 4 in those that are whole.
+    for block in (stream.blocks[0], stream.blocks[-1]):
+        # Inside of the block: embedding a batch calls blocks that pass it through.
+        block.branches[-1].entry.register_forward_pre_hook(
+            lambda _, args: seen.append(len(args[0]))
+        )
+    profile(model, batch, repeats=1, progress=False)
+    rows = len(batch["input_ids"])
+    assert max(seen) == rows
+    # Observed, counted and timed once by all blocks; three cut models run the first.
+    assert seen.count(rows) <= 2 * 3 + 3
+
+
+def test_sums_of_blocks_stand_beside_timed_cut_models() -> None:
+    model, batch = ENTRIES["ViT"].make()
+    checked = profile(model, batch, repeats=2, progress=False).about["checked"]
+    assert set(checked) == {"1", "2", "3"}
+    assert all(found["timed_ms"] > 0 < found["added_ms"] for found in checked.values())
+
+
+def test_sums_far_from_cut_models_are_scaled_to_them() -> None:
+    times = BlockTimes.of(np.array([1.0]), np.array([[2.0, 2.0, 2.0]]), np.array([1.0]))
+    assert times.total.tolist() == [[4.0, 6.0, 8.0]]
+    near = {"1": {"timed_ms": 105.0, "added_ms": 100.0}}
+    assert times.corrected(near) is times
+    far = {"1": {"timed_ms": 50.0, "added_ms": 100.0}, "3": {"timed_ms": 70.0, "added_ms": 100.0}}
+    np.testing.assert_allclose(times.corrected(far).total, [[2.0, 3.6, 5.6]])
+    assert times.quartiles(2)["median"] == 6000
+
+
+def test_some_depths_are_profiled_alone() -> None:
+    model, batch = ENTRIES["ViT"].make()
+    labelled = batch | {"labels": torch.tensor([1, 2, 3])}
+    whole = profile(model, labelled, repeats=1, progress=False)
+    some = profile(model, labelled, depths="1::2", repeats=1, progress=False)
+    assert [d.depth for d in some.depths] == [1, 3, 4]
+    assert some.depth == 4
+    for depth in (1, 3, 4):
+        for name in ("quality", "parameters", "flops", "checkpoint_bytes"):
+            assert getattr(some.at(depth), name) == getattr(whole.at(depth), name)
+    with pytest.raises(SettingError, match="depth 2, but this profile has depths 1, 3, 4"):
+        some.at(2)
+
+
+def test_more_batch_sizes_and_the_writing_of_tokens_are_timed_apart() -> None:
+    model, batch = ENTRIES["Llama-tied-CausalLM-right"].make()
+    found = profile(model, batch, batch_sizes=(1, 2), repeats=1, progress=False)
+    assert found["latency_by_batch"].shape == (4, 2)
+    assert found.result("decode").unit == "tokens/s"
+    assert (np.diff(found["decode"]) < 0).all()  # every block takes time
+    with pytest.raises(SettingError, match="batch size 9, but the first batch has 3 rows"):
+        profile(model, batch, batch_sizes=(9,), repeats=1, progress=False)
+
+
+def test_a_large_vocabulary_is_read_by_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = ENTRIES["Llama-tied-CausalLM-right"].make(torch.float64)
+    plain = profile(model, batch, repeats=1, progress=False)
+    monkeypatch.setattr(words, "WORDS", 20)
+    assert words.predicts_words(as_stream(model))
+    by_words = profile(model, batch, repeats=1, progress=False)
+    np.testing.assert_allclose(by_words["quality"], plain["quality"], rtol=1e-9)

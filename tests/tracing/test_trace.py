@@ -96,7 +96,7 @@ def test_parts_of_a_batch_give_what_the_whole_batch_gives(
     whole = traced(data, metrics=names, batch_size=25, memory_budget=memory_budget)
     monkeypatch.setattr(run, "PART_BYTES", 9 * 17 * 32 * 4)  # nine rows of 17 tokens, width 32
     traced(data, metrics=[Sizes()], batch_size=25)
-    assert sizes == [25, 9, 9, 7, 5, 5]  # the first batch tells how large a state is
+    assert sizes == [1, 8, 8, 8, 9, 9, 7, 5, 5]  # the first row tells how large a state is
     assert_same(traced(data, metrics=names, batch_size=25, memory_budget=memory_budget), whole)
 
 
@@ -121,7 +121,8 @@ def test_a_metric_sees_the_branches_of_every_block_before_its_update(extra: str)
             return gap("watching", "curve", "looks only")
 
     traced(samples.pictures(40), metrics=[Watching(), extra], batch_size=20)
-    assert order == ["block 1", "block 2", "block 3", "update"] * 2
+    # The first row, the rest of its batch, and the second batch.
+    assert order == ["block 1", "block 2", "block 3", "update"] * 3
 
 
 def test_results_do_not_depend_on_the_order_of_the_samples() -> None:
@@ -303,7 +304,7 @@ def test_ctrl_c_in_the_middle_of_a_batch_leaves_all_metrics_with_the_same_sample
 
         def update(self, observation: Observation) -> None:
             self.batches += 1
-            if self.batches == 2:
+            if self.batches == 3:  # the first row, the rest of its batch, the second batch
                 os.kill(os.getpid(), signal.SIGINT)
 
         def compute(self) -> Result:

@@ -92,7 +92,7 @@ def write(item: Item, prompt: str, depth: int, count: int) -> list[Writing]:
     ways: dict[str, dict[str, Any]] = {f"Depth {depth} of {last}": {"depth": depth}}
     if depth < last:
         ways["Full depth"] = {}
-        ways[f"Full depth, drafted at {depth}"] = {"draft_depth": depth}
+        ways[f"Full depth, drafted at {depth}"] = {"draft_depth": depth, "draft_always": True}
     for options in ways.values():
         generate(item.stream, [ids], max_new_tokens=min(4, count), **options)
     found: dict[str, Any] = {}

@@ -24,6 +24,9 @@ def generate(
     draft_depth: Annotated[
         int | None, typer.Option(help="Draft with the first so many blocks: same text, faster.")
     ] = None,
+    draft_always: Annotated[
+        bool, typer.Option("--draft-always", help="Draft even where it does not pay.")
+    ] = False,
     max_new_tokens: Annotated[
         int | None,
         typer.Option("--max-new-tokens", "-n", min=1, help="By default 64, if so many fit."),
@@ -59,6 +62,7 @@ def generate(
         max_new_tokens=max_new_tokens,
         depth=depth,
         draft_depth=draft_depth,
+        draft_always=draft_always,
         do_sample=sample,
         temperature=temperature,
         top_k=top_k,

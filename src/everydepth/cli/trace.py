@@ -18,6 +18,13 @@ def trace(
         typer.Option(help="Metrics or groups, separated by commas; by default all that fit."),
     ] = None,
     run: OwnRun = None,
+    depths: Annotated[
+        str | None, typer.Option(help="Some depths only: '::2' is every second, '20:' from 20 on.")
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a language model, how many predictions to draw and look at."),
+    ] = None,
     prompt: Annotated[
         str | None,
         typer.Option(help="For a language model: what each depth would say after this text."),
@@ -41,10 +48,17 @@ def trace(
 
     network = load_model(model)
     batches = rows.load(model, network)
-    asked = {"model": model, **rows.asked(), "metrics": metrics, "prompt": prompt}
+    asked = {
+        "model": model,
+        **rows.asked(),
+        "metrics": metrics,
+        "depths": depths,
+        "tokens": tokens,
+        "prompt": prompt,
+    }
     place = place_for(model, run, "trace")
     wanted = None if metrics is None else [name.strip() for name in metrics.split(",")]
-    found = measure(network, batches, wanted, device=device)
+    found = measure(network, batches, wanted, device=device, depths=depths, tokens=tokens)
     if prompt is not None:
         from everydepth.tracing.language import text_at_depth, token_grid
 

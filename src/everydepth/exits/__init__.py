@@ -1,6 +1,6 @@
 """Using a depth: choose it, export it, leave early, decode with it."""
 
-from everydepth.exits.calibrate import NotCertifiedWarning, calibrate
+from everydepth.exits.calibrate import FullDepthWarning, NotCertifiedWarning, calibrate
 from everydepth.exits.choice import Choice, choose_blocks
 from everydepth.exits.evaluate import Evaluation, evaluate
 from everydepth.exits.export import export
@@ -27,6 +27,7 @@ __all__ = [
     "DepthProfile",
     "Entropy",
     "Evaluation",
+    "FullDepthWarning",
     "Latency",
     "Margin",
     "NotCertifiedWarning",

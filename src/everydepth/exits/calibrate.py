@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from everydepth.errors import LabelError, SettingError
+from everydepth.exits.clock import ExitClock
 from everydepth.exits.identity import Identity, identity
 from everydepth.exits.policies import (
     NEVER,
@@ -24,10 +25,11 @@ from everydepth.exits.policies import (
     layer_speedup,
     policy_class,
 )
-from everydepth.exits.reading import certainties
-from everydepth.exits.risk import P_VALUES, Counts, samples_needed
+from everydepth.exits.reading import certainties, exit_logits
+from everydepth.exits.risk import P_VALUES, Counts, bounded_p_value, samples_needed
 from everydepth.stream import (
     ResidualStream,
+    States,
     Targets,
     as_stream,
     evaluating,
@@ -43,6 +45,14 @@ class NotCertifiedWarning(UserWarning):
     """Calibration found no threshold it can vouch for; the policy runs the full model."""
 
 
+class FullDepthWarning(UserWarning):
+    """Leaving early would be slower than the full model, which the policy runs instead."""
+
+
+RowLoss = Callable[[Tensor, Tensor | None], Tensor]
+"""`f(logits, labels)`: one number from 0 to 1 for each row."""
+
+
 @dataclass(frozen=True)
 class Outcomes:
     """What one pass over the data gives: all that thresholds are judged by."""
@@ -51,13 +61,18 @@ class Outcomes:
     predicted: Int[Tensor, "rows depths"]
     labels: Int[Tensor, " rows"] | None
     classes: int
+    costs: Float[Tensor, "rows depths"] | None = None
 
     def rows(self, index: Tensor) -> Outcomes:
         labels = None if self.labels is None else self.labels[index]
-        return Outcomes(self.certainty[index], self.predicted[index], labels, self.classes)
+        costs = None if self.costs is None else self.costs[index]
+        return Outcomes(self.certainty[index], self.predicted[index], labels, self.classes, costs)
 
-    def losses(self, against: Against) -> Int[Tensor, "rows depths"]:
+    def losses(self, against: Against) -> Tensor:
         """The loss of leaving at each depth: 1 worse than the full model, 0 the same, -1 better."""
+        if against == "loss":
+            assert self.costs is not None
+            return self.costs - self.costs[:, -1:]
         if against == "full":
             return (self.predicted != self.predicted[:, -1:]).long()
         if self.labels is None:
@@ -76,7 +91,9 @@ def calibrate(
     risk: float,
     delta: float = 0.05,
     against: Against = "full",
+    risk_of: str | RowLoss | None = None,
     policy: str | type[Policy] = Confidence,
+    clock: bool = False,
     depths: Sequence[int] | None = None,
     per_depth: bool = False,
     seed: int = 0,
@@ -91,6 +108,11 @@ def calibrate(
     (`"labels"`), is at most `risk`. If nothing can be promised, the policy runs the full model,
     its certificate says why, and a `NotCertifiedWarning` is given.
 
+    risk_of: the same as a word: "disagreement" or "accuracy" (lost); or a loss of your own,
+        `f(logits, labels)`, one number from 0 to 1 a row: `risk` is then how much of it is gained.
+    clock: time blocks and readouts on the first batch, test only where a readout can pay, and
+        predict the speed-up by the clock (`certificate.clock`); where the full model is faster, the
+        policy runs it, and a `FullDepthWarning` is given.
     policy: "confidence", "entropy", "margin", "patience" or "agreement", or the class.
     depths: where samples may leave; everywhere, if not given.
     per_depth: give each depth its own threshold, found on half of the samples (drawn with `seed`)
@@ -104,13 +126,23 @@ def calibrate(
     _check_share("delta", delta)
     if against not in ("full", "labels"):
         raise SettingError(f"against={against!r}; use 'full' or 'labels'")
+    loss = None
+    if risk_of is not None:
+        against, loss = _meant(risk_of)
     stream = as_stream(model, **options)
     check_classifier(stream)
     chosen = policy_class(policy) if isinstance(policy, str) else policy
+    timed = None
+    if clock:
+        feed = Feed(data, stream, batch_size=batch_size, again=True)
+        with evaluating(unwrapped(stream.model)), torch.no_grad():
+            timed = ExitClock.measured(stream, feed.peek())
+        where = timed.tested()
+        depths = where if depths is None else [k for k in depths if k in where]
     allowed = _allowed(stream, depths)
-    outcomes = observe(stream, data, chosen, batch_size=batch_size, progress=progress)
+    outcomes = observe(stream, data, chosen, batch_size=batch_size, progress=progress, loss=loss)
     outcomes.losses(against)  # no labels: say so before any work
-    return certified(
+    found = certified(
         outcomes,
         chosen,
         risk=risk,
@@ -120,6 +152,34 @@ def calibrate(
         per_depth=per_depth,
         seed=seed,
         model=identity(stream),
+    )
+    return found if timed is None else by_the_clock(found, outcomes, timed)
+
+
+def by_the_clock(policy: Policy, outcomes: Outcomes, timed: ExitClock) -> Policy:
+    """The policy with its speed-up by the clock; the full model, where that is faster."""
+    assert policy.certificate is not None
+    thresholds = torch.tensor(policy.threshold, dtype=torch.float64)
+    open_at = [k for k, value in enumerate(thresholds.tolist(), start=1) if value < NEVER]
+    if not open_at:
+        return policy
+    leaving = exit_depths(outcomes.certainty.double(), thresholds)
+    last = outcomes.predicted.shape[1]
+    tested = list(range(1, last)) if policy.remembers else open_at
+    expected = timed.speedup(leaving, tested)
+    note = f"{policy.certificate.note}; about {expected:.2f}x by the clock, batches of {timed.rows}"
+    if expected >= 1:
+        return replace(policy, certificate=replace(policy.certificate, clock=expected, note=note))
+    note = (
+        f"full depth is faster: leaving early saves blocks ({policy.certificate.speedup:.2f}x) "
+        f"but would run at {expected:.2f}x by the clock, in batches of {timed.rows}; the policy "
+        "runs the full model. Use larger batches, fewer depths, or one depth: everydepth.at_depth"
+    )
+    warnings.warn(note, FullDepthWarning, stacklevel=3)
+    return replace(
+        policy,
+        threshold=(NEVER,) * len(thresholds),
+        certificate=replace(policy.certificate, speedup=1.0, clock=expected, note=note),
     )
 
 
@@ -131,11 +191,13 @@ def observe(
     *,
     batch_size: int | None = None,
     progress: bool = False,
+    loss: RowLoss | None = None,
 ) -> Outcomes:
     """Certainty and prediction of every sample at every depth; labels where batches have them."""
     certainty: list[Tensor] = []
     predicted: list[Tensor] = []
     labels: list[Tensor] = []
+    costs: list[Tensor] = []
     with evaluating(unwrapped(stream.model)):
         for batch in Feed(data, stream, batch_size=batch_size).shown("observe", progress):
             kept = labelled_samples(stream, batch) if has_labels(stream, batch) else batch
@@ -149,13 +211,47 @@ def observe(
                 given = Targets.every(stream, kept, states.logits(stream.depth)).classes
                 assert given is not None
                 labels.append(given.cpu())
+            if loss is not None:
+                costs.append(_costs(states, loss, labels[-1] if labels else None))
     if not certainty:
         raise nothing_asked()
     rows = torch.cat(certainty)
     all_labelled = sum(map(len, labels)) == len(rows)
     return Outcomes(
-        rows, torch.cat(predicted), torch.cat(labels) if all_labelled else None, stream.classes
+        rows,
+        torch.cat(predicted),
+        torch.cat(labels) if all_labelled else None,
+        stream.classes,
+        torch.cat(costs) if costs else None,
     )
+
+
+def _costs(states: States, loss: RowLoss, labels: Tensor | None) -> Float[Tensor, "rows depths"]:
+    stream = states.stream
+    found: list[Tensor] = []
+    for depth in range(1, stream.depth + 1):
+        z = exit_logits(stream, states.exit_state(depth), depth, states.batch).cpu()
+        value = loss(z, labels).double()
+        outside = value.shape != (len(states.h[0]),) or bool(((value < 0) | (value > 1)).any())
+        if outside:
+            raise SettingError(
+                f"risk_of gave shape {tuple(value.shape)} between {float(value.min()):.3g} and "
+                f"{float(value.max()):.3g}; return one number from 0 to 1 for each of the "
+                f"{len(states.h[0])} rows (divide a loss by its largest value, and clamp it)"
+            )
+        found.append(value)
+    return torch.stack(found, 1)
+
+
+def _meant(risk_of: str | RowLoss) -> tuple[Against, RowLoss | None]:
+    if not isinstance(risk_of, str):
+        return "loss", risk_of
+    words: dict[str, Against] = {"disagreement": "full", "accuracy": "labels"}
+    if risk_of not in words:
+        raise SettingError(
+            f"risk_of={risk_of!r}; use 'disagreement', 'accuracy', or a function f(logits, labels)"
+        )
+    return words[risk_of], None
 
 
 def certified(
@@ -198,11 +294,14 @@ def certified(
         leaving = exit_depths(certainty, thresholds)
         loss = losses.gather(1, leaving[:, None] - 1)
         counts = Counts(samples, int((loss == 1).sum()), int((loss == -1).sum()))
-        p = P_VALUES[against](counts, risk)
+        if against == "loss":
+            rate, p = float(loss.mean()), bounded_p_value(loss[:, 0].numpy(), risk)
+        else:
+            rate, p = counts.risk, P_VALUES[against](counts, risk)
         if p > delta:
-            failed = f": the next one has risk {counts.risk:.4f} on them, p-value {p:.3g}"
+            failed = f": the next one has risk {rate:.4f} on them, p-value {p:.3g}"
             break
-        best, found = thresholds, (p, counts.risk, leaving)
+        best, found = thresholds, (p, rate, leaving)
     p, observed, leaving = found
     certain = bool((best < NEVER).any())
     speedup = layer_speedup(leaving, places + 1)

@@ -54,7 +54,11 @@ def _policy(policy: Policy) -> str:
         return f"{text} The thresholds were set by hand: nothing is promised."
     if not found.certified:
         return f"{text} Not certified: {found.note}."
-    risk = "predictions other than the full model's" if found.against == "full" else "accuracy lost"
+    risk = {
+        "full": "predictions other than the full model's",
+        "labels": "accuracy lost",
+        "loss": "loss gained",
+    }[found.against]
     return (
         f"{text} With probability {1 - found.delta:g} over {found.samples:,} calibration samples, "
         f"{risk}: at most {found.risk:g}. Layer-count speed-up on them: {found.speedup:.2f}."

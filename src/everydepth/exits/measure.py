@@ -29,7 +29,7 @@ def seconds(run: Callable[[], Result], stream: ResidualStream) -> tuple[float, R
 
 def flops(run: Callable[[], Any]) -> int:
     """Floating-point operations of matrix products, convolutions and attention."""
-    with FlopCounterMode(display=False, custom_mapping=_ATTENTION_ON_CPU) as counter:
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION_ON_CPU) as counter:
         run()
     return counter.get_total_flops()
 
@@ -39,7 +39,7 @@ def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
 
 
 # The counter knows the attention kernels of GPUs only.
-_ATTENTION_ON_CPU = {
+ATTENTION_ON_CPU = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
 }
 
@@ -65,15 +65,20 @@ def peak_bytes(run: Callable[[], Any], stream: ResidualStream) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         run()
         return torch.cuda.max_memory_allocated(device)
-    with _LiveBytes() as live:
+    with LiveBytes() as live:
         run()
-    own = (*stream.model.parameters(), *stream.model.buffers())
+    return live.peak + weight_bytes(stream.model)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """What parameters and buffers take, shared ones once."""
+    own = (*model.parameters(), *model.buffers())
     held = [part for tensor in own for part in stored(tensor)]
     weights = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
-    return live.peak + sum(weights.values())
+    return sum(weights.values())
 
 
-class _LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Follows the storages that operations make, until they are freed."""
 
     def __init__(self) -> None:
@@ -103,6 +108,10 @@ class _LiveBytes(TorchDispatchMode):
                 if key and key not in given and key not in self._seen:
                     self._made(key, storage)
         return result
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+        self.peak = self.now
 
     def _made(self, key: int, storage: torch.UntypedStorage) -> None:
         size = storage.nbytes()

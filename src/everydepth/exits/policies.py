@@ -27,7 +27,7 @@ Memory = tuple[Tensor, ...]
 
 Number = float | int
 
-Against = Literal["full", "labels"]
+Against = Literal["full", "labels", "loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,10 @@ class Certificate:
     """What calibration found.
 
     certified: with probability 1 - delta over the draw of the calibration samples, the risk is at
-    most `risk`. The risk is the chance of another prediction than the full model's ("full"), or
-    the accuracy lost ("labels"). observed: the risk on the calibration samples; p_value: of the
-    threshold that was chosen; speedup: the layer-count speed-up on them.
+    most `risk`. The risk is the chance of another prediction than the full model's ("full"), the
+    accuracy lost ("labels"), or the mean of another loss gained ("loss"). observed: the risk on the
+    calibration samples; p_value: of the threshold that was chosen; speedup: the layer-count
+    speed-up on them; clock: the speed-up expected by the clock, if that was measured.
 
     >>> policy = ed.calibrate(model, valid, risk=0.2, progress=False)
     >>> policy.certificate.certified, policy.certificate.observed <= 0.2
@@ -53,6 +54,7 @@ class Certificate:
     p_value: float
     speedup: float
     note: str
+    clock: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,25 +5,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 from torch import nn
 
 from everydepth.errors import BudgetError, SettingError
-from everydepth.exits.measure import (
-    checkpoint_bytes,
-    flops,
-    parameter_count,
-    peak_bytes,
-    seconds,
+from everydepth.exits.driving import (
+    BlockTimes,
+    counted_by_depth,
+    decoding_times,
+    times_by_depth,
 )
-from everydepth.exits.quality import quality_of, watch
-from everydepth.progress import shown
+from everydepth.exits.generation.rerun import has_slots
+from everydepth.exits.measure import checkpoint_bytes, parameter_count, seconds
+from everydepth.exits.quality import Totals, quality_of, watch
 from everydepth.results import Result, Results, curve, named, provenance
-from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.stream import (
+    Depths,
+    ResidualStream,
+    States,
+    as_stream,
+    chosen_depths,
+    evaluating,
+    unwrapped,
+)
 from everydepth.stream.feed import Feed, first_rows, size_for
+from everydepth.stream.words import predicts_words
 
 Number = float | int
 
@@ -71,8 +82,9 @@ class Profile(Results, kind="profile"):
     def of(
         cls, depths: Sequence[DepthProfile], *, metric: str, batch_size: int, **facts: Any
     ) -> Profile:
-        """From what was measured at depths 1, 2, ..., L; facts are those of `provenance`."""
-        about = provenance(depth=len(depths), metric=metric, batch_size=batch_size, **facts)
+        """From what was measured at some depths, L the last; facts are those of `provenance`."""
+        last = depths[-1].depth
+        about = provenance(depth=last, metric=metric, batch_size=batch_size, **facts)
         found = cls(results=_measurements(depths, metric, batch_size), about=about)
         return found.with_results(_tradeoff(found))
 
@@ -89,19 +101,24 @@ class Profile(Results, kind="profile"):
 
     @property
     def depths(self) -> tuple[DepthProfile, ...]:
-        """Every depth from 1 on."""
-        return tuple(self.at(depth) for depth in range(1, self.depth + 1))
+        """Every depth that was measured."""
+        return tuple(self.at(depth) for depth in self._measured)
+
+    @property
+    def _measured(self) -> list[int]:
+        return [int(depth) for depth in self.result("quality").arrays["depth"]]
 
     def at(self, depth: int) -> DepthProfile:
         """All that is known of one depth."""
-        if not 1 <= depth <= self.depth:
-            raise SettingError(f"depth {depth}, but this profile has depths 1 to {self.depth}")
-        numbers: dict[str, Any] = {
-            name: self[name][depth - 1].item() for name in ("quality", *_COUNTS)
-        }
+        if depth not in self._measured:
+            raise SettingError(
+                f"depth {depth}, but this profile has depths {_ranges(set(self._measured))}"
+            )
+        place = self._measured.index(depth)
+        numbers: dict[str, Any] = {name: self[name][place].item() for name in ("quality", *_COUNTS)}
         for name in _LATENCIES:
             arrays = self.result(name).arrays
-            parts = {part: float(arrays[key][depth - 1]) for part, key in _PARTS.items()}
+            parts = {part: float(arrays[key][place]) for part, key in _PARTS.items()}
             numbers[name] = Latency(**parts)
         return DepthProfile(depth=depth, **numbers)
 
@@ -158,7 +175,7 @@ class Profile(Results, kind="profile"):
             name: {d.depth for d in self.depths if value(d) <= most}
             for name, (most, value, _) in limits.items()
         }
-        every = set(range(1, len(self.depths) + 1))
+        every = set(self._measured)
         common = sorted(every.intersection(*fits.values()))
         if not common:
             raise BudgetError(self._why_none(limits, fits))
@@ -234,8 +251,8 @@ def _measurements(
             low=[latency.low for latency in found],
             high=[latency.high for latency in found],
             title=title,
-            about=f"Median time of {what} through the plain model cut to this depth; the band is "
-            "the middle half of the calls.",
+            about=f"Time of {what} through the model cut to this depth: the medians of its blocks "
+            "and its readout, added up; the band is the middle half of the passes.",
             unit="ms",
             better="lower",
             section="cost",
@@ -275,8 +292,8 @@ def _tradeoff(found: Profile) -> Result:
         arrays={
             "milliseconds": found["batch_latency"],
             "quality": found["quality"],
-            "text": np.array([str(d) for d in range(1, found.depth + 1)]),
-            "front": np.array([d in front for d in range(1, found.depth + 1)]),
+            "text": np.array([str(d.depth) for d in found.depths]),
+            "front": np.array([d.depth in front for d in found.depths]),
         },
         labels={
             "milliseconds": f"time of a batch of {found.batch_size} (ms)",
@@ -296,86 +313,171 @@ def profile(
     data: Any,
     *,
     batch_size: int = 32,
-    repeats: int = 10,
+    batch_sizes: Sequence[int] = (),
+    depths: Depths = None,
+    repeats: int | None = None,
     progress: bool = True,
     **options: Any,
 ) -> Profile:
     """Measure every depth: quality on the data, and the cost of the plain model cut to it.
 
-    batch_size: of the timed batches, and of data that does not come in batches.
-    repeats: timed calls a depth, after a warm one; depths take turns, so that a busy moment of the
-    machine does not fall on one of them.
+    Few passes of the full model do it: one that is observed for the quality of all depths, one in
+    which operations and memory are counted, and `repeats` in which each block and the readout are
+    timed and added up. Cut models at three depths are timed, too; `about["checked"]` has both.
+
+    batch_size: rows of the batch that is timed, or as many as the first batch of data has; and of
+        the batches of data that does not come in such.
+    batch_sizes: more sizes to time, in "latency_by_batch".
+    depths: which depths to report: numbers, or a slice such as "::2"; the last is among them.
+    repeats: timed passes; None: 2 to 10, as many as fit in two seconds.
+
+    Of a language model, the latencies are those of reading a prompt, and "decode" has the tokens a
+    second of writing after it.
 
     >>> found = ed.profile(model, test, repeats=2, progress=False)
     >>> depth = found.choose(max_drop=0.5)  # the shallowest that loses at most half
     >>> ed.at_depth(model, depth).config.num_hidden_layers == depth
     True
     """
-    if batch_size < 1 or repeats < 1:
-        raise SettingError(f"batch_size={batch_size}, repeats={repeats}; use 1 or more for both")
+    for name, value in (("batch_size", batch_size), ("repeats", repeats)):
+        if value is not None and value < 1:
+            raise SettingError(f"{name}={value}; use 1 or more")
     stream, started = as_stream(model, **options), time.perf_counter()
+    at = chosen_depths(stream, depths, lowest=1)
     first: Mapping[str, Any] | None = None
+    took = 0.0
     with evaluating(unwrapped(stream.model)):
         totals = None
-        size = size_for(data, batch_size)
-        for batch in Feed(data, stream, batch_size=size).shown("quality", progress):
+        for batch in Feed(data, stream, batch_size=size_for(data, batch_size)).shown(
+            "quality", progress
+        ):
             first = batch if first is None else first
             if totals is None:
                 totals = quality_of(stream, batch)
-            watch(totals, stream.observe(batch))
+            took, states = seconds(partial(observed, totals, stream, batch), stream)
+            watch(totals, states, at)
         assert first is not None
         assert totals is not None
+        rows = stream.rows(first)
+        for size in batch_sizes:
+            if not 1 <= size <= rows:
+                raise SettingError(
+                    f"batch size {size}, but the first batch has {rows} rows; use 1 to {rows}, or "
+                    f"pass more data and batch_size={size}"
+                )
         inputs = {k: v for k, v in first.items() if k != "labels"}
-        one, many = first_rows(stream, inputs, 1), first_rows(stream, inputs, batch_size)
-        # Tensors are shared, so all depths together need little more memory than the model.
-        cut = [
-            as_stream(unwrapped(stream.truncated(k, share=True)).eval(), **stream.options)
-            for k in range(1, stream.depth + 1)
-        ]
-        single = _latencies(cut, one, repeats, progress)
-        batched = _latencies(cut, many, repeats, progress)
-        depths = tuple(
+        size = min(batch_size, rows)
+        many = first_rows(stream, inputs, size)
+        one = first_rows(stream, inputs, 1)
+        turns = max(2, min(10, int(2 / max(took, 1e-9)))) if repeats is None else repeats
+        _announce(stream, took, turns, progress)
+        counted = counted_by_depth(stream, many)
+        batched = times_by_depth(stream, many, turns)
+        checked = _checked(stream, many, batched, turns)
+        batched = batched.corrected(checked)
+        single = batched if size == 1 else times_by_depth(stream, one, turns).corrected(checked)
+        sizes = {
+            n: times_by_depth(stream, first_rows(stream, inputs, n), turns).corrected(checked)
+            for n in batch_sizes
+        }
+        found = tuple(
             DepthProfile(
                 depth=k,
                 quality=totals.quality(k),
-                parameters=parameter_count(small.model),
-                checkpoint_bytes=checkpoint_bytes(small.model),
-                flops=flops(_run(small, one)),
-                latency=single[k - 1],
-                batch_latency=batched[k - 1],
-                peak_bytes=peak_bytes(_run(small, many), small),
+                parameters=parameter_count(small),
+                checkpoint_bytes=checkpoint_bytes(small),
+                flops=counted.flops(k) // size,
+                latency=Latency(**single.quartiles(k)),
+                batch_latency=Latency(**batched.quartiles(k)),
+                peak_bytes=counted.bytes(k, small),
             )
-            for k, small in enumerate(cut, start=1)
+            # Tensors are shared, so a cut model takes little memory.
+            for k, small in ((k, unwrapped(stream.truncated(k, share=True))) for k in at)
         )
+        more = [_by_batch(sizes, at)] if sizes else []
+        # Without slots for its tokens, a block cannot be timed apart while text is written.
+        writes = stream.task == "causal_lm" and "input_ids" in one
+        if writes and has_slots(stream, one["input_ids"]):
+            more.append(_decoding(decoding_times(stream, one, turns), at))
     return Profile.of(
-        depths,
+        found,
         metric=totals.metric,
-        batch_size=batch_size,
+        batch_size=size,
         model=stream.name,
         task=stream.task,
         samples=totals.samples,
         seconds=time.perf_counter() - started,
+        checked=checked,
+    ).with_results(*more)
+
+
+def observed(totals: Totals, stream: ResidualStream, batch: Mapping[str, Any]) -> States:
+    """The model's own head is passed over where its words are taken in parts."""
+    own = not (totals.metric == "perplexity" and predicts_words(stream))
+    return stream.observe(batch, logits=own)
+
+
+def _announce(stream: ResidualStream, took: float, turns: int, progress: bool) -> None:
+    console = Console(stderr=True)
+    expected = took * (turns + 3.5)
+    if progress and console.is_terminal and expected > 5:
+        console.print(
+            f"profile of {stream.name}: about {turns + 3.5:.0f} passes of {took:.1f} s each, "
+            f"{expected:,.0f} s; fewer rows (batch_size=) or repeats=1 take less",
+            highlight=False,
+        )
+
+
+def _checked(
+    stream: ResidualStream, batch: Mapping[str, Any], times: BlockTimes, turns: int
+) -> dict[str, dict[str, float]]:
+    """Milliseconds of plain cut models at three depths, beside the sums that stand for them."""
+    depths = sorted({max(1, round(share * stream.depth)) for share in (0.25, 0.5, 0.75)})
+    found: dict[str, dict[str, float]] = {}
+    for k in depths:
+        small = as_stream(unwrapped(stream.truncated(k, share=True)).eval(), **stream.options)
+        arguments = small.arguments(batch, None)
+        # A large model needs no warm call; a small one gets all its turns.
+        taken = [
+            seconds(partial(small.call, arguments), small)[0] for _ in range(max(turns - 1, 1))
+        ]
+        found[str(k)] = {
+            "timed_ms": 1000 * min(taken),
+            "added_ms": 1000 * times.fastest(k),
+        }
+    return found
+
+
+def _by_batch(sizes: Mapping[int, BlockTimes], at: Sequence[int]) -> Result:
+    return Result(
+        name="latency_by_batch",
+        kind="matrix",
+        series=("value",),
+        arrays={
+            "depth": np.array(at),
+            "columns": np.array(list(sizes)),
+            "value": np.array([[t.quartiles(k)["median"] for t in sizes.values()] for k in at]),
+        },
+        labels={"depth": "depth (blocks)", "columns": "rows in a batch", "value": "time (ms)"},
+        title="Time by batch size",
+        about="Median time of a batch of this many rows.",
+        unit="ms",
+        better="lower",
+        section="cost",
     )
 
 
-def _run(stream: ResidualStream, batch: Mapping[str, Any]) -> Callable[[], Any]:
-    arguments = stream.arguments(batch, None)
-    return lambda: stream.call(arguments)
-
-
-def _latencies(
-    cut: list[ResidualStream], batch: Mapping[str, Any], repeats: int, progress: bool
-) -> list[Latency]:
-    runs = [_run(small, batch) for small in cut]
-    for run in runs:
-        run()
-    times = torch.zeros(len(cut), repeats, dtype=torch.float64)
-    for turn in shown(range(repeats), "latency", total=repeats, enabled=progress):
-        for k, (small, run) in enumerate(zip(cut, runs, strict=True)):
-            times[k, turn] = 1000 * seconds(run, small)[0]
-    quartiles = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-    low, median, high = times.quantile(quartiles, dim=1).tolist()
-    return [Latency(median=m, low=a, high=b) for a, m, b in zip(low, median, high, strict=True)]
+def _decoding(times: BlockTimes, at: Sequence[int]) -> Result:
+    return curve(
+        "decode",
+        list(at),
+        [1000 / times.quartiles(k)["median"] for k in at],
+        title="Writing",
+        about="Tokens a second, one row, after a prompt of the length of the data.",
+        unit="tokens/s",
+        better="higher",
+        section="cost",
+    )
 
 
 def _ranges(depths: set[int]) -> str:

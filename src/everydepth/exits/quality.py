@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from everydepth.stream import ResidualStream, States, Targets, has_labels, nothing_asked
 from everydepth.stream.states import are_finite
+from everydepth.stream.words import row_blocks, word_statistics
 
 
 class Totals:
@@ -46,23 +47,40 @@ def quality_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Totals:
     return Totals(metric, stream.depth)
 
 
-def watch(totals: Totals, states: States) -> None:
-    """Add one batch."""
+def watch(totals: Totals, states: States, depths: Sequence[int]) -> None:
+    """Add one batch, at these depths."""
     stream, batch = states.stream, states.batch
-    last = states.logits(stream.depth)
-    if totals.metric in ("agreement", "error"):
-        targets = Targets.every(stream, batch, last)
-    else:
+    if totals.metric == "perplexity" and states.output is None:
         targets = Targets.of(stream, batch, weighted=False)
+        found = _losses(targets, states, depths)
+    else:
+        last = states.logits(stream.depth)
+        if totals.metric in ("agreement", "error"):
+            targets = Targets.every(stream, batch, last)
+        else:
+            targets = Targets.of(stream, batch, weighted=False)
+        last = targets.pick(last)
+        found = [
+            _values(totals.metric, targets, targets.predicted(states, depth), last)
+            for depth in depths
+        ]
     totals.samples += targets.samples
-    last = targets.pick(last)
-    for depth in range(1, stream.depth + 1):
-        values = _values(totals.metric, targets, targets.predicted(states, depth), last)
+    totals.count += found[0].numel()
+    for depth, values in zip(depths, found, strict=True):
         totals.sums[depth - 1] += values.double().sum().cpu()
-        if depth == 1:
-            totals.count += values.numel()
     if not bool(torch.isfinite(totals.sums).all()):
         states.check_predictions()
+
+
+def _losses(targets: Targets, states: States, depths: Sequence[int]) -> list[Tensor]:
+    """Cross-entropies of a large vocabulary, in one pass over the head."""
+    inputs = [targets.head_inputs(states, depth) for depth in depths]
+    blocks = [
+        torch.stack([x[rows] for x in inputs]) for rows in row_blocks(len(targets), len(depths))
+    ]
+    head = states.stream.linear_head("a sweep over words")
+    found = word_statistics(blocks, head.weight, head.bias, targets.labels, ["loss"])
+    return list(found["loss"])
 
 
 def _values(metric: str, targets: Targets, z: Tensor, last: Tensor) -> Tensor:

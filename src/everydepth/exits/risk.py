@@ -54,9 +54,17 @@ def paired_p_value(counts: Counts, risk: float) -> float:
     return float(min(1.0, np.exp(math.log(len(stakes)) - np.logaddexp.reduce(capital))))
 
 
+def bounded_p_value(losses: np.ndarray, risk: float) -> float:
+    """The same bet for losses anywhere between -1 and 1, one a sample."""
+    stakes = _STAKES / (1 - risk)
+    capital = np.log1p(stakes[:, None] * (risk - losses[None])).sum(1)
+    return float(min(1.0, np.exp(math.log(len(stakes)) - np.logaddexp.reduce(capital))))
+
+
 P_VALUES: dict[str, Callable[[Counts, float], float]] = {
     "full": binomial_p_value,
     "labels": paired_p_value,
+    "loss": paired_p_value,
 }
 
 

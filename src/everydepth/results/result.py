@@ -114,6 +114,12 @@ class Result:
         """True if nothing could be measured; `note` says why."""
         return not self.series
 
+    def __str__(self) -> str:
+        from everydepth.results.grid import grid_lines
+        from everydepth.results.layout import table_of
+
+        return "\n".join(grid_lines(self)) if self.kind == "grid" else str(table_of(self))
+
     def label(self, name: str) -> str:
         return self.labels.get(name, name.replace("_", " "))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from time import perf_counter as clock
 
 import torch
 from torch import Tensor
 
-from everydepth.exits.generation.drafting import DraftHead, DraftLength
+from everydepth.exits.generation.drafting import DraftHead
+from everydepth.exits.generation.pacing import Pace
 from everydepth.exits.generation.sampling import Draft, Sampling, judge_greedy, judge_sampled
 from everydepth.exits.policies import NEVER, Memory, Policy
 from everydepth.stream import ResidualStream
@@ -118,7 +120,9 @@ class Drafting(Course):
         self._depth, self._longest = draft_depth, longest
         self._prompt: list[int] | None = prompt
         self._head = DraftHead(stream, draft_depth, sampling, None)
-        self._length = DraftLength(stream, draft_depth, top, self._head)
+        # In a shared batch there is no plain step of its own to compare with.
+        self._pace = Pace(longest, always=True)
+        self._seen, self._took = clock(), list[float]()
         self._drafts: list[Draft] = []
         self.drafted = self.accepted = 0
 
@@ -134,22 +138,25 @@ class Drafting(Course):
     def see(self, depth: int, h: Tensor, logits: Tensor, remaining: int) -> Said | None:
         if self._prompt is not None:
             self._head.see(torch.tensor(self._prompt, device=logits.device), logits)
-            self._prompt = None
+            self._prompt, self._seen = None, clock()
             return Said((int(self.sampling.draw(logits, self.generator)),))
+        now = clock()
+        took, self._seen = now - self._seen, now
         if depth == self._depth:
+            self._took.append(took)
             return self._drafted(h, min(remaining, self._longest))
-        return self._judged(logits)
+        return self._judged(logits, took)
 
     def _drafted(self, h: Tensor, limit: int) -> Said | None:
         if not self._drafts:
-            self._length.begin(1)
+            self._pace.begin(1)
         draft = self._head.draft(h[:, -1:], self.generator)
         self._drafts.append(draft)
-        if not self._length.goes_on(draft.confidence) or len(self._drafts) == limit:
+        if not self._pace.goes_on(draft.confidence.tolist()) or len(self._drafts) == limit:
             return None
         return Said((), feed=int(draft.tokens))
 
-    def _judged(self, logits: Tensor) -> Said:
+    def _judged(self, logits: Tensor, seconds: float) -> Said:
         drafts, self._drafts = self._drafts, []
         if self.sampling.do_sample:
             p = self.sampling.probabilities(logits[None])
@@ -158,7 +165,8 @@ class Drafting(Course):
             verdict = judge_greedy(logits[None], drafts)
         span, accepted = len(drafts), int(verdict.accepted)
         last = drafts[-1].tokens if accepted == span else verdict.correction
-        self._length.learn([accepted])
+        took, self._took = self._took, []
+        self._pace.learn([accepted], took, seconds)
         self._head.see(last, logits[-1:])
         self.accepted += accepted
         self.drafted += min(accepted + 1, span)

@@ -13,7 +13,7 @@ from everydepth.stream.contract import (
     sample_task,
 )
 from everydepth.stream.cursor import Call, Cursor
-from everydepth.stream.depth import at_depth
+from everydepth.stream.depth import Depths, at_depth, chosen_depths
 from everydepth.stream.edit import copy_without, edited, lengthened, name_stages, shortened
 from everydepth.stream.feed import Feed, Source
 from everydepth.stream.generic import GenericStream
@@ -59,6 +59,7 @@ __all__ = [
     "Check",
     "Criterion",
     "Cursor",
+    "Depths",
     "Family",
     "Feed",
     "GenericStream",
@@ -77,6 +78,7 @@ __all__ = [
     "check_plain",
     "check_resident",
     "check_stream",
+    "chosen_depths",
     "copy_without",
     "edited",
     "evaluating",

@@ -60,6 +60,7 @@ class ResidualStream(ABC):
     model: what is called; hooks go to its blocks, also when it is wrapped (DDP, FSDP).
     inputs: batch keys of which the model needs at least one.
     options: what `as_stream` was told beside the model, to see another model the same way.
+    tokenizer: turns text into tokens, where data is text; None if none was given.
 
     >>> stream = ed.as_stream(model)
     >>> stream.depth, stream.task, stream.classes
@@ -72,6 +73,7 @@ class ResidualStream(ABC):
     inputs: tuple[str, ...]
     task: Task
     options: Mapping[str, Any] = MappingProxyType({})
+    tokenizer: Any = None
 
     # -- what an architecture says ----------------------------------------------------------------
 

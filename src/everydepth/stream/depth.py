@@ -88,3 +88,37 @@ def _checked(stream: ResidualStream, keep: list[int]) -> list[int]:
                 "the state; keep it"
             )
     return keep
+
+
+Depths = int | str | Sequence[int] | None
+"""Some depths: a number, numbers, a slice such as "::2" or "20:", or None for all."""
+
+
+def chosen_depths(stream: ResidualStream, depths: Depths, *, lowest: int = 0) -> tuple[int, ...]:
+    """Which depths are meant, in order, each once; the last is always among them.
+
+    >>> from everydepth.stream import chosen_depths
+    >>> chosen_depths(ed.as_stream(model), "::2")
+    (0, 2, 3)
+    """
+    everything = range(lowest, stream.depth + 1)
+    if depths is None:
+        return tuple(everything)
+    if isinstance(depths, str):
+        try:
+            bounds = [int(part) if part.strip() else None for part in depths.split(":")]
+            found = list(range(stream.depth + 1)[slice(*bounds)]) if len(bounds) > 1 else None
+        except (TypeError, ValueError):
+            found = None
+        if found is None:
+            raise DepthError(
+                f"depths={depths!r}; use a slice such as '::2' (every second) or '20:' (from 20 "
+                f"on), or a list of numbers from {lowest} to {stream.depth}"
+            )
+        found = [depth for depth in found if depth >= lowest]
+    else:
+        numbers = [depths] if isinstance(depths, int) else depths
+        found = [stream.check_depth(depth, lowest=lowest) for depth in numbers]
+    if not found:
+        raise DepthError(f"depths={depths!r} leaves none of {lowest} to {stream.depth}")
+    return tuple(sorted({*found, stream.depth}))

@@ -24,6 +24,7 @@ from everydepth.errors import BatchError, SettingError
 from everydepth.progress import shown
 from everydepth.stream.contract import BESIDE_INPUTS, ResidualStream
 from everydepth.stream.rows import as_rows, numbers_in, pick_rows, whole_numbers
+from everydepth.stream.text import encoded, is_text
 from everydepth.stream.wrapping import unwrapped
 
 BATCH_SIZE = 32
@@ -33,6 +34,7 @@ Source = Any
 
 - rows by number: `everydepth.data`, a torch Dataset or a Hugging Face data set whose items are
   mappings or `(inputs, labels)`;
+- text: one string or a list of them, a row each, where the stream was made with `tokenizer=`;
 - one large batch: a mapping, a tensor or array of inputs, or the tuple `(inputs, labels)`;
 - rows one after the other: a torch or Hugging Face IterableDataset;
 - batches: a DataLoader, a list, a generator (once), of mappings, inputs or `(inputs, labels)`.
@@ -285,6 +287,8 @@ class Numbered(Dataset[Any], ABC):
 
 def by_number(data: Source, stream: ResidualStream) -> Numbered | None:
     """The data as rows by number; None where it comes one after the other, or in batches."""
+    if is_text(data):
+        data = encoded(data, stream.tokenizer, stream.positions)
     if _is_hub(data):
         if isinstance(data, Mapping):
             splits = ", ".join(map(repr, cast(Batch, data)))

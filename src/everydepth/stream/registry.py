@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from importlib import import_module
 from operator import eq
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream.contract import ResidualStream, StreamFactory, Task
 from everydepth.stream.discovery import DiscoveredStream
+from everydepth.stream.embedding import EmbeddingStream
 from everydepth.stream.generic import GenericStream
 from everydepth.stream.wrapping import check_seen, unwrapped
 
@@ -104,6 +106,7 @@ def as_stream(
     readout: str | Sequence[str] | Callable[[Tensor], Tensor] | None = None,
     token: str | int | Callable[..., Tensor] | None = None,
     task: Task | None = None,
+    tokenizer: Any = None,
     **options: Any,
 ) -> ResidualStream:
     """See a model as a residual stream. Every function that takes a model takes what this does.
@@ -117,7 +120,10 @@ def as_stream(
     readout: paths of modules applied in order, the last being the head; or a function.
     token: what predicts: "all" (the default), "first", "last", "mean", a position or a function
         `f(h, batch)`.
-    task: what the readout predicts; "classification" by default.
+    task: what the readout predicts; "classification" by default. "embedding" alone makes a vector a
+        sample of what an encoder without a head gives: the mean of the real tokens, or with
+        token="first" or "last" one of them.
+    tokenizer: with it, whoever takes data takes text: a string or a list of strings.
     options: passed to the architecture, e.g. `tower="text"` for a model with two streams. For a
         model without a file of its own: `stream`, a part of the path of one of several chains (an
         encoder-decoder is followed where it predicts), and `example`, a batch to look at.
@@ -132,7 +138,11 @@ def as_stream(
     own = getattr(unwrapped(model), "stream", None) if isinstance(model, nn.Module) else model
     if isinstance(own, ResidualStream):
         _check_own(own, options)
-        return own
+        if tokenizer is None or tokenizer is own.tokenizer:
+            return own
+        with_text = copy(own)
+        with_text.tokenizer = tokenizer
+        return with_text
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UnsupportedModelError(
             f"{model!r:.80} is a {type(model).__name__}, not a model; pass a torch.nn.Module or a "
@@ -141,12 +151,17 @@ def as_stream(
     # Compiled code does not see hooks that come later: the module itself is what we follow.
     model = cast(nn.Module, getattr(model, "_orig_mod", model))
     check_seen(model)
+    if task == "embedding" and blocks is None:
+        pooled = {name: options.pop(name) for name in ("task", "token") if name in options}
+        stream = EmbeddingStream(as_stream(model, **options), pooled.get("token", "mean"))
+        stream.options, stream.tokenizer = options | pooled, tokenizer
+        return stream
     factory = _factory(unwrapped(model)) if blocks is None else GenericStream
     _check_options(unwrapped(model), factory, options)
     if factory is GenericStream:
         options = {"token": "all", "task": "classification"} | options
     stream = factory(model, **options)
-    stream.options = options
+    stream.options, stream.tokenizer = options, tokenizer
     if stream.depth == 0:
         raise DepthError(
             f"{stream.name} has 0 blocks, so there is no stream to follow; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -208,6 +208,16 @@ class Targets:
             raise _mismatch(self.shape, x)
         x = x.flatten(0, len(self.shape) - 1)
         return _taken(x, self.rows)
+
+    def some(self, which: Tensor) -> Targets:
+        """Only some of the rows, by their numbers among these."""
+        which = which.to(self.weights.device)
+        return replace(
+            self,
+            rows=which if self.rows is None else self.rows[which],
+            labels=None if self.labels is None else self.labels[which],
+            weights=self.weights[which],
+        )
 
     def predicted(self, states: States, depth: int, head: nn.Module | None = None) -> Tensor:
         """What the rows predict at a depth; at the last, without a `head`, in the model's words."""

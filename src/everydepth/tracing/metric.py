@@ -6,13 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+import numpy as np
 
 from everydepth.errors import SettingError
 from everydepth.results.result import Better, Kind, Result, readable
 from everydepth.stream import Task
 
 if TYPE_CHECKING:
+    from everydepth.tracing.drawing import DrawnRows
     from everydepth.tracing.observation import BlockRecords, FeatureRows, Observation
 
 Need = Literal["labels", "gradients", "branches", "against", "tokens"]
@@ -29,6 +32,8 @@ class Metric(ABC):
     name, kind: of its result. needs: see `Need`. tasks: where it makes sense; None for everywhere.
     default: part of `trace(model, data)` without a list of metrics, where needs and task allow;
         or the tasks for which it is.
+    some_depths: whether it makes sense where only some depths are looked at. at: these, set by
+        `trace`. drawn: the sample of predictions it sees, if not all.
     group: a name under which related metrics can be asked for together.
     title, about, unit, better, section: words of the result where `compute` gives none; see
         `everydepth.results.Result`.
@@ -45,6 +50,19 @@ class Metric(ABC):
     needs: ClassVar[frozenset[Need]] = frozenset()
     tasks: ClassVar[frozenset[Task] | None] = None
     default: ClassVar[bool | frozenset[Task]] = True
+    some_depths: ClassVar[bool] = False
+    at: Sequence[int] = ()
+    drawn: DrawnRows | None = None
+
+    def depth_of(self, index: Any) -> np.ndarray:
+        """Depths by their place among those looked at; one behind the last stays one behind."""
+        at = np.asarray(self.at)
+        places = np.asarray(index)
+        return places if not len(at) else np.asarray(np.append(at, at[-1] + 1)[places])
+
+    def depths(self, last: int, first: int = 0) -> np.ndarray:
+        """The depths from place `first` to place `last` among those looked at."""
+        return self.depth_of(np.arange(first, last + 1))
 
     @abstractmethod
     def compute(self) -> Result:
@@ -52,7 +70,13 @@ class Metric(ABC):
 
 
 class BatchMetric(Metric):
-    """Sees every batch as the model ran it."""
+    """Sees every batch as the model ran it.
+
+    reads: the fields of `Observation.predictions` it will read, computed together; one that is not
+        named is computed when it is read.
+    """
+
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     def see_block(self, seen: BlockRecords) -> None:
         """If the metric needs "branches": the records of a block, while the model runs.

@@ -20,7 +20,8 @@ from everydepth.stream import (
     Targets,
     real_tokens,
 )
-from everydepth.tracing.predictions import LOGIT_BYTES, Predictions, predictions
+from everydepth.stream.words import predicts_words
+from everydepth.tracing.predictions import LOGIT_BYTES, Predictions
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,9 @@ class Observation:
 
     A row is one prediction: a sample, or a real token (padding is left out) where every token
     predicts. `row_sample` is the number of the sample a row belongs to, counted over the whole run.
+
+    depths: those looked at, all if empty. drawn: which of the rows count; None for all. reads: what
+    metrics will read of the predictions.
     """
 
     stream: ResidualStream
@@ -73,10 +77,18 @@ class Observation:
     first_sample: int
     other: States | None = None
     gradients: TapGradients | None = None
+    depths: tuple[int, ...] = ()
+    drawn: Tensor | None = None
+    reads: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not self.depths:
+            object.__setattr__(self, "depths", tuple(range(len(self.states))))
 
     @property
     def depth(self) -> int:
-        return self.states.depth
+        """The last of the depths looked at, counted among these."""
+        return len(self.depths) - 1
 
     @property
     def samples(self) -> int:
@@ -85,12 +97,12 @@ class Observation:
     @cached_property
     def per_token(self) -> bool:
         """Every token (or query) predicts, so a sample has several rows."""
-        return self._last_logits.ndim == 3
+        return self._shape.ndim == 3
 
     @cached_property
     def asked(self) -> Targets:
         """The rows, and what each should predict."""
-        return Targets.every(self.stream, self.states.batch, self._last_logits)
+        return self._drawn(Targets.every(self.stream, self.states.batch, self._shape))
 
     @cached_property
     def rows(self) -> Targets:
@@ -98,7 +110,10 @@ class Observation:
         if self.stream.task == "masked_lm":
             return self.asked  # only what is masked is a row
         batch = {key: value for key, value in self.states.batch.items() if key != "labels"}
-        return Targets.every(self.stream, batch, self._last_logits)
+        return self._drawn(Targets.every(self.stream, batch, self._shape))
+
+    def _drawn(self, targets: Targets) -> Targets:
+        return targets if self.drawn is None else targets.some(self.drawn)
 
     @property
     def row_sample(self) -> Tensor:
@@ -106,9 +121,9 @@ class Observation:
 
     @cached_property
     def features(self) -> Tensor:
-        """(depths 0..L, rows, dim), float32 (float64 for a float64 model)."""
+        """(depths, rows, dim), float32 (float64 for a float64 model)."""
         found: list[Tensor] = []
-        for depth in range(len(self.states)):
+        for depth in self.depths:
             feature = self.rows.pick(self.states.feature(depth).detach())
             # A readout that sees all tokens of a sample is followed by their mean.
             feature = feature if feature.ndim == 2 else feature.flatten(1, -2).mean(1)
@@ -118,17 +133,22 @@ class Observation:
     @property
     def outputs(self) -> int:
         """How many numbers one row's prediction has."""
-        return self._last_logits.shape[-1]
+        return self._shape.shape[-1]
 
     @property
     def has_few_outputs(self) -> bool:
         """The predictions of all depths together are small: `readouts` may hold them."""
-        return 4 * len(self.states) * self.features.shape[1] * self.outputs <= LOGIT_BYTES
+        return 4 * len(self.depths) * len(self.rows) * self.outputs <= LOGIT_BYTES
+
+    @property
+    def by_words(self) -> bool:
+        """The head is a plain linear map of every row, so its words can be taken in parts."""
+        return predicts_words(self.stream) and self.per_token
 
     @cached_property
     def readouts(self) -> Tensor:
-        """(depths 0..L, rows, outputs): `z_l` of every row, where outputs are few."""
-        found = [self._readout(depth, slice(None)).detach() for depth in range(self.depth + 1)]
+        """(depths, rows, outputs): `z_l` of every row, where outputs are few."""
+        found = [self._readout(index, slice(None)).detach() for index in range(len(self.depths))]
         return torch.stack([z if z.dtype == torch.float64 else z.float() for z in found])
 
     @property
@@ -138,45 +158,59 @@ class Observation:
 
     @cached_property
     def predictions(self) -> Predictions:
-        """Loss, decision, margin and confidence of every row at every depth, in one sweep."""
-        found = predictions(self)
-        # What a block adds to a prediction is no number where the prediction is none.
-        if not bool(torch.isfinite(found.step).all()):
-            self.states.check_predictions(lowest=0)
-        return found
+        """Loss, decision, margin and confidence of every row at every depth."""
+        return Predictions(self, self.reads)
 
-    def logits(self, depth: int, rows: slice) -> Tensor:
-        """`z_l` of some rows; at depth L the model's own output."""
+    def logits(self, depth: int, rows: slice | Tensor) -> Tensor:
+        """`z_l` of some rows, depths counted among `depths`; at depth L the model's own output."""
         return self.readouts[depth, rows] if self.has_few_outputs else self._readout(depth, rows)
 
-    def _readout(self, depth: int, rows: slice) -> Tensor:
-        if depth == self.depth:
+    def final_logits(self, rows: Tensor) -> Tensor:
+        """What the full model predicts for some rows."""
+        return self.logits(self.depth, rows)
+
+    def head_inputs(self, rows: slice) -> Tensor:
+        """(depths, rows, dim): what the head's linear map receives."""
+        found = [
+            self.stream.normed(self._picked(depth)[rows], depth).detach() for depth in self.depths
+        ]
+        return torch.stack(found)
+
+    def _readout(self, index: int, rows: slice | Tensor) -> Tensor:
+        depth = self.depths[index]
+        if depth == self.states.depth and self.states.output is not None:
             return self._own_rows[rows]
         if self.per_token:
-            return self.stream.head(self.stream.normed(self._head_inputs[depth][rows], depth))
+            return self.stream.head(self.stream.normed(self._picked(depth)[rows], depth))
         if self._per_sample_features:
             return self.stream.head(self.stream.normed(self.states.feature(depth)[rows], depth))
         return self.states.logits(depth)[rows]
 
+    def _picked(self, depth: int) -> Tensor:
+        """The features of the rows at one depth, in the model's own number format."""
+        return self.rows.pick(self.states.feature(depth).detach())
+
     @cached_property
-    def _last_logits(self) -> Tensor:
-        return self.states.logits(self.depth)
+    def _shape(self) -> Tensor:
+        """A prediction, or something of its shape where the model's own head was passed over."""
+        if self.states.output is None and predicts_words(self.stream):
+            return shape_of_words(self.stream, self.states.batch)
+        return self.states.logits(self.states.depth)
 
     @cached_property
     def _own_rows(self) -> Tensor:
         # Without padding this is a view: nothing of the size of the vocabulary is copied.
-        return self.rows.pick(self._last_logits)
-
-    @cached_property
-    def _head_inputs(self) -> Tensor:
-        """The features in the model's own number format."""
-        kept = self.features
-        dtype = self.states.h[0].dtype
-        return kept if kept.dtype == dtype else kept.to(dtype)
+        return self.rows.pick(self._shape)
 
     @cached_property
     def _per_sample_features(self) -> bool:
-        return self.states.feature(self.depth).ndim == 2
+        return self.states.feature(self.states.depth).ndim == 2
+
+
+def shape_of_words(stream: ResidualStream, batch: Mapping[str, Any]) -> Tensor:
+    """Something of the shape of a prediction that takes no memory."""
+    first = next(batch[key] for key in stream.inputs if batch.get(key) is not None)
+    return torch.empty(1, device=stream.device).expand(*first.shape[:2], stream.classes)
 
 
 def token_features(states: States) -> Tensor:

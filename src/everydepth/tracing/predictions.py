@@ -1,87 +1,169 @@
-"""What every depth predicts for every row, in one sweep over depths and chunks of rows."""
+"""What every depth predicts for every row: what is asked of it, and no more."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from everydepth.stream.words import row_blocks, word_statistics
+
 if TYPE_CHECKING:
     from everydepth.tracing.observation import Observation
 
 LOGIT_BYTES = 2**25  # logits of this many bytes are alive at once, per depth
+NUMBERS = frozenset({"loss", "error", "absolute", "followed", "step"})
+CLASSES = frozenset(
+    {"loss", "error", "followed", "step", "top", "rank", "confidence", "margin"},
+)
 
 
-@dataclass(frozen=True, eq=False)
 class Predictions:
-    """One value per depth 0..L and row. Classes first; a regression fills only the last group.
+    """One value per depth and row. Classes first; `absolute` is for regressions only.
 
-    labelled: (rows,) rows that have a target; loss, rank and error say nothing about the others.
-    loss: cross-entropy (nat), or the mean squared error over outputs.
-    top: the predicted class. rank: how many classes score above the target (0: top-1 is right).
-    confidence: largest probability. margin: top-1 minus top-2 logit.
-    error: `||softmax(z) - onehot(y)||`, or `||f(x) - z||` where numbers are predicted.
-    absolute: mean absolute error over outputs, regression only.
-    followed: the logit of the target, or of the final prediction where there is none.
-    step: (blocks 1..L, rows) `||z_l - z_{l-1}||`, what block l adds in output space.
+    A field is computed when it is asked for first, with those that metrics said they read
+    (`BatchMetric.reads`), in one sweep over the logits of all depths.
     """
 
-    labelled: Tensor
-    loss: Tensor
-    error: Tensor
-    followed: Tensor
-    step: Tensor
-    top: Tensor
-    rank: Tensor
-    confidence: Tensor
-    margin: Tensor
-    absolute: Tensor
+    def __init__(self, observation: Observation, reads: Collection[str] = ()) -> None:
+        self._observation, self._reads = observation, frozenset(reads)
+        self._found: dict[str, Tensor] = {}
+
+    @property
+    def labelled(self) -> Tensor:
+        """(rows,) rows that have a target; loss, rank and error say nothing about the others."""
+        return self._observation.asked.labelled
+
+    @property
+    def loss(self) -> Tensor:
+        """Cross-entropy (nat), or the mean squared error over outputs."""
+        return self._field("loss")
+
+    @property
+    def error(self) -> Tensor:
+        """`||softmax(z) - onehot(y)||`, or `||f(x) - z||` where numbers are predicted."""
+        return self._field("error")
+
+    @property
+    def followed(self) -> Tensor:
+        """The logit of the target, or of the final prediction where there is none."""
+        return self._field("followed")
+
+    @property
+    def step(self) -> Tensor:
+        """(blocks 1..L, rows) `||z_l - z_{l-1}||`, what block l adds in output space."""
+        return self._field("step")
+
+    @property
+    def top(self) -> Tensor:
+        """The predicted class."""
+        return self._field("top")
+
+    @property
+    def rank(self) -> Tensor:
+        """How many classes score above the target (0: top-1 is right)."""
+        return self._field("rank")
+
+    @property
+    def confidence(self) -> Tensor:
+        """The largest probability."""
+        return self._field("confidence")
+
+    @property
+    def margin(self) -> Tensor:
+        """Top-1 minus top-2 logit."""
+        return self._field("margin")
+
+    @property
+    def absolute(self) -> Tensor:
+        """Mean absolute error over outputs, regression only."""
+        return self._field("absolute")
+
+    def find(self) -> None:
+        """Compute what metrics said they read."""
+        self._sweep(self._reads)
+
+    def _field(self, name: str) -> Tensor:
+        if name not in self._found:
+            self._sweep({name, *self._reads})
+        return self._found[name]
+
+    def _sweep(self, names: Collection[str]) -> None:
+        if not names:
+            return
+        o = self._observation
+        known = NUMBERS if o.stream.task == "regression" else CLASSES
+        missing = frozenset(names) & known - set(self._found)
+        if missing:
+            found = _swept(o, missing)
+            # What a block adds to a prediction is no number where the prediction is none.
+            numbers = [found[name] for name in ("step", "loss") if name in found]
+            if not all(bool(torch.isfinite(value).all()) for value in numbers):
+                o.states.check_predictions(lowest=0)
+            self._found.update(found)
+        none = self.labelled.new_empty(0, len(o.rows))
+        self._found.update({n: none for n in names if n not in self._found})
 
 
 @torch.no_grad()
-def predictions(o: Observation) -> Predictions:
-    """Sweep the depths; few outputs at all depths together, many in chunks of rows, depth by depth.
+def _swept(o: Observation, names: frozenset[str]) -> dict[str, Tensor]:
+    """Few outputs at all depths together, a large linear head by words, others by rows."""
+    if o.has_few_outputs:
+        return _chunk(o, slice(None), names, len(o.depths))
+    if o.by_words and (o.asked.labels is None or o.asked.labels.ndim == 1):
+        rows = row_blocks(len(o.rows), len(o.depths))
+        blocks = [o.head_inputs(block) for block in rows]
+        follow = _followed(o, slice(None), names)
+        assert follow is not None
+        head = o.stream.linear_head("a sweep over words")
+        return word_statistics(blocks, head.weight, head.bias, follow, names)
+    count = len(o.rows)
+    size = max(1, LOGIT_BYTES // (4 * o.outputs))
+    pieces = [_chunk(o, slice(i, min(i + size, count)), names, 1) for i in range(0, count, size)]
+    return {name: torch.cat([piece[name] for piece in pieces], -1) for name in names}
 
-    So at most a few times `LOGIT_BYTES` of logits are held at once.
-    """
-    rows = o.features.shape[1]
-    group = len(o.states) if o.has_few_outputs else 1
-    size = rows if o.has_few_outputs else max(1, LOGIT_BYTES // (4 * o.outputs))
-    pieces = [_chunk(o, slice(start, start + size), group) for start in range(0, rows, size)]
-    if len(pieces) == 1:
-        return pieces[0]
-    names = Predictions.__dataclass_fields__
-    return Predictions(**{n: torch.cat([getattr(p, n) for p in pieces], -1) for n in names})
+
+def _followed(o: Observation, rows: slice, names: frozenset[str]) -> Tensor | None:
+    """The class that each row follows: its label, or the last prediction where that matters."""
+    if o.stream.task == "regression":
+        return None
+    labelled = o.asked.labelled[rows]
+    classes = o.asked.classes
+    follow = torch.zeros(len(labelled), dtype=torch.long, device=labelled.device)
+    if classes is not None:
+        follow = torch.where(labelled, classes[rows], 0)
+    alone = (~labelled).nonzero().flatten()
+    if "followed" in names and len(alone):
+        size = max(1, LOGIT_BYTES // (4 * o.outputs))
+        places = torch.arange(len(o.rows), device=alone.device)[rows][alone]
+        tops = [o.final_logits(part).argmax(-1) for part in places.split(size)]
+        follow[alone] = torch.cat(tops).to(follow.device)
+    return follow
 
 
-def _chunk(o: Observation, rows: slice, group: int) -> Predictions:
-    final = _wide(o.logits(o.depth, rows))
-    asked = o.asked
-    targets = None if asked.labels is None else asked.labels[rows].to(final.device)
-    labelled = asked.labelled[rows].to(final.device)
-    n = final.shape[0]
-    shares = follow = None
-    if o.stream.task != "regression":
-        shares = targets if targets is not None and targets.ndim == 2 else None
-        classes = targets if shares is None else shares.argmax(-1)
-        top = final.argmax(-1)
-        follow = top if classes is None else torch.where(labelled, classes, top)
-    names = ("loss", "error", "followed", "top", "rank", "confidence", "margin", "absolute")
+def _chunk(o: Observation, rows: slice, names: frozenset[str], group: int) -> dict[str, Tensor]:
+    labels = o.asked.labels
+    targets = None if labels is None else labels[rows]
+    shares = targets if targets is not None and targets.ndim == 2 else None
+    follow = _followed(o, rows, names)
     found: dict[str, list[Tensor]] = {name: [] for name in names}
-    steps: list[Tensor] = []
     previous: Tensor | None = None
-    for start in range(0, o.depth + 1, group):
+    for start in range(0, len(o.depths), group):
         z = o.readouts if group > 1 else _wide(o.logits(start, rows))[None]
-        values = _regression(z, targets) if follow is None else _classification(z, follow, shares)
+        if follow is None:
+            values = _regression(z, targets, names)
+        else:
+            values = _classification(z, follow, shares, names)
+        if "step" in names:
+            step = z.diff(dim=0) if previous is None else z - previous
+            values["step"] = torch.linalg.vector_norm(step, dim=-1)
+            previous = z[-1:]
         for name, value in values.items():
             found[name].append(value)
-        step = z.diff(dim=0) if previous is None else z - previous
-        steps.append(torch.linalg.vector_norm(step, dim=-1))
-        previous = z[-1:]
-    stacked = {name: torch.cat(v) if v else labelled.new_empty(0, n) for name, v in found.items()}
-    return Predictions(labelled=labelled, step=torch.cat(steps), **stacked)
+    empty = o.asked.labelled.new_empty(0, len(o.asked.labelled[rows]))
+    return {name: torch.cat(v) if v else empty for name, v in found.items()}
 
 
 def _wide(z: Tensor) -> Tensor:
@@ -90,38 +172,48 @@ def _wide(z: Tensor) -> Tensor:
     return z if z.dtype == torch.float64 else z.float()
 
 
-def _classification(z: Tensor, follow: Tensor, shares: Tensor | None) -> dict[str, Tensor]:
+def _classification(
+    z: Tensor, follow: Tensor, shares: Tensor | None, names: frozenset[str]
+) -> dict[str, Tensor]:
     """`z` is (depth, row, class). shares: soft labels, of which `follow` is the largest."""
+    found: dict[str, Tensor] = {}
     followed = z.gather(-1, follow.expand(z.shape[:-1])[..., None])[..., 0]
+    if "followed" in names:
+        found["followed"] = followed
+    if "rank" in names:
+        found["rank"] = (z > followed[..., None]).sum(-1).int()
+    first: Tensor | None = None
+    if names & {"top", "margin"}:
+        highest, classes = z.topk(min(2, z.shape[-1]), -1)
+        first = highest[..., 0]
+        values = {"top": classes[..., 0].int(), "margin": first - highest[..., -1]}
+        found |= {name: value for name, value in values.items() if name in names}
+    if not names & {"loss", "error", "confidence"}:
+        return found
     total = torch.logsumexp(z, -1)
-    highest, classes = z.topk(min(2, z.shape[-1]), -1)
-    first, second = highest[..., 0], highest[..., -1]
-    chance = (followed - total).exp()
-    # ||p - y||^2 = sum p^2 - 2 p_y + 1
-    squares = (torch.logsumexp(2 * z, -1) - 2 * total).exp()
-    loss, error = total - followed, squares - 2 * chance + 1
-    if shares is not None:
-        y = shares.to(z.dtype)
-        loss = total * y.sum(-1) - (z * y).sum(-1)
-        error = ((z - total[..., None]).exp() - y).square().sum(-1)
-    return {
-        "loss": loss,
-        "error": error.clamp(min=0).sqrt(),
-        "followed": followed,
-        "top": classes[..., 0].int(),
-        "rank": (z > followed[..., None]).sum(-1).int(),
-        "confidence": (first - total).exp(),
-        "margin": first - second,
-    }
+    if "confidence" in names:
+        found["confidence"] = ((z.amax(-1) if first is None else first) - total).exp()
+    y = None if shares is None else shares.to(z.dtype)
+    if "loss" in names:
+        soft = None if y is None else total * y.sum(-1) - (z * y).sum(-1)
+        found["loss"] = total - followed if soft is None else soft
+    if "error" in names and y is not None:
+        found["error"] = torch.linalg.vector_norm((z - total[..., None]).exp() - y, dim=-1)
+    elif "error" in names:
+        # ||p - y||^2 = sum p^2 - 2 p_y + 1
+        squares = (torch.logsumexp(2 * z, -1) - 2 * total).exp()
+        error = squares - 2 * (followed - total).exp() + 1
+        found["error"] = error.clamp(min=0).sqrt()
+    return found
 
 
-def _regression(z: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
-    if targets is None:
-        return {"followed": z[..., 0]}
-    difference = z - targets.reshape(z.shape[1:]).to(z.dtype)
-    return {
-        "loss": difference.square().mean(-1),
-        "error": torch.linalg.vector_norm(difference, dim=-1),
-        "absolute": difference.abs().mean(-1),
-        "followed": z[..., 0],
-    }
+def _regression(z: Tensor, targets: Tensor | None, names: frozenset[str]) -> dict[str, Tensor]:
+    found = {"followed": z[..., 0]}
+    if targets is not None:
+        difference = z - targets.reshape(z.shape[1:]).to(z.dtype)
+        found |= {
+            "loss": difference.square().mean(-1),
+            "error": torch.linalg.vector_norm(difference, dim=-1),
+            "absolute": difference.abs().mean(-1),
+        }
+    return {name: value for name, value in found.items() if name in names}

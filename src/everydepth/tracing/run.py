@@ -5,23 +5,26 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from everydepth.errors import LabelError, SettingError
 from everydepth.results import named, provenance
 from everydepth.stream import (
     BranchRecord,
+    Depths,
     ResidualStream,
     Task,
     as_stream,
+    chosen_depths,
     evaluating,
     has_labels,
     observe_gradients,
@@ -29,6 +32,9 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.stream.feed import Feed, pieces
+from everydepth.stream.rows import pick_rows
+from everydepth.stream.words import predicts_words
+from everydepth.tracing.drawing import DrawnRows, rows_in
 from everydepth.tracing.metric import (
     BatchMetric,
     FeatureMetric,
@@ -38,13 +44,21 @@ from everydepth.tracing.metric import (
     chosen,
     in_words,
 )
-from everydepth.tracing.observation import BlockRecords, Observation, token_features
+from everydepth.tracing.observation import (
+    BlockRecords,
+    Observation,
+    token_features,
+)
+from everydepth.tracing.plan import Plan
+from everydepth.tracing.predictions import LOGIT_BYTES
 from everydepth.tracing.record import Trace
 from everydepth.tracing.store import FeatureStore
 
 # On a CPU a batch runs in parts whose states have about this size, and stay in its cache: measured
 # 5 to 18 % faster for encoders and small convolutional networks, within 5 % for larger blocks.
 PART_BYTES = 2**21
+
+ANNOUNCED = 10.0  # seconds; what takes less is not worth a line
 
 Metrics = str | Metric | Iterable[str | Metric | type[Metric]]
 
@@ -57,6 +71,9 @@ def trace(
     device: str | torch.device | None = None,
     max_samples: int | None = None,
     batch_size: int | None = None,
+    depths: Depths = None,
+    tokens: int | None = None,
+    seed: int = 0,
     memory_budget: int = 2**29,
     progress: bool = True,
     against: nn.Module | ResidualStream | None = None,
@@ -73,13 +90,18 @@ def trace(
     max_samples: stop after this many rows of data.
     batch_size: for a data set or one large batch; 32 if not given. On a CPU a batch may run in
         parts, which stay in its cache; no row sees another, so results are the same.
+    depths: which depths to read out: numbers, or a slice such as "::2"; the last is always among
+        them. Metrics of single blocks need all.
+    tokens: of a language model, how many of all predictions to look at, drawn with `seed`; means
+        then come with the `standard_error` that this causes.
     memory_budget: bytes of features held at once. Exact centring needs the mean before the second
         look at the data: features that fit are held, else the data runs through the model again;
         `trace.passes` and `trace.about["features"]` say which.
     against: a second model (or stream) that sees the same batches, for metrics between the two.
     options: passed to `as_stream` with `model`.
 
-    Interrupted with Ctrl-C it returns what it has, with `trace.partial` set.
+    What it will take is told on a terminal once the first row has shown, and in
+    `trace.about["plan"]`. Interrupted with Ctrl-C it returns what it has, with `trace.partial` set.
 
     >>> trace = ed.trace(model, test, progress=False)  # all metrics that fit
     >>> bool(trace["accuracy"][3] > trace["accuracy"][0])
@@ -96,9 +118,21 @@ def trace(
     stream = as_stream(model, **options)
     other = None if against is None else as_stream(against)
     feed = Feed(data, stream, batch_size=batch_size, max_samples=max_samples)
+    at = chosen_depths(stream, depths)
+    drawn = None
+    if tokens is not None:
+        if not feed.again:
+            raise SettingError(
+                f"tokens={tokens}, but {type(data).__name__} can be read only once, and drawing "
+                "needs to know how many there are; pass a list, a DataLoader or a data set"
+            )
+        drawn = DrawnRows.of(stream, feed, tokens, seed)
     first = feed.peek()
     wanted, grouped = chosen("all" if metrics is None else metrics)
     wanted, skipped = _fitting(wanted, stream, first, other)
+    wanted = _at_some(wanted, skipped, len(at) <= stream.depth, drawn is not None)
+    for metric in wanted:
+        metric.at, metric.drawn = at, drawn
     if metrics is None:
         for metric in [m for m in wanted if not _is_default(m, stream.task)]:
             wanted.remove(metric)
@@ -108,7 +142,8 @@ def trace(
         _placed(stream, device),
         nullcontext() if other is None else _placed(other, device),
     ):
-        run = _Run(stream, other, wanted, memory_budget)
+        run = _Run(stream, other, wanted, memory_budget, at, drawn)
+        run.announce = partial(_announced, _count(feed.rows, max_samples), progress)
         started = time.perf_counter()
         run.look(feed.shown("trace", progress))
         again = run.second_look(feed, progress)
@@ -124,8 +159,12 @@ def trace(
                 "metrics": [metric.name for metric in wanted],
                 "max_samples": max_samples,
                 "batch_size": batch_size,
+                "depths": None if depths is None else list(at),
+                "tokens": tokens,
+                "seed": seed,
                 "memory_budget": memory_budget,
             },
+            plan=None if run.plan is None else str(run.plan),
             rows=run.rows,
             passes=2 if again else 1,
             partial=run.interrupted,
@@ -136,6 +175,31 @@ def trace(
     )
 
 
+def _at_some(
+    metrics: Sequence[Metric], skipped: dict[str, str], fewer: bool, drawn: bool
+) -> list[Metric]:
+    """The metrics that can do with some depths or some tokens; says why others are left out."""
+    for metric in metrics:
+        if fewer and not metric.some_depths:
+            skipped[metric.name] = "needs every depth; leave out depths="
+        elif drawn and "gradients" in metric.needs:
+            skipped[metric.name] = "needs every token; leave out tokens="
+    return [metric for metric in metrics if metric.name not in skipped]
+
+
+def _count(rows: int | None, most: int | None) -> int | None:
+    return rows if rows is None or most is None else min(rows, most)
+
+
+def _announced(rows: int | None, progress: bool, plan: Plan) -> Plan:
+    plan = replace(plan, rows=rows)
+    console = Console(stderr=True)
+    dear = plan.seconds is None or plan.seconds >= ANNOUNCED
+    if progress and dear and console.is_terminal:
+        console.print(str(plan), highlight=False)
+    return plan
+
+
 @dataclass(eq=False)
 class _Run:
     """The state of one trace: what is asked for, and how far it is."""
@@ -144,11 +208,15 @@ class _Run:
     other: ResidualStream | None
     metrics: Sequence[Metric]
     budget: int
+    at: tuple[int, ...]
+    drawn: DrawnRows | None
     samples: int = 0
     rows: int = 0
     interrupted: bool = False
     how: str = "no feature metrics"
     part: int | None = None
+    plan: Plan | None = None
+    announce: Callable[[Plan], Plan] | None = None
     stores: dict[str, FeatureStore] = field(default_factory=dict[str, FeatureStore])
 
     def __post_init__(self) -> None:
@@ -162,19 +230,52 @@ class _Run:
         needs = {need for m in self.metrics for need in m.needs}
         self.gradients = "gradients" in needs
         self.branches = [m for m in self.batch_metrics if "branches" in m.needs]
+        self.reads = frozenset(field for m in self.batch_metrics for field in m.reads)
 
     def look(self, batches: Iterator[Mapping[str, Any]]) -> None:
         """The first pass."""
         try:
             for batch in self._parts(batches):
+                drawn = self._drawn(batch)
+                if drawn is not None and not len(drawn):
+                    self.samples += self.stream.rows(batch)
+                    continue
+                clock = [time.perf_counter()]
                 with torch.no_grad():
-                    observation = self._observed(batch)
+                    observation = self._observed(batch, drawn)
+                    clock.append(time.perf_counter())
+                    # Outside the undivided part, for Ctrl-C: this is where the time goes.
+                    self._check(observation)
+                    observation.predictions.find()
+                    clock.append(time.perf_counter())
                     with _undivided():
                         self._take(observation)
+                clock.append(time.perf_counter())
+                if self.plan is None and self.announce is not None:
+                    self.plan = self.announce(self._planned(observation, clock))
         except KeyboardInterrupt:
             self.interrupted = True
         for store in self.stores.values():
             store.flush()
+
+    def _planned(self, o: Observation, clock: Sequence[float]) -> Plan:
+        forward, readout, rest = (b - a for a, b in pairwise(clock))
+        state = o.states.h[-1].nbytes // o.samples
+        held = 0 if not self.stores else self.budget
+        return Plan(
+            model=self.stream.name,
+            metrics=tuple(m.name for m in self.metrics),
+            depths=len(self.at),
+            rows=None,
+            tokens=len(o.rows) if o.per_token else None,
+            forward=forward / o.samples,
+            readout=readout / o.samples,
+            rest=rest / o.samples,
+            bytes=2 * len(o.states) * state * (self.part or o.samples) + 3 * LOGIT_BYTES + held,
+        )
+
+    def _drawn(self, batch: Mapping[str, Any]) -> Tensor | None:
+        return None if self.drawn is None else self.drawn.take(rows_in(self.stream, batch))
 
     def second_look(self, feed: Feed, progress: bool) -> bool:
         """What needs the mean first; True if the data ran through the model again."""
@@ -201,34 +302,47 @@ class _Run:
         wanted = [store for store in self.stores.values() if store.must_run_again]
         for store in wanted:
             store.start_second()
+        if self.drawn is not None:
+            self.drawn.restart()
         for batch in self._parts(batches):
-            self._store(Observation(self.stream, self.stream.observe(batch), 0), wanted, batch)
+            drawn = self._drawn(batch)
+            if drawn is None or len(drawn):
+                states = self.stream.observe(batch, logits=not predicts_words(self.stream))
+                seen = Observation(self.stream, states, 0, depths=self.at, drawn=drawn)
+                self._store(seen, wanted, batch)
         for store in wanted:
             store.flush()
 
     def _parts(self, batches: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """The batches, cut once it is known how large the states are. No row sees another."""
-        for batch in batches:
-            rows = self.stream.rows(batch)
+        for whole in batches:
+            batch, rows = whole, self.stream.rows(whole)
+            if self.part is None and rows > 1 and self.stream.device.type == "cpu":
+                # The first row tells how large a state is, and how long it takes.
+                yield pick_rows(whole, torch.arange(1), rows)
+                batch, rows = pick_rows(whole, torch.arange(1, rows), rows), rows - 1
             if self.part is None or rows <= self.part:
                 yield batch
             else:
                 count = -(-rows // self.part)
                 yield from pieces(batch, self.stream, -(-rows // count))
 
-    def _observed(self, batch: Mapping[str, Any]) -> Observation:
+    def _observed(self, batch: Mapping[str, Any], drawn: Tensor | None) -> Observation:
         stream, gradients = self.stream, None
+        own = not predicts_words(stream)
         if self.gradients:
             states, records, gradients = observe_gradients(stream, batch)
             for index, seen in enumerate(records):
                 self._see_block(batch, index, seen)
         elif self.branches:
             with record_branches(stream.blocks, to=partial(self._see_block, batch)):
-                states = stream.observe(batch)
+                states = stream.observe(batch, logits=own)
         else:
-            states = stream.observe(batch)
+            states = stream.observe(batch, logits=own)
         other = None if self.other is None else self.other.observe(batch)
-        return Observation(stream, states, self.samples, other, gradients)
+        return Observation(
+            stream, states, self.samples, other, gradients, self.at, drawn, self.reads
+        )
 
     def _see_block(
         self, batch: Mapping[str, Any], index: int, seen: Sequence[BranchRecord]
@@ -236,9 +350,13 @@ class _Run:
         for metric in self.branches:
             metric.see_block(BlockRecords(self.stream, index + 1, seen, batch))
 
+    def _check(self, o: Observation) -> None:
+        # Where every token predicts, its features are the states: no need to copy them.
+        parts = [o.states.h[i] for i in self.at] if o.by_words else [o.features]
+        if not all(bool(torch.isfinite(part).all()) for part in parts):
+            o.states.check_finite()
+
     def _take(self, observation: Observation) -> None:
-        if not bool(torch.isfinite(observation.features).all()):
-            observation.states.check_finite()
         for metric in self.batch_metrics:
             metric.update(observation)
         self._store(observation, list(self.stores.values()), observation.states.batch)
@@ -246,7 +364,7 @@ class _Run:
             row = max(h[0].nbytes for h in observation.states.h)
             self.part = max(1, PART_BYTES // row)
         self.samples += observation.samples
-        self.rows += observation.features.shape[1]
+        self.rows += len(observation.rows)
 
     def _store(
         self, o: Observation, stores: Sequence[FeatureStore], batch: Mapping[str, Any]

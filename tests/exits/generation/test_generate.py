@@ -104,7 +104,9 @@ def test_eager_attention_says_the_same() -> None:
     expected = references(model, rows, NEW)
     model.set_attn_implementation("eager")  # pyright: ignore[reportCallIssue]
     assert generate(model, rows, max_new_tokens=NEW, eos_token_id=()).tokens == expected
-    drafted = generate(model, rows, max_new_tokens=NEW, eos_token_id=(), draft_depth=2)
+    drafted = generate(
+        model, rows, max_new_tokens=NEW, eos_token_id=(), draft_depth=2, draft_always=True
+    )
     assert drafted.tokens == expected
 
 

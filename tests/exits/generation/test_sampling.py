@@ -75,8 +75,8 @@ def test_texts_come_with_their_exact_probability(draft: str, setting: dict[str, 
     model = small()
     drafting = {
         "none": {},
-        "all tokens": {"draft_depth": 1},
-        "two tokens": {"draft_depth": 1, "draft_vocabulary": 2},
+        "all tokens": {"draft_depth": 1, "draft_always": True},
+        "two tokens": {"draft_depth": 1, "draft_always": True, "draft_vocabulary": 2},
     }[draft]
     said = generate(
         model,

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
 from tests.helpers.generation import DECODERS, decoder, prompts, references, talkative
 
-from everydepth.exits.generation import generate
+from everydepth.exits.generation import generate as decode
+from everydepth.exits.generation.pacing import Pace
 from everydepth.stream import as_stream
 
 NEW = 20
+# Whether drafting pays is another question (test_pacing.py): here it has to be right.
+generate = partial(decode, draft_always=True)
+
+
+@pytest.fixture(autouse=True)
+def _cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    """Costs that do not depend on how busy the machine is: a draft is a tenth of a check."""
+    plainly = Pace.learn
+
+    def learn(pace: Pace, accepted: Sequence[int], drafting: Sequence[float], _: float) -> None:
+        plainly(pace, accepted, [0.1] * len(drafting), 1.0)
+
+    monkeypatch.setattr(Pace, "learn", learn)
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -104,7 +119,13 @@ def test_the_draft_length_follows_acceptance() -> None:
 def test_a_draft_over_a_part_of_the_vocabulary_gives_the_same_tokens() -> None:
     model, rows = talkative("Llama-tied-CausalLM-left", quiet_after=2), prompts(4)
     few = generate(
-        model, rows, max_new_tokens=NEW, draft_depth=2, draft_vocabulary=8, eos_token_id=()
+        model,
+        rows,
+        max_new_tokens=NEW,
+        draft_depth=2,
+        draft_always=True,
+        draft_vocabulary=8,
+        eos_token_id=(),
     )
     assert few.tokens == references(model, rows, NEW)
     assert few.stats.accepted > 0

@@ -2,5 +2,6 @@
 
 from everydepth.exits.generation.generate import generate
 from everydepth.exits.generation.result import Generation, GenerationStats
+from everydepth.exits.generation.text import stream_text
 
-__all__ = ["Generation", "GenerationStats", "generate"]
+__all__ = ["Generation", "GenerationStats", "generate", "stream_text"]

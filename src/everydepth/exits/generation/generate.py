@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import SettingError, UnsupportedModelError
-from everydepth.exits.generation.drafting import DraftHead, DraftLength
+from everydepth.exits.generation.drafting import DraftHead
 from everydepth.exits.generation.early import agreement, decode_with_exits
 from everydepth.exits.generation.output import OnTokens, Output
+from everydepth.exits.generation.pacing import Pace
 from everydepth.exits.generation.request import (
     Prompts,
     check_depths,
@@ -20,23 +21,38 @@ from everydepth.exits.generation.request import (
     check_prompt,
     pad_token,
     stop_tokens,
+    tokens_of,
+    with_config,
 )
 from everydepth.exits.generation.rerun import has_slots, tape_for
 from everydepth.exits.generation.result import Generation, GenerationStats
 from everydepth.exits.generation.sampling import Sampling
-from everydepth.exits.generation.speculative import Drafter, decode_with_drafts
+from everydepth.exits.generation.speculative import Drafter, Drafters, decode_with_drafts
 from everydepth.exits.generation.tape import Tape
+from everydepth.exits.generation.text import OnText, Written
 from everydepth.exits.policies import Policy
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped, without_gradients
+
+_DEFAULTS = {
+    "max_new_tokens": None,
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_k": None,
+    "top_p": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
 
 
 def generate(
     model: nn.Module | ResidualStream,
-    prompts: Prompts,
+    prompts: Prompts | None = None,
     *,
+    tokenizer: Any = None,
+    input_ids: Any = None,
     max_new_tokens: int | None = None,
     depth: int | None = None,
-    draft_depth: int | None = None,
+    draft_depth: int | Sequence[int] | None = None,
     policy: Policy | None = None,
     attention_mask: Tensor | None = None,
     do_sample: bool = False,
@@ -47,27 +63,40 @@ def generate(
     pad_token_id: int | None = None,
     seed: int | None = None,
     generator: torch.Generator | None = None,
+    generation_config: Any = None,
+    stop: str | Sequence[str] = (),
     on_tokens: OnTokens | None = None,
+    on_text: OnText | None = None,
     max_draft: int = 16,
     draft_vocabulary: int | None = None,
+    draft_always: bool = False,
     **options: Any,
 ) -> Generation:
     """Continue prompts with the first `depth` blocks of a causal language model (all, if None).
 
+    prompts: text (one string or several) with a `tokenizer`, token ids in any form, or nothing and
+        a tokenizer's output as keywords: `generate(model, **tokenizer(text, return_tensors="pt"))`.
+    tokenizer: its `encode` and `decode` turn text into tokens and back; the result has `texts`.
     max_new_tokens: None: 64, or fewer where the model has no positions for more.
     depth: 1..L; the text is that of the model cut to this depth.
     draft_depth: draft at this shallower depth and verify several tokens at once. Greedy text stays
         the same token for token, sampled text keeps its distribution. It pays where a shallow
-        depth often agrees with the last: train for it with `lpa`.
+        depth often agrees with the last: train for it with `lpa`. What drafts and plain steps cost
+        is measured on the way; where drafting does not pay, it stops. Of several depths the one
+        that gives most tokens a second is used.
     policy: read each token out at the first depth whose certainty reaches the policy's threshold.
         Every depth with a finite threshold costs a readout: a few are better than all.
     attention_mask: False or 0 where `prompts` is padding, left or right.
     eos_token_id: tokens that end a row; None: the model's own, (): none.
     seed, generator: what draws follow; at most one of them.
+    generation_config: a `GenerationConfig` of Hugging Face, for settings that are not given here.
+    stop: strings that end a text, and are not part of it.
+    on_text: called as `on_text(row, piece)` while the text grows; `stream_text` is an iterator.
     on_tokens: called as `on_tokens(row, tokens)` while the text grows.
     max_draft: most tokens drafted in a round; the number adapts to how many are accepted.
     draft_vocabulary: how many tokens a draft may choose from; None: a sixteenth of a
         large vocabulary, all of a small one.
+    draft_always: draft in every round, even if it is slower.
     options: passed to `as_stream`.
 
     The model runs in eval mode and comes back as it was.
@@ -77,13 +106,31 @@ def generate(
     >>> drafted = ed.generate(llama, prompt, max_new_tokens=12, draft_depth=1)
     >>> drafted.tokens == plain.tokens  # the same text, drafted by the first block
     True
+    >>> said = ed.generate(llama, "Once upon a time", tokenizer=tokenizer, max_new_tokens=12)
+    >>> said.tokens == plain.tokens, type(said.text)
+    (True, <class 'str'>)
     >>> cut = ed.generate(llama, prompt, max_new_tokens=12, depth=2)
     >>> len(cut.stats.passes)  # two blocks ran
     2
     """
+    options.pop("token_type_ids", None)  # of a tokenizer's output; decoders have no use for it
     stream = as_stream(model, **options)
     check_model(stream)
-    top, draft_depth = check_depths(stream, depth, draft_depth, policy)
+    given = {
+        "max_new_tokens": max_new_tokens,
+        "do_sample": do_sample,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "eos_token_id": eos_token_id,
+        "pad_token_id": pad_token_id,
+    }
+    settings = with_config(given, generation_config, _DEFAULTS)
+    max_new_tokens, do_sample = settings["max_new_tokens"], settings["do_sample"]
+    stops_at = [stop] if isinstance(stop, str) else list(stop)
+    if (stops_at or on_text is not None) and tokenizer is None:
+        raise SettingError("stop and on_text are about text; pass tokenizer=, too")
+    top, draft_depths = check_depths(stream, depth, draft_depth, policy)
     for name, value in (("max_new_tokens", max_new_tokens), ("max_draft", max_draft)):
         if value is not None and value < 1:
             raise SettingError(f"{name} {value}; use 1 or more")
@@ -92,13 +139,18 @@ def generate(
             f"draft_vocabulary {draft_vocabulary}, but {stream.name} knows {stream.classes} "
             f"tokens; use 1 to {stream.classes}, or None"
         )
-    sampling = Sampling(do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p)
-    stops = stop_tokens(stream, eos_token_id)
-    pad = pad_token(stream, pad_token_id, stops)
-    prompt, limit = check_prompt(stream, prompts, attention_mask, max_new_tokens, pad)
+    sampling = Sampling(
+        **{name: settings[name] for name in ("do_sample", "temperature", "top_k", "top_p")}
+    )
+    stops = stop_tokens(stream, settings["eos_token_id"])
+    pad = pad_token(stream, settings["pad_token_id"], stops)
+    ids = tokens_of(prompts, input_ids, tokenizer)
+    prompt, limit = check_prompt(stream, ids, attention_mask, max_new_tokens, pad)
     generator = _generator(seed, generator, prompt.ids.device)
 
-    out = Output(prompt.ids.shape[0], limit, stops, on_tokens)
+    rows = prompt.ids.shape[0]
+    written = None if tokenizer is None else Written(tokenizer, rows, stops_at, on_text)
+    out = Output(rows, limit, stops, on_tokens, written)
     details: dict[str, Any] = {}
     start = time.perf_counter()
     with evaluating(unwrapped(stream.model)), without_gradients(stream.model):
@@ -118,15 +170,19 @@ def generate(
         else:
             logits = tape.last_logits(top)
             first = sampling.draw(logits, generator)
-            if draft_depth is None:
+            if not draft_depths:
                 _decode(tape, out, first, sampling, generator)
             else:
-                head = DraftHead(stream, draft_depth, sampling, draft_vocabulary)
-                head.see(prompt.ids[prompt.real], logits)
-                length = DraftLength(stream, draft_depth, top, head)
-                drafter = Drafter(head, length, draft_depth, max_draft)
-                decode_with_drafts(tape, out, first, drafter, sampling, generator)
-                details |= drafter.counts
+                drafters: list[Drafter] = []
+                for k in draft_depths:
+                    head = DraftHead(stream, k, sampling, draft_vocabulary)
+                    head.see(prompt.ids[prompt.real], logits)
+                    # Depths that take turns share what may be lost in finding out.
+                    pace = Pace(limit // len(draft_depths), always=draft_always)
+                    drafters.append(Drafter(head, pace, k, max_draft))
+                chosen = Drafters(drafters)
+                decode_with_drafts(tape, out, first, chosen, sampling, generator)
+                details |= chosen.counts
                 details["from_draft"] = tuple(map(tuple, out.drafted))
     seconds = time.perf_counter() - start
     # Outside of inference mode, so that the result is an ordinary tensor.
@@ -144,7 +200,11 @@ def generate(
         **details,
     )
     return Generation(
-        sequences=sequences, prompt_length=prompt.ids.shape[1], lengths=lengths, stats=stats
+        sequences=sequences,
+        prompt_length=prompt.ids.shape[1],
+        lengths=lengths,
+        stats=stats,
+        texts=() if written is None else written.end(),
     )
 
 

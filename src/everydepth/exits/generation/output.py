@@ -7,16 +7,24 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
+from everydepth.exits.generation.text import Written
+
 OnTokens = Callable[[int, list[int]], None]
 """Called with a row's number and its new tokens as soon as they are certain."""
 
 
 class Output:
-    """Collects tokens; a row is done at a stop token or when it has `limit` tokens."""
+    """Collects tokens; a row is done at a stop token or string, or when it has `limit` tokens."""
 
     def __init__(
-        self, rows: int, limit: int, stops: Collection[int], on_tokens: OnTokens | None
+        self,
+        rows: int,
+        limit: int,
+        stops: Collection[int],
+        on_tokens: OnTokens | None,
+        written: Written | None = None,
     ) -> None:
+        self._written = written
         self._limit, self._stops, self._on_tokens = limit, frozenset(stops), on_tokens
         self.tokens: list[list[int]] = [[] for _ in range(rows)]
         self.drafted: list[list[bool]] = [[] for _ in range(rows)]
@@ -37,13 +45,13 @@ class Output:
         going: list[int] = []
         for i, (row, tokens) in enumerate(zip(self.active, new, strict=True)):
             said = self.tokens[row]
-            taken = self._cut(tokens[: self._limit - len(said)])
+            taken, ended = self._cut(row, tokens[: self._limit - len(said)])
             said.extend(taken)
             drafts = 0 if accepted is None else accepted[i]
             self.drafted[row].extend(place < drafts for place in range(len(taken)))
             if self._on_tokens is not None:
                 self._on_tokens(row, taken)
-            if len(said) < self._limit and taken[-1] not in self._stops:
+            if len(said) < self._limit and not ended:
                 going.append(i)
         if len(going) == len(self.active):
             return None
@@ -55,8 +63,10 @@ class Output:
         filled = [tokens + [pad] * (longest - len(tokens)) for tokens in self.tokens]
         return torch.tensor(filled, dtype=like.dtype, device=like.device)
 
-    def _cut(self, tokens: list[int]) -> list[int]:
+    def _cut(self, row: int, tokens: list[int]) -> tuple[list[int], bool]:
+        """The tokens up to one that ends the row, it included, and whether there is one."""
         for i, token in enumerate(tokens):
-            if token in self._stops:
-                return tokens[: i + 1]
-        return tokens
+            said = self._written is not None and self._written.add(row, token)
+            if said or token in self._stops:
+                return tokens[: i + 1], True
+        return tokens, False

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from everydepth.errors import BatchError, DepthError, SettingError, UnsupportedModelError
 from everydepth.stream import ResidualStream
+from everydepth.stream.text import encoded, is_text
 
-Prompts = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]]
-"""Token ids: a tensor `(rows, length)`, a tokenizer's output, one list of ids, or a list of such
-lists, which may differ in length."""
+Prompts = str | Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | Sequence[str]
+"""Text, with a tokenizer: one string or several. Token ids: a tensor `(rows, length)`, a
+tokenizer's output, one list of ids, or a list of such lists, which may differ in length."""
 
 DEFAULT_NEW_TOKENS = 64
 
@@ -28,6 +29,57 @@ class Prompt:
 
     ids: Tensor
     real: Tensor
+
+
+def tokens_of(prompts: Prompts | None, input_ids: Any, tokenizer: Any) -> Prompts:
+    """The prompts as tokens: given as such, by a tokenizer's output, or as text."""
+    given: Any = prompts if input_ids is None else input_ids
+    if given is None or (prompts is not None and input_ids is not None):
+        raise SettingError("pass either prompts or input_ids (as **tokenizer(text) does)")
+    if not is_text(given):
+        return given
+    found = encoded(given, tokenizer)
+    real = found["attention_mask"].sum(1).tolist()
+    return [row[:n] for row, n in zip(found["input_ids"].tolist(), real, strict=True)]
+
+
+_KNOWN = ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p")
+_TOKENS = ("eos_token_id", "pad_token_id")
+_HARMLESS = (
+    "bos_token_id",
+    "max_length",
+    "use_cache",
+    "return_dict_in_generate",
+    "cache_implementation",
+)
+
+
+def with_config(given: dict[str, Any], config: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, with those of a `GenerationConfig` where none was given beside it."""
+    if config is None:
+        return given
+    said = {
+        name: value
+        for name, value in config.to_diff_dict().items()
+        if value is not None and not name.startswith(("_", "transformers"))
+    }
+    foreign = sorted(set(said) - {*_KNOWN, *_TOKENS, *_HARMLESS})
+    if foreign:
+        raise SettingError(
+            f"generation_config has {', '.join(foreign)}, which generate does not know; it takes "
+            f"{', '.join((*_KNOWN, *_TOKENS))}"
+        )
+    sampled = said.get("do_sample", False)
+    found = dict(given)
+    for name in (*_KNOWN, *_TOKENS):
+        # Without sampling, Hugging Face leaves these in the config and does not use them.
+        if name in ("temperature", "top_k", "top_p") and not sampled:
+            continue
+        if name in said and found[name] == defaults[name]:
+            found[name] = said[name]
+    if sampled and found["top_k"] == defaults["top_k"] and "top_k" not in said:
+        found["top_k"] = getattr(config, "top_k", None)  # 50, unless it says otherwise
+    return found
 
 
 def check_model(stream: ResidualStream) -> None:
@@ -45,24 +97,29 @@ def check_model(stream: ResidualStream) -> None:
 
 
 def check_depths(
-    stream: ResidualStream, depth: int | None, draft_depth: int | None, policy: Any
-) -> tuple[int, int | None]:
-    """The depth that decides, and the depth that drafts."""
+    stream: ResidualStream,
+    depth: int | None,
+    draft_depth: int | Sequence[int] | None,
+    policy: Any,
+) -> tuple[int, tuple[int, ...]]:
+    """The depth that decides, and the depths that draft."""
     top = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
     if draft_depth is None:
-        return top, None
+        return top, ()
     if policy is not None:
         raise SettingError(
             f"draft_depth={draft_depth} and a policy: drafting keeps every token of depth {top}, a "
             "policy gives some away; choose one"
         )
-    if isinstance(draft_depth, bool) or not 1 <= draft_depth < top:
-        allowed = f"use 1 to {top - 1}" if top > 1 else "one block leaves nothing to draft with"
-        raise DepthError(
-            f"draft_depth {draft_depth!r}, but it must be shallower than depth {top}, "
-            f"which decides; {allowed}"
-        )
-    return top, draft_depth
+    given = (draft_depth,) if isinstance(draft_depth, int) else tuple(draft_depth)
+    for k in given:
+        if isinstance(k, bool) or not 1 <= k < top:
+            allowed = f"use 1 to {top - 1}" if top > 1 else "one block leaves nothing to draft with"
+            raise DepthError(
+                f"draft_depth {k!r}, but it must be shallower than depth {top}, "
+                f"which decides; {allowed}"
+            )
+    return top, given
 
 
 def check_prompt(

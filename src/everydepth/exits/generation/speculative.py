@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from time import perf_counter as clock
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from everydepth.exits.generation.drafting import DraftHead, DraftLength
+from everydepth.exits.generation.drafting import DraftHead
 from everydepth.exits.generation.output import Output
+from everydepth.exits.generation.pacing import Pace
 from everydepth.exits.generation.sampling import (
     Draft,
     Sampling,
@@ -21,47 +24,76 @@ from everydepth.exits.generation.tape import Tape
 class Drafter:
     """Drafts tokens at one depth, and counts what becomes of them."""
 
-    def __init__(self, head: DraftHead, length: DraftLength, depth: int, longest: int) -> None:
-        self._head, self._length, self._depth, self._longest = head, length, depth, longest
-        self._lengths: list[int] = []
-        self._drafted = self._accepted = 0
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        return {
-            "draft_lengths": tuple(self._lengths),
-            "drafted": self._drafted,
-            "accepted": self._accepted,
-        }
+    def __init__(self, head: DraftHead, pace: Pace, depth: int, longest: int) -> None:
+        self._head, self.pace, self.depth, self._longest = head, pace, depth, longest
+        self.lengths: list[int] = []
+        self.drafted = self.accepted = 0
+        self._took: list[float] = []
 
     def draft(
         self, tape: Tape, tokens: Tensor, limit: int, generator: torch.Generator | None
     ) -> list[Draft]:
         """Feed certain tokens and draft what follows, as long as it pays."""
-        self._length.begin(tape.rows)
+        self.pace.begin(tape.rows)
         drafts: list[Draft] = []
-        limit = min(limit, self._longest)
+        limit, self._took = min(limit, self._longest), []
         while True:
+            start = clock()
             tape.feed(tokens)
-            draft = self._head.draft(tape.advance(self._depth)[:, -1:], generator)
+            draft = self._head.draft(tape.advance(self.depth)[:, -1:], generator)
             drafts.append(draft)
             tokens = draft.tokens
-            if not self._length.goes_on(draft.confidence) or len(drafts) == limit:
+            confidence = draft.confidence.tolist()  # waits for the device
+            self._took.append(clock() - start)
+            if not self.pace.goes_on(confidence) or len(drafts) == limit:
                 return drafts
 
-    def learn(self, drafts: list[Draft], accepted: list[int], seen: Tensor, logits: Tensor) -> None:
-        self._lengths.append(len(drafts))
-        self._accepted += sum(accepted)
-        self._drafted += sum(min(count + 1, len(drafts)) for count in accepted)
-        self._length.learn(accepted)
+    def learn(
+        self,
+        drafts: list[Draft],
+        accepted: list[int],
+        seconds: float,
+        seen: Tensor,
+        logits: Tensor,
+    ) -> None:
+        self.lengths.append(len(drafts))
+        self.accepted += sum(accepted)
+        self.drafted += sum(min(count + 1, len(drafts)) for count in accepted)
+        self.pace.learn(accepted, self._took, seconds)
         self._head.see(seen, logits)
+
+
+class Drafters:
+    """One drafter a depth; the one that gives most tokens a second goes on."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = tuple(drafters)
+        self.lengths: list[int] = []
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        return {
+            "draft_lengths": tuple(self.lengths),
+            "drafted": sum(d.drafted for d in self._drafters),
+            "accepted": sum(d.accepted for d in self._drafters),
+            "draft_depths": {d.depth: len(d.lengths) for d in self._drafters},
+        }
+
+    def next(self) -> Drafter | None:
+        """Who drafts in this round; None for a plain step."""
+        best = max(self._drafters, key=lambda d: d.pace.rate)
+        return best if best.pace.drafts() else None
+
+    def learn_plain(self, seconds: float) -> None:
+        for drafter in self._drafters:
+            drafter.pace.learn_plain(seconds)
 
 
 def decode_with_drafts(
     tape: Tape,
     out: Output,
     tokens: Tensor,
-    drafter: Drafter,
+    drafters: Drafters,
     sampling: Sampling,
     generator: torch.Generator | None,
 ) -> None:
@@ -70,7 +102,8 @@ def decode_with_drafts(
     A round feeds the last certain token and all drafts but the last, so that after n drafts the
     full depth has judged exactly n of them: if all are right, the last is the next round's certain
     token; else the full depth's own choice takes the place of the first wrong one. Either way a
-    round of n drafts costs n tokens, and no block sees a token twice.
+    round of n drafts costs n tokens, and no block sees a token twice. A round without drafts is a
+    plain step.
     """
     new, accepted = [[token] for token in tokens.tolist()], None
     while True:
@@ -81,7 +114,17 @@ def decode_with_drafts(
             rows = torch.tensor(going, device=tokens.device)
             tape.select(rows)
             tokens = tokens[rows]
+        drafter = drafters.next()
+        if drafter is None:
+            start = clock()
+            tape.feed(tokens)
+            tokens = sampling.draw(tape.last_logits(tape.top), generator)
+            new, accepted = [[token] for token in tokens.tolist()], None
+            drafters.learn_plain(clock() - start)
+            continue
         drafts = drafter.draft(tape, tokens, out.remaining, generator)
+        drafters.lengths.append(len(drafts))
+        start = clock()
         logits = tape.logits(tape.top)
         if sampling.do_sample:
             verdict = judge_sampled(sampling.probabilities(logits), drafts, generator)
@@ -90,7 +133,7 @@ def decode_with_drafts(
         span, accepted = len(drafts), verdict.accepted.tolist()
         tokens = torch.where(verdict.accepted == span, drafts[-1].tokens, verdict.correction)
         tape.reject([min(count + 1, span) for count in accepted], span)
-        drafter.learn(drafts, accepted, tokens, logits[:, -1])
+        drafter.learn(drafts, accepted, clock() - start, tokens, logits[:, -1])
         columns = [draft.tokens.tolist() for draft in drafts]
         last = tokens.tolist()
         new = [

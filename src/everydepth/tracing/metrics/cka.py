@@ -7,7 +7,7 @@ import numpy as np
 from everydepth.results.result import Result, defined, gap
 from everydepth.tracing.crossproducts import CrossProducts, MinibatchCKA
 from everydepth.tracing.metric import FeatureMetric, register_metric
-from everydepth.tracing.metrics.shared import DEPTH, depths
+from everydepth.tracing.metrics.shared import DEPTH
 from everydepth.tracing.observation import FeatureRows
 
 
@@ -25,6 +25,7 @@ class Cka(FeatureMetric):
     section = "similarity"
     kind = "matrix"
     group = "similarity"
+    some_depths = True
     between = False
 
     def __init__(self) -> None:
@@ -50,8 +51,8 @@ class Cka(FeatureMetric):
         if self.rows < 2:
             return gap(self.name, "matrix", f"CKA compares samples, and there is {self.rows}")
         arrays: dict[str, np.ndarray] = {
-            "depth": depths(self.shape[0] - 1),
-            "columns": depths(self.shape[1] - 1),
+            "depth": self.depths(self.shape[0] - 1),
+            "columns": self.depths(self.shape[1] - 1),
         }
         notes: list[str] = []
         if self.exact is not None:
@@ -100,6 +101,7 @@ class CkaBetween(Cka):
     about = "Depths of one model by another."
     section = "similarity"
     needs = frozenset({"against"})
+    some_depths = False
     between = True
 
 
@@ -112,5 +114,6 @@ class TokenCka(Cka):
     about = "The same over every token."
     section = "similarity"
     needs = frozenset({"tokens"})
+    some_depths = False
     level = "token"
     default = False

@@ -26,6 +26,8 @@ class Contributions(BatchMetric):
     regression). The second telescopes: `start + sum(target) = end`.
     """
 
+    reads = frozenset({"step", "followed"})
+    some_depths = True
     name = "contributions"
     title = "What each block adds"
     about = "How much a block moves the output, and how far towards the right answer."
@@ -55,7 +57,7 @@ class Contributions(BatchMetric):
             kind="curve",
             series=("norm", "target"),
             arrays={
-                "depth": depths(len(norm), 1),
+                "depth": self.depths(len(norm), 1),
                 "norm": norm,
                 "target": np.diff(followed),
                 "start": followed[:1],
@@ -79,6 +81,7 @@ class BranchContributions(BatchMetric):
     adds to the target's logit.
     """
 
+    reads = frozenset({"step", "top"})
     name = "branch_contributions"
     title = "The same by branch"
     about = "What attention and feed-forward branches add to the output, each by itself."

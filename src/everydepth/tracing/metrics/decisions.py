@@ -10,7 +10,7 @@ from everydepth.errors import SettingError
 from everydepth.results.result import Result, gap
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.predictive import CLASSES, LABELS
-from everydepth.tracing.metrics.shared import DEPTH, Kept, array, depths
+from everydepth.tracing.metrics.shared import DEPTH, Kept, array
 from everydepth.tracing.observation import Observation
 
 MARGIN_BYTES = 2**26
@@ -31,6 +31,8 @@ def _from_where(good: Tensor) -> Tensor:
 class Saturation(BatchMetric):
     """Rows (samples or tokens) whose prediction is final from each depth on."""
 
+    reads = frozenset({"top"})
+    some_depths = True
     name = "saturation"
     title = "Where predictions become final"
     about = "Share of predictions that no later block changes, at each depth and up to it."
@@ -51,7 +53,7 @@ class Saturation(BatchMetric):
         if self.count is None or not bool(self.count.any()):
             return gap(self.name, "histogram", "no data was seen")
         count = array(self.count)
-        where = depths(len(count) - 1)
+        where = self.depths(len(count) - 1)
         return Result(
             name=self.name,
             kind="histogram",
@@ -77,6 +79,8 @@ class PredictionDepth(BatchMetric):
     `right_from` is L + 1 for a row that the full model gets wrong; without labels it is left out.
     """
 
+    reads = frozenset({"top"})
+    some_depths = True
     name = "prediction_depth"
     title = "Final and right"
     about = (
@@ -107,8 +111,9 @@ class PredictionDepth(BatchMetric):
         if not self.rows:
             return gap(self.name, "table", "no data was seen")
         sample, final, right = self.kept.values().astype(np.int64).T
-        arrays = {"final_from": final, "sample": sample}
+        arrays = {"final_from": self.depth_of(final), "sample": sample}
         if self.labelled:
+            right = np.where(right < 0, right, self.depth_of(right))
             arrays["right_from"] = np.ma.masked_less(right, 0) if (right < 0).any() else right
         cut = self.kept.rows < self.rows
         return Result(
@@ -129,6 +134,8 @@ class PredictionDepth(BatchMetric):
 class Margin(BatchMetric):
     """Top-1 minus top-2 logit, mean over rows, with quantiles."""
 
+    reads = frozenset({"margin"})
+    some_depths = True
     name = "margin"
     title = "Margin"
     about = "How far the best answer is ahead of the second; boxes show the middle half of samples."
@@ -157,7 +164,7 @@ class Margin(BatchMetric):
             name=self.name,
             kind="curve",
             series=("value",),
-            arrays={"depth": depths(len(value) - 1), "value": value, **self.kept.quantiles()},
+            arrays={"depth": self.depths(len(value) - 1), "value": value, **self.kept.quantiles()},
             labels={"depth": DEPTH, "value": "margin, top-1 minus top-2 (logit)"},
             meta={"rows": self.rows, "quantile_rows": self.kept.rows},
         )
@@ -184,6 +191,8 @@ def effective_depth(accuracy: np.ndarray, epsilon: float) -> tuple[int, int]:
 class EffectiveDepth(BatchMetric):
     """Epsilon-effective depth, absolute and relative to the full model, for several epsilon."""
 
+    reads = frozenset({"top"})
+    some_depths = True
     name = "effective_depth"
     title = "Depth needed"
     about = "The fewest blocks that give up no more than so much accuracy."
@@ -210,7 +219,7 @@ class EffectiveDepth(BatchMetric):
         if self.right is None or not self.rows:
             return gap(self.name, "table", "no row of the data has a label")
         accuracy = array(self.right) / self.rows
-        found = np.array([effective_depth(accuracy, e) for e in self.epsilons])
+        found = self.depth_of(np.array([effective_depth(accuracy, e) for e in self.epsilons]))
         return Result(
             name=self.name,
             kind="table",

@@ -12,7 +12,7 @@ from torch import Tensor
 from everydepth.results.result import Result, gap
 from everydepth.stream import Task
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
-from everydepth.tracing.metrics.shared import DEPTH, array, depths
+from everydepth.tracing.metrics.shared import DEPTH, array
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.predictions import Predictions
 
@@ -27,10 +27,12 @@ class _Mean(BatchMetric):
     group = "prediction"
     needs = LABELS
     tasks = CLASSES
+    some_depths = True
     label: ClassVar[str]
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
+        self.squares: Tensor | None = None
         self.count = 0
 
     @abstractmethod
@@ -41,24 +43,35 @@ class _Mean(BatchMetric):
         p, targets = observation.predictions, observation.targets
         if targets is None:
             return
-        found = self.values(p, targets)[:, p.labelled].double().sum(1)
+        values = self.values(p, targets)[:, p.labelled].double()
+        found, squares = values.sum(1), values.square().sum(1)
         self.total = found if self.total is None else self.total + found
+        self.squares = squares if self.squares is None else self.squares + squares
         self.count += int(p.labelled.sum())
 
     def finish(self, mean: np.ndarray) -> np.ndarray:
         return mean
 
+    def slope(self, mean: np.ndarray) -> np.ndarray:
+        """Of `finish`, by which a standard error grows."""
+        return np.ones_like(mean)
+
     def compute(self) -> Result:
-        if self.total is None or self.count == 0:
+        if self.total is None or self.squares is None or self.count == 0:
             return gap(self.name, self.kind, "no row of the data has a label")
-        value = self.finish(array(self.total) / self.count)
+        mean = array(self.total) / self.count
+        value = self.finish(mean)
+        arrays = {"depth": self.depths(len(value) - 1), "value": value}
+        if self.drawn is not None:
+            error = self.drawn.error(array(self.total), array(self.squares), self.count)
+            arrays["standard_error"] = error * self.slope(mean)
         bad = np.flatnonzero(~np.isfinite(value))
         note = f"not finite at depth {', '.join(map(str, bad))}" if len(bad) else None
         return Result(
             name=self.name,
             kind="curve",
             series=("value",),
-            arrays={"depth": depths(len(value) - 1), "value": value},
+            arrays=arrays,
             labels={"depth": DEPTH, "value": self.label},
             meta={"rows": self.count},
             note=note,
@@ -69,6 +82,7 @@ class _Mean(BatchMetric):
 class Accuracy(_Mean):
     """Share of rows whose top class is the label."""
 
+    reads = frozenset({"top"})
     name = "accuracy"
     title = "Accuracy"
     about = "Accuracy, if the network stopped at this depth and used the shared readout."
@@ -100,6 +114,7 @@ class NextTokenAccuracy(Accuracy):
 class Loss(_Mean):
     """Mean cross-entropy of every depth; for language models the negative log-likelihood."""
 
+    reads = frozenset({"loss"})
     name = "loss"
     title = "Loss"
     about = "Cross-entropy of the prediction read out at each depth; lower is better."
@@ -128,11 +143,15 @@ class Perplexity(Loss):
         with np.errstate(over="ignore"):
             return np.exp(mean)
 
+    def slope(self, mean: np.ndarray) -> np.ndarray:
+        return self.finish(mean)
+
 
 @register_metric
 class Top5(_Mean):
     """Share of rows whose label is among the five highest logits."""
 
+    reads = frozenset({"rank"})
     name = "top5"
     title = "Top-5 accuracy"
     about = "Top-5 accuracy, if the network stopped at this depth and used the shared readout."
@@ -149,6 +168,7 @@ class Top5(_Mean):
 class PredictionError(_Mean):
     """`||softmax(z) - onehot(y)||`."""
 
+    reads = frozenset({"error"})
     name = "prediction_error"
     title = "Distance to the truth"
     about = "Length of the difference between predicted probabilities and the right answer."
@@ -162,6 +182,7 @@ class PredictionError(_Mean):
 
 @register_metric
 class MeanSquaredError(_Mean):
+    reads = frozenset({"loss"})
     name = "mse"
     title = "Mean squared error"
     about = "Mean squared error of each depth; lower is better."
@@ -176,6 +197,7 @@ class MeanSquaredError(_Mean):
 
 @register_metric
 class MeanAbsoluteError(_Mean):
+    reads = frozenset({"absolute"})
     name = "mae"
     title = "Absolute error"
     about = "Mean absolute error of each depth."
@@ -192,6 +214,8 @@ class MeanAbsoluteError(_Mean):
 class SupError(BatchMetric):
     """`max_x ||f(x) - z_l(x)||`."""
 
+    reads = frozenset({"error"})
+    some_depths = True
     name = "sup_error"
     title = "Worst error"
     about = "The largest error over all samples."
@@ -215,7 +239,7 @@ class SupError(BatchMetric):
             name=self.name,
             kind="curve",
             series=("value",),
-            arrays={"depth": depths(len(self.worst) - 1), "value": array(self.worst)},
+            arrays={"depth": self.depths(len(self.worst) - 1), "value": array(self.worst)},
             labels={"depth": DEPTH, "value": "largest error over the data"},
         )
 
@@ -224,6 +248,8 @@ class SupError(BatchMetric):
 class Calibration(BatchMetric):
     """Expected calibration error: |confidence - accuracy| in equal bins of confidence, weighted."""
 
+    reads = frozenset({"confidence", "top"})
+    some_depths = True
     name = "calibration"
     title = "Calibration error"
     about = (
@@ -263,7 +289,7 @@ class Calibration(BatchMetric):
             kind="curve",
             series=("value",),
             arrays={
-                "depth": depths(len(value) - 1),
+                "depth": self.depths(len(value) - 1),
                 "value": value,
                 "bin_count": count,
                 "bin_confidence": confidence / np.maximum(count, 1),
@@ -278,6 +304,8 @@ class Calibration(BatchMetric):
 class Monotonicity(BatchMetric):
     """Does the error fall at every depth? Rises of the mean, and the share of rows without any."""
 
+    reads = frozenset({"loss"})
+    some_depths = True
     name = "monotonicity"
     title = "Does more depth always help?"
     about = "Where the loss rises with depth."
@@ -328,7 +356,7 @@ class Monotonicity(BatchMetric):
             },
             meta={
                 "monotone": bool((rise <= 0).all()),
-                "largest_rise_at": worst + 1 if largest else None,
+                "largest_rise_at": int(self.depth_of(worst + 1)) if largest else None,
                 "rows": self.count,
             },
         )

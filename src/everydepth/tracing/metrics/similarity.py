@@ -52,6 +52,7 @@ class Cos(FeatureMetric):
     section = "similarity"
     kind = "matrix"
     group = "similarity"
+    some_depths = True
     passes = 2
     sides: ClassVar[tuple[Literal["own", "other"], Literal["own", "other"]]] = ("own", "own")
 
@@ -100,7 +101,7 @@ class Cos(FeatureMetric):
             return gap(self.name, "matrix", NO_SECOND_LOOK)
         total, count = array(self.total), array(self.count)
         value = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-        names = (depths(len(value) - 1), depths(value.shape[1] - 1))
+        names = (self.depths(len(value) - 1), self.depths(value.shape[1] - 1))
         return Result(
             name=self.name,
             kind="matrix",
@@ -145,6 +146,7 @@ class CosBetween(Cos):
     about = "Depths of one model by another."
     section = "similarity"
     needs = frozenset({"against"})
+    some_depths = False
     sides = ("own", "other")
 
 
@@ -169,6 +171,7 @@ class EmbeddingCosOther(EmbeddingCos):
     about = "The same for the second tower."
     section = "similarity"
     needs = frozenset({"against"})
+    some_depths = False
     sides = ("other", "other")
 
 
@@ -181,6 +184,7 @@ class EmbeddingCosBetween(EmbeddingCos):
     about = "Mean cosine of the embeddings of a pair, by the depth of each tower."
     section = "similarity"
     needs = frozenset({"against"})
+    some_depths = False
     sides = ("own", "other")
 
 
@@ -193,6 +197,7 @@ class AdjacentCos(FeatureMetric):
     about = "Cosine of the features of each depth with the one before."
     section = "similarity"
     group = "similarity"
+    some_depths = True
     passes = 2
 
     def __init__(self) -> None:
@@ -226,7 +231,7 @@ class AdjacentCos(FeatureMetric):
             kind="curve",
             series=("value",),
             arrays={
-                "depth": depths(len(value), 1),
+                "depth": self.depths(len(value), 1),
                 "value": defined(value),
                 **self.kept.quantiles(np.isnan(value)),
             },

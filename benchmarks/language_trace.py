@@ -1,0 +1,135 @@
+"""What tracing a language model costs, against a loop over depths of readout and cross-entropy.
+
+    python benchmarks/language_trace.py FOLDER [--tokens 1024] [--many 16384]
+
+FOLDER holds a causal language model of Hugging Face. One thread, CPU seconds, taken in turn in one
+run; memory is the peak above the loaded model, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from peak import peak_mb
+from record import SMOKE, record, sized
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import everydepth as ed
+
+LENGTH = sized(128, 8)
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+
+
+def prepared(folder: str | None, tokens: int) -> tuple[Any, list[dict[str, Tensor]]]:
+    """A model, and random tokens in batches of 1,024."""
+    if folder is None:
+        model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=2048, num_attention_heads=2, **TINY))
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, model.config.vocab_size, (tokens // LENGTH, LENGTH), generator=random)
+    return model, [{"input_ids": part} for part in ids.split(1024 // LENGTH)]
+
+
+@torch.no_grad()
+def plain_loop(model: Any, batches: list[dict[str, Tensor]]) -> np.ndarray:
+    """The mean loss of every depth, as one would write it."""
+    sums, count = torch.zeros(model.config.num_hidden_layers + 1, dtype=torch.float64), 0
+    for batch in batches:
+        labels = batch["input_ids"][:, 1:].flatten()
+        found = model.model(**batch, output_hidden_states=True, use_cache=False).hidden_states
+        count += len(labels)
+        for depth, h in enumerate(found):
+            # The last of these is normed already.
+            h = h if depth == len(found) - 1 else model.model.norm(h)
+            logits = model.lm_head(h[:, :-1])
+            sums[depth] += F.cross_entropy(logits.flatten(0, 1), labels, reduction="sum").double()
+    return (sums / count).numpy()
+
+
+@torch.no_grad()
+def forward(model: Any, batches: list[dict[str, Tensor]]) -> None:
+    for batch in batches:
+        model(**batch, use_cache=False)
+
+
+RUNS: dict[str, Callable[..., Any]] = {
+    "forward": forward,
+    "plain_loop": plain_loop,
+    "loss": lambda model, data: ed.trace(model, data, ["loss"], progress=False)["loss"],
+    "default_metrics": lambda model, data: ed.trace(model, data, progress=False)["loss"],
+    "every_second_depth": lambda model, data: ed.trace(
+        model, data, ["loss"], depths="::2", progress=False
+    )["loss"],
+}
+
+
+def ready(name: str, folder: str | None, tokens: int) -> Callable[[], object]:
+    """For a process of its own."""
+    return partial(RUNS[name], *prepared(folder, tokens))
+
+
+def ratio(found: Mapping[str, float], a: str, b: str) -> float:
+    return round(found[a] / max(found[b], 1e-9), 4)  # a smoke run may take no time at all
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", help="With --smoke it may be left out.")
+    parser.add_argument("--tokens", type=int, default=sized(1024, 16))
+    parser.add_argument("--many", type=int, default=sized(16_384, 32))
+    options = parser.parse_args()
+    if options.folder is None and not SMOKE:
+        parser.error("the folder of a causal language model is needed")
+    torch.set_num_threads(1)
+    model, data = prepared(options.folder, options.tokens)
+    found: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
+    forward(model, data[:1])  # warm
+    for name, run in RUNS.items():
+        gc.collect()
+        start = time.process_time()
+        found[name] = run(model, data)
+        seconds[name] = round(time.process_time() - start, 4)
+        print(f"{name:20s} {seconds[name]:8.2f} s CPU", flush=True)
+    del model, data
+    memory = {
+        name: round(peak_mb(ready, name, options.folder, options.tokens))
+        for name in ("plain_loop", "loss")
+    }
+    memory["loss_many"] = round(peak_mb(ready, "loss", options.folder, options.many))
+    figures = {
+        "model": "SmolLM2-135M-Instruct",
+        "tokens": [options.tokens, options.many],
+        "cpu_seconds": seconds,
+        "peak_mb_above_the_model": memory,
+        "ratios": {
+            "loss / plain loop, time (goal 0.8)": ratio(seconds, "loss", "plain_loop"),
+            "default metrics / plain loop, time (goal 1.3)": ratio(
+                seconds, "default_metrics", "plain_loop"
+            ),
+            "loss / plain loop, memory (goal 1.0)": ratio(memory, "loss", "plain_loop"),
+            "loss, many tokens / few, memory (goal 1.1)": ratio(memory, "loss_many", "loss"),
+            "largest difference of the losses (goal 1e-5)": float(
+                np.abs(found["loss"] - found["plain_loop"]).max()
+            ),
+            "the same, relative": float(np.abs(found["loss"] / found["plain_loop"] - 1).max()),
+        },
+    }
+    print(json.dumps(figures, indent=1))
+    record("language_trace", figures)
+
+
+if __name__ == "__main__":
+    main()

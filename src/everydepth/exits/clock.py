@@ -1,0 +1,102 @@
+"""What leaving early takes by the clock: blocks and readouts, timed for batches of two sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor
+
+from everydepth.exits.measure import seconds
+from everydepth.exits.reading import exit_logits
+from everydepth.stream import Cursor, ResidualStream
+from everydepth.stream.feed import first_rows
+
+SHARE = 0.25  # of the blocks between two tests, what a test may take
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExitClock:
+    """Seconds of a batch of n rows: `fixed + each n` for every block and for a readout.
+
+    rows: of the batch that was timed.
+    """
+
+    rows: int
+    start: float
+    fixed: np.ndarray
+    each: np.ndarray
+    readout: tuple[float, float]
+
+    @classmethod
+    def measured(
+        cls, stream: ResidualStream, batch: Mapping[str, Any], repeats: int = 3
+    ) -> ExitClock:
+        """Drive a batch, and a quarter of it, a few times; the fastest of each part counts."""
+        rows = stream.rows(batch)
+        sizes = [rows, max(rows // 4, 1)]
+        found = [_fastest(stream, first_rows(stream, batch, size), repeats) for size in sizes]
+        whole, part = found[0], found[1]
+        if sizes[0] > sizes[1]:
+            each = np.clip((whole - part) / (sizes[0] - sizes[1]), 0, whole / rows)
+        else:
+            each = whole / rows
+        fixed = whole - each * rows
+        return cls(
+            rows=rows,
+            start=float(whole[0]),
+            fixed=fixed[1:-1],
+            each=each[1:-1],
+            readout=(float(fixed[-1]), float(each[-1])),
+        )
+
+    def tested(self) -> list[int]:
+        """Depths at which a test can pay, by cost alone: no look at any prediction."""
+        last = len(self.fixed)
+        block = float(np.mean(self.fixed + self.each * self.rows))
+        stride = max(1, math.ceil(self._read(self.rows) / (SHARE * max(block, 1e-12))))
+        return list(range(stride, last, stride))
+
+    def speedup(self, leaving: Int[Tensor, " rows"], tested: Sequence[int]) -> float:
+        """Expected time of the full model over that with exits, for rows that leave like these."""
+        last = len(self.fixed)
+        depths = leaving.numpy()
+        full = (
+            self.start + float((self.fixed + self.each * self.rows).sum()) + self._read(self.rows)
+        )
+        total = self.start
+        for depth in range(1, last + 1):
+            alive = float((depths >= depth).mean())
+            some = 1 - (1 - alive) ** self.rows  # the chance that a batch has a row left
+            total += (
+                some * float(self.fixed[depth - 1])
+                + float(self.each[depth - 1]) * alive * self.rows
+            )
+            if depth in tested or depth == last:
+                total += some * self.readout[0] + self.readout[1] * alive * self.rows
+        return full / total
+
+    def _read(self, rows: int) -> float:
+        return self.readout[0] + self.readout[1] * rows
+
+
+def _fastest(stream: ResidualStream, batch: Mapping[str, Any], repeats: int) -> np.ndarray:
+    """Seconds of the embedding, each block and a readout on the way."""
+    times = np.zeros((repeats, stream.depth + 2))
+    middle = max(stream.depth // 2, 1)
+    for turn in range(repeats):
+        times[turn, 0], cursor = seconds(partial(stream.start, batch), stream)
+        for block in range(1, stream.depth + 1):
+            times[turn, block], cursor = seconds(partial(stream.step, cursor), stream)
+            if block == middle:
+                times[turn, -1], _ = seconds(partial(_read_out, stream, cursor), stream)
+    return times.min(0)
+
+
+def _read_out(stream: ResidualStream, cursor: Cursor) -> Tensor:
+    return exit_logits(stream, stream.exit_state(cursor), cursor.depth, cursor.batch)

@@ -1,0 +1,120 @@
+"""What each block costs, measured while the stream is driven once: sums stand for cut models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from everydepth.exits.generation.tape import Tape
+from everydepth.exits.measure import ATTENTION_ON_CPU, LiveBytes, seconds, weight_bytes
+from everydepth.stream import ResidualStream
+
+NEW_TOKENS = 4  # written for a measurement of decoding; a token takes a small share of a prompt
+TRUSTED = 0.1  # sums further than this share from timed cut models are scaled to them
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTimes:
+    """(pass, depth 1..L) seconds of the model cut to each depth, its parts added up."""
+
+    total: np.ndarray
+
+    @classmethod
+    def of(cls, start: np.ndarray, blocks: np.ndarray, readout: np.ndarray) -> BlockTimes:
+        """start, readout: (pass,); blocks: (pass, block)."""
+        return cls((start + readout)[:, None] + np.cumsum(blocks, 1))
+
+    def fastest(self, depth: int) -> float:
+        return float(self.total[:, depth - 1].min())
+
+    def quartiles(self, depth: int) -> dict[str, float]:
+        """Milliseconds."""
+        found = np.quantile(1000 * self.total[:, depth - 1], [0.25, 0.5, 0.75])
+        return dict(zip(("low", "median", "high"), found.tolist(), strict=True))
+
+    def corrected(self, checked: Mapping[str, Mapping[str, float]]) -> BlockTimes:
+        """Scaled to cut models, where these say that driving costs more than running."""
+        ratios = [found["timed_ms"] / found["added_ms"] for found in checked.values()]
+        if all(abs(ratio - 1) <= TRUSTED for ratio in ratios):
+            return self
+        depths = np.arange(1, self.total.shape[1] + 1)
+        return BlockTimes(self.total * np.interp(depths, [int(k) for k in checked], ratios))
+
+
+def times_by_depth(stream: ResidualStream, batch: Mapping[str, Any], repeats: int) -> BlockTimes:
+    """Drive the stream and time the embedding, each block, and the last readout."""
+    parts = np.zeros((repeats, stream.depth + 2))
+    for turn in range(repeats):
+        parts[turn, 0], cursor = seconds(partial(stream.start, batch), stream)
+        for block in range(stream.depth):
+            parts[turn, 1 + block], cursor = seconds(partial(stream.step, cursor), stream)
+        parts[turn, -1], _ = seconds(partial(stream.logits, cursor), stream)
+    return BlockTimes.of(parts[:, 0], parts[:, 1:-1], parts[:, -1])
+
+
+def decoding_times(stream: ResidualStream, batch: Mapping[str, Any], repeats: int) -> BlockTimes:
+    """Time of one more token after the prompts of a batch, each block apart."""
+    ids = batch["input_ids"]
+    real = batch.get("attention_mask")
+    real = torch.ones_like(ids, dtype=torch.bool) if real is None else real.bool()
+    longest = int(real.sum(1).max())
+    limit = longest + NEW_TOKENS if stream.positions is None else stream.positions
+    ids, real = ids[:, : limit - NEW_TOKENS], real[:, : limit - NEW_TOKENS]
+    tape = Tape(stream, ids, real, top=stream.depth, room=ids.shape[1] + NEW_TOKENS)
+    h = tape.advance(stream.depth)
+    turns = min(max(repeats, 2), NEW_TOKENS)
+    parts = np.zeros((turns, stream.depth + 1))
+    for turn in range(turns):
+        tape.feed(ids[:, -1])
+        for depth in range(1, stream.depth + 1):
+            parts[turn, depth - 1], h = seconds(partial(tape.advance, depth), stream)
+        read = partial(stream.readout, h[:, -1:], stream.depth, {})
+        parts[turn, -1], _ = seconds(read, stream)
+    return BlockTimes.of(np.zeros(turns), parts[:, :-1], parts[:, -1])
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """Operations and live bytes of a driven pass: up to each depth 0..L, and of the readout."""
+
+    operations: Sequence[int]
+    readout_operations: int
+    peaks: Sequence[int]
+    readout_bytes: int
+
+    def flops(self, depth: int) -> int:
+        return self.operations[depth] + self.readout_operations
+
+    def bytes(self, depth: int, model: nn.Module) -> int:
+        """The most memory at once, with the weights of the model cut to this depth."""
+        return max(self.peaks[depth], self.readout_bytes) + weight_bytes(model)
+
+
+def counted_by_depth(stream: ResidualStream, batch: Mapping[str, Any]) -> Counted:
+    """Count in one driven pass."""
+    operations: list[int] = []
+    peaks: list[int] = []
+
+    def run() -> int:
+        cursor = stream.start(batch)
+        operations.append(counter.get_total_flops())
+        peaks.append(live.peak)
+        for _ in range(stream.depth):
+            cursor = stream.step(cursor)
+            operations.append(counter.get_total_flops())
+            peaks.append(live.peak)
+        live.restart()
+        stream.logits(cursor)
+        return live.peak
+
+    counter = FlopCounterMode(display=False, custom_mapping=ATTENTION_ON_CPU)
+    with LiveBytes() as live, counter:
+        readout = run()
+    return Counted(operations, counter.get_total_flops() - operations[-1], peaks, readout)

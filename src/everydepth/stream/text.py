@@ -1,0 +1,52 @@
+"""Text as a model's batches, through its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard, cast
+
+from torch import Tensor
+
+from everydepth.errors import SettingError
+
+MAX_LENGTH = 512
+
+
+def is_text(data: Any) -> TypeGuard[str | Sequence[str]]:
+    """Whether data is one string or several."""
+    if isinstance(data, str):
+        return True
+    if not isinstance(data, list | tuple) or not data:
+        return False
+    return all(isinstance(item, str) for item in cast(Sequence[Any], data))
+
+
+def encoded(
+    texts: str | Sequence[str], tokenizer: Any, max_length: int | None = None
+) -> dict[str, Tensor]:
+    """One batch: a row a text, padded at the end, with its mask.
+
+    >>> from everydepth.stream.text import encoded
+    >>> encoded(["Once", "Once upon a time"], tokenizer)["attention_mask"].sum(1).tolist()
+    [1, 4]
+    """
+    import torch
+
+    rows = [texts] if isinstance(texts, str) else list(texts)
+    if tokenizer is None:
+        raise SettingError(
+            f"text ({rows[0]!r:.40}), but no tokenizer; pass tokenizer=, or the tokens"
+        )
+    # One by one: tokenizers differ in how, and whether, they pad.
+    ids = [list(tokenizer.encode(text))[:max_length] for text in rows]
+    empty = next((text for text, row in zip(rows, ids, strict=True) if not row), None)
+    if empty is not None:
+        raise SettingError(f"the text {empty!r} has no tokens; pass at least one word")
+    longest = max(map(len, ids))
+    pad = getattr(tokenizer, "pad_token_id", None) or 0
+    return {
+        "input_ids": torch.tensor([row + [pad] * (longest - len(row)) for row in ids]),
+        "attention_mask": torch.tensor(
+            [[1] * len(row) + [0] * (longest - len(row)) for row in ids]
+        ),
+    }

@@ -1,0 +1,178 @@
+"""What every depth says of a large vocabulary, a block of tokens by a block of words at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from everydepth.stream.contract import ResidualStream
+
+# A product of 2,048 rows (depths times tokens) and 2,048 words runs at the full speed of a core,
+# and its 16 MB of logits stay in the cache for what is computed of them.
+ROWS = 2048
+WORDS = 2048
+
+
+def has_plain_weights(head: nn.Module) -> bool:
+    """Whether a head is its weight and bias and nothing else: no adapter, hook or offloading."""
+    if type(head) is not nn.Linear or head.weight.is_meta:
+        return False
+    return not (head._forward_hooks or head._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
+
+
+def predicts_words(stream: ResidualStream) -> bool:
+    """Whether every token predicts one of many words through a plain linear head."""
+    tokens = stream.task in ("causal_lm", "masked_lm")
+    return tokens and has_plain_weights(stream.head) and (stream.outputs or 0) >= WORDS
+
+
+def row_blocks(rows: int, depths: int) -> list[slice]:
+    """Rows in blocks that make, with all depths of each, about `ROWS` rows of a product."""
+    size = max(1, ROWS // depths)
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+@torch.no_grad()
+def word_statistics(
+    blocks: Sequence[Float[Tensor, "depth _ dim"]],
+    weight: Float[Tensor, "word dim"],
+    bias: Float[Tensor, " word"] | None,
+    follow: Int[Tensor, " token"],
+    names: Collection[str],
+) -> dict[str, Tensor]:
+    """Fields of `Predictions` for all depths, in one pass over the weights of the head.
+
+    blocks: what the head receives, in blocks of rows. follow: the target of each of all rows.
+    """
+    starts = [0]
+    for block in blocks:
+        starts.append(starts[-1] + block.shape[1])
+    sums = [
+        _Sums(block, weight, bias, follow[start : start + block.shape[1]], frozenset(names))
+        for block, start in zip(blocks, starts, strict=False)
+    ]
+    scratch = _scratch(blocks, weight)
+    for start in range(0, len(weight), WORDS):
+        words = slice(start, min(start + WORDS, len(weight)))
+        part, shift = weight[words], None if bias is None else bias[words]
+        for block in sums:
+            block.add(part, shift, start, scratch)
+    found = [block.found() for block in sums]
+    return {name: torch.cat([f[name] for f in found], 1) for name in found[0]}
+
+
+def _scratch(blocks: Sequence[Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
+    size = max(block.shape[0] * block.shape[1] for block in blocks) * min(WORDS, len(weight))
+    wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    return weight.new_empty(size, dtype=wide), weight.new_empty(size, dtype=wide)
+
+
+@dataclass(eq=False)
+class _Sums:
+    """Running statistics of one block of rows."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    follow: Tensor
+    names: frozenset[str]
+    rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        depths, rows, dim = self.x.shape
+        self.shape = (depths, rows)
+        self.x = self.x.reshape(-1, dim)
+        self.rows = len(self.x)
+        self.wide = torch.float64 if self.x.dtype == torch.float64 else torch.float32
+        self.wants_total = bool(self.names & {"loss", "error", "confidence"})
+        self.wants_top = bool(self.names & {"top", "margin", "confidence"})
+        self.followed = self._followed()
+        low = torch.finfo(self.wide).min  # not -inf: the difference of two would be NaN
+        self.highest = self.followed.new_full((self.rows,), low)
+        self.second = self.highest.clone()
+        self.top = self.follow.new_zeros(self.rows)
+        self.total = self.highest.new_zeros(self.rows, dtype=torch.float64)
+        self.squares, self.rank = self.total.clone(), self.total.clone()
+        self.steps = self.total.new_zeros(max(depths - 1, 0), rows)
+
+    def _followed(self) -> Tensor:
+        picked = self.weight[self.follow]
+        x = self.x.view(*self.shape, -1)
+        found = torch.einsum("drk,rk->dr", x.to(self.wide), picked.to(self.wide))
+        if self.bias is not None:
+            found += self.bias[self.follow].to(self.wide)
+        # As the head would round it: ranks compare it with logits in its number format.
+        return found.to(self.x.dtype).to(self.wide).flatten()
+
+    def add(
+        self, weight: Tensor, bias: Tensor | None, start: int, scratch: tuple[Tensor, Tensor]
+    ) -> None:
+        z, other = (s[: self.rows * len(weight)].view(self.rows, len(weight)) for s in scratch)
+        if self.x.dtype == self.wide:
+            torch.mm(self.x, weight.T, out=z)
+            if bias is not None:
+                z += bias
+        else:
+            z.copy_(torch.nn.functional.linear(self.x, weight, bias))
+        if "step" in self.names:
+            depths = z.view(*self.shape, -1)
+            step = torch.sub(depths[1:], depths[:-1], out=other.view(depths.shape)[1:])
+            self.steps += torch.linalg.vector_norm(step, dim=-1).double().square()
+        if "rank" in self.names:
+            self._rank(z, start, other)
+        before = self.highest
+        if self.wants_top:
+            first, second, top = _two(z, "margin" in self.names)
+            self.top = torch.where(first > before, top + start, self.top)
+            self.second = torch.maximum(torch.minimum(before, first), self.second).maximum(second)
+            self.highest = torch.maximum(before, first)
+        elif self.wants_total:
+            self.highest = torch.maximum(before, z.amax(1))
+        if self.wants_total:
+            self._add_exponentials(z, before)
+
+    def _rank(self, z: Tensor, start: int, other: Tensor) -> None:
+        place = self.follow.repeat(self.shape[0]) - start
+        here = ((place >= 0) & (place < z.shape[1])).nonzero().flatten()
+        # The target's own logit, to the last bit: it must not outrank itself.
+        z[here, place[here]] = self.followed[here]
+        self.rank += torch.gt(z, self.followed[:, None], out=other).sum(1)
+
+    def _add_exponentials(self, z: Tensor, before: Tensor) -> None:
+        shrunk = (before - self.highest).double().exp()
+        e = z.sub_(self.highest[:, None]).exp_()
+        self.total = self.total * shrunk + e.sum(1)
+        if "error" in self.names:
+            squares = torch.linalg.vector_norm(e, dim=1).double().square()
+            self.squares = self.squares * shrunk.square() + squares
+
+    def found(self) -> dict[str, Tensor]:
+        total = self.highest.double() + self.total.log()
+        followed = self.followed.double()
+        # ||p - y||^2 = sum p^2 - 2 p_y + 1
+        error = self.squares / self.total.square() - 2 * (followed - total).exp() + 1
+        rows = {
+            "loss": total - followed,
+            "error": error.clamp(min=0).sqrt(),
+            "confidence": (self.highest.double() - total).exp(),
+            "margin": self.highest - self.second,
+            "followed": followed,
+        }
+        values = {name: value.to(self.wide) for name, value in rows.items()}
+        values |= {"top": self.top.int(), "rank": self.rank.int()}
+        values = {name: value.view(self.shape) for name, value in values.items()}
+        values["step"] = self.steps.sqrt().to(self.wide)
+        return {name: values[name] for name in self.names}
+
+
+def _two(z: Tensor, both: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The highest and, if wanted, the second highest of every row, and where the highest is."""
+    if not both or z.shape[1] == 1:
+        first, place = z.max(1)
+        return first, torch.full_like(first, torch.finfo(z.dtype).min), place
+    values, places = z.topk(2, 1)
+    return values[:, 0], values[:, 1], places[:, 0]

@@ -1,0 +1,103 @@
+"""Text in, text out: the same tokens, whatever form the prompt has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.helpers.generation import padded, prompts, talkative
+from tests.helpers.words import Words
+from torch import nn
+from transformers import GenerationConfig
+
+from everydepth.errors import SettingError
+from everydepth.exits.generation import generate, stream_text
+
+NEW = 9
+WORDS = Words()
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return talkative("Llama-tied-CausalLM-left", quiet_after=2)
+
+
+def test_strings_lists_and_a_tokenizers_output_give_the_same_tokens(model: nn.Module) -> None:
+    rows = prompts(3)
+    plain = generate(model, rows, max_new_tokens=NEW, eos_token_id=())
+    said = generate(model, WORDS.texts(rows), tokenizer=WORDS, max_new_tokens=NEW, eos_token_id=())
+    assert said.tokens == plain.tokens
+    assert said.texts == tuple(WORDS.decode(row) for row in plain.tokens)
+    assert str(said) == "\n".join(said.texts)
+    by_keywords = generate(model, **padded(rows, "right"), max_new_tokens=NEW, eos_token_id=())
+    assert by_keywords.tokens == plain.tokens
+    one = generate(model, WORDS.text(rows[0]), tokenizer=WORDS, max_new_tokens=NEW, eos_token_id=())
+    assert one.text == said.texts[0]
+
+
+@pytest.mark.parametrize("draft_depth", [None, 2])
+def test_a_stop_string_ends_a_text_and_is_not_part_of_it(
+    model: nn.Module, draft_depth: int | None
+) -> None:
+    prompt = WORDS.text(prompts(1)[0])
+    settings = {"tokenizer": WORDS, "max_new_tokens": NEW, "eos_token_id": ()}
+    whole = generate(model, prompt, **settings).text
+    words = whole.split()
+    stop = f"{words[3]} {words[4]}"
+    first = whole.index(stop)
+    said = generate(
+        model, prompt, stop=stop, draft_depth=draft_depth, draft_always=True, **settings
+    )
+    assert said.text == whole[:first]
+    assert len(said.tokens[0]) <= 5
+
+
+def test_pieces_come_while_the_text_grows_and_add_up_to_it(model: nn.Module) -> None:
+    rows = WORDS.texts(prompts(2))
+    pieces: dict[int, list[str]] = {0: [], 1: []}
+    settings = {"tokenizer": WORDS, "max_new_tokens": NEW, "eos_token_id": ()}
+    said = generate(
+        model, rows, on_text=lambda row, piece: pieces[row].append(piece), stop="w9999", **settings
+    )
+    assert tuple("".join(parts) for parts in pieces.values()) == said.texts
+    assert len(pieces[0]) > 3
+    assert "".join(stream_text(model, rows[0], **settings)) == said.texts[0]
+
+
+def test_an_error_while_streaming_is_raised_where_it_is_read(model: nn.Module) -> None:
+    with pytest.raises(SettingError, match="max_new_tokens 0"):
+        next(stream_text(model, "w5", tokenizer=WORDS, max_new_tokens=0))
+    with pytest.raises(SettingError, match="pass one string"):
+        next(stream_text(model, ["w5"], tokenizer=WORDS))
+
+
+def test_a_generation_config_says_what_the_arguments_leave_open(model: nn.Module) -> None:
+    row = prompts(1)
+    config = GenerationConfig(max_new_tokens=4, do_sample=True, temperature=0.7, top_p=0.9)
+    said = generate(model, row, generation_config=config, eos_token_id=(), seed=3)
+    same = generate(
+        model,
+        row,
+        max_new_tokens=4,
+        do_sample=True,
+        temperature=0.7,
+        top_k=config.top_k,
+        top_p=0.9,
+        eos_token_id=(),
+        seed=3,
+    )
+    assert said.tokens == same.tokens
+    more = generate(model, row, generation_config=config, max_new_tokens=6, eos_token_id=(), seed=3)
+    assert more.lengths == (6,)
+
+
+def test_what_it_cannot_do_is_refused(model: nn.Module) -> None:
+    with pytest.raises(SettingError, match="num_beams, which generate does not know"):
+        generate(model, [[5]], generation_config=GenerationConfig(num_beams=4))
+    with pytest.raises(SettingError, match="no tokenizer; pass tokenizer="):
+        generate(model, "w5")
+    with pytest.raises(SettingError, match="pass tokenizer=, too"):
+        generate(model, [[5]], stop="w7")
+    with pytest.raises(SettingError, match="either prompts or input_ids"):
+        generate(model, [[5]], input_ids=torch.tensor([[5]]))
+    with pytest.raises(SettingError, match="no text was asked for"):
+        _ = generate(model, [[5]], max_new_tokens=2).text

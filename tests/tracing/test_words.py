@@ -1,0 +1,254 @@
+"""Statistics of a large vocabulary in parts, against all logits at once in float64."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import everydepth as ed
+from everydepth.errors import DepthError, SettingError
+from everydepth.stream import as_stream, words
+from everydepth.stream.words import row_blocks, word_statistics
+from everydepth.tracing import observation, predictions
+
+VOCABULARY = 211
+NAMES = ("loss", "error", "followed", "step", "top", "rank", "confidence", "margin")
+FINITE = tuple(name for name in NAMES if name != "step")  # a step from -inf to -inf has no length
+
+
+@pytest.fixture
+def by_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small vocabulary is treated as a large one, in several blocks of rows and words."""
+    monkeypatch.setattr(words, "WORDS", 50)
+    monkeypatch.setattr(words, "ROWS", 24)
+    for module in (observation, predictions):
+        monkeypatch.setattr(module, "LOGIT_BYTES", 0)
+
+
+def llama(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.2,
+    )
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+def text(rows: int = 5, length: int = 9) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, VOCABULARY, (rows, length), generator=random)
+    mask = torch.ones_like(ids)
+    mask[-1, -3:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def plain(x: Tensor, weight: Tensor, bias: Tensor | None, follow: Tensor) -> dict[str, Tensor]:
+    z = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    chance = z.softmax(-1)
+    followed = z.gather(-1, follow.expand(z.shape[:-1])[..., None])[..., 0]
+    high = z.sort(-1, descending=True).values
+    truth = torch.nn.functional.one_hot(follow, z.shape[-1])
+    return {
+        "loss": -chance.gather(-1, follow.expand(z.shape[:-1])[..., None])[..., 0].log(),
+        "error": (chance - truth).norm(dim=-1),
+        "followed": followed,
+        "step": z.diff(dim=0).norm(dim=-1),
+        "top": z.argmax(-1).int(),
+        "rank": (z > followed[..., None]).sum(-1).int(),
+        "confidence": chance.amax(-1),
+        "margin": high[..., 0] - high[..., 1],
+    }
+
+
+@pytest.mark.usefixtures("by_words")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("names", [NAMES, ("loss",), ("top", "margin"), ("rank",)])
+def test_a_sweep_by_words_gives_what_all_logits_give(biased: bool, names: tuple[str, ...]) -> None:
+    random = torch.Generator().manual_seed(2)
+    x = torch.randn(3, 21, 16, generator=random, dtype=torch.float64)
+    weight = torch.randn(VOCABULARY, 16, generator=random, dtype=torch.float64)
+    bias = torch.randn(VOCABULARY, generator=random, dtype=torch.float64) if biased else None
+    follow = torch.randint(0, VOCABULARY, (21,), generator=random)
+    blocks = [x[:, rows] for rows in row_blocks(21, 3)]
+    assert len(blocks) > 1
+    found = word_statistics(blocks, weight, bias, follow, names)
+    assert set(found) == set(names)
+    expected = plain(x, weight, bias, follow)
+    for name in names:
+        torch.testing.assert_close(found[name].double(), expected[name].double(), rtol=1e-9, atol=0)
+
+
+@pytest.mark.usefixtures("by_words")
+def test_words_that_can_never_be_said_do_no_harm() -> None:
+    weight, bias = torch.randn(VOCABULARY, 8), torch.zeros(VOCABULARY)
+    bias[:100] = -torch.inf  # two whole blocks
+    found = word_statistics([torch.randn(2, 3, 8)], weight, bias, torch.full((3,), 150), FINITE)
+    assert all(bool(torch.isfinite(value).all()) for value in found.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_trace_by_words_is_the_plain_loop_over_depths(by_words: None, dtype: torch.dtype) -> None:
+    model, batch = llama(dtype), text()
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    with torch.no_grad():
+        states = as_stream(model).observe(batch)
+    expected = [
+        float(
+            torch.nn.functional.cross_entropy(
+                states.logits(depth).detach()[:, :-1].flatten(0, 1).float(),
+                labels[:, 1:].flatten(),
+                ignore_index=-100,
+            )
+        )
+        for depth in range(5)
+    ]
+    found = ed.trace(model, batch, ["loss"], progress=False)
+    np.testing.assert_allclose(found["loss"], expected, rtol=1e-5)
+
+
+def test_all_default_metrics_are_the_same_by_words_and_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batch = llama(), text()
+    at_once = ed.trace(model, batch, progress=False)
+    monkeypatch.setattr(words, "WORDS", 50)
+    for module in (observation, predictions):
+        monkeypatch.setattr(module, "LOGIT_BYTES", 0)
+    by_parts = ed.trace(model, batch, progress=False)
+    assert list(by_parts) == list(at_once)
+    for name, result in at_once.results.items():
+        for key, values in result.arrays.items():
+            if values.dtype.kind in "fi":
+                other = by_parts.results[name].arrays[key]
+                np.testing.assert_allclose(other, values, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.usefixtures("by_words")
+def test_the_models_own_head_is_passed_over_and_only_what_is_read_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[set[str]] = []
+    plainly = predictions.word_statistics
+
+    def counted(*args: Any) -> dict[str, Tensor]:
+        asked.append(set(args[4]))
+        return plainly(*args)
+
+    model = llama()
+    monkeypatch.setattr(model.lm_head, "forward", None)  # calling it would fail
+    monkeypatch.setattr(predictions, "word_statistics", counted)
+    ed.trace(model, text(), ["loss"], progress=False)
+    assert asked == [{"loss"}] * 2  # the first row, and the others
+    ed.trace(model, text(), ["loss", "top5"], progress=False)
+    assert asked[2:] == [{"loss", "rank"}] * 2
+
+
+# -- some depths ---------------------------------------------------------------------------------
+
+
+def test_some_depths_are_those_of_all() -> None:
+    model, batch = llama(), text()
+    whole = ed.trace(model, batch, progress=False)
+    some = ed.trace(model, batch, depths="::2", progress=False)
+    assert some.result("loss").arrays["depth"].tolist() == [0, 2, 4]
+    np.testing.assert_allclose(some["loss"], whole["loss"][::2], rtol=1e-6)
+    np.testing.assert_allclose(some["cos"], whole["cos"][::2, ::2], atol=1e-5)
+    assert set(some.result("prediction_depth").arrays["final_from"].tolist()) <= {0, 2, 4}
+    assert "needs every depth" in some.skipped["stream_std"]
+    assert some.columns()["loss"][1] is None
+
+
+@pytest.mark.parametrize(
+    ("depths", "found"), [(2, (2, 4)), ([3, 1], (1, 3, 4)), ("3:", (3, 4)), (None, tuple(range(5)))]
+)
+def test_depths_are_numbers_or_a_slice_with_the_last_among_them(
+    depths: Any, found: tuple[int, ...]
+) -> None:
+    from everydepth.stream import chosen_depths
+
+    assert chosen_depths(as_stream(llama()), depths) == found
+
+
+@pytest.mark.parametrize("wrong", ["2", "a:b", [7], "9:"])
+def test_depths_that_are_not_there_are_refused(wrong: Any) -> None:
+    with pytest.raises(DepthError, match=r"depths?[ =].*4"):
+        ed.trace(llama(), text(), ["loss"], depths=wrong, progress=False)
+
+
+def test_a_metric_of_single_blocks_refuses_some_depths() -> None:
+    with pytest.raises(SettingError, match="stream_std: needs every depth; leave out depths="):
+        ed.trace(llama(), text(), ["stream_std"], depths="::2", progress=False)
+
+
+# -- some tokens ---------------------------------------------------------------------------------
+
+
+def test_drawn_tokens_are_a_seeded_sample_whose_standard_error_is_right() -> None:
+    model, batch = llama(), text(24, 9)
+    whole = ed.trace(model, batch, ["loss"], progress=False)["loss"]
+    found = [
+        ed.trace(model, batch, ["loss"], tokens=40, seed=seed, progress=False) for seed in range(25)
+    ]
+    assert found[0].rows == 40
+    again = ed.trace(model, batch, ["loss"], tokens=40, seed=0, progress=False)
+    np.testing.assert_array_equal(again["loss"], found[0]["loss"])
+    # The distance from the whole, in standard errors, has mean square 1.
+    away = [(t["loss"] - whole) / t.result("loss").arrays["standard_error"] for t in found]
+    assert 0.5 < float(np.mean(np.square(away))) < 2
+
+
+def test_all_tokens_drawn_leave_no_error() -> None:
+    found = ed.trace(llama(), text(), ["loss", "perplexity"], tokens=10_000, progress=False)
+    whole = ed.trace(llama(), text(), ["loss"], progress=False)
+    np.testing.assert_allclose(found["loss"], whole["loss"], rtol=1e-6)
+    assert not found.result("perplexity").arrays["standard_error"].any()
+
+
+def test_drawing_needs_tokens_and_data_that_can_be_read_again() -> None:
+    with pytest.raises(SettingError, match="read only once"):
+        ed.trace(llama(), iter([text()]), ["loss"], tokens=3, progress=False)
+    from tests.helpers import tracing as samples
+
+    with pytest.raises(SettingError, match="use max_samples"):
+        ed.trace(samples.vit(), samples.pictures(), ["loss"], tokens=3, progress=False)
+
+
+# -- what it says, and how it ends ---------------------------------------------------------------
+
+
+def test_the_plan_says_what_it_takes_and_what_to_drop() -> None:
+    found = ed.trace(llama(), text(), ["loss"], progress=False)
+    assert found.about["plan"].startswith("LlamaForCausalLM: 5 depths of 5 rows, 1 metrics (loss)")
+    assert "MiB beside the model. To halve: " in found.about["plan"]
+
+
+def test_ctrl_c_in_a_sweep_leaves_the_batches_before_it(
+    by_words: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [text() for _ in range(4)]
+    plainly, calls = predictions.word_statistics, list[int]()
+
+    def interrupted(*args: Any) -> dict[str, Tensor]:
+        calls.append(1)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return plainly(*args)
+
+    monkeypatch.setattr(predictions, "word_statistics", interrupted)
+    found = ed.trace(llama(), batches, ["loss"], progress=False)
+    assert found.partial
+    assert found.samples == 10  # the first row, the rest of its batch, and the second batch
+    whole = ed.trace(llama(), batches[:2], ["loss"], progress=False)
+    np.testing.assert_allclose(found["loss"], whole["loss"], rtol=1e-6)
