@@ -88,8 +88,10 @@ class Case:
             leaf.grad = None
 
 
-WAYS = ("stacked", "loop", "one_backward_a_depth", "any_depth")
-WAYS += ("distilled", "softened", "distilled_loop")
+WAYS = (
+    *("stacked", "loop", "one_backward_a_depth", "any_depth"),
+    *("distilled", "softened", "distilled_loop"),
+)
 
 
 def prepare(way: str) -> Callable[[], object]:

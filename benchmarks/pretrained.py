@@ -49,7 +49,7 @@ ARMS: dict[str, Make | None] = {
 def tiny() -> LlamaForCausalLM:
     """A random model that takes no time."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4}
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4}
     config = LlamaConfig(
         vocab_size=60, num_attention_heads=2, num_key_value_heads=2, bos_token_id=1, **sizes
     )
@@ -155,7 +155,8 @@ def arm(name: str, seconds: float, run: str | None, smoke: bool) -> dict[str, An
         ed.fit(net, rows, steps=steps, lr=lr, warmup=0.1, clip=1.0, shuffle=False, progress=False)
         spent = time.process_time() - begin
         net.eval()
-    depths = tuple(d for d in ed.ladder().shape.rungs(ed.as_stream(net).depth))
+    ladder: Any = ed.ladder().shape
+    depths = tuple(ladder.rungs(ed.as_stream(net).depth))
     prompts = held_out[:PROMPTS, : 4 if smoke else 16]
     return {
         "steps": steps,

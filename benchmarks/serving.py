@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -66,7 +66,7 @@ class Server:
 
 
 @contextmanager
-def started(command: list[str], port: int, model: str) -> Iterator[Server]:
+def started(command: list[str], port: int, model: str) -> Generator[Server, None, None]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -94,7 +94,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def ours(folder: Path, *options: str) -> Iterator[Server]:
+def ours(folder: Path, *options: str) -> Generator[Server, None, None]:
     port = free_port()
     command = [sys.executable, "-m", "everydepth", "serve", str(folder), "--name", "m"]
     with started([*command, "--port", str(port), *options], port, "m") as server:
@@ -102,7 +102,7 @@ def ours(folder: Path, *options: str) -> Iterator[Server]:
 
 
 @contextmanager
-def theirs(folder: Path, *options: str) -> Iterator[Server]:
+def theirs(folder: Path, *options: str) -> Generator[Server, None, None]:
     port = free_port()
     program = "from transformers.cli.transformers import main; main()"
     command = [sys.executable, "-c", program, "serve", str(folder), "--device", "cpu"]
@@ -190,7 +190,7 @@ def copied(source: str, folder: Path) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default=f"{os.environ.get(DATA_VARIABLE, '.')}/{NAME}")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=sized(32, 4))
