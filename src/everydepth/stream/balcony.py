@@ -11,7 +11,7 @@ from typing import Any, final
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from everydepth.errors import DataError, DepthError
+from everydepth.errors import DataError, DepthError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream
 from everydepth.stream.cursor import CallAxes, Cursor
@@ -253,6 +253,14 @@ def _checked(trunk: ResidualStream, depths: Sequence[int]) -> tuple[int, ...]:
             )
         if given.count(depth) > 1:
             raise DepthError(f"depths {given} have {depth} twice; name it once")
+        posts = (branch.post for branch in trunk.blocks[depth - 1].branches)
+        normed = next((p for p in posts if not isinstance(p, nn.ReLU | nn.Identity | None)), None)
+        if normed is not None:
+            raise UnsupportedModelError(
+                f"block {depth} of {trunk.name} applies {type(normed).__name__} to the sum "
+                "(post-norm), so no block of its class starts silent, and a depth with a balcony "
+                "could not be exported as a stock model; use ladder().distilled() instead"
+            )
     return tuple(sorted(given))
 
 
