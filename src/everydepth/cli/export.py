@@ -33,6 +33,7 @@ class Format(StrEnum):
     HF = "hf"
     ONNX = "onnx"
     GGUF = "gguf"
+    WEB = "web"
 
 
 def export(
@@ -55,7 +56,7 @@ def export(
     format: Annotated[  # noqa: A002 - the name of the option
         Format | None,
         typer.Option(
-            help="A stock Hugging Face checkpoint, an ONNX graph, or a GGUF file.",
+            help="A stock Hugging Face checkpoint, an ONNX graph, a GGUF file or a web page.",
             show_default="hf",
         ),
     ] = None,
@@ -79,6 +80,10 @@ def export(
     recalibrate: Annotated[
         bool, typer.Option(help="Estimate batch norm statistics anew on the data.")
     ] = False,
+    runtime: Annotated[
+        Path | None,
+        typer.Option(help="A folder with onnxruntime-web, for a web page; else npm fetches it."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier export.")] = False,
 ) -> None:
     """Write a depth of a model as files that need nothing of everydepth.
@@ -91,7 +96,8 @@ def export(
 
     if is_gguf(model):
         unused = {"--format": format, "--policy": policy, "--profile": profile, "--data": data}
-        _refuse("a GGUF file, which is cut as it is", unused | {"--recalibrate": recalibrate})
+        unused |= {"--recalibrate": recalibrate, "--runtime": runtime}
+        _refuse("a GGUF file, which is cut as it is", unused)
         _cut(model, directory, depth, keep, overwrite)
         return
     _refuse("a model, of which the first blocks are kept (--depth)", {"--keep": keep})
@@ -107,6 +113,7 @@ def export(
         data_root=data_root,
         max_samples=max_samples,
         recalibrate=recalibrate,
+        runtime=runtime,
         overwrite=overwrite,
     )
 
@@ -145,6 +152,7 @@ def _export(
     data_root: str | None,
     max_samples: int | None,
     recalibrate: bool,
+    runtime: Path | None,
     overwrite: bool,
 ) -> None:
     from everydepth.cli.loading import load_batches
@@ -157,8 +165,9 @@ def _export(
     if directory is None:
         raise SettingError("no directory was given; name a new one behind the model")
     network = load_model(model)
-    if data is None and (recalibrate or format is Format.ONNX):
-        wanted = "--recalibrate" if recalibrate else "--format onnx"
+    shown = format in (Format.ONNX, Format.WEB)
+    if data is None and (recalibrate or shown):
+        wanted = "--recalibrate" if recalibrate else f"--format {format.value}"
         raise SettingError(f"{wanted} needs --data; give data by name, a file or a folder")
     rows: Any = None
     if data is not None:
@@ -172,13 +181,14 @@ def _export(
         depth=depth,
         format=format.value,
         exits=None if policy is None else Policy.load(policy),
-        example=next(iter(rows)) if format is Format.ONNX else None,
+        example=next(iter(rows)) if shown else None,
         tokenizer=load_tokenizer(model) if format is Format.GGUF else beside,
         profile=None if profile is None else Profile.load(profile),
         recalibrate=rows if recalibrate else None,
+        runtime=runtime,
         overwrite=overwrite,
     )
-    size = sum(file.stat().st_size for file in path.iterdir())
+    size = sum(file.stat().st_size for file in path.rglob("*"))
     typer.echo(f"wrote {directory} ({size / 1e6:.1f} MB): see its README.md")
 
 

@@ -23,7 +23,7 @@ def model_card(
     usage: str,
 ) -> str:
     """Markdown with the front matter that the Hugging Face hub reads."""
-    library = {"hf": "transformers"}.get(manifest.format, manifest.format)
+    library = {"hf": "transformers", "web": "onnx"}.get(manifest.format, manifest.format)
     whole = manifest.depth == manifest.of
     parts = [
         f"---\nlibrary_name: {library}\ntags:\n- everydepth\n- early-exit\n---",

@@ -34,7 +34,7 @@ from everydepth.stream import (
 )
 from everydepth.stream.feed import Feed
 
-Format = Literal["hf", "onnx", "gguf", "peft"]
+Format = Literal["hf", "onnx", "gguf", "peft", "web"]
 
 MANIFEST = "everydepth.json"
 POLICY = "exit_policy.json"
@@ -71,6 +71,7 @@ def export(
     processor: Saveable | None = None,
     profile: Profile | None = None,
     recalibrate: Any = None,
+    runtime: str | Path | None = None,
     overwrite: bool = False,
     **options: Any,
 ) -> Path:
@@ -92,6 +93,12 @@ def export(
     with the model's before the directory appears. `tokenizer`: the model's own, which goes into
     the file and must cut texts alike there.
 
+    "web": a folder for any web server: a classifier of pictures, a graph a block in half precision,
+    and a page that answers as soon as the first block is there. With `exits` (by confidence) it
+    can stop its download once it is sure; `profile` gives the quality it shows; `example` is what
+    every depth is compared on. onnxruntime-web goes along: of `runtime`, a folder that holds it,
+    or fetched once by npm.
+
     Instead of a model, `model` may be the path of a GGUF file, and `directory` that of a new one:
     its first `depth` blocks, or those of `keep` ("1-12,20-24"), go over byte for byte, still
     quantized, and llama.cpp must say with them what it says with the whole file when all other
@@ -108,7 +115,7 @@ def export(
     """
     if isinstance(model, str | Path):
         given = {"exits": exits, "example": example, "tokenizer": tokenizer, "processor": processor}
-        given |= {"profile": profile, "recalibrate": recalibrate, **options}
+        given |= {"profile": profile, "recalibrate": recalibrate, "runtime": runtime, **options}
         _refuse("a GGUF file, which is cut as it is", given)
         if format not in ("hf", "gguf"):  # "hf" is what nobody asked for
             raise SettingError(f"format={format!r} of a GGUF file; leave it out: it stays GGUF")
@@ -149,8 +156,12 @@ def export(
     if format == "gguf":
         _refuse("format='gguf'", {"exits": exits, "example": example, "processor": processor})
         write, tokenizer = _gguf(cut, tokenizer), None
+    elif format == "web":
+        write = _web(cut, example, exits, profile, runtime)
     else:
         write = {"hf": _huggingface, "onnx": _onnx, "peft": _adapter}[format](cut, example, exits)
+    if format != "web":
+        _refuse(f"format={format!r}", {"runtime": runtime})
 
     def fill(folder: Path) -> None:
         files = write(folder)
@@ -298,20 +309,45 @@ def _adapter(stream: ResidualStream, example: Batch | None, _: Policy | None) ->
     return write
 
 
-def _onnx(stream: ResidualStream, example: Batch | None, exits: Policy | None) -> Writer:
-    from everydepth.exits import onnx
+def _web(
+    stream: ResidualStream,
+    example: Batch | None,
+    exits: Policy | None,
+    profile: Profile | None,
+    runtime: str | Path | None,
+) -> Writer:
+    from everydepth.exits import web
 
     check_plain(stream.model, "export")
+    batch = _example(stream, example, "web", "to compare every depth with, and to show")
+
+    def write(folder: Path) -> str:
+        web.write(stream, batch, folder, exits=exits, profile=profile, runtime_from=runtime)
+        return "# in this directory, then open http://localhost:8000\npython -m http.server"
+
+    return write
+
+
+def _example(
+    stream: ResidualStream, example: Batch | None, name: Format, purpose: str
+) -> Mapping[str, Any]:
     if example is None:
         raise SettingError(
-            "format='onnx' needs example=: a batch as the model takes it, with two rows or more, "
-            "to trace the graph and to compare its results"
+            f"format={name!r} needs example=: a batch as the model takes it, with two rows or "
+            f"more, {purpose}"
         )
-    batch: Mapping[str, Any] = {
+    return {
         key: value.cpu()
         for key, value in stream.check_batch(example).items()
         if isinstance(value, Tensor) and key != "labels"
     }
+
+
+def _onnx(stream: ResidualStream, example: Batch | None, exits: Policy | None) -> Writer:
+    from everydepth.exits import onnx
+
+    check_plain(stream.model, "export")
+    batch = _example(stream, example, "onnx", "to trace the graph and to compare its results")
 
     def write(folder: Path) -> str:
         names = onnx.write(stream, batch, folder / "model.onnx", exits)

@@ -34,7 +34,7 @@ def write(
     stream: ResidualStream, example: Mapping[str, Tensor], path: Path, exits: Policy | None
 ) -> list[str]:
     """Write the graph, compare it on several shapes, and give the names of its inputs."""
-    runtime = _runtime()
+    engine = runtime()
     rows = max(2, stream.rows(example))
     batch = first_rows(stream, example, rows)
     names = list(batch)
@@ -44,7 +44,7 @@ def write(
     dynamo: Any = import_module("torch._dynamo.config")
     static = dynamo.patch(automatic_dynamic_shapes=False)
     constants = nullcontext() if exits is None else _as_constants(stream, batch)
-    with _quiet(), static, constants:
+    with quiet_export(), static, constants:
         program: Any = torch.onnx.export(
             module.eval(),
             tuple(batch.values()),
@@ -55,15 +55,15 @@ def write(
             verbose=False,
         )
     program.save(str(path), external_data=checkpoint_bytes(stream.model) > _ONE_FILE)
-    settings = runtime.SessionOptions()
+    settings = engine.SessionOptions()
     settings.log_severity_level = 3
-    session = runtime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+    session = engine.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
     for feeds in _shapes(stream, batch):
         expected = module(*feeds.values())
         expected = expected if isinstance(expected, tuple) else (expected,)
         found = session.run(outputs, {name: value.numpy() for name, value in feeds.items()})
         for name, mine, theirs in zip(outputs, expected, found, strict=True):
-            _compare(name, mine, torch.as_tensor(theirs), feeds)
+            check_same(name, mine, theirs, feeds)
     return names
 
 
@@ -209,7 +209,9 @@ def _shapes(stream: ResidualStream, batch: dict[str, Any]) -> Generator[dict[str
     yield {k: v[:, 1:].contiguous() if k in tokens else v for k, v in more.items()}
 
 
-def _compare(name: str, mine: Tensor, theirs: Tensor, feeds: Mapping[str, Tensor]) -> None:
+def check_same(name: str, mine: Tensor, found: Any, feeds: Mapping[str, Tensor]) -> None:
+    """Raise if an array of ONNX Runtime is not the model's tensor."""
+    theirs = torch.as_tensor(found)
     scale = max(1.0, float(mine.abs().max()))
     gap = (
         float((mine - theirs.to(mine.dtype)).abs().max())
@@ -225,7 +227,7 @@ def _compare(name: str, mine: Tensor, theirs: Tensor, feeds: Mapping[str, Tensor
         )
 
 
-def _runtime() -> Any:
+def runtime() -> Any:
     try:
         import_module("onnxscript")  # the exporter of torch needs it
         return import_module("onnxruntime")
@@ -237,7 +239,7 @@ def _runtime() -> Any:
 
 
 @contextmanager
-def _quiet() -> Generator[None, None, None]:
+def quiet_export() -> Generator[None, None, None]:
     """The exporter warns about packages and versions that have no part in this graph."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
