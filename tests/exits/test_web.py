@@ -136,7 +136,7 @@ def test_the_page_answers_after_the_first_block_and_ends_as_the_model(tmp_path: 
     ed.fit(ed.EveryDepth(model, ed.lpa()), train, epochs=4, batch_size=64, lr=3e-3, progress=False)
     model.eval()
     profile = ed.profile(model, test, repeats=1, progress=False)
-    policy = Confidence(threshold=(0.3, 0.3, 0.3))
+    policy = Confidence(threshold=0.05)  # the most probable of ten classes always has more
     out = ed.export(
         model,
         tmp_path / "out",
