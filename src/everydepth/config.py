@@ -15,6 +15,7 @@ from typing import get_type_hints as type_hints_of
 from everydepth.errors import SettingError
 
 T = TypeVar("T", bound="Config")
+_HUGE = 2**63  # where a tensor's whole numbers end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +169,7 @@ def _tidied(value: Any, hint: Any) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, int) and not isinstance(value, bool) and int not in kinds:
-        return float(value) if float in kinds else value
+        return float(value) if float in kinds and _finite(value) else value
     inner = next((get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple), None)
     if inner is not None and isinstance(value, list | tuple | range):
         return tuple(_tidied(item, inner) for item in cast(list[Any], value))
@@ -191,12 +192,22 @@ def _is(value: Any, kind: Any) -> bool:
             _fits(item, get_args(kind)[0]) for item in cast(tuple[Any, ...], value)
         )
     if kind in (int, float):
-        allowed = (int,) if kind is int else (int, float)
-        return isinstance(value, allowed) and not isinstance(value, bool) and math.isfinite(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return _finite(value) if kind is float else isinstance(value, int) and abs(value) < _HUGE
     return isinstance(value, origin or kind)
 
 
+def _finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
 def _within(value: Any, about: Setting) -> bool:
+    if isinstance(value, tuple):
+        return all(_within(item, about) for item in cast(tuple[Any, ...], value))
     if isinstance(value, str) and about.choices:
         return value in about.choices
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -229,6 +240,8 @@ def _wanted(hint: Any, about: Setting) -> str:
             words.append(f"one of {', '.join(map(str, get_args(kind)))}")
         elif kind is float or (kind is int and float not in kinds):
             words.append(f"{_WORDS[kind]}{_range(about)}")
+        elif get_origin(kind) is tuple and get_args(kind)[0] in (int, float):
+            words.append(f"several, each {_WORDS[get_args(kind)[0]]}{_range(about)}")
         elif kind is not int:
             words.append(_WORDS.get(kind) or getattr(kind, "__name__", str(kind)))
     return " or ".join(words)

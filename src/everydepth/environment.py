@@ -23,6 +23,8 @@ from packaging.requirements import Requirement
 from rich.table import Table
 from rich.text import Text
 
+from everydepth.errors import SettingError
+
 DISTRIBUTION = "everydepth"
 DATA_VARIABLE = "EVERYDEPTH_DATA"
 """Names the folder that holds data sets by name."""
@@ -131,6 +133,27 @@ def machine() -> dict[str, Any]:
         "python": now.python,
         "versions": now.versions,
     }
+
+
+def usable_device(name: Any) -> Any:
+    """The torch device of that name, if this machine has it.
+
+    >>> from everydepth.environment import usable_device
+    >>> usable_device("cpu")
+    device(type='cpu')
+    """
+    import torch
+
+    try:
+        found = torch.device(name)
+        torch.empty(0, device=found)
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        known = ", ".join(device.name for device in _devices())
+        reason = str(error).splitlines()[0][:100]
+        raise SettingError(
+            f"device {str(name)!r} cannot be used here ({reason}); use one of {known}"
+        ) from error
+    return found
 
 
 def command_line() -> str:

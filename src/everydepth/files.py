@@ -11,12 +11,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from everydepth.errors import DataError, RunError
+from everydepth.errors import DataError, EveryDepthError, RunError
 
 TEMPORARY = ".tmp-"
 """How the name of something half written starts; such leftovers may be deleted at any time."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_NEXT = {
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.ENOENT: "it was moved, deleted or never there: check the path",
+    errno.EACCES: "use a place that you may read and write, or change its permissions",
+    errno.EPERM: "use a place that you may read and write, or change its permissions",
+    errno.EROFS: "use a place that can be written",
+    errno.EEXIST: "a file is in the way of a folder: use another path",
+    errno.ENOTDIR: "a file is in the way of a folder: use another path",
+    errno.EISDIR: "a folder is in the way of a file: use another path",
+    errno.ENOSPC: "free some space, then try again",
+    errno.EDQUOT: "free some space, then try again",
+}
 
 
 def write_text(path: Path, text: str) -> None:
@@ -45,13 +57,53 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, kind: type[EveryDepthError] = RunError) -> Any:
+    """What a JSON file holds; `kind` is raised if there is none, or it is not JSON."""
+    with explained(f"{path} cannot be read", kind):
+        return parse_json(path.read_text(encoding="utf-8"), str(path), kind)
+
+
+def parse_json(text: str | bytes, where: str, kind: type[EveryDepthError]) -> Any:
+    """What a text says as JSON; one nested so deep that it cannot be read is not JSON either."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RunError(f"{path} is missing; the directory is not a whole run") from error
-    except (ValueError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} is not JSON ({error}); restore it from a copy") from error
+        return json.loads(text)
+    except RecursionError as error:
+        raise kind(f"{where} is JSON nested too deep to be read; flatten it") from error
+    except ValueError as error:
+        raise kind(
+            f"{where} is not JSON ({error}); it may be cut short: restore it from a copy"
+        ) from error
+
+
+@contextmanager
+def explained(what: str, kind: type[EveryDepthError] = RunError) -> Generator[None, None, None]:
+    """Turn what the system refuses into an error of ours: `what` failed, why, and the next step.
+
+    Also a decorator of functions.
+
+    >>> from everydepth.files import explained
+    >>> with explained("the notes cannot be read"):
+    ...     open("nowhere/notes")
+    Traceback (most recent call last):
+    everydepth.errors.RunError: the notes cannot be read: No such file or directory \
+(nowhere/notes); it was moved, deleted or never there: check the path
+    """
+    try:
+        yield
+    except EveryDepthError:
+        raise
+    except OSError as error:
+        name = str(error.filename or "")
+        name = name if len(name) <= 120 else f"{name[:60]}...{name[-40:]}"
+        after = _NEXT.get(error.errno or 0, "check the path and the disk")
+        reason = error.strerror or str(error) or type(error).__name__
+        raise kind(f"{what}: {reason}{f' ({name})' if name else ''}; {after}") from error
+    except UnicodeError as error:
+        raise kind(f"{what}: it is not text ({error}); restore it from a copy") from error
+    except ValueError as error:
+        if "null byte" not in str(error) and "null character" not in str(error):
+            raise
+        raise kind(f"{what}: a path cannot hold a null character; use another path") from error
 
 
 def weight_files(folder: Path) -> list[Path]:

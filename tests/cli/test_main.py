@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 import everydepth
 from everydepth.cli import main as main_module
 from everydepth.cli.main import build_app
-from everydepth.errors import DepthError
+from everydepth.errors import DataError, DepthError, SettingError
 
 
 def test_help_gives_a_promise_every_command_and_an_example() -> None:
@@ -62,6 +63,77 @@ def test_an_error_of_ours_is_one_line_and_exit_code_one(
     assert stopped.value.code == 1
     expected = "error: depth 14, but this network has 12 blocks; use 0 to 12\n"
     assert capsys.readouterr().err == expected
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, error: Exception, *more: str) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(main_module, "COMMANDS", (fails, *main_module.COMMANDS))
+    monkeypatch.setattr(sys, "argv", ["everydepth", "fails", *more])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            FileNotFoundError(2, "No such file or directory", "runs/a"),
+            "error: the command stopped: No such file or directory (runs/a); it was moved, deleted "
+            "or never there: check the path\n",
+        ),
+        (
+            KeyError("depth"),
+            "error: KeyError: 'depth'; add --debug for the traceback, and report it if the command "
+            "was right\n",
+        ),
+    ],
+)
+def test_any_other_error_is_one_line_too(
+    error: Exception,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _failing(monkeypatch, error)
+    with pytest.raises(SystemExit) as stopped:
+        main_module.main()
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err == words
+
+
+def test_debug_shows_where_an_error_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing(monkeypatch, KeyError("depth"), "--debug")
+    with pytest.raises(KeyError, match="depth"):
+        main_module.main()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("- 1\n", "holds list; it needs options by name"),
+        ("{{{", "cannot be read as YAML or JSON .*; give a file with a line"),
+        ("[" * 20_000, "cannot be read as YAML or JSON .*recursion"),
+        ("batch_size: true\n", "batch_size is True; it is no flag, give its value"),
+        ("c: [0, one]\n", "--c '0,one'; give numbers, separated by commas"),
+        ("batches: 3\n", "ablate has no option 'batches'"),
+    ],
+)
+def test_a_file_of_options_that_makes_no_sense_is_refused(
+    content: str, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(content)
+    command = ["ablate", "nowhere", "--data", "digits", "--config", str(file)]
+    with pytest.raises(SettingError, match=words):
+        CliRunner().invoke(build_app(), command, catch_exceptions=False)
+
+
+def test_a_list_in_a_file_of_options_is_several_values(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("c: [0, 0.5]\nlayers: [1, 2]\n")
+    command = ["ablate", "nowhere", "--data", "digits", "--config", str(file)]
+    with pytest.raises(DataError, match="'nowhere' is neither a folder here nor a model found"):
+        CliRunner().invoke(build_app(), command, catch_exceptions=False)
 
 
 def _brought(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:

@@ -167,8 +167,15 @@ def _read_into(context: Any, value: Any) -> Any:
     known = sorted(p.name for p in context.command.params if p.name not in ("config", "help"))
     check_names(content, known, f"{value}: {context.command.name}", "option")
     given = {key: item for key, item in content.items() if item is not None}
-    texts = {key: json.dumps(item) for key, item in given.items() if isinstance(item, dict)}
-    context.default_map = {**(context.default_map or {}), **given, **texts}
+    for option in context.command.params:
+        item = given.get(option.name)
+        if isinstance(item, bool) and not getattr(option, "is_flag", False):
+            raise SettingError(f"{value}: {option.name} is {item}; it is no flag, give its value")
+        if isinstance(item, dict):
+            given[option.name] = json.dumps(item)
+        elif isinstance(item, list) and not option.multiple:
+            given[option.name] = ",".join(map(str, cast(list[Any], item)))
+    context.default_map = {**(context.default_map or {}), **given}
     return value
 
 
@@ -178,8 +185,12 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         # Every JSON file is a YAML file.
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise SettingError(f"{file} cannot be read as YAML or JSON: {error}") from error
+    except (OSError, RecursionError, UnicodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise SettingError(
+            f"{file} cannot be read as YAML or JSON ({reason}); give a file with a line `option: "
+            "value` for each"
+        ) from error
     if not isinstance(content, dict):
         raise SettingError(f"{file} holds {type(content).__name__}; it needs options by name")
     return {str(key): value for key, value in cast(dict[Any, Any], content).items()}

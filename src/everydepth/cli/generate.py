@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from everydepth.cli.options import Device, Model
+from everydepth.environment import usable_device
 
 if TYPE_CHECKING:
     from everydepth.exits.generation import GenerationStats
@@ -52,7 +53,7 @@ def generate(
     from everydepth.exits.load import load as load_model
     from everydepth.exits.load import load_tokenizer
 
-    network = load_model(model).to(device or "cpu")  # pyright: ignore[reportArgumentType]
+    network: Any = load_model(model).to(usable_device(device or "cpu"))
     tokenizer = load_tokenizer(model)
     ids = [tokenizer(text)["input_ids"] for text in prompt]
     typed = _Typed(tokenizer, ids[0]) if len(prompt) == 1 else None

@@ -33,6 +33,7 @@ from everydepth.cli.sweep import sweep
 from everydepth.cli.trace import trace
 from everydepth.cli.train import train
 from everydepth.errors import EveryDepthError
+from everydepth.files import explained
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     train,
@@ -85,6 +86,9 @@ def _root(
             "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
         ),
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error came from, instead of one line.")
+    ] = False,
 ) -> None:
     """Use, understand, shrink and grow a residual network at every depth: train once, use N models.
 
@@ -123,10 +127,30 @@ def _brought() -> list[Callable[..., None]]:
 def main() -> None:
     # What is half written is removed on the way out, as after Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Wherever it stands: whoever repeats a command appends it.
+    debug = "--debug" in sys.argv
     try:
-        build_app()()
-    except EveryDepthError as error:
-        # The message already says what was wrong and what to do next; a traceback would bury it.
-        notes: list[str] = getattr(error, "__notes__", [])
-        typer.echo("\n".join([f"error: {error}", *notes]), err=True)
+        build_app()([word for word in sys.argv[1:] if word != "--debug"], prog_name="everydepth")
+    except Exception as error:
+        if debug:
+            raise
+        typer.echo(_in_words(error), err=True)
         sys.exit(1)
+
+
+def _in_words(error: Exception) -> str:
+    """One line: the message of an error of ours says what was wrong and what to do next."""
+    if isinstance(error, OSError):
+        try:
+            with explained("the command stopped"):
+                raise error
+        except EveryDepthError as ours:
+            error = ours
+    if isinstance(error, EveryDepthError):
+        notes: list[str] = getattr(error, "__notes__", [])
+        return "\n".join([f"error: {error}", *notes])
+    first = (str(error).splitlines() or ["no message"])[0]
+    return (
+        f"error: {type(error).__name__}: {first}; add --debug for the traceback, and report it if "
+        "the command was right"
+    )

@@ -19,6 +19,7 @@ from everydepth.data.surfaces import SURFACES, surface_data
 from everydepth.data.tables import TABLE_SUFFIXES, load_columns, load_table, load_text
 from everydepth.environment import DATA_VARIABLE
 from everydepth.errors import DataError
+from everydepth.files import explained
 
 FILE_SUFFIXES = (*TABLE_SUFFIXES, ".txt", ".parquet")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -171,6 +172,7 @@ def load(
     root: str | Path | None = None,
     **options: Any,
 ) -> Data: ...
+@explained("the data cannot be read", DataError)
 def load(
     name: str | Path,
     split: str = "train",

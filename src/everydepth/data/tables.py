@@ -21,6 +21,7 @@ from torch import Tensor
 from everydepth.data.reading import lines, read_text, unpacked_name
 from everydepth.data.sets import Corpus, Table, Texts
 from everydepth.errors import DataError
+from everydepth.files import parse_json
 
 _DELIMITERS = {".tsv": "\t", ".csv": ","}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?")
@@ -242,13 +243,8 @@ def _records(path: Path, text: str) -> list[Any]:
     lined = Path(unpacked_name(path)).suffix == ".jsonl"
     found: list[Any] = []
     for number, part in enumerate(lines(text) if lined else [text], 1):
-        try:
-            found += [json.loads(part)] if part.strip() else []
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{path}{f' line {number}' if lined else ''} is not json ({error}); it may be "
-                "truncated, fetch it again"
-            ) from error
+        where = f"{path}{f' line {number}' if lined else ''}"
+        found += [parse_json(part, where, DataError)] if part.strip() else []
     if lined:
         return found
     if not isinstance(found[0], list) or not found[0]:

@@ -20,7 +20,7 @@ from everydepth.exits.load import quiet_transformers
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
 from everydepth.exits.reopen import check_reopened
-from everydepth.files import is_full, write_folder
+from everydepth.files import explained, is_full, write_folder
 from everydepth.stream import (
     Batch,
     ResidualStream,
@@ -142,7 +142,8 @@ def export(
                 "balcony itself (save_pretrained) and its policy, or export one depth"
             )
     path = Path(directory).absolute()
-    _check_target(path, overwrite)
+    with explained(f"{path} cannot be written", ExportError):
+        _check_target(path, overwrite)
     # An exported copy shares the model's tensors, unless they will change or lie elsewhere.
     share = recalibrate is None and stream.device.type == "cpu" and shareable(stream.model)
     small = rewrapped(stream.model, stream.truncated(depth, share=share))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from everydepth.errors import DataError, EveryDepthError, UnsupportedModelError
 from everydepth.exits.lazy import lazy_tensors
 from everydepth.exits.untrusted import check_config, check_inside, read_json
+from everydepth.files import explained
 from everydepth.stream import as_stream, at_depth, model_class
 from everydepth.stream.balcony import has_balconies, with_balconies
 
@@ -24,6 +24,7 @@ _INDEX = "model.safetensors.index.json"
 _UNFIT = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 
 
+@explained("the model cannot be read", DataError)
 def load(
     source: str | Path, *, depth: int | None = None, trusted: bool = True, **options: Any
 ) -> PreTrainedModel:
@@ -182,8 +183,8 @@ def _described(folder: Path, trusted: bool) -> tuple[type[PreTrainedModel], Any]
     """The class and the config of the model in a folder."""
     file = folder / "config.json"
     try:
-        names = json.loads(file.read_text(encoding="utf-8")).get("architectures")
-    except (OSError, ValueError, AttributeError) as error:
+        names = read_json(file).get("architectures")
+    except (DataError, AttributeError) as error:
         held = sorted(entry.name for entry in folder.iterdir())[:8] if folder.is_dir() else []
         raise DataError(
             f"{folder} has no readable config.json ({error}) but {', '.join(held) or 'nothing'}; "

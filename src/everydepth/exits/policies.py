@@ -15,6 +15,7 @@ from torch import Tensor
 
 from everydepth.errors import PolicyError, SettingError, UnsupportedModelError
 from everydepth.exits.identity import Identity, identity
+from everydepth.files import explained, parse_json
 from everydepth.stream import ResidualStream
 
 FORMAT = 1
@@ -81,9 +82,10 @@ class Policy(ABC):
     def __post_init__(self) -> None:
         values = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
         for value in values:
-            if value != NEVER and not self._allows(value):
+            number = isinstance(value, int | float) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+            if value != NEVER and not (number and self._allows(value)):
                 raise SettingError(
-                    f"{type(self).__name__} with threshold {value}; use {self._allowed}, or "
+                    f"{type(self).__name__} with threshold {value!r}; use {self._allowed}, or "
                     "math.inf for a depth at which nobody leaves"
                 )
 
@@ -148,7 +150,7 @@ class Policy(ABC):
     def from_json(text: str) -> Policy:
         """The policy that `to_json` wrote, of whichever kind."""
         try:
-            content: dict[str, Any] = json.loads(text)
+            content: dict[str, Any] = parse_json(text, "the policy", PolicyError)
             version, name = content["format"], content["policy"]
             if version != FORMAT:
                 raise PolicyError(
@@ -174,15 +176,13 @@ class Policy(ABC):
 
     @final
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        with explained("the policy cannot be saved", PolicyError):
+            Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path) -> Policy:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise PolicyError(f"{path} cannot be read ({error}); give a file of save") from error
-        return Policy.from_json(text)
+        with explained("the policy cannot be read", PolicyError):
+            return Policy.from_json(Path(path).read_text(encoding="utf-8"))
 
 
 @final
@@ -255,10 +255,10 @@ class Patience(Policy):
 
     kind: ClassVar[str] = "patience"
     remembers: ClassVar[bool] = True
-    _allowed: ClassVar[str] = "a count above 0"
+    _allowed: ClassVar[str] = "a whole number of 1 or more"
 
     def _allows(self, value: Number) -> bool:
-        return value > 0
+        return value >= 1 and float(value).is_integer()
 
     def certainty(
         self, logits: Float[Tensor, "rows classes"], memory: Memory

@@ -6,12 +6,13 @@ code: a link, a path written into a file, and a setting that names code to fetch
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from everydepth import files
 from everydepth.errors import DataError
+from everydepth.files import explained
 
 LARGEST_JSON = 64 * 2**20  # bytes
 # Settings by which a config asks for code from somewhere else, or for another model.
@@ -48,14 +49,10 @@ def check_config(file: Path) -> None:
 
 def read_json(file: Path) -> Any:
     """What a JSON file holds, if it is one and of a reasonable size."""
-    try:
+    with explained(f"{file} cannot be read", DataError):
         if file.stat().st_size > LARGEST_JSON:
             raise DataError(f"{file} is larger than {LARGEST_JSON // 2**20} MiB; shorten it")
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, RecursionError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{file} cannot be read as JSON ({error}); check the path") from error
+    return files.read_json(file, DataError)
 
 
 def _settings(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everydepth.errors import DataError, EveryDepthError
+from everydepth.files import explained
 from everydepth.results import Results, gap, named
 from everydepth.results.earlier import converted
 from everydepth.results.saving import BROKEN, EARLIER, find, inside, is_saved, read_object
@@ -33,6 +34,7 @@ def view_of(results: Results, name: str | None = None) -> RunView:
     return RunView(name=name or results.model or results.kind, answers={results.kind: results})
 
 
+@explained("the run cannot be read", DataError)
 def read(path: str | Path, name: str | None = None) -> RunView:
     """The run directory or the saved results in a folder, called `name` or like the folder."""
     folder = Path(path)

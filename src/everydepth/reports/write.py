@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from everydepth.errors import DataError
+from everydepth.files import explained
 from everydepth.reports.page import LARGEST_PAGE, render
 from everydepth.reports.reading import RunView, read, view_of
 from everydepth.results import Results
@@ -39,8 +40,9 @@ def report(
             f"limit; report fewer than {len(views)} run(s) at once, or measure less"
         )
     path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(page)
+    with explained("the page cannot be written", DataError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(page)
     return path
 
 

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 
 from everydepth.errors import DataError, SettingError
-from everydepth.files import write_bytes, write_text
+from everydepth.files import explained, read_json, write_bytes, write_text
 from everydepth.results.earlier import converted
 from everydepth.results.result import Better, Kind, Result
 from everydepth.results.results import FORMAT, Results, class_of, described
@@ -41,6 +41,7 @@ BROKEN = (
 )
 
 
+@explained("the results cannot be saved", DataError)
 def save(results: Results, folder: Path) -> Path:
     """The arrays first, then the JSON that names their file: a cut-off save leaves the old one."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,6 +85,7 @@ def find(folder: Path) -> dict[str, Path]:
     }
 
 
+@explained("the results cannot be read", DataError)
 def load(folder: Path) -> Results:
     """The results in a folder, as the class of their kind if its module was imported.
 
@@ -220,8 +222,5 @@ def read_object(folder: Path, name: str) -> dict[str, Any]:
     """The object in a file; empty if there is none."""
     if not inside(folder, name):
         return {}
-    try:
-        found = json.loads((folder / name).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{folder / name} is not JSON ({error}); restore it from a copy") from error
+    found = read_json(folder / name, DataError)
     return found if isinstance(found, dict) else {}

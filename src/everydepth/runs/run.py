@@ -17,6 +17,7 @@ from everydepth.environment import Environment, command_line
 from everydepth.errors import RunError
 from everydepth.files import (
     TEMPORARY,
+    explained,
     is_full,
     read_json,
     remove_folder,
@@ -62,6 +63,7 @@ class Run:
     # -- start and open ---------------------------------------------------------------------------
 
     @classmethod
+    @explained("the run cannot be started")
     def create(cls, path: str | Path, config: Mapping[str, Any], *, kind: str = "train") -> Run:
         """A new run in a directory that does not exist, is empty, or holds one that was killed
         before it had begun."""
@@ -121,6 +123,7 @@ class Run:
         return cls(folder, content["kind"], content["config"])
 
     @staticmethod
+    @explained("the run cannot be read")
     def exists(path: str | Path) -> bool:
         return (Path(path) / "config.json").is_file()
 
@@ -151,7 +154,7 @@ class Run:
         *lines, _ = self._metrics.read_bytes().split(b"\n")
         try:
             return [json.loads(line) for line in lines]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunError(
                 f"{self._metrics} has a line that is not JSON ({error}); "
                 "delete that line, or restore the file from a copy"
@@ -289,7 +292,8 @@ class Run:
             yield
         except (OSError, SafetensorError) as error:
             if not is_full(error):
-                raise
+                with explained(f"{what} in {self.path}"):
+                    raise OSError(*error.args) from error
             newest = self.latest()
             safe = "there is no earlier checkpoint"
             if newest is not None:

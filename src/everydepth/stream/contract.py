@@ -13,7 +13,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from everydepth.errors import BatchError, DepthError, LabelError, UnsupportedModelError
+from everydepth.errors import (
+    BatchError,
+    DepthError,
+    EveryDepthError,
+    LabelError,
+    UnsupportedModelError,
+)
 from everydepth.stream.block import Block
 from everydepth.stream.cursor import Call, CallAxes, Cursor
 from everydepth.stream.edit import BlockList, edited, lengthened, shortened
@@ -344,11 +350,30 @@ class ResidualStream(ABC):
             if not logits:
                 # Not left by an exception: a checkpointed or sharded module must finish its call.
                 stack.enter_context(replaced_forward(self.head, _no_logits))
-            output = self.call(self.arguments(batch, None))
+            output = self._called(batch, None)
         h.extend(self.after_block(given, self.depth) for given in last)
         self._check_observed(h)
         states = States(self, tuple(h), batch, output if logits else None, tuple(seen))
         return states.check_finite() if check_finite else states
+
+    @final
+    def _called(self, batch: Mapping[str, Any], cache: Any) -> Any:
+        """The model's own output; what it refuses is an error about the batch."""
+        arguments = self.arguments(batch, cache)
+        try:
+            return self.call(arguments)
+        except (EveryDepthError, torch.OutOfMemoryError):
+            raise
+        except (IndexError, RuntimeError, ValueError) as error:
+            given = ", ".join(
+                f"{name} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+                for name, value in arguments.items()
+                if isinstance(value, Tensor)
+            )
+            raise BatchError(
+                f"{self.name} cannot run on this batch ({given}): {error}; check sizes, channels, "
+                "length and token numbers, or call model(**batch) to see where"
+            ) from error
 
     @final
     def start(self, batch: Batch, *, cache: Any = None, to: int | None = None) -> Cursor:
@@ -386,7 +411,7 @@ class ResidualStream(ABC):
                 note = noting(block.module.forward)
                 stack.enter_context(replaced_forward(block.module, note))
             with suppress(_Started):
-                self.call(self.arguments(batch, cache))
+                self._called(batch, cache)
         if len(calls) == known:
             axes = (self.row_axis, self.call_axes)
             return Cursor(0, embedded[0], batch, tuple(calls), cache, self.heads, *axes)
@@ -468,6 +493,10 @@ class ResidualStream(ABC):
                 f"the batch has keys {sorted(batch)}, but {self.name} needs "
                 f"{' or '.join(repr(k) for k in self.inputs)}; "
                 f"pass a mapping with that key, or the tensor alone"
+            )
+        if not isinstance(batch[key], Tensor):
+            raise BatchError(
+                f"{key} is {type(batch[key]).__name__}; pass a tensor: torch.as_tensor({key})"
             )
         if batch[key].shape[0] == 0:
             raise BatchError(

@@ -146,15 +146,16 @@ def register_metric(metric: M) -> M:
     >>> ed.trace(model, test, ["largest"], progress=False)["largest"].shape
     (4,)
     """
+    if not (isinstance(metric, type) and issubclass(metric, (BatchMetric, FeatureMetric))):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SettingError(
+            f"{getattr(metric, '__name__', repr(metric))} is neither a BatchMetric nor a "
+            "FeatureMetric; derive it from one"
+        )
     taken = _registry.get(metric.name)
     if taken is not None and taken is not metric:
         raise SettingError(
             f"a metric named {metric.name!r} exists already ({taken.__module__}.{taken.__name__}); "
             "give yours another `name`"
-        )
-    if not issubclass(metric, (BatchMetric, FeatureMetric)):
-        raise SettingError(
-            f"{metric.__name__} is neither a BatchMetric nor a FeatureMetric; derive it from one"
         )
     _registry[metric.name] = metric
     return metric
@@ -220,7 +221,7 @@ def _instances(item: str | Metric | type[Metric]) -> list[Metric]:
     if item in groups():
         return [_registry[name]() for name in groups()[item]]
     known = [*_registry, *groups(), "all"]
-    close = get_close_matches(item, known, 1)
+    close = get_close_matches(str(item), known, 1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise SettingError(
         f"no metric is called {item!r}; {hint}metrics: {', '.join(metric_names())}; "

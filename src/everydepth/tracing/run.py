@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from everydepth.environment import usable_device
 from everydepth.errors import LabelError, SettingError
 from everydepth.results import named, provenance
 from everydepth.stream import (
@@ -459,14 +460,14 @@ def _undivided() -> Generator[None, None, None]:
 def _placed(
     stream: ResidualStream, device: str | torch.device | None
 ) -> Generator[None, None, None]:
-    """The model in eval mode on `device` for the time of the context."""
+    """The model in eval mode on `device`, inside the context."""
     inner = unwrapped(stream.model)
     tensors = chain(inner.parameters(), inner.buffers())
     before = next((t.device for t in tensors), torch.device("cpu"))
     with evaluating(inner):
         try:
             if device is not None:
-                inner.to(device)
+                inner.to(usable_device(device))
             yield
         finally:
             if device is not None:

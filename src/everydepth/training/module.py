@@ -417,6 +417,11 @@ class EveryDepth(nn.Module):
                 f"class_weights have shape {tuple(found.shape)}, but the head of "
                 f"{self.stream.name} has {self.stream.classes} classes; give one number a class"
             )
+        if not bool((found.isfinite() & (found >= 0)).all()) or not bool(found.any()):
+            raise SettingError(
+                f"class_weights are {[round(w, 4) for w in found.tolist()]}; use numbers of 0 or "
+                "more, not all of them 0"
+            )
         return found
 
 

@@ -1,0 +1,246 @@
+"""Whatever is wrong with an argument, a batch, a path or a file is said by an error of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+import everydepth as ed
+from everydepth.errors import (
+    BatchError,
+    DataError,
+    EveryDepthError,
+    ExportError,
+    LabelError,
+    PolicyError,
+    RunError,
+    SettingError,
+)
+from everydepth.files import explained, parse_json
+
+QUIET: dict[str, Any] = {"progress": False}
+LONG = "x" * 300
+DEEP = "[" * 100_000 + "]" * 100_000
+IMAGES = np.zeros((4, 1, 8, 8), dtype=np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _untyped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As outside of the tests, where no type is checked before the function is called."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text(DEEP)
+    Path("folder").mkdir()
+    for name in ("config.json", "measured.json"):
+        Path("folder", name).write_text(DEEP)
+
+
+@pytest.fixture(scope="module")
+def model() -> hf.PreTrainedModel:
+    torch.manual_seed(0)
+    config = hf.ViTConfig(
+        image_size=8,
+        patch_size=4,
+        num_channels=1,
+        num_labels=3,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    return hf.ViTForImageClassification(config).eval()
+
+
+def rows(**more: Any) -> dict[str, Any]:
+    return {"pixel_values": torch.zeros(12, 1, 8, 8), "labels": torch.arange(12) % 3, **more}
+
+
+def measured(model: Any) -> ed.Results:
+    return ed.trace(model, rows(), ["loss"], **QUIET)
+
+
+def fit(model: Any, batch: Any = None, **settings: Any) -> Any:
+    return ed.fit(ed.EveryDepth(model), [batch or rows()], steps=1, **settings, **QUIET)
+
+
+Case = tuple[Callable[[Any], Any], type[EveryDepthError], str]
+CASES: dict[str, Case] = {
+    # settings: types, ranges, finiteness
+    "rounds": (
+        lambda m: ed.grow(m, rows(), rows(), rounds=-1, **QUIET),
+        SettingError,
+        "rounds=-1; use a whole number of 0 or more",
+    ),
+    "save_every": (
+        lambda m: fit(m, run="run", save_every=0),
+        SettingError,
+        "save_every=0; use a whole number of 1 or more",
+    ),
+    "huge": (lambda m: fit(m, lr=10**400), SettingError, "lr=1000.*; use a number above 0"),
+    "seed": (lambda m: fit(m, seed=10**30), SettingError, "seed=1000.*; use a whole number"),
+    "class weights": (
+        lambda m: ed.EveryDepth(m, class_weights=[1.0, -1.0, 1.0]),
+        SettingError,
+        r"class_weights are \[1.0, -1.0, 1.0\]; use numbers of 0 or more",
+    ),
+    "class weights, NaN": (
+        lambda m: ed.EveryDepth(m, class_weights=[1.0, float("nan"), 1.0]),
+        SettingError,
+        "class_weights are .*nan.*; use numbers of 0 or more",
+    ),
+    "patience": (
+        lambda m: ed.Patience(threshold=1.5),
+        SettingError,
+        "Patience with threshold 1.5; use a whole number of 1 or more",
+    ),
+    "threshold": (
+        lambda m: ed.Confidence(threshold="much"),  # type: ignore[arg-type]
+        SettingError,
+        "Confidence with threshold 'much'; use 0 to 1",
+    ),
+    "register": (
+        lambda m: ed.register("x", 3),  # type: ignore[arg-type]
+        SettingError,
+        r"register\('x', ...\): the first is a class of models",
+    ),
+    "register_metric": (
+        lambda m: ed.register_metric(3),  # type: ignore[type-var]
+        SettingError,
+        "3 is neither a BatchMetric nor a FeatureMetric",
+    ),
+    "metric": (lambda m: ed.trace(m, rows(), [3], **QUIET), SettingError, "no metric is called 3"),
+    "flipped": (
+        lambda m: ed.memorization(m, rows(), flipped=[0.5], **QUIET),
+        BatchError,
+        "flipped has float32 numbers .*; pass one row of whole numbers",
+    ),
+    "device": (
+        lambda m: ed.trace(m, rows(), ["loss"], device="warp9", **QUIET),
+        SettingError,
+        r"device 'warp9' cannot be used here \(Invalid device.*\); use one of cpu",
+    ),
+    # batches
+    "numpy": (
+        lambda m: ed.as_stream(m).observe({"pixel_values": IMAGES}),
+        BatchError,
+        r"pixel_values is ndarray; pass a tensor: torch.as_tensor\(pixel_values\)",
+    ),
+    "numpy, predict": (
+        lambda m: ed.predict(m, {"pixel_values": IMAGES}, policy=ed.Confidence(threshold=0.5)),
+        BatchError,
+        "pixel_values is ndarray; pass a tensor",
+    ),
+    "color": (
+        lambda m: ed.trace(m, rows(pixel_values=torch.zeros(12, 3, 8, 8)), ["loss"], **QUIET),
+        BatchError,
+        r"cannot run on this batch \(pixel_values \(12, 3, 8, 8\) float32\): .*; check sizes",
+    ),
+    "labels (N, 1)": (
+        lambda m: fit(m, rows(labels=torch.zeros(12, 1, dtype=torch.long))),
+        LabelError,
+        r"labels have shape \(12, 1\).*give one class a prediction",
+    ),
+    "labels, float": (
+        lambda m: ed.audit(m, rows(labels=torch.zeros(12)), **QUIET),
+        LabelError,
+        "labels are float32 numbers.*pass whole numbers",
+    ),
+    "labels, too few": (
+        lambda m: ed.ablate(m, rows(labels=torch.zeros(5, dtype=torch.long)), **QUIET),
+        LabelError,
+        r"labels have shape \(5,\), but the batch has 12 rows",
+    ),
+    # paths
+    "run": (lambda m: fit(m, run=LONG), RunError, "too long .*; use a shorter name"),
+    "run, null": (
+        lambda m: ed.Run.create("a\0b", {}),
+        RunError,
+        "a path cannot hold a null character",
+    ),
+    "run below a file": (
+        lambda m: ed.Run.create("file/run", {}),
+        RunError,
+        "could not be started in file/run: Not a directory; a file is in the way",
+    ),
+    "sweep": (
+        lambda m: ed.sweep({"a": [1]}, lambda a: {"b": a}, run=LONG, **QUIET),
+        RunError,
+        "too long",
+    ),
+    "save": (lambda m: measured(m).save(LONG), DataError, "the results cannot be saved: .*too lo"),
+    "save below a file": (
+        lambda m: measured(m).save("file/x"),
+        DataError,
+        r"the results cannot be saved: Not a directory \(file/x\); a file is in the way",
+    ),
+    "load": (lambda m: ed.Results.load(LONG), DataError, "the results cannot be read: .*too long"),
+    "model": (lambda m: ed.load(LONG), DataError, "the model cannot be read: .*too long"),
+    "data": (lambda m: ed.data.load(LONG), DataError, "the data cannot be read: .*too long"),
+    "page": (
+        lambda m: ed.report(measured(m), "folder"),
+        DataError,
+        r"the page cannot be written: Is a directory \(folder\); a folder is in the way",
+    ),
+    "export": (lambda m: ed.export(m, LONG, depth=1), ExportError, "cannot be written: .*too lon"),
+    "policy": (
+        lambda m: ed.Confidence(threshold=0.5).save("nowhere/policy.json"),
+        PolicyError,
+        r"cannot be saved: No such file .*\(nowhere/policy.json\); it was moved, deleted or nev",
+    ),
+    # files
+    "deep policy": (
+        lambda m: ed.Policy.load("file"),
+        PolicyError,
+        "is JSON nested too deep",
+    ),
+    "deep model": (lambda m: ed.load("folder"), DataError, "config.json is JSON nested too deep"),
+    "deep results": (lambda m: ed.Results.load("folder"), DataError, "measured.json is JSON nest"),
+    "deep run": (lambda m: ed.Run.open("folder"), RunError, "config.json is JSON nested too deep"),
+    "deep table": (lambda m: deep_table(), DataError, "table.json is JSON nested too deep"),
+}
+
+
+def deep_table() -> Any:
+    Path("table.json").write_text(DEEP)
+    return ed.data.load("table.json")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_cannot_work_is_refused_in_our_words(name: str, model: hf.PreTrainedModel) -> None:
+    call, error, words = CASES[name]
+    with pytest.raises(error, match=words):
+        call(model)
+
+
+def test_class_weights_may_leave_a_class_out(model: hf.PreTrainedModel) -> None:
+    net = ed.EveryDepth(model, class_weights=[1.0, 0.0, 2.0])
+    loss: Tensor = net(**rows()).loss
+    assert loss.isfinite()
+
+
+def test_only_what_the_system_refuses_is_explained() -> None:
+    with pytest.raises(ValueError, match=r"^of another kind$"), explained("it failed"):
+        raise ValueError("of another kind")
+    with pytest.raises(DepthOnly, match=r"^as it is$"), explained("it failed"):
+        raise DepthOnly("as it is")
+    with (
+        pytest.raises(RunError, match=r"it failed: Permission.*use a place"),
+        explained("it failed"),
+    ):
+        raise PermissionError(13, "Permission denied")
+
+
+class DepthOnly(EveryDepthError):
+    """An error of ours, which says all there is to say."""
+
+
+def test_json_that_is_cut_short_is_named() -> None:
+    with pytest.raises(DataError, match=r"notes is not JSON \(.*\); it may be cut short: restore"):
+        parse_json('{"a": ', "notes", DataError)
