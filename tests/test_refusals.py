@@ -195,11 +195,7 @@ CASES: dict[str, Case] = {
         r"cannot be saved: No such file .*\(nowhere/policy.json\); it was moved, deleted or nev",
     ),
     # files
-    "deep policy": (
-        lambda m: ed.Policy.load("file"),
-        PolicyError,
-        "is JSON nested too deep",
-    ),
+    "deep policy": (lambda m: ed.Policy.load("file"), PolicyError, "not a policy .*recursion"),
     "deep model": (lambda m: ed.load("folder"), DataError, "config.json is JSON nested too deep"),
     "deep results": (lambda m: ed.Results.load("folder"), DataError, "measured.json is JSON nest"),
     "deep run": (lambda m: ed.Run.open("folder"), RunError, "config.json is JSON nested too deep"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from everydepth.errors import PolicyError, SettingError, UnsupportedModelError
 from everydepth.exits.identity import Identity, identity
-from everydepth.files import explained, parse_json
+from everydepth.files import explained
 from everydepth.stream import ResidualStream
 
 FORMAT = 1
@@ -150,7 +150,7 @@ class Policy(ABC):
     def from_json(text: str) -> Policy:
         """The policy that `to_json` wrote, of whichever kind."""
         try:
-            content: dict[str, Any] = parse_json(text, "the policy", PolicyError)
+            content: dict[str, Any] = json.loads(text)
             version, name = content["format"], content["policy"]
             if version != FORMAT:
                 raise PolicyError(
@@ -167,7 +167,7 @@ class Policy(ABC):
                 model=None if model is None else Identity(**model),
                 certificate=None if certificate is None else Certificate(**certificate),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
             if isinstance(error, PolicyError | SettingError):
                 raise
             raise PolicyError(
