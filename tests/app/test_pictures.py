@@ -89,8 +89,8 @@ def test_pixels_survive_the_way_into_a_page_and_back() -> None:
     pixels = torch.arange(64).float().view(1, 8, 8) / 255
     seen = np.asarray(from_data_url(to_data_url(pixels)))
     assert np.array_equal(seen, np.arange(64).reshape(8, 8))
-    colour = torch.rand(3, 4, 6)
-    assert from_data_url(to_data_url(colour)).size == (6, 4)
+    color = torch.rand(3, 4, 6)
+    assert from_data_url(to_data_url(color)).size == (6, 4)
 
 
 def ink(paper: int, pen: int) -> Image.Image:
@@ -114,7 +114,7 @@ def test_an_empty_page_stays_empty() -> None:
     assert LENS.look(Image.new("L", (30, 20), "white")).max() == 0
 
 
-def test_a_colour_model_gets_colours_and_what_is_see_through_is_black() -> None:
+def test_a_color_model_gets_colors_and_what_is_see_through_is_black() -> None:
     lens = Lens(size=(6, 6), channels=3)
     seen = lens.look(Image.new("RGBA", (12, 12), (255, 0, 0, 255)))
     assert torch.allclose(seen.mean((1, 2)), torch.tensor([1.0, 0, 0]))
@@ -130,9 +130,9 @@ def test_a_lens_normalises_as_the_model_says() -> None:
     settings: dict[str, Any] = {"image_mean": [0.5], "image_std": [0.25]}
     lens = Lens.of(Config(), settings)
     assert lens.size == (4, 4)
-    assert lens.normalised(torch.ones(1, 1, 4, 4)).unique().tolist() == [2.0]
+    assert lens.normalized(torch.ones(1, 1, 4, 4)).unique().tolist() == [2.0]
     off = Lens.of(Config(), settings | {"do_normalize": False})
-    assert off.normalised(torch.ones(1, 1, 4, 4)).unique().tolist() == [1.0]
+    assert off.normalized(torch.ones(1, 1, 4, 4)).unique().tolist() == [1.0]
 
 
 def test_a_data_url_is_a_png() -> None:

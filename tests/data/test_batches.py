@@ -136,7 +136,7 @@ def test_texts_are_padded_right_or_left_with_a_mask():
     assert left.input_ids.shape == (2, 6)
 
 
-def test_labels_for_language_modelling_ignore_the_padding():
+def test_labels_for_language_modeling_ignore_the_padding():
     tokens = tokenized(["ab", "abc", ""], Letters(), 10, labels="tokens")
     assert tokens.labels is not None
     assert tokens.labels.tolist() == [[97, 98, -100], [97, 98, 99], [-100, -100, -100]]

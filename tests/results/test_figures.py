@@ -137,9 +137,9 @@ def test_series_of_one_quantity_share_a_chart_and_are_told_apart_by_their_first_
     assert chart.y.title == "length (nat)"
 
 
-def test_several_runs_have_a_colour_each_and_matrices_share_one_scale() -> None:
+def test_several_runs_have_a_color_each_and_matrices_share_one_scale() -> None:
     lines = only(TWO["accuracy"]).marks
-    assert [(mark.name, mark.colour) for mark in lines if isinstance(mark, Line)] == [
+    assert [(mark.name, mark.color) for mark in lines if isinstance(mark, Line)] == [
         ("E2E", 0),
         ("LPA", 1),
     ]

@@ -1,4 +1,4 @@
-"""What the playground shows when nobody brings a model: made once, offline, and kept.
+"""What the playground shows without a model of yours: made once, offline, and kept.
 
 `make demo` leaves two classifiers of digits in its folder. Whatever is missing beside them is
 made here: a language model of small tales, and a surface learned end-to-end and with LPA.

@@ -42,7 +42,7 @@ def grid(item: Item, prompt: str, new_tokens: int) -> Result:
 
 
 def grid_table(found: Result, depth: int | None = None) -> str:
-    """The grid as a table, last depth on top; colour is probability, a frame is where it settles.
+    """The grid as a table, last depth on top; color is probability, a frame is where it settles.
 
     depth: the row where the dial stands.
     """

@@ -1,4 +1,4 @@
-"""Pictures on their way in and out: bytes of a stranger -> pixels of a model -> a page."""
+"""Pictures on their way in and out: untrusted bytes -> pixels of a model -> a page."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def from_data_url(url: str) -> Image.Image:
 def to_data_url(pixels: Float[Tensor, "channels height width"]) -> str:
     """Pixels in 0..1 as a PNG inside a page."""
     values = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
-    grey = values.shape[0] == 1
-    picture = Image.fromarray(values[0] if grey else values.transpose(1, 2, 0))
+    gray = values.shape[0] == 1
+    picture = Image.fromarray(values[0] if gray else values.transpose(1, 2, 0))
     out = io.BytesIO()
     picture.save(out, "PNG")
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
@@ -107,12 +107,12 @@ class Lens:
     def look(self, picture: Image.Image) -> Float[Tensor, "channels height width"]:
         """A picture as pixels in 0..1 of the model's size.
 
-        A model of grey pictures of ink on a dark ground, such as digits, gets them so: bright
+        A model of gray pictures of ink on a dark ground, such as digits, gets them so: bright
         paper is inverted, and what is drawn fills the frame.
         """
         if self.channels == 1:
-            grey = np.asarray(_flat(picture).convert("L"), dtype=np.float32) / 255
-            pixels = torch.from_numpy(_framed(grey))[None]
+            gray = np.asarray(_flat(picture).convert("L"), dtype=np.float32) / 255
+            pixels = torch.from_numpy(_framed(gray))[None]
         else:
             whole = ImageOps.fit(_flat(picture), (self.size[1], self.size[0]))
             values = np.asarray(whole, dtype=np.float32) / 255
@@ -127,11 +127,11 @@ class Lens:
             pixels = interpolate(pixels, self.size, mode="bilinear", antialias=True)
         return pixels
 
-    def normalised(self, pixels: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+    def normalized(self, pixels: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
         if self.mean is None or self.std is None:
             return pixels
-        centre, scale = (pixels.new_tensor(v).view(1, -1, 1, 1) for v in (self.mean, self.std))
-        return (pixels - centre) / scale
+        center, scale = (pixels.new_tensor(v).view(1, -1, 1, 1) for v in (self.mean, self.std))
+        return (pixels - center) / scale
 
 
 def _flat(picture: Image.Image) -> Image.Image:
@@ -141,15 +141,15 @@ def _flat(picture: Image.Image) -> Image.Image:
     return Image.alpha_composite(ground, whole).convert("RGB")
 
 
-def _framed(grey: np.ndarray) -> np.ndarray:
+def _framed(gray: np.ndarray) -> np.ndarray:
     """Bright ink on black, cut to the ink and padded to a square; unchanged if there is none."""
-    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
+    border = np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])
     if float(np.median(border)) > BRIGHT:
-        grey = 1 - grey
-    rows, columns = (np.flatnonzero((grey > 0.2).any(axis)) for axis in (1, 0))
+        gray = 1 - gray
+    rows, columns = (np.flatnonzero((gray > 0.2).any(axis)) for axis in (1, 0))
     if not rows.size:
-        return grey
-    ink = grey[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        return gray
+    ink = gray[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     side = max(ink.shape)
     spare = [(side - length) for length in ink.shape]
     return np.pad(ink, [(s // 2, s - s // 2) for s in spare])

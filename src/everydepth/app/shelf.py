@@ -67,7 +67,7 @@ class Item:
     def data(self) -> str | None:
         """The data set it was trained on, if the run says so by a name we know.
 
-        Never a path: the config of a stranger must not choose what is read.
+        Never a path: an untrusted config must not choose what is read.
         """
         if not self.is_run:
             return None

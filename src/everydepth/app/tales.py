@@ -13,7 +13,7 @@ import numpy as np
 
 NAMES = {"Anna": "She", "Mia": "She", "Ben": "He", "Tom": "He"}
 ANIMALS = ("fox", "owl", "cat", "bear")
-COLOURS = ("red", "blue", "green", "golden")
+COLORS = ("red", "blue", "green", "golden")
 THINGS = ("ball", "boat", "kite", "lamp")
 PLACES = ("garden", "forest", "river", "hill")
 
@@ -28,21 +28,21 @@ def tale(random: np.random.Generator) -> str:
 
     name, friend = random.choice(list(NAMES), 2, replace=False)
     he, animal, place = NAMES[name], pick(ANIMALS), pick(PLACES)
-    colour, thing = pick(COLOURS), pick(THINGS)
+    color, thing = pick(COLORS), pick(THINGS)
     middle = [
-        f"{he} took the {colour} {thing} to the {place}.",
-        f"The {animal} saw the {colour} {thing} and said: What a nice {thing}!",
+        f"{he} took the {color} {thing} to the {place}.",
+        f"The {animal} saw the {color} {thing} and said: What a nice {thing}!",
         f"{friend} came to the {place} and played with {name} and the {animal}.",
-        f"But the {colour} {thing} was lost, and {name} was sad.",
-        f"The {animal} found the {colour} {thing} and gave it to {name}.",
+        f"But the {color} {thing} was lost, and {name} was sad.",
+        f"The {animal} found the {color} {thing} and gave it to {name}.",
     ]
     kept = np.sort(random.permutation(len(middle))[: random.integers(2, 5)])
     return " ".join(
         [
-            f"Once upon a time {name} had a {colour} {thing}.",
+            f"Once upon a time {name} had a {color} {thing}.",
             f"One day {name} met a {animal} in the {place}.",
             *(middle[i] for i in kept),
-            f"In the evening {name} took the {colour} {thing} home, and {he.lower()} was happy.",
+            f"In the evening {name} took the {color} {thing} home, and {he.lower()} was happy.",
         ]
     )
 

@@ -139,7 +139,7 @@ class Desk:
     @torch.no_grad()
     def rise(self, pixels: Pixels, policy: Policy | None, label: int | None = None) -> Rise:
         """Run one picture through every depth, and once more with the policy."""
-        batch = {"pixel_values": self.lens.normalised(pixels[None])}
+        batch = {"pixel_values": self.lens.normalized(pixels[None])}
         with evaluating(self.stream.model):
             states = self.stream.observe(batch, check_finite=True)
             logits = [states.logits(depth)[0].float() for depth in range(states.depth + 1)]
@@ -161,7 +161,7 @@ class Desk:
         return self.lens.size == (8, 8) and self.lens.channels == 1 and self.stream.classes == 10
 
     def _batch(self, images: Images) -> Tensor:
-        return self.lens.normalised(self.lens.resized(_floats(images.pixel_values)))
+        return self.lens.normalized(self.lens.resized(_floats(images.pixel_values)))
 
     def _blank(self) -> Tensor:
         return torch.zeros(1, self.lens.channels, *self.lens.size)
@@ -236,7 +236,7 @@ def _right(rise: Rise) -> str:
 def tiles(found: Profile, depth: int, *, judged: bool) -> str:
     """Accuracy, latency, parameters and bytes of a depth, beside those of all blocks.
 
-    judged: whether the quality was measured on labelled data.
+    judged: whether the quality was measured on labeled data.
     """
     here, full = found.at(max(depth, 1)), found.at(found.depth)
     cells = [
@@ -246,7 +246,7 @@ def tiles(found: Profile, depth: int, *, judged: bool) -> str:
             f"{full.quality:.1%} at full depth" if found.more_is_better else "",
         )
         if judged
-        else ("accuracy", "not known", "give labelled data with --data"),
+        else ("accuracy", "not known", "give labeled data with --data"),
         (
             "latency, one picture",
             f"{here.latency.median:.2f} ms",

@@ -75,7 +75,7 @@ def _item(source: str) -> str | Item:
 
 
 def _preprocessing(name: str) -> dict[str, Any]:
-    """How the pictures of a model of the hub are normalised; empty where it does not say."""
+    """How the pictures of a model of the hub are normalized; empty where it does not say."""
     from transformers import ImageProcessingMixin
 
     try:

@@ -20,25 +20,30 @@ def generate(
         list[str], typer.Option("--prompt", "-p", help="What to continue; may be given again.")
     ],
     depth: Annotated[
-        int | None, typer.Option(help="Use only the first so many blocks; by default all.")
+        int | None, typer.Option(help="Use only the first N blocks; by default all.")
     ] = None,
     draft_depth: Annotated[
-        int | None, typer.Option(help="Draft with the first so many blocks: same text, faster.")
+        int | None, typer.Option(help="Draft with the first N blocks: same text, faster.")
     ] = None,
     draft_always: Annotated[
         bool, typer.Option("--draft-always", help="Draft even where it does not pay.")
     ] = False,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option("--max-new-tokens", "-n", min=1, help="By default 64, if so many fit."),
+        typer.Option("--max-new-tokens", "-n", min=1, help="By default 64, or as many as fit."),
     ] = None,
     sample: Annotated[
         bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")
     ] = False,
-    temperature: Annotated[float, typer.Option(help="With --sample: below 1 is bolder.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="With --sample: the likeliest so many.")] = None,
+    temperature: Annotated[
+        float, typer.Option(help="With --sample: above 1 is bolder, below 1 safer.")
+    ] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(help="With --sample: only the N likeliest tokens.")
+    ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="With --sample: the likeliest with this probability.")
+        float | None,
+        typer.Option(help="With --sample: the likeliest tokens up to this probability."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="With --sample: the same draws again.")] = None,
     device: Device = None,

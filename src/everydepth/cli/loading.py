@@ -28,7 +28,7 @@ def load_batches(
 ) -> Batches:
     """Data by name or path, as the model called `name` (a folder, a run, a hub name) takes it.
 
-    Images become floats of the model's size and channels, normalised as its preprocessor_config
+    Images become floats of the model's size and channels, normalized as its preprocessor_config
     says; texts go through its tokenizer; one long text becomes blocks of `max_length` tokens.
     """
     from everydepth.data import Images, Points, Texts, batches, load, trim_padding
@@ -98,8 +98,8 @@ class _ImageInput:
         if self.size is not None and tuple(pixels.shape[-2:]) != tuple(self.size):
             pixels = interpolate(pixels, tuple(self.size), mode="bilinear", antialias=True)
         if self.mean is not None and self.std is not None:
-            centre, scale = (pixels.new_tensor(v).view(1, -1, 1, 1) for v in (self.mean, self.std))
-            pixels = (pixels - centre) / scale
+            center, scale = (pixels.new_tensor(v).view(1, -1, 1, 1) for v in (self.mean, self.std))
+            pixels = (pixels - center) / scale
         return batch | {"pixel_values": pixels}
 
 

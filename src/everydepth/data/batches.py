@@ -16,14 +16,14 @@ from everydepth.errors import DataError
 from everydepth.stream import IGNORE_INDEX
 
 Transform = Callable[[Batch, torch.Generator], Batch]
-"""Changes a batch (normalise, augment, trim); the generator is fixed by seed, epoch and batch."""
+"""Changes a batch (normalize, augment, trim); the generator is fixed by seed, epoch and batch."""
 
 
 @dataclass(kw_only=True)
 class Batches:
     """An iterable of batches; each pass is one epoch with its own order.
 
-    `set_epoch` chooses the epoch of the next pass, to resume in the middle of a training.
+    `set_epoch` chooses the epoch of the next pass, to resume in the middle of a run.
     """
 
     data: Rows
@@ -121,7 +121,7 @@ def tokenized(
 ) -> Tokens:
     """Token ids of texts, padded to one width on the tokenizer's side.
 
-    `labels` are the classes of the texts, or the tokens themselves for language modelling (padding
+    `labels` are the classes of the texts, or the tokens themselves for language modeling (padding
     is ignored by the loss); by default the classes if the texts have some, else none. A tokenizer
     without a padding token pads with its end token; the attention mask tells the two apart.
 
@@ -164,7 +164,7 @@ def tokenized(
 def token_blocks(
     ids: Int[Tensor, " tokens"] | Sequence[int], length: int, *, stride: int | None = None
 ) -> Tokens:
-    """Blocks of `length` tokens for language modelling, every `stride` (by default `length`).
+    """Blocks of `length` tokens for language modeling, every `stride` (by default `length`).
 
     Labels equal the ids: causal models shift them by one themselves. A last, shorter block is
     left out.

@@ -54,7 +54,7 @@ def _archive(file: str, read: Reader) -> Reader:
 
 
 def _rte(folder: Path, split: str, **options: Any) -> Data:
-    """`valid` is cut from GLUE's train, `dev` is GLUE's labelled dev set, `test` has no labels."""
+    """`valid` is cut from GLUE's train, `dev` is GLUE's labeled dev set, `test` has no labels."""
     files = {name: f"{name}.tsv" for name in ("train", "dev", "test")} | {"valid": "val.tsv"}
     fixed: dict[str, Any] = {
         # The file of the valid split came without a header.

@@ -171,8 +171,8 @@ class Images(Rows):
                 "channel(s); give one mean and one positive std a channel"
             )
         pixels = self.as_float().pixel_values
-        centre, scale = (pixels.new_tensor(v).view(1, -1, 1, 1) for v in (mean, std))
-        return replace(self, pixel_values=(pixels - centre) / scale)
+        center, scale = (pixels.new_tensor(v).view(1, -1, 1, 1) for v in (mean, std))
+        return replace(self, pixel_values=(pixels - center) / scale)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

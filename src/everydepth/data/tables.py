@@ -55,7 +55,7 @@ def load_columns(
     """A file's columns as text.
 
     The first row names the columns. With `header=False` they are called "0", "1", ...; with
-    `columns=` they have these names, and a first row made of them is recognised as a header. The
+    `columns=` they have these names, and a first row made of them is recognized as a header. The
     format follows from the file's name; in a `.txt` a tab or else a semicolon separates cells.
 
     >>> from pathlib import Path

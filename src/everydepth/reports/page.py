@@ -139,8 +139,8 @@ class _Page:
 
     def _run(self, name: str) -> str:
         place = [view.name for view in self.views].index(name)
-        colour = PALETTE[place % len(PALETTE)]
-        return f'<bdi class="run" style="--run:{colour}">{text(name)}</bdi>'
+        color = PALETTE[place % len(PALETTE)]
+        return f'<bdi class="run" style="--run:{color}">{text(name)}</bdi>'
 
     def _following(self, texts: Sequence[str]) -> str:
         """A text that the dial changes; shorter networks stay at their last depth."""
@@ -174,9 +174,9 @@ class _Page:
 
     def _chart(self, chart: Chart, card: Card) -> str:
         last = [mark.y[-1] for mark in chart.marks if isinstance(mark, Heat)] or [self.depth]
-        figure = description([replace(chart, title="", marks=self._coloured(chart, card))])
+        figure = description([replace(chart, title="", marks=self._colored(chart, card))])
         layout = figure["layout"]
-        # The readings below a chart already say which colour is which run.
+        # The readings below a chart already say which color is which run.
         known = card.readings and chart.names <= {view.name for view in self.views}
         if known or len(chart.names) > LONGEST_LEGEND:
             layout["showlegend"] = False
@@ -191,8 +191,8 @@ class _Page:
         place = f'<div class="chart" data-chart="{len(self.charts) - 1}"{height}></div>'
         return f"<figure>{title}{place}</figure>"
 
-    def _coloured(self, chart: Chart, card: Card) -> tuple[Any, ...]:
-        """A card may show some of the runs only: each keeps its colour from card to card."""
+    def _colored(self, chart: Chart, card: Card) -> tuple[Any, ...]:
+        """A card may show some of the runs only: each keeps its color from card to card."""
         place = {view.name: i for i, view in enumerate(self.views)}
         if len(card.runs) == 1:
             own = place[card.runs[0]]
@@ -200,13 +200,13 @@ class _Page:
             return tuple(
                 mark
                 if isinstance(mark, Heat)
-                else replace(mark, colour=swapped.get(mark.colour, mark.colour))
+                else replace(mark, color=swapped.get(mark.color, mark.color))
                 for mark in chart.marks
             )
 
         def of_run(mark: Any) -> Any:
             run = "" if isinstance(mark, Heat) else mark.name.partition(" · ")[0]
-            return replace(mark, colour=place[run]) if run in place else mark
+            return replace(mark, color=place[run]) if run in place else mark
 
         return tuple(map(of_run, chart.marks))
 

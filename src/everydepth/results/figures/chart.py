@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# Okabe and Ito's colours, told apart with any colour vision; the pale yellow is left out because a
+# Okabe and Ito's colors, told apart with any color vision; the pale yellow is left out because a
 # thin line of it cannot be seen on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
@@ -27,7 +27,7 @@ class Line:
     name: str = ""
     low: Array | None = None
     high: Array | None = None
-    colour: int = 0
+    color: int = 0
     dash: int = 0
     markers: bool = True
 
@@ -39,7 +39,7 @@ class Bars:
     x: Array
     y: Array
     name: str = ""
-    colour: int = 0
+    color: int = 0
     values: bool = False
 
 
@@ -50,7 +50,7 @@ class Boxes:
     x: Array
     quantiles: Array
     name: str = ""
-    colour: int = 0
+    color: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,12 +61,12 @@ class Dots:
     y: Array
     name: str = ""
     text: tuple[str, ...] = ()
-    colour: int = 0
+    color: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Heat:
-    """A matrix as colours; rows run upwards. `text` is written into the cells where it fits."""
+    """A matrix as colors; rows run upwards. `text` is written into the cells where it fits."""
 
     z: Array
     x: Array

@@ -1,7 +1,7 @@
 """From results to charts: one function a kind, the same for one run and for several.
 
-Several runs share a chart, one colour each, where lines and bars allow it; matrices and grids stand
-side by side on one scale of colours.
+Several runs share a chart, one color each, where lines and bars allow it; matrices and grids stand
+side by side on one scale of colors.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _lines(runs: Runs, names: Sequence[str], title: str, *, whole: bool = True) 
         if boxed:
             spread = np.stack([numbers(result.arrays[q]) for q in QUANTILES])
             known = np.isfinite(numbers(result.arrays[names[0]])) & np.isfinite(spread).all(0)
-            box = Boxes(x=result.x()[known], quantiles=spread[:, known], name=run, colour=place)
+            box = Boxes(x=result.x()[known], quantiles=spread[:, known], name=run, color=place)
             marks.append(box)
         for order, name in enumerate(names):
             if name not in result.arrays:
@@ -143,7 +143,7 @@ def _lines(runs: Runs, names: Sequence[str], title: str, *, whole: bool = True) 
                 low=_optional(result, f"{name}_low", every),
                 high=_optional(result, f"{name}_high", every),
                 name=" · ".join(filter(None, words)),
-                colour=place if len(runs) > 1 else order,
+                color=place if len(runs) > 1 else order,
                 dash=order,
                 markers=len(result.x(name)) <= MOST_MARKERS,
             )
@@ -202,7 +202,7 @@ def _bars(runs: Runs, title: str) -> tuple[Chart, ...]:
             x=np.arange(len(words)) if words else r.x(),
             y=numbers(r.arrays[name]),
             name=" · ".join(filter(None, (run, short[name] if len(r.series) > 1 else ""))),
-            colour=place if len(runs) > 1 else order,
+            color=place if len(runs) > 1 else order,
         )
         for place, (run, r) in enumerate(runs.items())
         for order, name in enumerate(r.series)
@@ -230,10 +230,10 @@ def _scatter(runs: Runs, title: str) -> tuple[Chart, ...]:
             if "front" in r.arrays:
                 front = np.flatnonzero(r.arrays["front"])
                 front = front[np.argsort(x[front])]
-                line = Line(x=x[front], y=y[front], name=f"{run} unbeaten".strip(), colour=place)
+                line = Line(x=x[front], y=y[front], name=f"{run} unbeaten".strip(), color=place)
                 marks.append(replace(line, markers=False))
             text = tuple(map(str, r.arrays["text"])) if "text" in r.arrays else ()
-            marks.append(Dots(x=x, y=y, name=run, text=text, colour=place))
+            marks.append(Dots(x=x, y=y, name=run, text=text, color=place))
         across, up = first.label(first.axis), _label(first, name)
         chart = Chart(
             title=title if len(first.series) == 1 else _bare(up),
@@ -281,13 +281,13 @@ def _histogram(runs: Runs, title: str) -> tuple[Chart, ...]:
         counts = numbers(result.value)
         share = 100 * counts / max(float(np.nansum(counts)), 1.0)
         several = len(runs) > 1
-        marks.append(Bars(x=depth, y=share, name=run if several else "at this depth", colour=place))
+        marks.append(Bars(x=depth, y=share, name=run if several else "at this depth", color=place))
         if "cumulative" in result.arrays:
             line = Line(
                 x=depth,
                 y=100 * numbers(result.arrays["cumulative"]),
                 name=f"{run} · up to here" if several else "up to here",
-                colour=place if several else 1,
+                color=place if several else 1,
                 dash=1,
             )
             marks.append(line)
@@ -388,7 +388,7 @@ def _scalar(runs: Runs, title: str) -> tuple[Chart, ...]:
             x=np.arange(len(names)),
             y=np.array([float(numbers(r.arrays[n]).flat[0]) for n in names]),
             name=run,
-            colour=place,
+            color=place,
             values=True,
         )
         for place, (run, r) in enumerate(runs.items())
@@ -428,7 +428,7 @@ def _table(runs: Runs, title: str) -> tuple[Chart, ...]:
                 x=numbers(r.arrays[across]),
                 y=numbers(r.arrays[name]),
                 name=" · ".join(filter(None, (run, short[name] if len(up) > 1 else ""))),
-                colour=place if len(runs) > 1 else order,
+                color=place if len(runs) > 1 else order,
                 dash=order,
             )
             for place, (run, r) in enumerate(runs.items())
@@ -449,7 +449,7 @@ def _table(runs: Runs, title: str) -> tuple[Chart, ...]:
             y=numbers(r.arrays[up[0]]),
             name=run,
             text=tuple(map(str, r.arrays[words[0]])) if words else (),
-            colour=place,
+            color=place,
         )
         for place, (run, r) in enumerate(runs.items())
     ]
@@ -459,7 +459,7 @@ def _table(runs: Runs, title: str) -> tuple[Chart, ...]:
 def _shares(runs: Runs, name: str) -> Iterator[Bars]:
     for place, (run, result) in enumerate(runs.items()):
         values, counts = np.unique(np.ma.compressed(result.arrays[name]), return_counts=True)
-        yield Bars(x=values, y=100 * counts / counts.sum(), name=run, colour=place)
+        yield Bars(x=values, y=100 * counts / counts.sum(), name=run, color=place)
 
 
 def _counts(result: Result, across: str, up: str) -> Heat:

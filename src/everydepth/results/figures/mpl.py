@@ -108,16 +108,16 @@ def _draw_mark(axes: Axes, mark: Mark, like: Sequence[Mark]) -> None:
     if isinstance(mark, Heat):
         _draw_heat(axes, mark)
         return
-    colour = PALETTE[mark.colour % len(PALETTE)]
+    color = PALETTE[mark.color % len(PALETTE)]
     if isinstance(mark, Line):
         pattern = _PATTERNS[DASHES[mark.dash % len(DASHES)]]
         shape = "o" if mark.markers else None
-        axes.plot(mark.x, mark.y, color=colour, linestyle=pattern, marker=shape, label=mark.name)
+        axes.plot(mark.x, mark.y, color=color, linestyle=pattern, marker=shape, label=mark.name)
         if mark.low is not None and mark.high is not None:
-            axes.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(mark.x, mark.low, mark.high, color=color, alpha=0.15, linewidth=0)
     elif isinstance(mark, Bars):
         x, width = _beside(mark, like)
-        drawn = axes.bar(x, mark.y, width, color=colour, label=mark.name)
+        drawn = axes.bar(x, mark.y, width, color=color, label=mark.name)
         if mark.values:
             axes.bar_label(drawn, fmt="%.3g", fontsize=7)
     elif isinstance(mark, Boxes):
@@ -125,7 +125,7 @@ def _draw_mark(axes: Axes, mark: Mark, like: Sequence[Mark]) -> None:
         stats: list[dict[str, Any]] = [
             dict(zip(names, column, strict=True)) for column in mark.quantiles.T
         ]
-        line = {"color": colour, "linewidth": 0.8}
+        line = {"color": color, "linewidth": 0.8}
         x, width = _beside(mark, like)
         axes.bxp(
             stats,
@@ -136,7 +136,7 @@ def _draw_mark(axes: Axes, mark: Mark, like: Sequence[Mark]) -> None:
             **dict.fromkeys(("boxprops", "whiskerprops", "capprops", "medianprops"), line),
         )
     else:
-        axes.scatter(mark.x, mark.y, s=14, color=colour, label=mark.name, linewidths=0)
+        axes.scatter(mark.x, mark.y, s=14, color=color, label=mark.name, linewidths=0)
         for x, y, text in zip(mark.x, mark.y, mark.text, strict=False):
             axes.annotate(
                 text, (x, y), (2, 2), textcoords="offset points", fontsize=6, parse_math=False
@@ -144,13 +144,13 @@ def _draw_mark(axes: Axes, mark: Mark, like: Sequence[Mark]) -> None:
 
 
 def _draw_heat(axes: Axes, heat: Heat) -> None:
-    low, high = colour_range(heat)
-    colours = "PuOr" if heat.diverging else "viridis"
+    low, high = color_range(heat)
+    colors = "PuOr" if heat.diverging else "viridis"
     rows, columns = heat.z.shape
     image = axes.imshow(
         np.ma.masked_invalid(heat.z),
         origin="lower",
-        cmap=colours,
+        cmap=colors,
         vmin=low,
         vmax=high,
         aspect="equal" if rows == columns else "auto",
@@ -174,8 +174,8 @@ def _draw_heat(axes: Axes, heat: Heat) -> None:
             )
 
 
-def colour_range(heat: Heat) -> tuple[float, float]:
-    """The values of the first and the last colour; symmetric where zero is a middle."""
+def color_range(heat: Heat) -> tuple[float, float]:
+    """The values of the first and the last color; symmetric where zero is a middle."""
     finite = heat.z[np.isfinite(heat.z)]
     if finite.size == 0:
         return 0.0, 1.0

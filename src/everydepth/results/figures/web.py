@@ -25,7 +25,7 @@ from everydepth.results.figures.chart import (
     Line,
     Mark,
 )
-from everydepth.results.figures.mpl import colour_range
+from everydepth.results.figures.mpl import color_range
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -111,15 +111,15 @@ def _heading(title: str, x: float, y: float) -> dict[str, Any]:
 def _trace(mark: Mark, bar: dict[str, float]) -> dict[str, Any]:
     if isinstance(mark, Heat):
         return _heat(mark, bar)
-    colour = PALETTE[mark.colour % len(PALETTE)]
+    color = PALETTE[mark.color % len(PALETTE)]
     common: dict[str, Any] = {"name": escape(mark.name), "x": plain(mark.x)}
     if isinstance(mark, Line):
         found = common | {
             "type": "scatter",
             "mode": "lines+markers" if mark.markers else "lines",
             "y": plain(mark.y),
-            "line": {"color": colour, "dash": DASHES[mark.dash % len(DASHES)], "width": 2},
-            "marker": {"size": 5, "color": colour},
+            "line": {"color": color, "dash": DASHES[mark.dash % len(DASHES)], "width": 2},
+            "marker": {"size": 5, "color": color},
         }
         if mark.low is not None and mark.high is not None:
             found["error_y"] = {
@@ -133,12 +133,12 @@ def _trace(mark: Mark, bar: dict[str, float]) -> dict[str, Any]:
         return found
     if isinstance(mark, Bars):
         written = {"texttemplate": "%{y:.3g}"} if mark.values else {}
-        return common | written | {"type": "bar", "y": plain(mark.y), "marker": {"color": colour}}
+        return common | written | {"type": "bar", "y": plain(mark.y), "marker": {"color": color}}
     if isinstance(mark, Boxes):
         names = ("lowerfence", "q1", "median", "q3", "upperfence")
         levels = {name: plain(row) for name, row in zip(names, mark.quantiles, strict=True)}
         # The line through the boxes stands for them in the legend.
-        drawn = {"type": "box", "line": {"color": colour, "width": 1.5}, "showlegend": False}
+        drawn = {"type": "box", "line": {"color": color, "width": 1.5}, "showlegend": False}
         return common | levels | drawn
     return common | {
         "type": "scatter",
@@ -147,12 +147,12 @@ def _trace(mark: Mark, bar: dict[str, float]) -> dict[str, Any]:
         "text": [escape(text) for text in mark.text],
         "textposition": "top center",
         "cliponaxis": False,  # a name may reach over the edge
-        "marker": {"size": 8, "color": colour},
+        "marker": {"size": 8, "color": color},
     }
 
 
 def _heat(heat: Heat, bar: dict[str, float]) -> dict[str, Any]:
-    low, high = colour_range(heat)
+    low, high = color_range(heat)
     written: dict[str, Any] = {}
     if heat.text:
         written = {

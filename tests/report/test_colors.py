@@ -1,4 +1,4 @@
-"""A run has one colour on the whole page, also in cards that show only some of the runs."""
+"""A run has one color on the whole page, also in cards that show only some of the runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everydepth.results.figures.chart import PALETTE
 from everydepth.runs import Run
 
 
-def test_a_card_of_the_second_run_alone_has_the_second_colour(tmp_path: Path) -> None:
+def test_a_card_of_the_second_run_alone_has_the_second_color(tmp_path: Path) -> None:
     trace = trace_of(next(iter(every_kind().values())))
     for name in ("first", "second"):
         run = Run.create(tmp_path / name, {})
