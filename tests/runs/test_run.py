@@ -244,7 +244,7 @@ def test_another_disk_error_is_not_called_a_full_disk(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(checkpoint, "save_file", fails)
-    with pytest.raises(RunError, match="step 2 could not be written .*: Input/output error; check"):
+    with pytest.raises(RunError, match=r"could not be written .*: Input/output error; check"):
         run.save_checkpoint(2, parts(), {})
 
 
