@@ -132,11 +132,6 @@ CASES: dict[str, Case] = {
         BatchError,
         r"pixel_values is ndarray; pass a tensor: torch.as_tensor\(pixel_values\)",
     ),
-    "numpy, predict": (
-        lambda m: ed.predict(m, {"pixel_values": IMAGES}, policy=ed.Confidence(threshold=0.5)),
-        BatchError,
-        "pixel_values is ndarray; pass a tensor",
-    ),
     "color": (
         lambda m: ed.trace(m, rows(pixel_values=torch.zeros(12, 3, 8, 8)), ["loss"], **QUIET),
         BatchError,
