@@ -135,7 +135,7 @@ CASES: dict[str, Case] = {
     "color": (
         lambda m: ed.trace(m, rows(pixel_values=torch.zeros(12, 3, 8, 8)), ["loss"], **QUIET),
         BatchError,
-        r"cannot run on this batch \(pixel_values \(12, 3, 8, 8\) float32\): .*; check sizes",
+        r"cannot run on this batch \(pixel_values \(\d+, 3, 8, 8\) float32\): .*; check sizes",
     ),
     "labels (N, 1)": (
         lambda m: fit(m, rows(labels=torch.zeros(12, 1, dtype=torch.long))),
