@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from everydepth.stream.states import are_finite
 from everydepth.stream.words import row_blocks, word_statistics
 
 if TYPE_CHECKING:
@@ -98,9 +99,7 @@ class Predictions:
         missing = frozenset(names) & known - set(self._found)
         if missing:
             found = _swept(o, missing)
-            # What a block adds to a prediction is no number where the prediction is none.
-            numbers = [found[name] for name in ("step", "loss") if name in found]
-            if not all(bool(torch.isfinite(value).all()) for value in numbers):
+            if not _says_something(o, found):
                 o.states.check_predictions(lowest=0)
             self._found.update(found)
         none = self.labelled.new_empty(0, len(o.rows))
@@ -123,6 +122,14 @@ def _swept(o: Observation, names: frozenset[str]) -> dict[str, Tensor]:
     size = max(1, LOGIT_BYTES // (4 * o.outputs))
     pieces = [_chunk(o, slice(i, min(i + size, count)), names, 1) for i in range(0, count, size)]
     return {name: torch.cat([piece[name] for piece in pieces], -1) for name in names}
+
+
+def _says_something(o: Observation, found: Mapping[str, Tensor]) -> bool:
+    """Whether every prediction is finite, as far as that shows in what was computed."""
+    if o.has_few_outputs:
+        return bool(are_finite(o.readouts).all())
+    values = [value for value in found.values() if value.is_floating_point()]
+    return all(bool(torch.isfinite(value).all()) for value in values)
 
 
 def _followed(o: Observation, rows: slice, names: frozenset[str]) -> Tensor | None:
