@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import everydepth as ed
 
 LENGTH = sized(128, 8)
-TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+TINY: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
 
 
 def prepared(folder: str | None, tokens: int) -> tuple[Any, list[dict[str, Tensor]]]:

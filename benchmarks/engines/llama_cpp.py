@@ -43,16 +43,17 @@ NEW, ROUNDS = 96, 3
 
 
 def server(path: Path, draft: Path | None = None, most: int = 4) -> Any:
+    library: Any = xllamacpp  # its compiled part has no types
     settings = parameters(str(path), context=512)
     settings.no_extra_bufts = False  # weights in the order that is fastest here
     if draft is not None:
-        wanted = xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE
+        wanted = library.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE
         settings.speculative.types = [wanted]
         settings.speculative.draft.mparams.path = str(draft)
         settings.speculative.draft.n_max = most
         settings.speculative.draft.cpuparams.n_threads = 1
         settings.speculative.draft.cpuparams_batch.n_threads = 1
-    return xllamacpp.Server(settings)
+    return library.Server(settings)
 
 
 def decoded(engine: Any) -> tuple[str, float, dict[str, Any]]:
@@ -144,7 +145,7 @@ def drafting(path: Path, drafts: list[int], folder: Path, console: Console) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--drafts", default="6,12,18")
     parser.add_argument(

@@ -57,9 +57,10 @@ class Sweep(Results, kind="sweep"):
         skipped: Mapping[str, str] | None = None,
     ) -> Sweep:
         """From the outcome of every cell that is done."""
+        facts: dict[str, Any] = {"skipped": skipped} if skipped else {}
         found = cls(
             results={},
-            about=provenance(cells=cells, done=done, **({"skipped": skipped} if skipped else {})),
+            about=provenance(cells=cells, done=done, **facts),
             path=path,
             cells=tuple(cells),
             done=done,

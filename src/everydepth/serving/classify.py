@@ -240,6 +240,6 @@ def reads_pictures(config: Any, folder: Path) -> tuple[Callable[[str], Any], Any
         return lens.look(decoded(content))
 
     def batch(rows: Sequence[Tensor]) -> Mapping[str, Tensor]:
-        return {"pixel_values": lens.normalised(torch.stack(list(rows)))}
+        return {"pixel_values": lens.normalized(torch.stack(list(rows)))}
 
     return read, batch

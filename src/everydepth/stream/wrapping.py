@@ -219,7 +219,9 @@ def fetch(original: nn.Module, copied: nn.Module, left: Iterable[int]) -> None:
                 setattr(new, name, nn.Parameter(value, parameter.requires_grad))
         for name, buffer in old.named_buffers(recurse=False):
             if buffer.device.type == "meta":
-                new._buffers[name] = plain_value(old, name, buffer).clone()
+                kept = name not in old._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
+                value = plain_value(old, name, buffer).clone()
+                new.register_buffer(name, value, persistent=kept)
     remove_hook_from_module(copied, recurse=True)
     vars(copied).pop("hf_device_map", None)
     tie: Any = getattr(copied, "tie_weights", None)

@@ -161,8 +161,7 @@ def generate(
                 f"from which a token can be taken back, and {stream.name} keeps another state; "
                 "leave draft_depth out"
             )
-        read = range(1, top) if policy is not None else ()
-        read = read if draft_depth is None else (draft_depth,)
+        read = draft_depths if policy is None else range(1, top)
         tape = tape_for(stream, prompt.ids, prompt.real, top=top, room=room, read=read)
         if policy is not None:
             left = decode_with_exits(tape, out, policy, sampling, generator)
