@@ -106,9 +106,7 @@ def test_the_governor_goes_shallower_with_load_and_never_below_its_floor() -> No
     def chosen(rows: int, waiting: int = 0, waited: float = 0.0) -> int:
         load = Load(
             depths=(12,) * rows,
-            left=(40,) * rows,
             waiting=waiting,
-            queued=40 * waiting,
             places=64,
             price=PRICE,
         )

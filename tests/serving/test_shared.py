@@ -82,6 +82,26 @@ def test_all_kinds_share_a_batch_on_every_decoder(name: str) -> None:
     check(name, load, pause=2, chunk=5)
 
 
+def test_many_shallow_rows_and_few_deep_ones_leave_in_any_order() -> None:
+    model = talkative(decoder(DECODERS[0]))
+    stream = as_stream(model)
+    batch = SharedBatch(stream)
+    # The deep row comes first: what is deep has room for few rows, what is shallow for many.
+    depths = (stream.depth, *(1,) * 9, stream.depth)
+    rows = [
+        Row(Plain(depth, Sampling()), [3 + i, 4], limit=2 + 5 * i % 7)
+        for i, depth in enumerate(depths)
+    ]
+    for row in rows:
+        batch.join(row)
+        batch.round()
+    while batch.rows:
+        batch.round()
+    for i, (row, depth) in enumerate(zip(rows, depths, strict=True)):
+        told = {"max_new_tokens": 2 + 5 * i % 7, "depth": depth, "eos_token_id": ()}
+        assert row.said == ed.generate(model, [3 + i, 4], **told).tokens[0]
+
+
 def test_a_block_runs_once_for_all_rows_that_need_it() -> None:
     stream = as_stream(talkative(decoder(DECODERS[0])))
     batch = SharedBatch(stream)

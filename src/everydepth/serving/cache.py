@@ -60,7 +60,8 @@ class RowCache:
         """The row `source` becomes the row `target`."""
         for store in (self._keys, self._values):
             for slots in store:
-                if slots is not None:
+                # A row that has not been so deep has nothing there.
+                if slots is not None and source < slots.shape[0]:
                     slots[target] = slots[source]
 
     def release(self) -> None:

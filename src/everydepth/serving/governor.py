@@ -18,14 +18,11 @@ from everydepth.serving.shared import Work
 class Load:
     """What a new request finds.
 
-    depths: of the rows at work; left: how many tokens each of them may still get; queued: the
-    tokens that wait before this request, and `waiting` requests; places: how many rows fit.
+    depths: of the rows at work; waiting: how many more requests wait; places: how many rows fit.
     """
 
     depths: tuple[int, ...]
-    left: tuple[int, ...]
     waiting: int
-    queued: int
     places: int
     price: Price
 

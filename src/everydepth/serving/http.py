@@ -20,12 +20,12 @@ from starlette.exceptions import HTTPException as StarletteError
 
 from everydepth.errors import BatchError, EveryDepthError, SettingError
 from everydepth.exits.generation.sampling import Sampling
+from everydepth.exits.generation.text import TextStream
 from everydepth.serving.engine import Backend, Engine, Failed, Piece, Stopped
 from everydepth.serving.meter import Meter
 from everydepth.serving.names import Menu
 from everydepth.serving.request import Request as Asked
 from everydepth.serving.scheduler import Busy
-from everydepth.serving.text import TextStream
 
 T = TypeVar("T")
 Tokens = list[Annotated[int, Field(strict=True)]]
@@ -179,7 +179,8 @@ class Server:
 
     async def _spoken(self, request: Asked, stops: Sequence[str]) -> AsyncGenerator[_Spoken, None]:
         """The text of one request as it comes."""
-        text, tokens, begin = TextStream(self.tokenizer, stops), 0, time.monotonic()
+        text = TextStream(self.tokenizer, stops, request.prompt)
+        tokens, begin = 0, time.monotonic()
         async with aclosing(self.engine.run(request)) as pieces:
             async for piece in pieces:
                 if tokens == 0:

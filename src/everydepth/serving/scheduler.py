@@ -112,6 +112,8 @@ class Scheduler:
     def give_up(self) -> list[Ticket]:
         """Forget all that run, after a round that failed; the queue stays. Which they were."""
         lost = list(self.running.values())
+        if not lost and self.queue:
+            lost = [self.queue.popleft()]  # it could not even join
         self.running.clear()
         self.batch.clear()
         for ticket in lost:
@@ -136,19 +138,17 @@ class Scheduler:
 
     @property
     def load(self) -> Load:
-        rows = list(self.running)
+        """What the first in the queue finds."""
         return Load(
-            depths=tuple(row.course.top for row in rows),
-            left=tuple(row.remaining for row in rows),
-            waiting=len(self.queue),
-            queued=sum(ticket.request.max_tokens for ticket in self.queue),
+            depths=tuple(row.course.top for row in self.running),
+            waiting=max(0, len(self.queue) - 1),
             places=self.places,
             price=self.costs.price,
         )
 
     def _admit(self) -> None:
         while self.queue and len(self.running) < self.places:
-            ticket = self.queue.popleft()
+            ticket = self.queue[0]
             request, now, load = ticket.request, self._clock(), self.load
             size = len(request.prompt), request.max_tokens
             depth = request.depth
@@ -164,6 +164,7 @@ class Scheduler:
                 request.course(self.stream, depth), request.prompt, request.max_tokens, request.ends
             )
             ticket.row = row
+            self.queue.popleft()
             self.running[row] = ticket
             self.batch.join(row)
 

@@ -124,12 +124,9 @@ class Upstream:
         return depth
 
     def _load(self) -> Load:
-        rows = [(d, r) for d, rung in self.rungs.items() for r in rung.at_work]
         return Load(
-            depths=tuple(depth for depth, _ in rows),
-            left=tuple(request.max_tokens for _, request in rows),
+            depths=tuple(d for d, rung in self.rungs.items() for _ in rung.at_work),
             waiting=0,
-            queued=0,
             places=self.places,
             price=self.costs.price,
         )

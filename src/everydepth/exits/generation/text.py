@@ -12,53 +12,86 @@ from everydepth.errors import SettingError
 OnText = Callable[[int, str], None]
 """Called with a row's number and a piece of its text."""
 
-HALF = "\N{REPLACEMENT CHARACTER}"  # half a character: the rest of its bytes is in the next token
+HALF = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer gives for the first bytes of a character whose rest is in the next token."""
+
+
+class TextStream:
+    """The text of tokens that come one after the other, up to a stop string.
+
+    Only a window of tokens is decoded anew, so that a long text does not cost its square. What
+    may turn out to be the beginning of a stop string is held back.
+
+    before: tokens of the prompt, where the text is to be put behind it: some tokenizers give the
+        space before a word only if there is something before the space.
+    """
+
+    WINDOW = 16
+
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str] = (), before: Sequence[int] = ()
+    ) -> None:
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._tokens = list(before[-self.WINDOW :])
+        # Of the window; the text of what is before `_upto` is held or gone.
+        self._from, self._upto = 0, len(self._tokens)
+        self._held = ""
+        self.stopped = False
+
+    def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
+        """The new text that is certain; with `last` all that is left."""
+        if self.stopped:
+            return ""
+        self._tokens.extend(tokens)
+        before = self._decode(self._from, self._upto)
+        whole = self._decode(self._from, len(self._tokens))
+        if last or not whole.endswith(HALF):
+            self._held += whole[len(before) :]
+            self._upto = len(self._tokens)
+            self._from = max(self._from, self._upto - self.WINDOW)
+        return self._released(last)
+
+    def _decode(self, first: int, end: int) -> str:
+        return str(self._tokenizer.decode(self._tokens[first:end], skip_special_tokens=True))
+
+    def _released(self, last: bool) -> str:
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            return self._held[: min(found)]
+        kept = 0 if last else max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        out = self._held[: len(self._held) - kept]
+        self._held = self._held[len(out) :]
+        return out
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of a text begin the stop string."""
+    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class Written:
     """The text of every row so far, given out in pieces, up to the string that ends it."""
 
     def __init__(self, tokenizer: Any, rows: int, stops: Sequence[str], on_text: OnText | None):
-        self._tokenizer, self._stops, self._on_text = tokenizer, tuple(stops), on_text
-        self._tokens: list[list[int]] = [[] for _ in range(rows)]
-        self._shown = [0] * rows
-        self._longest = max(map(len, stops), default=0)
+        self._rows = [TextStream(tokenizer, stops) for _ in range(rows)]
+        self._texts = [""] * rows
+        self._on_text = on_text
 
     def add(self, row: int, token: int) -> bool:
         """Take in one token; True if the row's text has ended."""
-        self._tokens[row].append(token)
-        text = self._decoded(row)
-        ended = any(stop in text for stop in self._stops)
-        if not ended:
-            # What may be the beginning of a stop string waits for what follows.
-            self._show(row, text[: len(text) - self._held(text)])
-        return ended
+        self._show(row, self._rows[row].add([token]))
+        return self._rows[row].stopped
 
     def end(self) -> tuple[str, ...]:
         """The texts, the rest of each given out."""
-        texts = tuple(self._cut(self._decoded(row)) for row in range(len(self._tokens)))
-        for row, text in enumerate(texts):
-            self._show(row, text, last=True)
-        return texts
+        for row, text in enumerate(self._rows):
+            self._show(row, text.add([], last=True))
+        return tuple(self._texts)
 
-    def _decoded(self, row: int) -> str:
-        return str(self._tokenizer.decode(self._tokens[row], skip_special_tokens=True))
-
-    def _cut(self, text: str) -> str:
-        places = [text.find(stop) for stop in self._stops if stop in text]
-        return text[: min(places)] if places else text
-
-    def _held(self, text: str) -> int:
-        for size in range(min(self._longest - 1, len(text)), 0, -1):
-            if any(stop.startswith(text[-size:]) for stop in self._stops):
-                return size
-        return 0
-
-    def _show(self, row: int, text: str, *, last: bool = False) -> None:
-        if self._on_text is None or (text.endswith(HALF) and not last):
-            return
-        piece, self._shown[row] = text[self._shown[row] :], max(len(text), self._shown[row])
-        if piece:
+    def _show(self, row: int, piece: str) -> None:
+        self._texts[row] += piece
+        if piece and self._on_text is not None:
             self._on_text(row, piece)
 
 
