@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from everydepth.errors import DataError, RunError, SettingError
 from everydepth.objectives import Objective
 from everydepth.runs import Checkpoint, Run, held
+from everydepth.runs.together import on_main
 from everydepth.stream import has_labels, unwrapped, with_labels
 from everydepth.training.best import Best
 from everydepth.training.callbacks import Callback
@@ -32,7 +33,7 @@ from everydepth.training.loader import Batch, Loader
 from everydepth.training.module import EveryDepth
 from everydepth.training.optimizers import optimizer_of
 from everydepth.training.pieces import pieces_of, shares_of
-from everydepth.training.processes import of_every_process, on_main
+from everydepth.training.processes import of_every_process
 from everydepth.training.progress import Display
 from everydepth.training.result import FINISHED, FitResult, flat, write_result
 from everydepth.training.schedules import Schedule, schedule_of
@@ -194,7 +195,7 @@ class Training:
             replace(begun, config={**begun.config, "objective": goal}).check_config(config)
             return True
 
-        continued = on_main(self.accelerator, opened)
+        continued = on_main(opened)
         self._began = not continued
         self.run = Run.open(path)
         # Without a checkpoint the process died before it had written the first one.
@@ -207,7 +208,7 @@ class Training:
         """Leave no directory of a run that was begun here, but of one that was continued."""
         run = self.run
         if run is not None and self._began:
-            on_main(self.accelerator, lambda: shutil.rmtree(run.path))
+            on_main(lambda: shutil.rmtree(run.path))
 
     def _total(self) -> int:
         if self.config.steps is not None:
@@ -383,7 +384,7 @@ class Training:
         )
         if run is not None:
             state = model_state(self.net, keep=self.accelerator.is_main_process)
-            on_main(self.accelerator, lambda: write_result(run, result, self.net, state))
+            on_main(lambda: write_result(run, result, self.net, state))
         return result
 
     # -- processes ---------------------------------------------------------------------
@@ -421,9 +422,9 @@ class Training:
         if run is None:
             return
         # What is there for this step leads to the same place: saving is a function of the step.
-        if on_main(self.accelerator, lambda: run.latest() == self.step):
+        if on_main(lambda: run.latest() == self.step):
             if best:
-                on_main(self.accelerator, lambda: run.mark_best(self.step))
+                on_main(lambda: run.mark_best(self.step))
             return
         main = self.accelerator.is_main_process
         state = model_state(self.net, keep=main)
@@ -454,7 +455,7 @@ class Training:
             content["metrics_size"] = run.metrics_size()
             run.save_checkpoint(self.step, parts, content, best=best, keep=self.where.keep)
 
-        on_main(self.accelerator, write)
+        on_main(write)
 
     def _restore(self, saved: Checkpoint) -> None:
         load_model(self.net, saved.load("model"), saved.path)
@@ -489,7 +490,7 @@ class Training:
             seed_everything(self.config.seed, rank, self.step)
             self._epoch_random = state["epoch_random"][0]
         run = cast(Run, self.run)
-        on_main(self.accelerator, lambda: run.cut_metrics(state["metrics_size"]))
+        on_main(lambda: run.cut_metrics(state["metrics_size"]))
 
     def what_is_kept(self) -> str:
         if self.run is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from accelerate import (
     Accelerator,
@@ -14,13 +14,11 @@ from accelerate import (
     PartialState,
 )
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from accelerate.utils import DistributedType, gather_object
 
-from everydepth.errors import EveryDepthError, SettingError
+from everydepth.errors import SettingError
 from everydepth.runs.together import on_cpus
 from everydepth.training.module import EveryDepth
-
-T = TypeVar("T")
 
 
 def accelerator_for(
@@ -85,22 +83,6 @@ def _also_on_cpu(accelerator: Accelerator) -> None:
         state.fsdp_plugin = FullyShardedDataParallelPlugin()
         state.distributed_type = DistributedType.FSDP
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # pyright: ignore[reportPrivateUsage]
-
-
-def on_main(accelerator: Accelerator, action: Callable[[], T]) -> T:
-    """Do something in the main process; its error, if it is one of ours, is raised in all."""
-    if accelerator.num_processes == 1:
-        return action()
-    outcome: list[Any] = [None, None]
-    if accelerator.is_main_process:
-        try:
-            outcome[0] = action()
-        except EveryDepthError as error:
-            outcome[1] = error
-    broadcast_object_list(outcome)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
 
 
 def of_every_process(value: Any, accelerator: Accelerator) -> list[Any]:
