@@ -186,14 +186,13 @@ NOT_CLASSES = (SettingError, "needs a class or a token to predict")
 NO_BRANCHES = (UnsupportedModelError, "without its branches|declares no branches|branches")
 EVERY_ROW = (LabelError, "needs one class a row, for every row")
 NOT_AUDITED = (SettingError, "an audit is of class labels")
-POST_NORM = (UnsupportedModelError, "no block can be inserted")
+NO_INSERTION = (UnsupportedModelError, "no block can be inserted")
 
 REFUSED: dict[tuple[str, str], tuple[type[EveryDepthError], str]] = {
     **{(verb, task): NO_LOSS for verb in ("trained", "studied", "scored", "grown")
        for task in ("detection", "embedding")},
-    # Blocks of BERT and DETR norm the sum, so that none can be inserted.
-    **{(verb, task): POST_NORM for verb in ("scored", "grown")
-       for task in ("masked text", "token labels", "detection")},
+    # Blocks that were only named have no known branches to silence.
+    ("scored", "token labels"): NO_INSERTION,
     **{(verb, task): OTHER_METRIC for verb in ("traced", "traced_gradients")
        for task in ("detection", "embedding")},
     **{(verb, task): ONE_CLASS for verb in ("calibrated", "evaluated")

@@ -84,7 +84,7 @@ def test_a_gpu_is_listed_before_the_cpu_with_its_memory(monkeypatch: pytest.Monk
 
 
 def test_every_extra_that_users_can_ask_for_is_listed() -> None:
-    wanted = {"onnx", "ray", "app", "lightning", "data", "docs", "dev"}
+    wanted = {"onnx", "ray", "app", "lightning", "data", "docs", "dev", "gguf", "serve"}
     assert set(extras_by_name()) == wanted
 
 

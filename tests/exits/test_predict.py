@@ -65,7 +65,8 @@ def test_every_policy_gives_what_one_row_at_a_time_gives(kind: str) -> None:
     batch = more_rows(batch, 9)
     certainty = observe(as_stream(model), batch, POLICIES[kind]).certainty
     spread = certainty[:, 1].unique()
-    policy = POLICIES[kind](threshold=float(spread[len(spread) // 2]) + 1e-9)
+    between = POLICIES[kind].least(float(spread[len(spread) // 2]) + 1e-9)
+    policy = POLICIES[kind](threshold=between)
     found = predict(model, batch, policy=policy)
     assert (found.labels.tolist(), found.depths.tolist()) == one_by_one(model, batch, policy)
 

@@ -14,6 +14,7 @@ import everydepth as ed
 from everydepth.ablations import unified_view
 from everydepth.results import Results
 from everydepth.runs.sweep import sweep
+from everydepth.serving import Arrival, Price, simulate
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +75,18 @@ VERBS: dict[str, Callable[[hf.PreTrainedModel], Results]] = {
         steps=1,
         progress=False,
     ),
+    "choice": lambda m: ed.choose_blocks(m, rows(), keep=1, progress=False),
+    "load": lambda m: simulate(
+        ed.as_stream(m),
+        [Arrival(at=0.0, prompt=1, tokens=2)],
+        Price(call=1e-3, token=1e-4, readout=1e-4),
+    ),
     "sweep": lambda _: sweep({"n": [1, 2], "seed": [0, 1]}, squared, progress=False),
 }
 
 
 def test_there_is_an_example_of_every_kind() -> None:
-    for package in ("ablations", "exits", "growth", "runs", "tracing", "training"):
+    for package in ("ablations", "exits", "growth", "runs", "serving", "tracing", "training"):
         module = import_module(f"everydepth.{package}")
         for name in dir(module):  # each is imported when it is first asked for
             getattr(module, name)

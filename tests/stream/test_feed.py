@@ -220,7 +220,7 @@ def test_a_list_of_two_tensors_is_neither_batches_nor_labels_in_silence(
     ("data", "message"),
     [
         (3, "data is int; pass an iterable of batches"),
-        ("rows.csv", "data is str; pass an iterable of batches"),
+        (b"rows.csv", "data is bytes; pass an iterable of batches"),
         ([], "the data has no batches"),
         ([(X, Y, Y)], "a batch is tuple; pass mappings with 'pixel_values'"),
         ({"inputs": X}, r"keys \['inputs'\], but .* needs 'pixel_values'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from everydepth.ablations.config import AblateConfig
@@ -31,7 +32,7 @@ def ablate(
     console = Console()
     network = load_model(model)
     rows = source.batches(model, network, split=split, batch_size=asked.batch_size or 32)
-    found = measure(network, rows, config=asked)
+    found = measure(network, rows, config=replace(asked, batch_size=None))  # rows are batches
     show(found, console)
     how = {"model": model, **source.asked(), "split": split, **plain(asked)}
     keep(found, run, how, console)

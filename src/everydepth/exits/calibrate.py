@@ -313,7 +313,7 @@ def certified(
     if not certain:
         warnings.warn(note, NotCertifiedWarning, stacklevel=3)
     return policy(
-        threshold=tuple(best.tolist()),
+        threshold=tuple(map(policy.least, best.tolist())),
         model=model,
         certificate=Certificate(
             certified=certain,

@@ -104,6 +104,11 @@ class Policy(ABC):
         doubt = torch.cat([near_one, torch.linspace(0.11, 1, 90, dtype=torch.float64)])
         return (1 - doubt).tolist()
 
+    @classmethod
+    def least(cls, certainty: Number) -> Number:
+        """The least threshold of this kind that lets the same rows leave as `certainty` would."""
+        return certainty
+
     _allowed: ClassVar[str] = "0 to 1"
 
     def _allows(self, value: Number) -> bool:
@@ -274,6 +279,10 @@ class Patience(Policy):
     @classmethod
     def path(cls, classes: int, depths: int) -> list[float]:
         return [float(count) for count in range(depths - 2, 0, -1)]
+
+    @classmethod
+    def least(cls, certainty: Number) -> Number:
+        return certainty if certainty == NEVER else max(1.0, float(math.ceil(certainty)))
 
 
 @final
