@@ -22,14 +22,19 @@ CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 ZOO := $(VENV)/.zoo
 
-# One compute thread a process: the tests run in parallel processes, and two OpenMP threads on small
+# One compute thread per process: the tests run in parallel processes, and two OpenMP threads on small
 # tensors were measured 20 times slower than one. No test may reach for the network.
-test slow pytest: export OMP_NUM_THREADS = 1
-test slow pytest: export MKL_NUM_THREADS = 1
-test slow pytest: export HF_HUB_OFFLINE = 1
-test slow pytest: export TOKENIZERS_PARALLELISM = false
+test slow pytest fuzz lowest: export OMP_NUM_THREADS = 1
+test slow pytest fuzz lowest: export MKL_NUM_THREADS = 1
+test slow pytest fuzz lowest: export HF_HUB_OFFLINE = 1
+test slow pytest fuzz lowest: export TOKENIZERS_PARALLELISM = false
+# The tests start many processes: they share one compilation of src/, even where the environment
+# forbids bytecode (an empty value permits it).
+test slow pytest fuzz lowest: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test pytest lint format types layers bench slow docs dist clean FORCE
+.PHONY: help demo test pytest fuzz lowest lint format types layers bench slow docs dist clean FORCE
+
+MINUTES ?= 20
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +51,15 @@ pytest: $(DEV) ## the tests alone; ARGS="tests/stream -k cursor" chooses
 
 slow: $(DEV) $(ZOO) ## the tests that take minutes
 	$(PY) -m pytest -m slow $(ARGS)
+
+# New examples every time; a failing one is printed as the call that fails.
+fuzz: export EVERYDEPTH_FUZZ = $(MINUTES)
+fuzz: $(DEV) ## odd arguments, command lines and damaged files; MINUTES=20 is how long
+	$(PY) -m pytest tests/fuzz -n 2 --timeout 0 $(ARGS)
+
+# What it tried is written into constraints-lowest.txt by hand; a test compares it with pyproject.toml.
+lowest: $(DEV) ## a smoke suite with the lowest versions allowed, in a clean environment
+	$(PY) -m pytest -m slow -n 0 -s tests/test_lowest.py $(ARGS)
 
 lint: $(DEV) ## ruff, without changing a file
 	$(PY) -m ruff check .

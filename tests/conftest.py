@@ -1,18 +1,24 @@
-"""Shared by all tests: one compute thread a process, the same random numbers every time."""
+"""Shared by all tests: one compute thread per process, the same random numbers every time."""
 
 from __future__ import annotations
 
+import gc
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from tests.helpers.typed import sparing
 
 SEED = 0
+
+# Before the package is imported: the hook that `--jaxtyping-packages` installs looks it up there.
+jaxtyping.jaxtyped = sparing
 
 # The same examples every time, however long one takes on a busy machine.
 # `--hypothesis-profile=default` looks for new ones.
@@ -36,6 +42,17 @@ def one_thread_a_process() -> Iterator[None]:
 def seed() -> int:
     _seed()
     return SEED
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported for the tests stays, so the garbage collector need not look through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

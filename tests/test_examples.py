@@ -62,14 +62,15 @@ def test_the_demo_runs_from_its_first_line_to_its_last(
     assert (tmp_path / "runs" / "demo" / "small" / "config.json").is_file()
 
 
-def test_the_notebook_runs_from_top_to_bottom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["tutorial", "pretrained"])
+def test_a_notebook_runs_from_top_to_bottom(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    notebook = nbformat.read(EXAMPLES / "tutorial.ipynb", as_version=4)
+    for place in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(place, str(tmp_path / place))
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "keep outputs out of the file"
     settings = {"metadata": {"path": str(tmp_path)}}  # what it leaves behind is not left here
     ran = NotebookClient(notebook, timeout=240, resources=settings).execute()

@@ -34,16 +34,28 @@ def test_the_pythons_that_are_claimed_are_the_ones_tested() -> None:
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == claimed
 
 
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("file", ["AGENTS.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"])
+def test_every_target_and_file_that_the_project_names_is_there(file: str) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert set(re.findall(r"`make (?:V=1 )?([a-z]+)", text)) <= targets()
+    paths = re.findall(r"`((?:tests|docs|src|benchmarks|examples|cli|stream)/[\w./]+)`", text)
+    places = (ROOT, ROOT / "src/everydepth")
+    assert [path for path in paths if not any((at / path).exists() for at in places)] == []
+
+
 @pytest.mark.parametrize(
     "file", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda file: file.stem
 )
 def test_workflows_call_targets_of_the_makefile(file: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     jobs = yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"]
     commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     called = [command.split()[1] for command in commands if command.startswith("make ")]
     assert called
-    assert set(called) <= targets
+    assert set(called) <= targets()
 
 
 def test_issue_forms_ask_for_what_helps() -> None:

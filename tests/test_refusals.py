@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from tests.fuzz.values import Letters, writing
 from torch import Tensor
 
 import everydepth as ed
+import everydepth.data
 from everydepth.errors import (
     BatchError,
     DataError,
@@ -24,6 +26,7 @@ from everydepth.errors import (
     SettingError,
 )
 from everydepth.files import explained, parse_json
+from everydepth.tracing import BatchMetric
 
 QUIET: dict[str, Any] = {"progress": False}
 LONG = "x" * 300
@@ -116,10 +119,105 @@ CASES: dict[str, Case] = {
         "3 is neither a BatchMetric nor a FeatureMetric",
     ),
     "metric": (lambda m: ed.trace(m, rows(), [3], **QUIET), SettingError, "no metric is called 3"),
+    "metric without a name": (
+        lambda m: ed.register_metric(BatchMetric),
+        SettingError,
+        r"BatchMetric has no name; write name = \"...\" into the class",
+    ),
+    "metric without a method": (
+        lambda m: ed.register_metric(type("Own", (BatchMetric,), {"name": "own"})),
+        SettingError,
+        r"Own has no compute\(\); define it",
+    ),
+    "threshold, array": (
+        lambda m: ed.Confidence(threshold=np.zeros(2)),  # type: ignore[arg-type]
+        SettingError,
+        r"Confidence with threshold array\(.*; use 0 to 1",
+    ),
+    "optimizer": (
+        lambda m: fit(m, optimizer=None),
+        SettingError,
+        "optimizer=None; use one of adamw, adam, sgd, or an optimizer object",
+    ),
+    "tracker": (lambda m: fit(m, trackers=[1]), SettingError, "there is no tracker 1; cho"),
+    "trackers": (lambda m: fit(m, trackers={1: None}), SettingError, "None}; use a name such as"),
+    "seed below 0": (
+        lambda m: ed.growth.paired(m, m, rows(), seed=-3),
+        SettingError,
+        r"paired\(seed=-3\); use a whole number of 0 or more",
+    ),
+    "confidence": (
+        lambda m: ed.growth.paired(m, m, rows(), confidence=-1.0),
+        SettingError,
+        r"paired\(confidence=-1.0\); use a number above 0.5, to below 1",
+    ),
+    # what is not of the annotated type
+    "objective": (
+        lambda m: ed.EveryDepth(m, objective="lpa"),  # type: ignore[arg-type]
+        SettingError,
+        r"EveryDepth\(objective='lpa'\); use Objective",
+    ),
+    "weights": (
+        lambda m: ed.weighted("1"),
+        SettingError,
+        r"weighted\(weights='1'\); use several, each a number",
+    ),
+    "results": (
+        lambda m: ed.Results(results=False),  # type: ignore[arg-type]
+        SettingError,
+        r"Results\(results=False\); use Mapping",
+    ),
+    "policy, path": (
+        lambda m: ed.evaluate(m, rows(), Path("policy.json"), **QUIET),  # type: ignore[arg-type]
+        SettingError,
+        r"evaluate\(policy=PosixPath\('policy.json'\)\); use Policy",
+    ),
     "flipped": (
         lambda m: ed.memorization(m, rows(), flipped=[0.5], **QUIET),
         BatchError,
         "flipped has float32 numbers .*; pass one row of whole numbers",
+    ),
+    "an array for a number": (
+        lambda m: ed.data.token_blocks([1, 2, 3], np.array(2)),  # type: ignore[arg-type]
+        SettingError,
+        r"token_blocks\(length=array\(2\)\); use a whole number",
+    ),
+    "a tensor for a number": (
+        lambda m: ed.data.flip_labels([0, 1], torch.tensor(1)),  # type: ignore[arg-type]
+        SettingError,
+        r"flip_labels\(fraction=tensor\(1\)\); use a number",
+    ),
+    "flipped, text": (
+        lambda m: ed.memorization(m, rows(), flipped=np.array(["a"]), **QUIET),
+        BatchError,
+        r"flipped is array\(\['a'\].*, not numbers; pass one row of whole numbers",
+    ),
+    "no values": (
+        lambda m: ed.profile(
+            m, rows(pixel_values=torch.zeros(12, 1, 8, 8, device="meta")), **QUIET
+        ),
+        BatchError,
+        r"a tensor of shape \(12, 1, 8, 8\) is on the device 'meta'",
+    ),
+    "no row": (
+        lambda m: ed.as_stream(m).observe(torch.tensor(1.0)),
+        BatchError,
+        r"the batch is empty: 'pixel_values' has shape \(\); pass at least one row",
+    ),
+    "table, null": (
+        lambda m: ed.data.load_columns("a\0b"),
+        DataError,
+        "the file cannot be read: a path cannot hold a null character",
+    ),
+    "encoder": (
+        lambda m: ed.text_at_depth(writing().model, Letters(), ["a"], new_tokens=1, encoder=LONG),
+        DataError,
+        "the encoder cannot be read: .*too long",
+    ),
+    "tokens, float": (
+        lambda m: ed.trace(writing().model, {"input_ids": torch.ones(2, 4)}, ["loss"], **QUIET),
+        BatchError,
+        "tokens are float32 numbers; pass whole numbers",
     ),
     "device": (
         lambda m: ed.trace(m, rows(), ["loss"], device="warp9", **QUIET),
@@ -152,6 +250,26 @@ CASES: dict[str, Case] = {
         LabelError,
         r"labels have shape \(5,\), but the batch has 12 rows",
     ),
+    "no mask": (
+        lambda m: ed.data.trim_padding({"input_ids": torch.zeros(1, 2)}),
+        BatchError,
+        "no attention_mask in a batch of input_ids; use Tokens",
+    ),
+    "color, held out": (
+        lambda m: ed.growth.paired(m, m, rows(pixel_values=torch.zeros(12, 3, 8, 8))),
+        BatchError,
+        "cannot run on this batch",
+    ),
+    "budget": (
+        lambda m: ed.profile(m, rows(), repeats=1, **QUIET).choose(max_drop=float("nan")),
+        SettingError,
+        "max_drop=nan; use a number",
+    ),
+    "budget, text": (
+        lambda m: ed.profile(m, rows(), repeats=1, **QUIET).choose(latency_ms="x"),  # type: ignore[arg-type]
+        SettingError,
+        r"choose\(latency_ms='x'\); use a number",
+    ),
     # paths
     "run": (lambda m: fit(m, run=LONG), RunError, "too long .*; use a shorter name"),
     "run, null": (
@@ -178,6 +296,17 @@ CASES: dict[str, Case] = {
     "load": (lambda m: ed.Results.load(LONG), DataError, "the results cannot be read: .*too long"),
     "model": (lambda m: ed.load(LONG), DataError, "the model cannot be read: .*too long"),
     "data": (lambda m: ed.data.load(LONG), DataError, "the data cannot be read: .*too long"),
+    "images": (lambda m: ed.data.load_images(LONG), DataError, "the images cannot be .*too long"),
+    "no name": (
+        lambda m: ed.report(measured(m), ""),
+        DataError,
+        r"the page cannot be written: Is a directory \(.\); a folder is in the way",
+    ),
+    "no batch": (
+        lambda m: ed.choose_blocks(m, torch.ones(4) > 0, keep=1, by="loss", **QUIET),
+        BatchError,
+        "cannot run on this batch",
+    ),
     "page": (
         lambda m: ed.report(measured(m), "folder"),
         DataError,
@@ -194,8 +323,16 @@ CASES: dict[str, Case] = {
     "deep model": (lambda m: ed.load("folder"), DataError, "config.json is JSON nested too deep"),
     "deep results": (lambda m: ed.Results.load("folder"), DataError, "measured.json is JSON nest"),
     "deep run": (lambda m: ed.Run.open("folder"), RunError, "config.json is JSON nested too deep"),
+    "config of wrong types": (lambda m: wrong_config(m), DataError, "saved cannot be.*num_ch"),
     "deep table": (lambda m: deep_table(), DataError, "table.json is JSON nested too deep"),
 }
+
+
+def wrong_config(model: Any) -> Any:
+    model.save_pretrained("saved")
+    file = Path("saved/config.json")
+    file.write_text(file.read_text().replace('"num_channels": 1', '"num_channels": []'))
+    return ed.load("saved")
 
 
 def deep_table() -> Any:

@@ -184,7 +184,7 @@ ONE_CLASS = (UnsupportedModelError, "needs a class per sample")
 EVERY_TOKEN = (UnsupportedModelError, "predicts a class of every token")
 NOT_CLASSES = (SettingError, "needs a class or a token to predict")
 NO_BRANCHES = (UnsupportedModelError, "without its branches|declares no branches|branches")
-EVERY_ROW = (LabelError, "needs one class a row, for every row")
+EVERY_ROW = (LabelError, "needs one class per row, for every row")
 NOT_AUDITED = (SettingError, "an audit is of class labels")
 NO_INSERTION = (UnsupportedModelError, "no block can be inserted")
 
@@ -222,7 +222,7 @@ def test_every_verb_answers_rightly_or_says_why_not(verb: str, task: str) -> Non
         VERBS[verb](one)
 
 
-def test_an_audit_of_labelled_rows_is_that_of_plain_loops() -> None:
+def test_an_audit_of_labeled_rows_is_that_of_plain_loops() -> None:
     one = repeated("classification")
     labels = one.batch["labels"].clamp(min=0)
     asked = [Asked(i, None, int(label)) for i, label in enumerate(labels)]

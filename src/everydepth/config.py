@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
+from functools import cache, wraps
+from inspect import signature, unwrap
+from numbers import Number
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
 from typing import get_type_hints as type_hints_of
 
-from everydepth.errors import SettingError
+from everydepth.errors import EveryDepthError, SettingError
 
 T = TypeVar("T", bound="Config")
+F = TypeVar("F", bound=Callable[..., Any])
 _HUGE = 2**63  # where a tensor's whole numbers end
 
 
@@ -43,6 +46,10 @@ class Setting:
     option: Any = None
     hidden: bool = False
     flags: tuple[str, ...] = ()
+
+
+Seed = Annotated[int, Setting(least=0)]
+"""Of random numbers; numpy takes none below 0."""
 
 
 def setting(default: Any = MISSING, **about: Any) -> Any:
@@ -158,6 +165,98 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def checked(function: F) -> F:
+    """A public function, or class, that says in our words which argument it cannot use.
+
+    What fails inside is a `SettingError` if an argument is not what its annotation asks for. They
+    are only compared then, but for those with limits (`Annotated[int, Setting(least=0)]`).
+
+    >>> from everydepth.config import checked
+    >>> @checked
+    ... def halved(number: float) -> float:
+    ...     return number / 2
+    >>> halved("much")
+    Traceback (most recent call last):
+    everydepth.errors.SettingError: halved(number='much'); use a number
+    """
+    if isinstance(function, type):
+        function.__init__ = checked(function.__init__)
+        return cast(F, function)
+
+    @wraps(function)
+    def called(*args: Any, **named: Any) -> Any:
+        hints = _hints_with_limits(function)
+        limited = {name: hint for name, hint in hints.items() if hint[1] is not _NO_LIMITS}
+        if limited and (wrong := _misfit(function, args, named, limited)):
+            raise SettingError(wrong)
+        try:
+            return function(*args, **named)
+        except EveryDepthError:
+            raise
+        except Exception as error:
+            wrong = _misfit(function, args, named, hints, exactly=True)
+            if wrong is None:
+                raise
+            raise SettingError(wrong) from error
+
+    return cast(F, called)
+
+
+def _misfit(
+    function: Callable[..., Any],
+    given: Any,
+    named: Mapping[str, Any],
+    hints: Mapping[str, tuple[Any, Setting]],
+    *,
+    exactly: bool = False,
+) -> str | None:
+    """The first argument that is not what a function is annotated with, and what is.
+
+    exactly: an array without axes is no number, which some functions make of it.
+    """
+    try:
+        values = signature(function).bind(*given, **named).arguments
+    except TypeError:  # too few or too many, which Python says itself
+        return None
+    owner = function.__qualname__.removesuffix(".__init__")
+    for name, (hint, about) in hints.items():
+        if name not in values:
+            continue
+        given_as, value = values[name], _tidied(values[name], hint)
+        if exactly and value is not given_as and getattr(given_as, "shape", None) == ():
+            value = value if isinstance(given_as, Number) else given_as
+        if not (_fits(value, hint) and _within(value, about)):
+            return f"{owner}({name}={value!r:.80}); use {_wanted(hint, about)}"
+    return None
+
+
+@cache
+def _hints_with_limits(function: Callable[..., Any]) -> dict[str, tuple[Any, Setting]]:
+    return {name: _with_limits(hint) for name, hint in parameter_hints(function).items()}
+
+
+_NO_LIMITS = Setting()
+
+
+def _with_limits(hint: Any) -> tuple[Any, Setting]:
+    """A type as it is written in a function, and its limits: `Annotated[int, Setting(least=0)]`."""
+    parts = alternatives(hint)
+    said = next((part for part in parts if get_origin(part) is Annotated), None)
+    if said is None:
+        return hint, _NO_LIMITS
+    plain_type, about = get_args(said)[:2]
+    whole = tuple(plain_type if part is said else part for part in parts)
+    return Union[whole], about  # noqa: UP007 - of parts that are only known now
+
+
+def parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a function's parameters; what it returns may be known to type checkers only."""
+    inner = unwrap(function)
+    said = {name: hint for name, hint in inner.__annotations__.items() if name != "return"}
+    named = SimpleNamespace(__annotations__=said)
+    return type_hints_of(named, globalns=inner.__globals__, include_extras=True)
+
+
 def alternatives(hint: Any) -> tuple[Any, ...]:
     """The types of a union, or the one type."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -186,7 +285,7 @@ def _is(value: Any, kind: Any) -> bool:
     if kind is Any:
         return True
     if origin is Literal:
-        return value in get_args(kind)
+        return isinstance(value, str | int | None) and value in get_args(kind)
     if origin is tuple:
         return isinstance(value, tuple) and all(
             _fits(item, get_args(kind)[0]) for item in cast(tuple[Any, ...], value)
@@ -195,7 +294,24 @@ def _is(value: Any, kind: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return _finite(value) if kind is float else isinstance(value, int) and abs(value) < _HUGE
-    return isinstance(value, origin or kind)
+    if origin in (Sequence, Iterable) and isinstance(value, Sequence):
+        item = get_args(kind)[0]
+        text = isinstance(value, str | bytes)
+        return item in (str, Any) if text else all(_fits(v, item) for v in value)
+    if origin is Mapping and isinstance(value, Mapping):
+        key, item = get_args(kind)
+        held = cast(Mapping[Any, Any], value)
+        return all(_fits(k, key) and _fits(v, item) for k, v in held.items())
+    # A tensor of some shape (jaxtyping) is a tensor: its shape is not a type.
+    of = getattr(kind, "array_type", origin or kind)
+    return isinstance(value, of) if isinstance(of, type) and not _loose(of) else True
+
+
+def _loose(kind: type) -> bool:
+    """Whether nothing can be said about a value by its class: of a protocol, for one."""
+    return getattr(kind, "_is_protocol", False) and not getattr(
+        kind, "_is_runtime_protocol", kind.__module__ == "collections.abc"
+    )
 
 
 def _finite(value: int | float) -> bool:
@@ -240,7 +356,7 @@ def _wanted(hint: Any, about: Setting) -> str:
             words.append(f"one of {', '.join(map(str, get_args(kind)))}")
         elif kind is float or (kind is int and float not in kinds):
             words.append(f"{_WORDS[kind]}{_range(about)}")
-        elif get_origin(kind) is tuple and get_args(kind)[0] in (int, float):
+        elif get_origin(kind) in (tuple, Sequence) and get_args(kind)[0] in (int, float):
             words.append(f"several, each {_WORDS[get_args(kind)[0]]}{_range(about)}")
         elif kind is not int:
             words.append(_WORDS.get(kind) or getattr(kind, "__name__", str(kind)))

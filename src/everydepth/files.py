@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Generator
+from contextlib import contextmanager, suppress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from everydepth.errors import DataError, EveryDepthError, RunError
 
 TEMPORARY = ".tmp-"
 """How the name of something half written starts; such leftovers may be deleted at any time."""
 
+CHECKSUMS = "checksums.json"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NEXT = {
     errno.ENAMETOOLONG: "use a shorter name",
@@ -45,6 +51,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 @contextmanager
 def whole_file(path: Path) -> Generator[Path, None, None]:
     """A path to write a file to, which becomes `path` in one step unless something goes wrong."""
+    if not path.name:  # "", "." and "/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
     with removed_on_error(temporary):
         yield temporary
@@ -129,6 +137,39 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def tensor_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """What a safetensors file says of its tensors, and where the first of them begins."""
+    size = file.stat().st_size
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 2 <= length <= size - 8:
+            raise ValueError(f"{file.name} is no safetensors file, or torn")
+        header: dict[str, Any] = json.loads(stream.read(length))
+    header.pop("__metadata__", None)
+    return header, 8 + length
+
+
+def tensor_checksum(entry: dict[str, Any], content: Any) -> str:
+    """Of what a tensor is and holds, so that it can be checked without the rest of its file."""
+    about = json.dumps([entry["dtype"], entry["shape"]])
+    return hashlib.sha256(about.encode() + b"\n" + hashlib.sha256(content).digest()).hexdigest()
+
+
+def write_checksums(folder: Path) -> None:
+    """Note what the tensors of a folder are: `load` checks each one that it reads."""
+    found: dict[str, dict[str, str]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        header, start = tensor_header(file)
+        with open(file, "rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
+            found[file.name] = {
+                name: tensor_checksum(entry, content[start + low : start + high])
+                for name, entry in header.items()
+                for low, high in [entry["data_offsets"]]
+            }
+    if found:
+        (folder / CHECKSUMS).write_text(json.dumps(found, indent=1) + "\n")
+
+
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Let `fill` write a folder elsewhere, then put it at `path` in one step."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
@@ -162,6 +203,14 @@ def remove_leftovers(folder: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
+def remove_orphans(path: Path) -> None:
+    """Delete what processes that were killed left of their way to `path`."""
+    for entry in path.parent.glob(f"{TEMPORARY}*"):
+        found = re.fullmatch(rf"{re.escape(TEMPORARY + path.name)}-(\d+)(-\w+)?", entry.name)
+        if found is not None and not psutil.pid_exists(int(found[1])):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -187,5 +236,15 @@ def removed_on_error(path: Path) -> Generator[None, None, None]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # what went wrong first is what is said
+                path.unlink(missing_ok=True)
         raise
+
+
+def untaken(name: str, taken: Container[str], numbered: str = "{} ({})") -> str:
+    """The name, or the first of `name (2)`, `name (3)`, ... that is not taken."""
+    free, count = name, 1
+    while free in taken:
+        count += 1
+        free = numbered.format(name, count)
+    return free

@@ -1,8 +1,9 @@
-"""The progress bar: on a terminal, on stderr, gone when it is done."""
+"""The progress bar: on a terminal, on stderr, gone when it is done; and those of others, silent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -11,7 +12,7 @@ T = TypeVar("T")
 def shown(
     items: Iterable[T], title: str, *, total: int | None = None, enabled: bool = True
 ) -> Iterator[T]:
-    """The items, with a bar where somebody watches. total: None if unknown."""
+    """The items, with a bar on a terminal. total: None if unknown."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -33,3 +34,19 @@ def shown(
     )
     with Progress(*columns, console=console, transient=True) as bar:
         yield from bar.track(items, total=total, description=title)
+
+
+@contextmanager
+def quiet_transformers() -> Generator[None, None, None]:
+    """Transformers without its progress bars and reports, inside the context."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 
 
@@ -72,6 +73,7 @@ PAPERS: Mapping[str, Paper] = MappingProxyType(
 )
 
 
+@checked
 def paper(key: str) -> Paper:
     """The paper of a key.
 

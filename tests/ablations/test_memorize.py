@@ -1,4 +1,4 @@
-"""Memorisation: shares by definition, honesty about 100 %, the generative variant."""
+"""Memorization: shares by definition, honesty about 100 %, the generative variant."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_wilsons_interval_is_the_textbook_one() -> None:
 
 
 @torch.no_grad()
-def test_a_language_model_memorises_what_greedy_decoding_writes() -> None:
+def test_a_language_model_memorizes_what_greedy_decoding_writes() -> None:
     """One pass over the label's tokens says the same as decoding token by token."""
     model, _ = CAUSAL["GPT2-CausalLM-left"].make()
     torch.manual_seed(3)
@@ -168,8 +168,8 @@ class Blobs:
     def __init__(self, rows: int = 400, noise: float = 0.15, spread: float = 0.6) -> None:
         generator = torch.Generator().manual_seed(0)
         truth = torch.arange(rows) % 5
-        centres = torch.randn(5, 2, generator=generator) * 2
-        self.inputs = centres[truth] + spread * torch.randn(rows, 2, generator=generator)
+        centers = torch.randn(5, 2, generator=generator) * 2
+        self.inputs = centers[truth] + spread * torch.randn(rows, 2, generator=generator)
         self.noise = flip_labels(truth, noise, seed=1)
         self.batch: dict[str, Tensor] = {"inputs": self.inputs, "labels": self.noise.labels}
 

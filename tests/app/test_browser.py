@@ -21,8 +21,8 @@ from tests.helpers.browser import launched
 from tests.helpers.playground import HOSTILE, demo_folder
 
 from everydepth.app.content import SURFACE
-from everydepth.app.pictures import to_data_url
 from everydepth.data import load_digits
+from everydepth.data.pictures import to_data_url
 
 SHOWN = os.environ.get("EVERYDEPTH_SCREENSHOTS")
 ASSETS = Path(__file__).parents[2] / "docs" / "assets"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from everydepth.app.pictures import (
+from everydepth.data.pictures import (
     LARGEST_UPLOAD,
     Lens,
     decoded,
@@ -122,7 +122,7 @@ def test_a_color_model_gets_colors_and_what_is_see_through_is_black() -> None:
     assert lens.resized(torch.rand(1, 1, 6, 6)).shape == (1, 3, 6, 6)
 
 
-def test_a_lens_normalises_as_the_model_says() -> None:
+def test_a_lens_normalizes_as_the_model_says() -> None:
     class Config:
         image_size = 4
         num_channels = 1

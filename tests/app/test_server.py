@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import socket
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 from tests.helpers.playground import HOSTILE, classifier, save_run
 from typer.testing import CliRunner
 
@@ -90,6 +92,7 @@ def asked(value: Any, **more: Any) -> dict[str, Any]:
         "/gradio_api/vibe-code",
         "/monitoring",
         "/docs",
+        f"/static/{'x' * 300}",
     ],
 )
 def test_no_route_but_those_of_the_page_answers(client: TestClient, path: str) -> None:
@@ -125,14 +128,21 @@ def test_a_function_that_is_not_there_is_the_mistake_of_who_asks(
     assert client.post(JOIN, json=asked("x") | {"fn_index": number}).status_code == 400
     assert client.post(JOIN, content=b"{").status_code == 400
     assert client.post(JOIN, json=asked("x", session_hash=[3])).status_code == 400
+    half = json.dumps(asked("\ud800")).encode()
+    assert client.post(JOIN, content=half).status_code == 400
 
 
 def test_other_sites_get_no_answer(client: TestClient) -> None:
     """Also not where no answer is needed to do harm: a form of another site can post here."""
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "http://["):
         assert client.post(JOIN, json=asked("x"), headers={"origin": origin}).status_code == 403
     own = {"origin": f"http://{HOST}:{PORT}"}
     assert client.post(JOIN, json=asked("x"), headers=own).status_code == 200
+
+
+def test_a_web_socket_is_closed(client: TestClient) -> None:
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/config"):
+        pass
 
 
 def test_what_a_page_sends_is_limited(client: TestClient) -> None:

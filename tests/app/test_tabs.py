@@ -98,7 +98,7 @@ def test_the_tiles_are_the_profile_of_the_depth(desk: vision.Desk) -> None:
     assert f"<strong>{found.at(2).quality:.1%}</strong>" in shown
     assert f"<strong>{found.at(2).parameters:,}</strong>" in shown
     assert f"{found.at(2).latency.median:.2f} ms" in shown
-    assert f"{found.at(2).checkpoint_bytes / 1000:.3g} kB" in shown
+    assert f"{found.at(2).checkpoint_bytes / 1000:.3g}kB" in shown
     assert "not known" in vision.tiles(found, 2, judged=False)
 
 

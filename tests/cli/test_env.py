@@ -84,7 +84,7 @@ def test_a_gpu_is_listed_before_the_cpu_with_its_memory(monkeypatch: pytest.Monk
 
 
 def test_every_extra_that_users_can_ask_for_is_listed() -> None:
-    wanted = {"onnx", "ray", "app", "lightning", "data", "docs", "dev", "gguf", "serve"}
+    wanted = {"onnx", "ray", "app", "lightning", "data", "docs", "dev", "gguf", "serve", "harness"}
     assert set(extras_by_name()) == wanted
 
 
@@ -110,7 +110,7 @@ def test_brackets_of_a_requirement_survive_in_the_table(
     pretend_versions: Callable[..., None],
 ) -> None:
     pretend_versions(ray=None)
-    assert "ray[default]" in shown(Environment.current())
+    assert "ray[default,serve]" in shown(Environment.current())
 
 
 def test_a_package_that_is_too_old_counts_as_missing(

@@ -113,7 +113,7 @@ def test_debug_shows_where_an_error_came_from(monkeypatch: pytest.MonkeyPatch) -
         ("- 1\n", "holds list; it needs options by name"),
         ("{{{", "cannot be read as YAML or JSON .*; give a file with a line"),
         ("[" * 20_000, "cannot be read as YAML or JSON .*recursion"),
-        ("batch_size: true\n", "batch_size is True; it is no flag, give its value"),
+        ("batch_size: true\n", "batch_size is True; it is not a flag, give its value"),
         ("c: [0, one]\n", "--c '0,one'; give numbers, separated by commas"),
         ("batches: 3\n", "ablate has no option 'batches'"),
     ],

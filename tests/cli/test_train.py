@@ -14,7 +14,10 @@ from typer.testing import CliRunner, Result
 
 from everydepth.cli.main import build_app
 from everydepth.cli.presets import PRESETS, Facts, byte_tokenizer
+from everydepth.cli.train import _data
 from everydepth.config import settings_of
+from everydepth.data import Batches, batches, load_digits
+from everydepth.data.reading import Absent
 from everydepth.errors import DataError, EveryDepthError, SettingError
 from everydepth.runs import Run
 from everydepth.stream import as_stream
@@ -47,6 +50,43 @@ def test_a_preset_trains_and_leaves_a_run_with_a_model(tmp_path: Path) -> None:
         "valid_split": "auto",
     }
     assert len(made.results()["valid"]["accuracy"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"), [(DataError("dev.tsv is truncated"), True), (Absent("no dev.tsv"), False)]
+)
+def test_validation_data_that_cannot_be_read_is_an_error_and_not_absent(
+    error: DataError, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # only these rows are asked for
+
+    class Cut:
+        one_file = False
+
+        def check_part(self, *_: str) -> None: ...
+
+        def batches(self, *_: Any, split: str, batch_size: int) -> Batches:
+            if split != "train":
+                raise error
+            return batches(load_digits().subset(range(8)), batch_size)
+
+    def asked() -> Any:
+        return _data("", None, Cut(), FitConfig(epochs=1, batch_size=4), "auto")
+
+    if refused:
+        with pytest.raises(DataError, match=r"dev\.tsv is truncated"):
+            asked()
+    else:
+        assert asked()[1] is None
+
+
+def test_one_file_is_learned_and_validates_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("to be or not to be, that is the question; " * 40)
+    words = ("-m", "gpt2-tiny", "-d", file, "--steps", 1, "--batch-size", 2)
+    assert "the data has no part to validate on" in run(*words, "-o", tmp_path / "run").output
+    with pytest.raises(SettingError, match=r"--valid-split test, but .* is one file, all of which"):
+        run(*words, "--valid-split", "test", "-o", tmp_path / "other")
 
 
 def test_without_validation_it_says_why_there_are_no_figures(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from everydepth.data import load_digits
 from everydepth.errors import DataError
 
 
-def test_digits_are_1797_grey_images_in_0_to_1():
+def test_digits_are_1797_gray_images_in_0_to_1():
     digits = load_digits("all")
     assert digits.pixel_values.shape == (1797, 1, 8, 8)
     assert digits.pixel_values.dtype == torch.float32

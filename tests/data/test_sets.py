@@ -22,6 +22,11 @@ def numbered(rows: int) -> Points:
     return Points(torch.arange(rows).float()[:, None], torch.zeros(rows, 1))
 
 
+@pytest.mark.parametrize(("count", "left"), [(3, 3), (12, 12), (99, 12), (None, 12), (0, 0)])
+def test_the_first_rows_are_those_asked_for_or_all_there_are(count: int | None, left: int):
+    assert numbered(12).first(count).inputs.flatten().tolist() == list(range(left))
+
+
 @given(
     rows=st.integers(20, 200),
     cuts=st.lists(st.integers(1, 9), min_size=1, max_size=4),

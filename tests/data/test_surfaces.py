@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from everydepth.data import SURFACES, surface_data
-from everydepth.errors import DataError
+from everydepth.errors import DataError, SettingError
 
 NAMES = sorted(SURFACES)
 
@@ -81,5 +81,5 @@ def test_no_points_are_refused():
 
 
 def test_a_negative_seed_is_refused():
-    with pytest.raises(DataError, match=r"seed -1, but a seed is a whole number from 0 up"):
+    with pytest.raises(SettingError, match=r"seed=-1\); use a whole number of 0 or more"):
         surface_data("exponential_saddle", seed=-1)

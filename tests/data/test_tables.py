@@ -38,7 +38,7 @@ def test_a_tsv_without_a_header_is_read_by_position(tmp_path: Path):
     assert data.classes == ("bad", "good")
 
 
-def test_given_column_names_recognise_a_header_or_its_absence(tmp_path: Path):
+def test_given_column_names_recognize_a_header_or_its_absence(tmp_path: Path):
     names = ("index", "text", "label")
     bare = write(tmp_path, "bare.tsv", "0\thello\tyes\n")
     full = write(tmp_path, "full.tsv", "index\ttext\tlabel\n0\thello\tyes\n")

@@ -116,18 +116,32 @@ def test_the_example_of_cut_gguf_runs(
     assert doctest.DocTestRunner().run(test) == (0, 2)
 
 
-def test_an_export_that_is_ended_leaves_nothing(model: Path, tmp_path: Path) -> None:
-    """Ended while llama.cpp runs the file: the worker is replaced by one that ends its parent."""
+def ended(model: Path, folder: Path, signum: int) -> int:
+    """Export in a process that is ended while llama.cpp runs the file; give its exit code."""
     script = f"""
-import os, signal, subprocess, sys
+import os, subprocess, sys
 from everydepth.cli.main import main
-subprocess.run = lambda *a, **k: os.kill(os.getpid(), signal.SIGTERM)
+subprocess.run = lambda *a, **k: os.kill(os.getpid(), {int(signum)})
 sys.argv = ["everydepth", "export", {str(model)!r}, "small.gguf", "--depth", "1"]
 main()
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=dict(os.environ))
-    assert done.returncode == 128 + signal.SIGTERM
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=dict(os.environ)
+    ).returncode
+
+
+def test_an_export_that_is_ended_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    assert ended(model, tmp_path, signal.SIGTERM) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_export_removes_what_a_killed_one_left(model: Path, tmp_path: Path) -> None:
+    assert ended(model, tmp_path, signal.SIGKILL) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2  # the cut, and the whole file with silent blocks
+    (tmp_path / f".tmp-small.gguf-{os.getpid()}-other").touch()  # of a process that lives
+    cut_gguf(model, tmp_path / "small.gguf", depth=1)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"small.gguf", f".tmp-small.gguf-{os.getpid()}-other"}
 
 
 def test_a_depth_outside_is_refused(model: Path, tmp_path: Path) -> None:
@@ -175,6 +189,31 @@ def test_a_foreign_file_is_refused(model: Path, tmp_path: Path) -> None:
     other.write_bytes(content[:16] + struct.pack("<Q", 1 << 60) + content[24:])
     with pytest.raises(DataError, match="is broken"):
         cut_gguf(other, tmp_path / "out.gguf", depth=1)
+
+
+_KEY = struct.pack("<Q", 1) + b"a"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "values", "content", "words"),
+    [
+        (2**60, 0, b"", "its header ends in the middle"),
+        (0, 2**60, b"", "its header ends in the middle"),
+        (0, 1, struct.pack("<Q", 2**62), "its header ends in the middle"),
+        (0, 1, _KEY + struct.pack("<IIQ", 9, 4, 2**60), "its header ends in the middle"),
+        (0, 1, _KEY + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000, "arrays in arrays"),
+        (0, 2, 2 * (_KEY + struct.pack("<IB", 7, 1)), "has 'a' twice"),
+        (1, 0, _KEY + struct.pack("<I", 2**31), "2147483648 dimensions"),
+        (1, 0, _KEY + struct.pack("<IQIQ", 1, 4, 0, 2**63), "ends at byte"),
+    ],
+)
+def test_a_header_made_to_fill_the_memory_is_refused(
+    tensors: int, values: int, content: bytes, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "hostile.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, values) + content)
+    with pytest.raises(DataError, match=words):
+        GGUF.read(file)
 
 
 def test_models_that_cannot_be_cut_say_why(tmp_path: Path) -> None:

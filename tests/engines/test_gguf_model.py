@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import gguf
 import pytest
 import torch
 import transformers as hf
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tests.helpers.tokenizing import byte_level, sentencepiece
+from tokenizers import pre_tokenizers
 from typer.testing import CliRunner
 
 import everydepth as ed
@@ -20,41 +22,6 @@ from everydepth.engines.gguf_file import GGUF
 from everydepth.errors import ExportError, SettingError, UnsupportedModelError
 
 WIDTH, HEADS, BLOCKS = 32, 4, 3
-MERGES = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("▁", "a"), ("i", "n")]
-BYTE_MERGES = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("Ġ", "a"), ("i", "n")]
-
-
-def sentencepiece() -> hf.PreTrainedTokenizerFast:
-    """Characters, a few merges, and bytes for the rest; as Llama's."""
-    letters = ["▁", *"abcdefghijklmnopqrstuvwxyzO,.'$"]
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    words += ["".join(merge) for merge in MERGES] + letters
-    vocabulary = {word: number for number, word in enumerate(words)}
-    backend = Tokenizer(
-        models.BPE(vocabulary, MERGES, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    )
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 1)]
-    )
-    backend.decoder = decoders.ByteFallback()
-    return hf.PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
-    )
-
-
-def byte_level(pre: Any = None) -> hf.PreTrainedTokenizerFast:
-    """Bytes and a few merges; as GPT-2's."""
-    words = ["<|end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    words += ["".join(merge) for merge in BYTE_MERGES]
-    backend = Tokenizer(models.BPE({w: n for n, w in enumerate(words)}, BYTE_MERGES))
-    backend.pre_tokenizer = pre or pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return hf.PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<|end|>", eos_token="<|end|>"
-    )
 
 
 def language_model(kind: str, tokenizer: Any, **settings: Any) -> Any:
@@ -100,6 +67,38 @@ def test_llama_cpp_gives_the_log_probabilities_of_the_cut_model(
     read = hf.AutoModelForCausalLM.from_pretrained(out, gguf_file="model.gguf", dtype=dtype)
     for name, tensor in small.state_dict().items():
         assert torch.equal(read.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize(("weights", "kind"), [("int8", "Q8_0"), ("int4", "Q4_0")])
+def test_fewer_bits_say_what_they_cost_at_every_depth(
+    weights: Any, kind: str, tmp_path: Path
+) -> None:
+    tokenizer = sentencepiece()
+    model = language_model("Llama", tokenizer, initializer_range=0.1)
+    ids = torch.arange(3, 51).reshape(4, 12)
+    out = ed.export(
+        model,
+        tmp_path / "out",
+        format="gguf",
+        tokenizer=tokenizer,
+        weights=weights,
+        data={"input_ids": ids, "labels": ids},
+    )
+    tensors = gguf.GGUFReader(out / "model.gguf").tensors
+    assert {t.tensor_type.name for t in tensors if "norm" not in t.name} == {kind}
+    card = (out / "README.md").read_text()
+    assert "The perplexity at every depth, on 4 samples:" in card
+    rows = [line.split("|")[1:4] for line in card.splitlines() if re.match(r"\| \d", line)]
+    assert [int(depth) for depth, *_ in rows] == [1, 2, 3]
+    # What is measured is the file: transformers' own reader gives the same model.
+    read = hf.AutoModelForCausalLM.from_pretrained(out, gguf_file="model.gguf")
+    profile = ed.profile(read, [{"input_ids": ids, "labels": ids}], repeats=1, progress=False)
+    for (_, _, found), depth in zip(rows, profile.depths, strict=True):
+        assert float(found) == pytest.approx(depth.quality, rel=1e-3)
+    # Read so, its weights are plain, and a checkpoint of it says nothing of the file.
+    again = ed.export(read, tmp_path / "again", depth=2)
+    assert "quantization_config" not in (again / "config.json").read_text()
+    assert hasattr(read.config, "quantization_config")
 
 
 def test_a_file_that_answers_otherwise_is_not_written(
@@ -155,6 +154,8 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
 
     with pytest.raises(SettingError, match="format='gguf' needs tokenizer="):
         export(model)
+    with pytest.raises(SettingError, match="weights='int4' of a GGUF file needs data=: texts"):
+        export(model, tokenizer=tokenizer, weights="int4")
     with pytest.raises(SettingError, match="example was given for format='gguf'"):
         export(model, tokenizer=tokenizer, example={"input_ids": torch.ones(2, 4).long()})
     other = hf.GPT2LMHeadModel(hf.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=400))

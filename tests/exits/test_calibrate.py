@@ -24,7 +24,7 @@ def synthetic(rows: int, seed: int = 0, depths: int = 6, classes: int = 5) -> Ou
     depth = torch.arange(1, depths + 1) / depths
     skill = torch.sigmoid(6 * (depth + 0.3 - difficulty))
     labels = torch.randint(classes, (rows,), generator=draw)
-    # One number a row decides at all depths, so that predictions of a row are alike.
+    # One number per row decides at all depths, so that predictions of a row are alike.
     luck = (
         torch.rand(rows, 1, generator=draw) * 0.7 + torch.rand(rows, depths, generator=draw) * 0.3
     )

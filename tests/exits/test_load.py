@@ -10,12 +10,14 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import save_file
+from tests.helpers.training import vit
 from tests.zoo import ENTRIES
 
 from everydepth.errors import DataError, DepthError, EveryDepthError, UnsupportedModelError
 from everydepth.exits import load
 from everydepth.exits.lazy import LazyTensor, lazy_tensors
 from everydepth.exits.load import model_folder
+from everydepth.runs import Run
 from everydepth.stream import as_stream
 from everydepth.tracing import sentence_encoder
 
@@ -168,11 +170,46 @@ def test_a_model_that_cannot_be_loaded_is_an_error_that_says_why(tmp_path: Path)
             load(tmp_path / "vit")
 
 
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        (2, r"holds \d+ tensors beyond those of its config.json .*more blocks than the config has"),
+        (4, r"lacks \d+ tensors of ViT"),
+        (10**9, r"config.json asks for more than \d+ parameters"),
+    ],
+)
+def test_a_config_of_another_depth_than_the_weights_is_refused(
+    layers: int, words: str, tmp_path: Path
+) -> None:
+    vit().save_pretrained(tmp_path)  # of 3 blocks
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": layers}))
+    with pytest.raises(DataError, match=words):
+        load(tmp_path)
+
+
 def test_a_run_directory_gives_the_model_inside_it(tmp_path: Path) -> None:
     assert model_folder(tmp_path) == str(tmp_path)
     ENTRIES["ViT"].make()[0].save_pretrained(tmp_path / "model")
     assert model_folder(tmp_path) == str(tmp_path / "model")
     assert type(load(tmp_path, depth=1)).__name__ == "ViTForImageClassification"
+
+
+def test_a_bit_that_flipped_in_the_model_of_a_run_is_noticed(tmp_path: Path) -> None:
+    """Where it is read: another depth does not need that tensor."""
+    run = Run.create(tmp_path / "run", {})
+    run.write_folder("model", lambda folder: vit().save_pretrained(folder))
+    file = tmp_path / "run" / "model" / "model.safetensors"
+    held = next(found for name, found in lazy_tensors(file.parent).items() if ".2." in name)
+    assert load(tmp_path / "run").config.num_hidden_layers == 3
+    content = bytearray(file.read_bytes())
+    content[held.start + 3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"is not what was written: a checksum differs.*delete ch"):
+        load(tmp_path / "run")
+    assert load(tmp_path / "run", depth=2).config.num_hidden_layers == 2
+    (file.parent / "checksums.json").unlink()
+    load(tmp_path / "run")
 
 
 @pytest.mark.parametrize("place", ["../outside.bin", "../outside.safetensors", "inside.bin"])

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+import transformers as hf
 from tests.helpers.rows import more_rows
 from tests.zoo import CLASSIFIERS, ENTRIES
 from torch import Tensor
 
-from everydepth.errors import BatchError, ExportError
-from everydepth.exits import Policy, export, predict
+from everydepth.data import load_digits
+from everydepth.errors import BatchError, ExportError, SettingError
+from everydepth.exits import Confidence, Policy, export, predict
+from everydepth.exits import onnx as onnx_of
+from everydepth.exits.narrow import narrow
 from everydepth.exits.policies import POLICIES
 from everydepth.stream import as_stream
 
@@ -119,3 +125,58 @@ def test_an_example_too_short_to_tell_length_from_a_constant_is_refused(tmp_path
     short = {key: value[:, :2] for key, value in batch.items()}
     with pytest.raises(BatchError, match="has 2 tokens; use 3 or more"):
         export(model, tmp_path / "out", format="onnx", example=short)
+
+
+def test_fewer_bits_are_smaller_and_say_what_they_cost(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    more = {"intermediate_size": 128, "image_size": 8, "patch_size": 4, "num_channels": 1}
+    config = hf.ViTConfig(num_labels=10, **(shape | more))
+    model = hf.ViTForImageClassification(config).eval()
+    batch = load_digits("test").batch(range(16))
+    valid = load_digits("valid").batch(range(20))
+    out = export(model, tmp_path / "out", format="onnx", example=batch, weights="int8", data=valid)
+    card = (out / "README.md").read_text()
+    said = re.search(r"Weights in int8: ([\d,]+) bytes instead of ([\d,]+)", card)
+    assert said is not None
+    now, before = (int(number.replace(",", "")) for number in said.groups())
+    assert now == (out / "model.onnx").stat().st_size < 0.6 * before
+    assert "The accuracy at every depth, on 20 samples:" in card
+    # By the labels of the data, counted here once more, a picture at a time as they were there.
+    rows = re.findall(r"^\| (\d) \| ([\d.]+) \| ([\d.]+) \|$", card, re.MULTILINE)
+    pictures, labels = valid["pixel_values"], valid["labels"].numpy()
+    found = [run(out, {"pixel_values": one})[0].argmax(-1)[0] for one in pictures.split(1)]
+    assert rows[-1][2] == f"{(np.array(found) == labels).mean():.4g}"
+    states = as_stream(model).observe(valid)
+    for depth, before, _ in rows:
+        hits = states.logits(int(depth)).argmax(-1).numpy() == labels
+        assert before == f"{hits.mean():.4g}"
+    assert [depth for depth, *_ in rows] == ["1", "2"]
+    assert not (out / "every.onnx").exists()
+
+
+def test_four_bits_follow_the_model(tmp_path: Path) -> None:
+    model, batch = ENTRIES["Bert-SequenceClassification"].make()
+    stream = as_stream(model)
+    names = onnx_of.write(stream, batch, tmp_path / "model.onnx", None)
+    example = {name: batch[name] for name in names}
+    found = narrow(stream, tmp_path / "model.onnx", example, [batch], "int4")
+    assert found.bytes < found.bytes_before
+    assert (found.metric, found.quality_before[-1]) == ("agreement", 1.0)
+    assert found.samples == stream.rows(batch)
+    assert len(found.quality) == stream.depth
+    assert all(0 <= quality <= 1 for quality in found.quality)
+    kinds = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
+    assert "MatMulNBits" in kinds
+
+
+def test_fewer_bits_of_what_has_none_are_refused(tmp_path: Path) -> None:
+    model, batch = ENTRIES["Bert-SequenceClassification"].make()
+    words: dict[str, Any] = {"example": batch, "weights": "int8"}
+    with pytest.raises(SettingError, match=r"weights='int8' with format='hf'; only ONNX"):
+        export(model, tmp_path / "out", **words)
+    with pytest.raises(SettingError, match="data was given for weights in full precision"):
+        export(model, tmp_path / "out", format="onnx", example=batch, data=batch)
+    with pytest.raises(SettingError, match="weights='int8' with exits="):
+        export(model, tmp_path / "out", format="onnx", exits=Confidence(threshold=0.5), **words)
+    assert list(tmp_path.iterdir()) == []

@@ -117,6 +117,7 @@ def test_rows_that_are_done_are_not_computed_any_further() -> None:
 def test_depths_where_nobody_may_leave_are_not_read_out() -> None:
     model, batch = ENTRIES["ViT"].make()
     heads: list[int] = []
+    as_stream(model)  # is looked at once
     model.classifier.register_forward_hook(lambda *_: heads.append(1))
     predict(model, batch, policy=Confidence(threshold=(NEVER, NEVER, NEVER)))
     assert len(heads) == 1

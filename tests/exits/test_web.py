@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 import transformers as hf
-from tests.helpers.browser import launched
+from tests.helpers.browser import Line, empty_runtime, launched, served
 from tests.zoo import ENTRIES
 
 import everydepth as ed
@@ -27,12 +23,7 @@ BLOCKS = 4
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Path:
-    """In place of onnxruntime-web, which only a browser needs."""
-    folder = tmp_path / "package" / "dist"
-    folder.mkdir(parents=True)
-    for name in ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"):
-        (folder / name).write_text(name)
-    return folder.parent
+    return empty_runtime(tmp_path / "dist")
 
 
 def vit() -> Any:
@@ -63,9 +54,12 @@ def test_graphs_page_and_description_are_written(runtime: Path, tmp_path: Path) 
     for entry in described["files"]:
         assert (out / entry["file"]).stat().st_size == entry["bytes"]
     assert described["thresholds"] == [0.9, 0.8, None]
+    assert [entry["part"] for entry in described["files"]] == ["ends", *["block"] * 4]
     assert described["labels"] == list("0123456789")
     assert described["state"] == [1, 5, 32]
-    assert {"index.html", "page.js", "page.css", "runtime"} <= {f.name for f in out.iterdir()}
+    assert {"index.html", "page.js", "pictures.js", "page.css", "runtime"} <= {
+        f.name for f in out.iterdir()
+    }
     assert len(list((out / "runtime").iterdir())) == 2
     # The logits shown beside the examples are the model's, but for the rounding of its weights.
     states = ed.as_stream(model).observe(batch)
@@ -90,9 +84,9 @@ def test_what_a_page_cannot_show_is_refused(runtime: Path, tmp_path: Path) -> No
     with pytest.raises(UnsupportedModelError, match="can leave by confidence, but this policy"):
         export(model, example=batch, exits=Entropy(threshold=0.5))
     with pytest.raises(SettingError, match=r"runtime=.* lacks ort.wasm.bundle.min.mjs"):
-        export(model, example=batch, runtime=tmp_path)
+        export(model, example=batch, runtime=tmp_path / "nowhere")
     text, tokens = ENTRIES["Bert-SequenceClassification"].make()
-    with pytest.raises(UnsupportedModelError, match="a page takes pictures alone"):
+    with pytest.raises(UnsupportedModelError, match="a page takes pictures alone, or text"):
         export(text, example=tokens)
     resnet, pictures = ENTRIES["ResNetForImageClassification-basic"].make()
     with pytest.raises(UnsupportedModelError, match="change their shape"):
@@ -100,32 +94,6 @@ def test_what_a_page_cannot_show_is_refused(runtime: Path, tmp_path: Path) -> No
     with pytest.raises(SettingError, match="runtime was given for format='hf'"):
         ed.export(model, tmp_path / "out", runtime=runtime)
     assert not (tmp_path / "out").exists()
-
-
-class _Line(SimpleHTTPRequestHandler):
-    """A line on which each file of the network waits until the test lets it through."""
-
-    passing: ClassVar[dict[str, threading.Event]] = {}
-
-    def log_message(self, *_: Any) -> None:
-        """Tests print nothing."""
-
-    def do_GET(self) -> None:
-        name = self.path.rpartition("/")[2]
-        if name.endswith(".onnx"):
-            self.passing[name].wait(timeout=120)
-        super().do_GET()
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Line, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/index.html"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.mark.slow
@@ -149,7 +117,7 @@ def test_the_page_answers_after_the_first_block_and_ends_as_the_model(tmp_path: 
     first = sum(entry["bytes"] for entry in described["files"][:2])
     total = sum(entry["bytes"] for entry in described["files"])
     errors: list[str] = []
-    _Line.passing = {entry["file"]: threading.Event() for entry in described["files"]}
+    Line.passing = {entry["file"]: threading.Event() for entry in described["files"]}
     with served(out) as address, launched() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
@@ -157,10 +125,10 @@ def test_the_page_answers_after_the_first_block_and_ends_as_the_model(tmp_path: 
         page.goto(address)
         page.wait_for_function("document.querySelectorAll('#depths tr').length == 4")
         page.click("#example")
-        for depth, name in enumerate(list(_Line.passing)[1:], start=1):
+        for depth, name in enumerate(list(Line.passing)[1:], start=1):
             assert page.evaluate("window.everydepth.log.length") == depth - 1
-            _Line.passing["ends.onnx"].set()
-            _Line.passing[name].set()
+            Line.passing["ends.onnx"].set()
+            Line.passing[name].set()
             page.wait_for_function(f"window.everydepth.log.length == {depth}", timeout=100_000)
         answers = page.evaluate("window.everydepth.log")
         assert [answer["depth"] for answer in answers] == [1, 2, 3, 4]
@@ -176,7 +144,7 @@ def test_the_page_answers_after_the_first_block_and_ends_as_the_model(tmp_path: 
         page.screenshot(path=str(tmp_path / "page-390.png"), full_page=True)
 
         # Sure at the first depth: the rest is not asked for before another picture needs it.
-        for event in _Line.passing.values():
+        for event in Line.passing.values():
             event.clear()
         page = browser.new_page()  # with an empty cache
         page.goto(address)
@@ -184,7 +152,7 @@ def test_the_page_answers_after_the_first_block_and_ends_as_the_model(tmp_path: 
         page.check("#stop")
         page.click("#example")
         for name in ("ends.onnx", "block-01.onnx"):
-            _Line.passing[name].set()
+            Line.passing[name].set()
         page.wait_for_function("document.querySelector('#status').textContent.includes('Sure')")
         assert "Sure at depth 1: stopped after" in page.inner_text("#status")
     assert errors == []

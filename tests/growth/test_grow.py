@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.helpers.growth import SETTINGS, long_growth, mlp, points, teacher_data
+from tests.helpers.processes import ROOT, in_two
 from tests.zoo import ENTRIES
 from torch import nn
 from torch.optim import SGD, AdamW
@@ -91,6 +91,17 @@ def test_what_only_fits_the_training_rows_is_not_kept() -> None:
     assert same(found.model, model)
 
 
+def test_the_papers_rule_keeps_what_trains_better_whatever_held_out_rows_say() -> None:
+    model, train = mlp(), teacher_data(512, 0)
+    valid = {**teacher_data(200, 1)}
+    valid["labels"] = valid["labels"].roll(1, 0)  # nothing can be learned for these
+    settings = {**SETTINGS, "rounds": 1}
+    safe, paper = (grow(model, train, valid, select=s, **settings) for s in ("held-out", "paper"))
+    assert safe.rounds[0].kept == safe.rounds[0].safe == "old"
+    assert paper.rounds[0].kept == paper.rounds[0].paper != "old"
+    assert (safe.depth, paper.depth) == (2, 3)
+
+
 def test_only_the_new_block_is_trained_if_asked() -> None:
     model, train, valid = mlp(), teacher_data(512, 0), teacher_data(400, 1)
     found = grow(model, train, valid, **{**SETTINGS, "rounds": 1}, trains="new")
@@ -144,7 +155,7 @@ class Stopped(Exception):
 
 
 def test_a_growth_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    model, train, valid = mlp(), teacher_data(512, 0), teacher_data(400, 1)
+    model, train, valid, test = mlp(), *(teacher_data(n, i) for i, n in enumerate((512, 400, 99)))
     # With this seed the second round has something to do as well.
     settings = {**SETTINGS, "alpha": 0.5, "batch_size": 32, "seed": 1}
     calls = 0
@@ -156,14 +167,20 @@ def test_a_growth_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) ->
             raise Stopped
         train_plainly(ed.as_stream(m), data, optimizer, steps, batch_size=64, seed=calls % 2)
 
-    whole = grow(model, train, valid, **settings, run=tmp_path / "whole", fit=fit)
+    whole = grow(model, train, valid, test, **settings, run=tmp_path / "whole", fit=fit)
     assert calls == 2
     with pytest.raises(Stopped):
-        grow(model, train, valid, **settings, run=tmp_path / "cut", fit=fit)
+        grow(model, train, valid, test, **settings, run=tmp_path / "cut", fit=fit)
     calls = 1
-    again = grow(model, train, valid, **settings, run=tmp_path / "cut", resume=True, fit=fit)
+    again = grow(model, train, valid, test, **settings, run=tmp_path / "cut", resume=True, fit=fit)
     assert calls == 2
+    # Rounds share the allowed error of the held-out rows.
+    allowed = [1 - r.held_out.confidence for r in whole.rounds]
+    assert allowed == pytest.approx([0.05 / 2, 0.05 / 6])
     assert same(again.model, whole.model)
+    assert again.guarantee == whole.guarantee  # by the same jumpboard
+    assert whole.guarantee is not None
+    assert whole.guarantee.gamma_opt > 0
     assert [r.after for r in again.rounds] == [r.after for r in whole.rounds]
     loaded = ResidualMLP.from_pretrained(tmp_path / "cut" / "model")
     assert same(loaded, whole.model)
@@ -175,32 +192,32 @@ def test_a_growth_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) ->
         grow(model, train, valid, **settings, run=tmp_path / "cut")
 
 
+# Between the checkpoint of step 50 and the next.
 KILLED = """
-import sys
+import os, signal, sys
 from pathlib import Path
+from everydepth.runs import Run
 from tests.helpers.growth import long_growth
+
+def log(run, entry, own=Run.log):
+    own(run, entry)
+    if entry["step"] == 60:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Run.log = log
 long_growth(Path(sys.argv[1]))
 """
 
 
 def test_after_kill_9_inside_a_round_the_training_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(KILLED)
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root / "src"), str(root)])
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "cut")]
-    killed = subprocess.Popen(command, env=env, cwd=root)
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "cut")]
+    killed = subprocess.run(command, env=env, cwd=ROOT, timeout=240, check=False)
+    assert killed.returncode == -signal.SIGKILL
     saved = tmp_path / "cut" / "rounds" / "001" / "checkpoints" / "latest"
-    while not saved.exists() or int(saved.read_text()) == 0:
-        assert killed.poll() is None
-        time.sleep(0.002)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait()
-    assert 0 < int(saved.read_text()) < 400
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    assert int(saved.read_text()) == 50
     whole, cut = long_growth(tmp_path / "whole"), long_growth(tmp_path / "cut")
-    torch.set_num_threads(threads)
     assert ed.as_stream(whole).depth == 3
     assert same(whole, cut)
     rounds = [ed.Run.open(tmp_path / r).results()["growth"]["rounds"] for r in ("whole", "cut")]
@@ -264,16 +281,7 @@ torch.save(found.model.state_dict(), f"{sys.argv[1]}.{dist.get_rank()}")
 
 
 def test_two_processes_grow_the_same_model(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"),
-        *(str(tmp_path / "script.py"), str(tmp_path / "run")),
-    ]
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root / "src"), str(root)])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
+    in_two("-c", SCRIPT, str(tmp_path / "run"))
     first, second = (torch.load(f"{tmp_path / 'run'}.{rank}") for rank in (0, 1))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[k], second[k]) for k in first)

@@ -22,7 +22,7 @@ def test_on_real_networks_the_theorems_are_vacuous_and_say_so(name: str) -> None
     jump = jumpboard(model, batch, after=1)
     found = guarantee(model, jump.model, batch, batch)
     assert found.vacuous
-    assert "all three are vacuous" in str(found)
+    assert "all of them are vacuous" in str(found)
     assert found.held_out.gain == pytest.approx(jump.margin, rel=1e-2)
     assert found.margin == pytest.approx(jump.margin, rel=1e-3)
     assert found.to_json()["vacuous"] is True
@@ -33,14 +33,27 @@ def test_margins_are_told_apart_by_the_jumpboard() -> None:
     jump = jumpboard(model, data)
     found = guarantee(model, jump.model, data, test, jump=jump.model)
     assert found.gamma_opt == 0
+    assert found.margin_low < found.margin_test  # a lower bound of what it estimates
     assert found.margin_test == pytest.approx(mean_loss(model, test) - mean_loss(jump.model, test))
     with pytest.raises(SettingError, match=r"delta=2\.0"):
         guarantee(model, jump.model, data, test, delta=2.0)
 
 
+def test_one_block_alone_costs_less_than_the_network_and_rows_pay_for_it() -> None:
+    model, data, test = mlp(), teacher_data(200, 0), teacher_data(2000, 1)
+    jump = jumpboard(model, data, after=1)
+    found = guarantee(model, jump.model, data, test, jump=jump.model, after=1)
+    assert found.gamma_block is not None
+    assert found.gamma_block < found.gamma_n
+    assert found.theorems[3].change == pytest.approx(2 * found.gamma_block - found.margin)
+    assert found.rows_needed is not None
+    assert found.rows_needed > found.n
+    assert f"would need {found.rows_needed:.2g} rows" in str(found)
+
+
 def test_every_arm_of_a_comparison_gets_the_same_compute(tmp_path: Path) -> None:
     model, train, valid = mlp(), teacher_data(128, 0), teacher_data(200, 1)
-    how = {"steps": 60, "evaluations": 2, "seeds": (0,), "lr": 3e-3, "run": tmp_path / "run"}
+    how = {"steps": 40, "evaluations": 2, "seeds": (0,), "lr": 3e-3, "run": tmp_path / "run"}
     found = compare(model, train, valid, **how)
     assert {arm.name for arm in found.arms} == {row["arm"] for row in found.summary()}
     spent = [

@@ -10,7 +10,8 @@ from tests.zoo import ENTRIES
 from torch import nn
 
 import everydepth as ed
-from everydepth.growth.generalization import gamma, log_covering, theorems
+from everydepth.errors import SettingError
+from everydepth.growth.generalization import Complexity, log_covering, theorems
 from everydepth.growth.lipschitz import (
     BlockConstants,
     NetworkConstants,
@@ -101,19 +102,30 @@ def test_the_covering_number_is_the_sum_of_the_lemma() -> None:
     expected = 10 * math.log(1 + 2 * 3 * 2 * k[0] / eps) + 20 * math.log(1 + 2 * 4 * 2 * k[1] / eps)
     constants = NetworkConstants(blocks, top)
     assert log_covering(constants, eps) == pytest.approx(expected)
+    alone = 10 * math.log(1 + 2 * 3 * k[0] / eps)
+    assert log_covering(constants, eps, only=0) == pytest.approx(alone)
     rad = 1.4 * 0.01 + 3 * math.sqrt(2 * expected / 100)
-    found = gamma(constants, 100, 0.05, bound=3.0, lipschitz=1.4)
-    assert found == pytest.approx(2 * rad + 9 * math.sqrt(math.log(40) / 200))
+    whole = Complexity(constants=constants, bound=3.0, lipschitz=1.4)
+    assert whole.gamma(100, 0.05) == pytest.approx(2 * rad + 9 * math.sqrt(math.log(40) / 200))
+
+
+def test_the_rows_needed_bring_the_penalty_down_to_the_goal() -> None:
+    block = BlockConstants(lip_x=0.1, lip_theta=0.2, kappa=0.0, parameters=50, radius=2.0)
+    whole = Complexity(constants=NetworkConstants((block,), 1.0), bound=1.0, lipschitz=1.4)
+    rows = whole.rows_needed(0.1, 0.05)
+    assert whole.gamma(rows, 0.05) <= 0.1 < whole.gamma(rows * 99 // 100, 0.05)
+    with pytest.raises(SettingError, match="above 0 for any number of rows"):
+        whole.rows_needed(0.0, 0.05)
 
 
 def test_theorems_say_something_only_where_the_margin_beats_the_penalty() -> None:
     settings = {"gamma_opt": 0.1, "delta": 0.05, "m": 10_000, "bound": 1.0, "margin_test": 0.5}
-    small = {"gamma_n": 0.1, "gamma_n_half": 0.12, "gamma_m": 0.1}
+    small = {"gamma_n": 0.1, "gamma_m": 0.1}
     first, second, third = theorems(margin=0.5, **settings, **small)
-    assert first.change == pytest.approx(-0.36)
+    assert first.change == pytest.approx(-0.4)
     assert second.change == pytest.approx(-0.15)
     assert third.change == pytest.approx(-0.2)
     assert second.probability == pytest.approx(0.95 - 3 * math.exp(-10_000 * 0.25 / 8))
     assert not any(t.vacuous for t in (first, second, third))
-    large = {"gamma_n": 9.0, "gamma_n_half": 9.0, "gamma_m": 9.0}
+    large = {"gamma_n": 9.0, "gamma_m": 9.0}
     assert all(t.vacuous for t in theorems(margin=0.5, **settings, **large))

@@ -11,6 +11,7 @@ import torch
 from tests.helpers.growth import GROWABLE, labelled, mlp, points
 from tests.zoo import ENTRIES, Entry
 from torch import Tensor, nn
+from transformers import FalconConfig, FalconForCausalLM
 
 import everydepth as ed
 from everydepth.errors import (
@@ -25,8 +26,19 @@ from everydepth.growth.losses import row_losses
 from everydepth.growth.scoring import alignment, covariance, spectrum
 from everydepth.stream.maps import LinearMap
 
+# Its two branches share a norm, and one is added to the other in place.
+FALCON = Entry(
+    "Falcon",
+    lambda: FalconForCausalLM(
+        FalconConfig(
+            vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, alibi=False
+        )
+    ),
+    lambda: {"input_ids": torch.randint(0, 40, (3, 6))},
+)
 
-@pytest.mark.parametrize("entry", GROWABLE.values(), ids=GROWABLE)
+
+@pytest.mark.parametrize("entry", [*GROWABLE.values(), FALCON], ids=[*GROWABLE, "Falcon"])
 def test_G_is_the_gradient_of_the_zero_projection_at_every_site(entry: Entry) -> None:
     model, batch = labelled(entry)
     found = score(model, batch, **entry.options)

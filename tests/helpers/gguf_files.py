@@ -26,7 +26,7 @@ def write_tiny(
     writer.add_block_count(blocks)
     writer.add_context_length(64)
     writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length([INNER] * blocks)  # an entry a block, as hybrids have
+    writer.add_feed_forward_length([INNER] * blocks)  # one entry per block, as hybrids have
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS)
     writer.add_layer_norm_rms_eps(1e-5)

@@ -1,4 +1,4 @@
-"""Tiny models and labelled batches for growth."""
+"""Tiny models and labeled batches for growth."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def teacher_data(rows: int, seed: int) -> dict[str, Tensor]:
 
 
 def long_growth(run: Path) -> nn.Module:
-    settings = {**SETTINGS, "steps": 400, "rounds": 1}
+    settings = {**SETTINGS, "steps": 100, "rounds": 1}
     return grow(
         mlp(), teacher_data(512, 0), teacher_data(400, 1), **settings, run=run, resume=True
     ).model

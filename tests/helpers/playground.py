@@ -33,7 +33,7 @@ def classifier(*, blocks: int = 3, labels: tuple[str, ...] | None = None) -> Any
         **named,
     )
     model: Any = ViTForImageClassification(config)
-    # So that depths differ: freshly initialised, the blocks add next to nothing.
+    # So that depths differ: freshly initialized, the blocks add next to nothing.
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(6)

@@ -130,20 +130,20 @@ def _labelled_text() -> Case:
     labels = torch.randint(0, VOCABULARY, (ROWS, TOKENS))  # padding has labels, too
     labels[0, 2] = labels[1, 5] = IGNORED
     asked = _tokens(batch["attention_mask"], labels, 1)
-    return Case("labelled text", model, {**batch, "labels": labels}, asked)
+    return Case("labeled text", model, {**batch, "labels": labels}, asked)
 
 
 def _unlabelled_text() -> Case:
     model, batch = _made("GPT2-CausalLM-right")
     asked = _tokens(batch["attention_mask"], batch["input_ids"], 1)
-    return Case("unlabelled text", model, batch, asked)
+    return Case("unlabeled text", model, batch, asked)
 
 
 def _masked_text() -> Case:
     model, batch = _made("Bert-MaskedLM")
     labels = torch.full((ROWS, TOKENS), IGNORED)
     labels[:, ::2] = torch.randint(0, VOCABULARY, labels[:, ::2].shape)
-    assert bool(((labels != IGNORED) & (batch["input_ids"] == PAD)).any())  # labelled padding
+    assert bool(((labels != IGNORED) & (batch["input_ids"] == PAD)).any())  # labeled padding
     asked = _tokens(batch["attention_mask"], labels, 0)
     return Case("masked text", model, {**batch, "labels": labels}, asked)
 
@@ -175,8 +175,8 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "soft labels": _soft_labels,
     "regression": _regression,
     "one number": _one_number,
-    "labelled text": _labelled_text,
-    "unlabelled text": _unlabelled_text,
+    "labeled text": _labelled_text,
+    "unlabeled text": _unlabelled_text,
     "masked text": _masked_text,
     "token labels": _token_labels,
     "detection": _detection,
@@ -184,4 +184,4 @@ CASES: Mapping[str, Callable[[], Case]] = {
 }
 WITH_A_LOSS = [name for name in CASES if name not in ("detection", "embedding")]
 WITH_CLASSES = [name for name in WITH_A_LOSS if name not in ("regression", "one number")]
-PER_TOKEN = ["labelled text", "unlabelled text", "masked text", "token labels"]
+PER_TOKEN = ["labeled text", "unlabeled text", "masked text", "token labels"]

@@ -1,4 +1,4 @@
-"""Small models and labelled data that several tests of tracing share."""
+"""Small models and labeled data that several tests of tracing share."""
 
 from __future__ import annotations
 

@@ -97,6 +97,9 @@ def test_aligned_uses_the_last_depth_only_at_odd_steps() -> None:
     assert weights(ed.aligned(), step=1) == [0, 0, 0, 0, 1]
     assert weights(ed.aligned(), step=2) == weights(ed.aligned(), step=0)
     assert weights(ed.aligned(alternate=False), step=1) == weights(ed.aligned())
+    turns = ed.multi_classifier(1.0, alternate=True)
+    assert weights(turns, step=1) == weights(ed.aligned(), step=1)
+    assert weights(turns) == weights(ed.multi_classifier())
 
 
 def test_cosine_regularized_supervises_the_last_depth_and_pulls_on_all() -> None:

@@ -88,7 +88,7 @@ def test_a_file_beyond_the_limit_is_refused(run: Run, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("content", ["[]", "3", '"text"'])
 def test_a_run_with_a_file_of_another_kind_is_refused(run: Run, name: str, content: str) -> None:
     (run.path / name).write_text(content + "\n")
-    with pytest.raises(DataError, match=r"(?s)does not hold a whole run .* restore it"):
+    with pytest.raises(RunError, match=rf"{name} (is not whole|has a line that says) .* restore "):
         read(run.path)
 
 

@@ -175,6 +175,20 @@ def test_a_step_may_be_written_again(run: Run) -> None:
     assert run.checkpoint().load("model")["head.weight"].mean() == 2
 
 
+def test_a_step_counts_as_saved_when_all_else_about_it_is_written(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before, the run does the step again; killed after, it still knows the best."""
+    run.save_checkpoint(1, parts(), {}, best=True)
+    written: list[str] = []
+    real = files.write_text
+    monkeypatch.setattr(
+        "everydepth.runs.run.write_text", lambda p, text: (written.append(p.name), real(p, text))
+    )
+    run.save_checkpoint(2, parts(), {}, best=True)
+    assert written == ["best", "latest"]
+
+
 def test_a_missing_step_lists_those_that_exist(run: Run) -> None:
     with pytest.raises(RunError, match="has no checkpoint yet"):
         run.checkpoint()
@@ -384,6 +398,33 @@ def test_a_run_has_one_writer_and_names_it(tmp_path: Path) -> None:
     mine = rf"written by process {os.getpid()} on .* since"
     with held(tmp_path / "run"), pytest.raises(RunError, match=mine):
         held(tmp_path / "run").__enter__()
+    with held(tmp_path / "run"):  # free again
+        pass
+
+
+@pytest.mark.parametrize("place", [".", "checkpoints", "cells", "sweep"])
+def test_what_a_killed_process_left_half_written_goes_at_the_next_start(
+    tmp_path: Path, place: str
+) -> None:
+    left = tmp_path / "run" / place / f"{files.TEMPORARY}measured.npz-1"
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.write_text("half")
+    with held(tmp_path / "run"):
+        assert not left.exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_takes_no_note_of_the_writer_is_said_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "replace", fails)
+    words = rf"the run directory .* cannot be written: {os.strerror(code)}; (free|use)"
+    with pytest.raises(RunError, match=words):
+        held(tmp_path / "run").__enter__()
+    monkeypatch.undo()
     with held(tmp_path / "run"):  # free again
         pass
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import copy
 import io
 from typing import Any
 
@@ -20,8 +22,10 @@ from transformers import (
 )
 
 import everydepth as ed
-from everydepth.serving import Served, application
-from everydepth.serving.classify import at_depths
+from everydepth.errors import SettingError
+from everydepth.serving import Busy, ServeConfig, Served, application
+from everydepth.serving.classify import Classifier, at_depths
+from everydepth.stream import as_stream
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +85,47 @@ def test_pictures_are_classified_at_the_depth_that_is_asked(vit: ViTForImageClas
         assert ask(input="no picture").status_code == 400
         assert ask(input=[]).status_code == 400
         assert ask(input=base64.b64encode(b"GIF89a").decode()).status_code == 400
+
+
+def test_no_class_is_served_of_predictions_that_are_no_numbers(
+    vit: ViTForImageClassification,
+) -> None:
+    broken = copy.deepcopy(vit).float()
+    with torch.no_grad():
+        broken.classifier.weight[0, 0] = torch.nan
+    with TestClient(application(Served(name="vit", model=broken))) as client:
+        answer = client.post("/v1/classify", json={"model": "vit", "input": picture(0)})
+    assert answer.status_code == 500
+    assert "predictions at depth 1 of 3 are NaN or infinite" in answer.json()["error"]["message"]
+
+
+def test_a_classifier_has_a_depth_of_its_own_and_refuses_what_it_cannot_do(
+    vit: ViTForImageClassification,
+) -> None:
+    served = Served(name="vit", model=vit.float())
+    with TestClient(application(served, ServeConfig(depth=2))) as client:
+        body = {"model": "vit", "input": [picture(0), picture(1)]}
+        found = client.post("/v1/classify", json=body).json()["data"]
+        assert [one["depth"] for one in found] == [2, 2]
+        seen = ed.Results.from_json(client.get("/v1/results").json()).result("load").arrays
+        assert (seen["requests"], seen["mean_depth"]) == (2, 2)
+    for wrong in ({"target": 1.0}, {"floor": 0.5}, {"engine": "vllm"}):
+        with pytest.raises(SettingError, match=f"--{next(iter(wrong))}: for language models"):
+            application(served, ServeConfig(**wrong))
+
+
+def test_more_inputs_than_may_wait_are_refused(vit: ViTForImageClassification) -> None:
+    classifier = Classifier(as_stream(vit.float()), lambda rows: {"pixel_values": rows[0]}, queue=2)
+
+    async def asked() -> list[Any]:
+        row = torch.zeros(1, 3, 8, 8)
+        several = [classifier.run([row], 3, None) for _ in range(4)]
+        found = await asyncio.gather(*several, return_exceptions=True)
+        classifier.stop()
+        return found
+
+    found = asyncio.run(asked())
+    assert [isinstance(one, Busy) for one in found] == [False, False, True, True]
 
 
 def test_texts_of_different_lengths_are_one_batch(talker: Talker) -> None:

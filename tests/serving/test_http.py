@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from tests.serving.conftest import Talker
 
 import everydepth as ed
 from everydepth.errors import SettingError
+from everydepth.exits.policies import Certificate
 from everydepth.serving import ServeConfig, Served, application
 
 
@@ -109,6 +112,23 @@ def test_models_lists_every_depth(client: TestClient) -> None:
     assert listed[0]["policies"] == ["sure"]
 
 
+def test_one_model_can_be_looked_up(client: TestClient) -> None:
+    assert client.get("/v1/models/talker@3").json()["depth"] == 3
+    assert client.get("/v1/models/talker@5").status_code == 404
+
+
+def test_a_stream_tells_its_usage_if_it_is_asked(client: TestClient, talker: Talker) -> None:
+    body = {"model": "talker", "prompt": "ab", "max_tokens": 3, "stream": True, "echo": False}
+    plain = client.post("/v1/completions", json=body).text
+    assert "usage" not in plain
+    told = client.post("/v1/completions", json=body | {"stream_options": {"include_usage": True}})
+    *_, last, done, _ = told.text.split("\n\n")
+    assert done == "data: [DONE]"
+    usage = json.loads(last.removeprefix("data: "))["usage"]
+    assert usage["prompt_tokens"] == len(talker.ids("ab"))
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
 def test_metrics_count_tokens_by_depth(client: TestClient) -> None:
     complete(client, prompt="a", depth=1)
     text = client.get("/metrics").text
@@ -117,10 +137,22 @@ def test_metrics_count_tokens_by_depth(client: TestClient) -> None:
     assert client.get("/health").status_code == client.get("/ready").status_code == 200
 
 
+def test_what_clients_saw_is_published_as_results(client: TestClient) -> None:
+    complete(client, prompt="a", depth=3)
+    found = ed.Results.from_json(client.get("/v1/results").json())
+    load = found.result("load").arrays
+    assert load["requests"] >= 1
+    assert load["running"] == 0
+    assert load["p50_seconds"] <= load["p95_seconds"]
+    assert found.result("depths").at_depth()[3] >= 1
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ("{", 400, "JSON"),
+        ("{", 400, "not JSON"),
+        ({"model": "talker", "prompt": "a", "echo": True}, 400, "echo is not supported"),
+        ({"model": "talker", "prompt": "a", "presence_penalty": 1}, 400, "presence_penalty is"),
         ({"model": "talker"}, 400, "prompt"),
         ({"model": "other", "prompt": "a"}, 400, "no model 'other'"),
         ({"model": "talker@9", "prompt": "a"}, 400, "talker@1 to @4"),
@@ -150,6 +182,42 @@ def test_a_request_that_makes_no_sense_gets_a_status_and_a_reason(
     assert complete(client, prompt="a", depth=1)["choices"]  # others are not disturbed
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "talker", "prompt": "\\ud800"}',
+        b'{"model": "talker", "prompt": [-1]}',
+        b'{"model": "talker", "prompt": [1000000000000000000000000]}',
+        b'{"model": "talker", "prompt": "a", "temperature": 1, "seed": 1000000000000000000000000}',
+        b'{"model": "talker", "prompt": "a", "temperature": NaN}',
+        b'{"model": "talker", "prompt": ' + b"[" * 100_000,
+        b"\xff\xfe",
+        b"null",
+    ],
+)
+def test_a_body_that_no_client_would_send_is_refused(client: TestClient, body: bytes) -> None:
+    answer = client.post(
+        "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert "Traceback" not in answer.text
+
+
+def test_no_text_is_served_of_predictions_that_are_no_numbers(talker: Talker) -> None:
+    broken = copy.deepcopy(talker.model)
+    with torch.no_grad():
+        broken.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
+    with TestClient(
+        application(Served(name="talker", model=broken, tokenizer=talker.tokenizer))
+    ) as client:
+        body = {"model": "talker", "prompt": "ab", "max_tokens": 2}
+        answer = client.post("/v1/completions", json=body)
+        assert answer.status_code == 500
+        assert "NaN or infinite" in answer.json()["error"]["message"]
+        # below the block that is broken, the model is as good as before
+        assert client.post("/v1/completions", json=body | {"depth": 1}).status_code == 200
+
+
 def test_a_body_of_unknown_length_is_counted(client: TestClient) -> None:
     def parts() -> Iterator[bytes]:
         for _ in range(40):
@@ -172,7 +240,39 @@ def test_a_key_is_asked_for_everywhere_but_at_the_doors_of_health(talker: Talker
 
 def test_a_floor_without_a_target_or_a_profile_is_refused(talker: Talker) -> None:
     served = Served(name="talker", model=talker.model, tokenizer=talker.tokenizer)
+    with pytest.raises(SettingError, match="give one of them"):
+        application(served, ServeConfig(target=1.0, speed=5.0))
+    with pytest.raises(SettingError, match="served at 1 to 4"):
+        application(served, ServeConfig(depth=5))
     with pytest.raises(SettingError, match="give --target"):
         application(served, ServeConfig(floor=0.5))
     with pytest.raises(SettingError, match="needs --profile"):
         application(served, ServeConfig(floor=0.5, target=1.0))
+
+
+def test_the_governor_stays_at_the_certified_depth_or_above(talker: Talker) -> None:
+    promised = ed.Confidence(threshold=(float("inf"), 0.0, 0.0), certificate=certificate())
+    served = Served(
+        name="talker", model=talker.model, tokenizer=talker.tokenizer, certificate=promised
+    )
+    with pytest.raises(SettingError, match="give --target"):
+        application(served)
+    with pytest.raises(SettingError, match="need depth 2, but depth 1 is the deepest"):
+        application(served, ServeConfig(target=1.0, depth=1))
+    # A target nobody can meet: as shallow as it may be.
+    with TestClient(application(served, ServeConfig(target=1e-6))) as client:
+        assert complete(client, prompt="Once")["choices"][0]["depth"] == 2
+
+
+def certificate() -> Certificate:
+    return Certificate(
+        certified=True,
+        risk=0.1,
+        delta=0.05,
+        against="full",
+        samples=100,
+        observed=0.01,
+        p_value=0.01,
+        speedup=2.0,
+        note="",
+    )

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import uvicorn
 from tests.serving.conftest import Talker
+from torch import nn
 
 import everydepth as ed
 from everydepth.serving import ServeConfig, Served, application
@@ -25,13 +29,14 @@ from everydepth.serving.serve import bound
 class Running:
     host: str
     port: int
+    client: httpx.Client
 
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
     def fact(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics").text
+        text = self.client.get(f"{self.url}/metrics").text
         line = next(x for x in text.splitlines() if x.startswith(f"everydepth_engine_{name}{{"))
         return float(line.rsplit(" ", 1)[1])
 
@@ -47,7 +52,8 @@ def running(talker: Talker) -> Iterator[Running]:
     host, port = sock.getsockname()
     while not server.started:
         time.sleep(0.01)
-    yield Running(host, port)
+    with httpx.Client(timeout=60) as client:
+        yield Running(host, port, client)
     server.should_exit = True
     thread.join(20)
     assert not thread.is_alive()
@@ -72,13 +78,33 @@ def sent(running: Running, **body: Any) -> socket.socket:
     return connection
 
 
+@contextmanager
+def held(model: nn.Module) -> Iterator[threading.Event]:
+    """No round ends before the event is set, and each is slow afterwards."""
+    go_on = threading.Event()
+
+    def wait(*_: Any) -> None:
+        go_on.wait(30)
+        time.sleep(0.02)
+
+    hook = model.lm_head.register_forward_pre_hook(wait)
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+        hook.remove()
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_frees_its_place(running: Running, stream: bool) -> None:
+def test_a_client_that_goes_away_frees_its_place(
+    running: Running, talker: Talker, stream: bool
+) -> None:
     before = running.fact("cancelled_total")
-    connection = sent(running, stream=stream)
-    wait_for(lambda: running.fact("running") == 1)
-    connection.close()
-    wait_for(lambda: running.fact("cancelled_total") == before + 1)
+    with held(talker.model) as go_on:
+        with sent(running, stream=stream):
+            wait_for(lambda: running.fact("running") == 1)
+        go_on.set()
+        wait_for(lambda: running.fact("cancelled_total") == before + 1)
     assert running.fact("running") == 0
     assert running.fact("cache_bytes") == 0
 
@@ -110,6 +136,28 @@ def test_dozens_of_requests_at_once_are_all_answered(running: Running) -> None:
     depths = [answer.json()["choices"][0]["depth"] for answer in answers]
     assert depths == [1 + i % 4 for i in range(80)]
     assert running.fact("cache_bytes") == 0
+
+
+@pytest.mark.slow
+def test_a_thousand_connections_at_once_are_answered_and_memory_comes_back(
+    running: Running,
+) -> None:
+    memory = psutil.Process().memory_info
+
+    def a_thousand() -> None:
+        connections = [sent(running, max_tokens=1, model="talker@1") for _ in range(1000)]
+        for connection in connections:
+            with connection:
+                assert connection.recv(12) == b"HTTP/1.1 200"
+
+    a_thousand()  # what a server keeps for good: buffers, code, histograms
+    wait_for(lambda: running.fact("running") == running.fact("waiting") == 0)
+    before = memory().rss
+    a_thousand()
+    wait_for(lambda: running.fact("running") == running.fact("waiting") == 0)
+    assert running.fact("cache_bytes") == 0
+    gc.collect()
+    assert memory().rss < 1.1 * before
 
 
 def test_a_round_that_fails_costs_its_requests_and_no_others(

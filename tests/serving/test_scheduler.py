@@ -9,6 +9,8 @@ from tests.serving.conftest import Talker
 
 import everydepth as ed
 from everydepth.errors import BatchError, DepthError, EveryDepthError, SettingError
+from everydepth.exits.profile import DepthProfile, Latency, Profile
+from everydepth.results import curve
 from everydepth.serving import (
     Arrival,
     Busy,
@@ -19,12 +21,15 @@ from everydepth.serving import (
     Price,
     Request,
     Scheduler,
+    Speed,
     Work,
     read_load,
     simulate,
 )
+from everydepth.serving.governor import predict
+from everydepth.serving.simulation import price_of
 
-PRICE = Price(call=1e-3, token=2e-4, readout=1e-4)
+PRICE = Price(call=1e-3, token=2e-4, readout=1e-4, read=3e-4)
 
 
 def drained(scheduler: Scheduler) -> None:
@@ -94,9 +99,10 @@ def test_a_request_that_cannot_be_served_is_refused_before_any_work(
 def test_prices_are_learned_from_rounds() -> None:
     costs = Costs()
     for step in range(200):
-        work = Work(calls=1 + step % 7, passes=(1 + step % 7) * (1 + step % 5), readouts=step % 5)
+        calls, rows = 1 + step % 7, 1 + step % 5
+        work = Work(calls, passes=calls * rows, readouts=step % 5, reads=step % 3)
         costs.learn(work, PRICE.of(work))
-    for work in (Work(12, 12, 1), Work(3, 90, 30)):
+    for work in (Work(12, 12, 1, 1), Work(3, 90, 30, 2)):
         assert costs.price.of(work) == pytest.approx(PRICE.of(work), rel=0.02)
 
 
@@ -119,6 +125,17 @@ def test_the_governor_goes_shallower_with_load_and_never_below_its_floor() -> No
     assert chosen(0, waited=0.99) == 3
     governor.learn(1.0, 10.0)  # it took ten times as long as was thought
     assert chosen(0) < 12
+
+
+def test_a_target_of_speed_is_a_time_for_each_token() -> None:
+    governor = Speed(20.0, range(3, 13))
+    busy = Load(depths=(12,) * 24, waiting=0, places=64, price=PRICE)
+    idle = Load(depths=(), waiting=0, places=64, price=PRICE)
+    assert governor.choose(idle, 10, 40, 0.0) == governor.choose(idle, 10, 40, 9.0) == 12
+    chosen = governor.choose(busy, 10, 400, 0.0)
+    assert 3 <= chosen < 12
+    assert predict(busy, chosen, 10, 400) <= 400 / 20 or chosen == 3
+    assert predict(busy, chosen + 1, 10, 400) > governor.AIM * 400 / 20
 
 
 def test_a_simulated_load_meets_its_target_with_the_governor_and_not_without(
@@ -147,6 +164,37 @@ def test_a_simulation_is_what_a_real_batch_counts(talker: Talker) -> None:
     load = [Arrival(at=0, prompt=3 + i, tokens=5, depth=1 + i % 4) for i in range(6)]
     found = simulate(stream, load, PRICE, places=4).numbers
     assert 30 / found["tokens_per_second"] == pytest.approx(seconds)
+
+
+def test_prices_of_a_profile_are_those_its_times_were_made_of() -> None:
+    rows, length = 4, 16
+
+    def milliseconds(calls: int, tokens: int, readouts: int) -> Latency:
+        took = 1000 * PRICE.of(Work(calls, tokens, readouts, 1))
+        return Latency(low=took, median=took, high=took)
+
+    depths = [
+        DepthProfile(
+            depth=k,
+            quality=0.5,
+            parameters=1,
+            checkpoint_bytes=1,
+            flops=1,
+            peak_bytes=1,
+            latency=milliseconds(k, k * length, length),
+            batch_latency=milliseconds(k, k * length * rows, length * rows),
+        )
+        for k in range(1, 7)
+    ]
+    profile = Profile.of(depths, metric="accuracy", batch_size=rows, row_tokens=length)
+    with pytest.raises(SettingError, match="what a token costs"):
+        price_of(profile)
+    writing = [1 / PRICE.of(Work(k, k, 1, 1)) for k in range(1, 7)]
+    found = price_of(profile.with_results(curve("decode", list(range(1, 7)), writing)))
+    assert found.call == pytest.approx(PRICE.call)
+    assert found.token == pytest.approx(PRICE.token)
+    assert found.readout == pytest.approx(PRICE.readout)
+    assert found.read == pytest.approx(PRICE.read)
 
 
 def test_a_load_that_makes_no_sense_is_refused(tmp_path: Path) -> None:

@@ -13,37 +13,44 @@ from tests.zoo import VOCABULARY
 
 import everydepth as ed
 from everydepth.exits.generation.sampling import Sampling
-from everydepth.serving import Drafting, Exiting, Plain, Row, SharedBatch
+from everydepth.serving import Drafting, DraftTeam, Exiting, Plain, Row, SharedBatch
 from everydepth.stream import ResidualStream, as_stream
 
-KINDS = ("greedy", "drawn", "drafted", "exiting")
+KINDS = ("greedy", "drawn", "drafted", "exiting", "drawn exiting")
 POLICY = ed.Confidence(threshold=0.2)
+Teams = dict[int, DraftTeam]
 
 
-def course(stream: ResidualStream, kind: str, depth: int, seed: int, prompt: list[int]) -> Any:
+def course(
+    stream: ResidualStream, kind: str, depth: int, seed: int, prompt: list[int], teams: Teams
+) -> Any:
     """How a row climbs, and what `generate` is told to do the same."""
-    if kind == "greedy":
-        return Plain(depth, Sampling()), {"depth": depth}
-    if kind == "drawn":
+    sampling, told, generator = Sampling(), {}, None
+    if kind.startswith("drawn"):
         sampling = Sampling(do_sample=True, temperature=0.8, top_k=20)
         told = {"do_sample": True, "temperature": 0.8, "top_k": 20, "seed": seed}
-        return Plain(depth, sampling, torch.Generator().manual_seed(seed)), told | {"depth": depth}
-    if kind == "exiting":
-        return Exiting(stream, POLICY, stream.depth, Sampling()), {"policy": POLICY}
-    draft = min(depth, stream.depth - 1)
-    return Drafting(stream, draft, stream.depth, Sampling(), prompt=prompt), {"draft_depth": draft}
+        generator = torch.Generator().manual_seed(seed)
+    if kind.endswith("exiting"):
+        way = Exiting(stream, POLICY, stream.depth, sampling, generator)
+        return way, told | {"policy": POLICY}
+    if kind == "drafted":
+        draft = min(depth, stream.depth - 1)
+        if draft not in teams:
+            teams[draft] = DraftTeam(stream, draft, stream.depth, always=True)
+        return Drafting(teams[draft], prompt=prompt, tokens=99), {"draft_depth": draft}
+    return Plain(depth, sampling, generator), told | {"depth": depth}
 
 
 def check(name: str, load: list[tuple[str, int, list[int], int]], pause: int, chunk: int) -> None:
     """Rows join one after the other, `pause` rounds apart."""
     model = talkative(decoder(name))
     stream = as_stream(model)
-    batch = SharedBatch(stream, chunk=chunk)
+    batch, teams = SharedBatch(stream, chunk=chunk), Teams()
     waiting, rows, rounds = list(enumerate(load)), [], 0
     while waiting or batch.rows:
         if waiting and rounds % pause == 0:
             seed, (kind, depth, prompt, limit) = waiting.pop(0)
-            way, told = course(stream, kind, min(depth, stream.depth), seed, prompt)
+            way, told = course(stream, kind, min(depth, stream.depth), seed, prompt, teams)
             row = Row(way, prompt, limit, stream.end_tokens)
             rows.append((row, prompt, limit, told))
             batch.join(row)
@@ -76,7 +83,7 @@ def test_all_kinds_share_a_batch_on_every_decoder(name: str) -> None:
     load = [
         (kind, depth, [3 + (7 * i + depth) % (VOCABULARY - 3) for i in range(length)], 6)
         for kind, depth, length in zip(
-            KINDS * 2, (1, 2, 1, 3, 3, 1, 2, 2), range(1, 9), strict=True
+            KINDS * 2, (1, 2, 1, 3, 3, 1, 2, 1, 3, 2), range(1, 11), strict=True
         )
     ]
     check(name, load, pause=2, chunk=5)

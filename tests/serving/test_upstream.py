@@ -21,7 +21,8 @@ from everydepth.errors import RunError, SettingError
 from everydepth.serving import Menu, ServeConfig, Served, application
 from everydepth.serving.http import Server
 from everydepth.serving.serve import bound
-from everydepth.serving.upstream import Rung, Upstream, Vllm
+from everydepth.serving.upstream import Rung, Upstream
+from everydepth.serving.vllm import Vllm
 
 
 @contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
+import weakref
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import transformers as hf
 from tests.zoo import ENTRIES
 from tests.zoo.stock import stock
 from tests.zoo.table import Verdicts, entries, measured, rendered
-from tests.zoo.verbs import VERBS, NotApplicable
+from tests.zoo.verbs import CLASSES, VERBS, applies, labelled
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
@@ -116,6 +119,59 @@ class Pictures(nn.Module):
         return self.out(self.stage2(self.stage1(self.stem(image))).mean((2, 3)))
 
 
+class Stretch(nn.Module):
+    """In the place of a norm: multiplies and adds, each channel by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by, self.plus = nn.Parameter(torch.ones(WIDTH) / 2), nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.by + self.plus
+
+
+class Waves(nn.Module):
+    """What a Fourier transform gives, which no weight can make zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.fft(torch.fft.fft(x, dim=-1), dim=1).real / 10
+
+
+class Transforms(nn.Module):
+    """Tokens are mixed without a weight; what follows each sum adds a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.channels, self.one, self.two = Waves(), mix(), Stretch(), Stretch()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x + self.tokens(x))
+        return self.two(x + self.channels(x))
+
+
+class Turned(nn.Module):
+    """Convolves with channels first, maps them last, and turns and scales before the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.map = nn.Conv2d(8, 8, 3, padding=1, groups=8), mix(8)
+        self.gamma = nn.Parameter(torch.full((8,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.map(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return x + y.mul(self.gamma.reshape(1, -1, 1, 1))
+
+
+class ManyTurned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.stage = nn.Conv2d(3, 8, 4, 4), nn.Sequential(*(Turned() for _ in range(3)))
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.out(self.stage(self.stem(image)).mean((2, 3)))
+
+
 def tokens() -> dict[str, Tensor]:
     return {"tokens": torch.randint(0, WORDS, (3, 6))}
 
@@ -124,6 +180,8 @@ OWN: dict[str, tuple[Any, Any, int]] = {
     "parallel with multipliers": (lambda: Words(Parallel), tokens, 3),
     "sandwich norms": (lambda: Words(Sandwich, named=True), tokens, 3),
     "convolutional stages": (Pictures, lambda: {"image": torch.randn(3, 3, 12, 12)}, 4),
+    "a branch without weights": (lambda: Words(Transforms), tokens, 3),
+    "axes turned in a block": (ManyTurned, lambda: {"image": torch.randn(3, 3, 20, 20)}, 3),
 }
 
 
@@ -139,10 +197,31 @@ def test_a_model_written_here_in_a_style_nobody_described_keeps_every_clause(nam
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize("verb", ["train", "trace", "at_depth", "predict", "ablate"])
-def test_verbs_work_on_a_model_nobody_described(name: str, verb: str) -> None:
+@pytest.mark.parametrize("verb", ["train", "trace", "at_depth", "predict", "scaled_skip"])
+def test_verbs_work_on_a_model_nobody_described(name: str, verb: str, tmp_path: Path) -> None:
     build, feed, _ = OWN[name]
-    VERBS[verb](build().eval(), feed())
+    stream = ed.as_stream(build().eval())
+    VERBS[verb](stream, labelled(stream, feed()), tmp_path)
+
+
+def test_a_branch_without_weights_is_known_but_cannot_be_silent_in_a_new_block() -> None:
+    stream = ed.as_stream(Words(Transforms).eval())
+    assert [branch.kind for branch in stream.blocks[0].branches] == ["mixer", "mlp"]
+    assert all(isinstance(branch.post, Stretch) for branch in stream.blocks[0].branches)
+    with pytest.raises(UnsupportedModelError, match="mixer branch ends in Waves, which has no wei"):
+        ed.insert(stream, after=3)
+
+
+def test_the_skip_of_a_block_that_turns_its_axes_is_scaled_as_written() -> None:
+    model = ManyTurned().eval()
+    with torch.no_grad(), ed.scaled_skip(model, layer=3, c=0.25):
+        image = torch.randn(2, 3, 20, 20)
+        *rest, last = model.stage
+        x = nn.Sequential(*rest)(model.stem(image))
+        scaled = model.stage(model.stem(image))
+    with torch.no_grad():
+        y = last(x) - x
+    torch.testing.assert_close(scaled, 0.25 * x + y)
 
 
 def test_constants_of_a_sum_are_read_off_it() -> None:
@@ -241,6 +320,22 @@ def test_looking_at_a_model_leaves_nothing_behind_and_costs_one_batch_once() -> 
     assert not any("forward" in vars(m) for m in model.modules())
 
 
+def test_a_model_is_looked_at_once_until_it_changes() -> None:
+    model, _ = KNOWN["causal:GPTJForCausalLM"].make()
+    first = DiscoveredStream(model).structure
+    assert DiscoveredStream(model).structure is first
+    copied = deepcopy(model)
+    assert DiscoveredStream(copied).structure.blocks[0].module is copied.transformer.h[0]
+    model.transformer.h[0].attn.scale_attn = 3.0
+    assert DiscoveredStream(model).structure is not first
+    model.transformer.h.pop(2)
+    assert DiscoveredStream(model).depth == 2
+    ref = weakref.ref(model)
+    del model, first
+    gc.collect()
+    assert ref() is None
+
+
 def test_a_batch_of_another_dtype_gives_the_same_stream() -> None:
     model, batch = Pictures().eval(), {"image": torch.randn(3, 3, 12, 12)}
     stream = ed.as_stream(model, example=batch)
@@ -305,7 +400,7 @@ class Sums(nn.Module):
 
 
 def test_rows_are_selected_where_they_are_and_not_where_a_table_has_their_number() -> None:
-    # Three rows of three tokens: by its shape a table of positions could be one entry a row.
+    # Three rows of three tokens: by its shape a table of positions could be one entry per row.
     model, batch = TokensFirst().eval(), {"tokens": torch.randint(0, WORDS, (3, 3))}
     stream = ed.as_stream(model, example=batch)
     chosen = torch.tensor([2, 0])
@@ -439,7 +534,7 @@ def test_an_adapter_of_prompts_is_refused() -> None:
 def test_a_stream_prints_as_a_tree() -> None:
     text = str(ed.as_stream(Words(Parallel).eval()))
     assert text.startswith("Words: 3 blocks (Parallel), task classification")
-    assert "block 1-3: Parallel, branches side by side" in text
+    assert "blocks 1-3: Parallel, branches side by side" in text
     assert "0.9 * x + 0.3 * [norm ... tokens]; last map tokens.take" in text
     assert "found in: stack" in text
     assert "readout: " in text
@@ -473,12 +568,14 @@ def test_nine_of_ten_stock_classes_go_through_every_verb_that_applies() -> None:
     assert found.used >= 0.90 * found.tried, str(found)
 
 
-def test_verbs_say_where_they_do_not_apply() -> None:
+def test_a_verb_applies_unless_it_says_which_property_is_missing(tmp_path: Path) -> None:
     model, batch = KNOWN["causal:GPTJForCausalLM"].make()
-    with pytest.raises(NotApplicable):
-        VERBS["predict"](model, batch)
-    for verb in ("train", "generate", "insert"):
-        VERBS[verb](model, batch)
+    stream = ed.as_stream(model)
+    with pytest.raises(UnsupportedModelError, match=CLASSES) as refusal:
+        VERBS["predict"](stream, labelled(stream, batch), tmp_path)
+    assert not applies("predict", refusal.value)
+    assert applies("train", refusal.value)
+    assert applies("predict", RuntimeError(CLASSES))
 
 
 def test_the_table_of_models_says_what_was_found_and_what_was_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,9 @@ from tests.zoo import ENTRIES, SIZES, TEXT
 from torch import Tensor, nn
 
 import everydepth as ed
-from everydepth.architectures.decoder import DecoderStream
-from everydepth.architectures.vit import VisionTransformerStream
 from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.stream import ResidualStream, registry, sites
+from everydepth.stream.discovery import DiscoveredStream
 
 
 class Seeing(hf.ViTForImageClassification):
@@ -29,11 +29,11 @@ class Telling(hf.LlamaForCausalLM):
 
 
 def seeing(model: nn.Module, *, flavor: str) -> ResidualStream:
-    return VisionTransformerStream(model)
+    return DiscoveredStream(model)
 
 
 def telling(model: nn.Module, *, flavor: str) -> ResidualStream:
-    return DecoderStream(model)
+    return DiscoveredStream(model)
 
 
 class Letters:
@@ -81,6 +81,8 @@ VISION: dict[str, Callable[..., Any]] = {
     "predict": lambda m, **o: ed.predict(m, rows(2), policy=ed.Confidence(threshold=0.5), **o),
     "calibrate": lambda m, **o: ed.calibrate(m, rows(99), risk=0.9, delta=0.5, **QUIET, **o),
     "evaluate": lambda m, **o: ed.evaluate(m, rows(), ed.Confidence(threshold=0.5), **o),
+    "choose_blocks": lambda m, **o: ed.choose_blocks(m, rows(), keep=1, **QUIET, **o),
+    "balcony": lambda m, **o: ed.balcony(m, [1], **o),
     "export": lambda m, **o: ed.export(m, "out", depth=1, overwrite=True, **o),
     "scaled_skip": lambda m, **o: ed.scaled_skip(m, layer=1, c=0.5, **o).remove(),
     "ablate": lambda m, **o: ed.ablate(m, rows(), c=(0.0, 1.0), **QUIET, **o),
@@ -91,6 +93,7 @@ VISION: dict[str, Callable[..., Any]] = {
     "audit": lambda m, **o: ed.audit(m, rows(), **QUIET, **o),
     "growth.score": lambda m, **o: ed.growth.score(m, rows(), **QUIET, **o),
     "growth.jumpboard": lambda m, **o: ed.growth.jumpboard(m, rows(), after=1, **QUIET, **o),
+    "growth.paired": lambda m, **o: ed.growth.paired(m, m, rows(), **o),
     "growth.guarantee": lambda m, **o: ed.growth.guarantee(m, m, rows(), rows(), **o),
     "growth.compare": lambda m, **o: ed.growth.compare(
         m,
@@ -126,6 +129,16 @@ def test_every_function_takes_a_model_with_options_or_its_stream(name: str) -> N
         call(stream, flavor="odd")
 
 
+def test_no_public_function_of_a_model_is_left_out() -> None:
+    public = {name: getattr(ed, name) for name in ed.__all__}
+    public |= {f"growth.{name}": getattr(ed.growth, name) for name in ed.growth.__all__}
+    functions = {name: f for name, f in public.items() if isfunction(f) or f is ed.EveryDepth}
+    first = {name: next(iter(signature(f).parameters), "") for name, f in functions.items()}
+    takes = {name for name, word in first.items() if word in ("model", "old")} - {"growth.grow"}
+    assert len(takes) > 20
+    assert takes <= set(ALL)
+
+
 def test_fit_takes_a_stream() -> None:
     """Its other arguments are settings, so options go into the stream."""
     stream = ed.as_stream(classifier(), flavor="plain")
@@ -148,12 +161,21 @@ PATHS = {"blocks": "vit.layers", "readout": ("vit.layernorm", "classifier"), "to
     [
         (
             {"token": "mean"},
-            r"token='mean', but the adapter of ViTForImageClassification takes no options; leave "
-            r"it out, or say all of it: as_stream\(model, blocks=",
+            r"token='mean', but the discovered stream of ViTForImageClassification takes only "
+            r"stream, example; leave it out, or say all of it: as_stream\(model, blocks=",
         ),
-        ({"task": "regression"}, "task='regression', but the adapter of ViTFor.* takes no options"),
-        ({"readout": "classifier"}, "readout='classifier', but the adapter of ViTFor.* leave it"),
-        ({"tower": "text"}, "tower='text', but the adapter of ViTFor.* no options; leave it out$"),
+        (
+            {"task": "regression"},
+            "task='regression', but the discovered stream of ViTFor.* takes only stream",
+        ),
+        (
+            {"readout": "classifier"},
+            "readout='classifier', but the discovered stream of ViTFor.* leave it",
+        ),
+        (
+            {"tower": "text"},
+            "tower='text', but the .* of ViTFor.* takes only stream, example; leave it out$",
+        ),
         (
             {**PATHS, "tower": "text"},
             "tower='text', but with blocks= as_stream takes only blocks, readout, token, task",
@@ -252,7 +274,16 @@ def test_a_head_of_another_width_is_refused_by_name() -> None:
         ed.trace(stream, rows(), progress=False)
 
 
-NEEDS_BRANCHES = {"insert", "scaled_skip", "ablate", "gradient_study", "grow", "sites"}
+NEEDS_BRANCHES = {
+    "insert",
+    "balcony",
+    "choose_blocks",
+    "scaled_skip",
+    "ablate",
+    "gradient_study",
+    "grow",
+    "sites",
+}
 
 
 @pytest.mark.parametrize(

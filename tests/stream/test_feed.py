@@ -69,6 +69,13 @@ def hub() -> datasets.Dataset:
 
 
 KINDS: dict[str, Callable[[], Any]] = {
+    "a list of rows": lambda: [
+        {"pixel_values": pixels, "label": int(label), "name": "a row"}
+        for pixels, label in zip(X, Y, strict=True)
+    ],
+    "a list of row tuples": lambda: [
+        (pixels, int(label)) for pixels, label in zip(X, Y, strict=True)
+    ],
     "rows of ours": lambda: Images(X, Y, ("a", "b", "c")),
     "batches of ours": lambda: batches(Images(X, Y, ("a", "b", "c")), 2),
     "one mapping": lambda: {"pixel_values": X, "labels": Y},

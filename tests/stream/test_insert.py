@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.zoo import CAUSAL, ENTRIES, Entry
+from tests.zoo.stock import stock
 from torch import Tensor, nn
 
 import everydepth as ed
@@ -151,7 +152,7 @@ def test_a_stage_of_one_shape_changing_block_gets_a_plain_one() -> None:
     big = ed.insert(model, 5)
     assert big.config.depths == [2, 2, 2]
     assert isinstance(big.resnet.encoder.stages[2].layers[1].shortcut, nn.Identity)
-    with pytest.raises(DepthError, match=r"no neighbour of its shape to copy.*init='fresh'"):
+    with pytest.raises(DepthError, match=r"no neighbor of its shape to copy.*init='fresh'"):
         ed.insert(model, 5, init="copy")
 
 
@@ -163,7 +164,7 @@ def test_a_block_between_stages_ends_the_earlier_one() -> None:
     assert ed.insert(model, 0).config.blocks_per_stage == [3, 2, 2]
 
 
-def test_a_copy_has_the_weights_of_its_neighbour_but_for_the_last_projection() -> None:
+def test_a_copy_has_the_weights_of_its_neighbor_but_for_the_last_projection() -> None:
     model, _ = ENTRIES["Llama-untied-CausalLM-left"].make()
     big = ed.insert(model, 2, init="copy")
     old, new = model.model.layers[1].state_dict(), big.model.layers[2].state_dict()
@@ -245,3 +246,19 @@ def test_in_training_mode_a_new_block_is_silent_and_gets_a_gradient(name: str) -
     projections = [b.mixing or b.proj for b in stream.blocks[2].branches]
     found = [p.grad for m in projections for p in m.parameters()]
     assert all(bool(g.any()) for g in itertools.chain(found) if g is not None)
+
+
+@pytest.mark.parametrize("name", ["causal:MixtralForCausalLM", "causal:GptOssForCausalLM"])
+def test_experts_in_one_module_are_silent_by_their_last_matrix_and_can_learn(name: str) -> None:
+    """All of their matrices at zero would be silent for good: no gradient would reach any."""
+    model, batch = next(entry for entry in stock() if entry.name == name).make()
+    big = ed.insert(model, 1).eval()
+    with torch.no_grad():
+        assert torch.equal(big(**batch).logits, model(**batch).logits)
+    branch = ed.as_stream(big).blocks[1].branches[-1]
+    assert all(not bool(p.any()) for p in branch.zeroed())
+    others = set(branch.proj.parameters(recurse=False)) - set(branch.zeroed())
+    assert any(p.ndim > 2 and bool(p.any()) for p in others)
+    big(**batch).logits.square().mean().backward()
+    assert all(bool(p.grad.any()) for p in branch.zeroed() if p.grad is not None)
+    assert any(p.grad is not None for p in branch.zeroed())

@@ -110,7 +110,7 @@ def test_without_labels_all_but_padding_counts_and_a_loss_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", PER_TOKEN)
-def test_padding_never_counts_even_if_labelled(name: str) -> None:
+def test_padding_never_counts_even_if_labeled(name: str) -> None:
     task = case(name)
     mask = task.batch["attention_mask"]
     stream, _ = observed(task)
@@ -138,7 +138,7 @@ def test_padding_on_either_side_gives_the_same_losses(name: str) -> None:
 
 
 def test_text_predicts_its_own_tokens_and_the_last_position_nothing() -> None:
-    one = case("unlabelled text")
+    one = case("unlabeled text")
     stream, _ = observed(one)
     assert has_labels(stream, one.batch)
     own = {**one.batch, "labels": one.batch["input_ids"]}
@@ -175,7 +175,7 @@ def test_weights_of_the_batch_weigh_the_losses(task: Case) -> None:
 
 
 def test_class_weights_and_smoothing_are_those_of_torch() -> None:
-    one = case("labelled text")
+    one = case("labeled text")
     stream, states = observed(one)
     classes = torch.rand(60, dtype=torch.float64)
     settings: dict[str, Any] = {"class_weights": classes, "label_smoothing": 0.1}
@@ -272,13 +272,13 @@ def test_several_labels_a_sample_ask_for_a_criterion() -> None:
 WRONG = [
     ("ViT", torch.zeros(3, 1, dtype=torch.long), r"shape \(3, 1\), but .* \(3,\) \(labels.flatten"),
     ("ViT", torch.zeros(2, dtype=torch.long), r"shape \(2,\), but the batch has 3 rows"),
-    ("ViT", torch.zeros(3), r"float32 numbers, one a row, but .* one of 10 classes.*labels.long"),
+    ("ViT", torch.zeros(3), r"float32 numbers, one per row, but .* one of 10 classes.*labels.long"),
     ("ViT", torch.tensor(3), r"shape \(\), but the batch has 3 rows"),
     ("ViT", torch.rand(3, 4), "labels have 4 numbers a row, predictions 10"),
     ("ViT", torch.tensor([0, 10, 1]), "label 10, but the head of ViT.* has 10 classes"),
     ("ViT", [0, 1, 2], "labels are list; pass a tensor"),
     ("ResidualMLP-norm1-skips1-regression1", torch.rand(3, 3), "3 numbers a row, predictions 2"),
-    ("Bert-MaskedLM", torch.rand(3, 7, 60), r"numbers of shape \(3, 7, 60\).*one class a token"),
+    ("Bert-MaskedLM", torch.rand(3, 7, 60), r"numbers of shape \(3, 7, 60\).*one class per token"),
     ("GPT2-CausalLM-left", torch.zeros(3, 5, dtype=torch.long), r"\(3, 5\), but .* \(3, 7\) rows"),
     ("GPT2-CausalLM-left", torch.zeros(3, dtype=torch.long), r"shape \(3,\), but .* \(3, 7\) rows"),
 ]
@@ -300,7 +300,7 @@ def test_labels_that_cannot_be_right_are_refused(name: str, labels: Any, message
 
 
 def test_weights_of_another_shape_than_the_labels_are_refused() -> None:
-    one = case("labelled text")
+    one = case("labeled text")
     stream, _ = observed(one)
     with pytest.raises(LabelError, match=r"loss_weights have shape \(3,\), labels \(3, 7\)"):
         Targets.of(stream, {**one.batch, "loss_weights": torch.ones(3)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from tests.helpers.generation import padded, prompts, talkative
 from tests.helpers.words import Words
 
@@ -54,3 +55,14 @@ def test_a_wide_grid_goes_on_below_and_no_line_is_too_long() -> None:
     lines = list(grid_lines(grid, width=40))
     assert max(map(len, lines)) <= 40
     assert sum(line.startswith("read") for line in lines) > 1
+
+
+def test_text_is_trained_on_as_its_tokens_are() -> None:
+    rows = prompts(5)
+    found: list[list[torch.Tensor]] = []
+    for data, more in ((WORDS.texts(rows), {"tokenizer": WORDS}), (padded(rows, "right"), {})):
+        model = talkative("Llama-tied-CausalLM-left")
+        done = ed.fit(model, data, data, steps=2, lr=1e-2, progress=False, **more)
+        assert done.steps == 2
+        found.append([parameter.detach().clone() for parameter in model.parameters()])
+    assert all(map(torch.equal, *found))

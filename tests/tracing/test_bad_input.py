@@ -75,7 +75,7 @@ def test_classes_that_do_not_occur_are_named() -> None:
 
 def test_one_sample_gives_gaps_and_no_nan() -> None:
     t = traced(samples.pictures(1))
-    assert t.result("cos").note == "1 sample: centred, its feature is zero"
+    assert t.result("cos").note == "1 sample: centered, its feature is zero"
     assert t.result("cka").is_gap
     assert t["loss"].shape == (4,)
     for result in t.results.values():

@@ -86,3 +86,18 @@ def test_parallel_branches_are_split_too() -> None:
         t.result("contributions").arrays["target"],
         atol=1e-5,
     )
+
+
+def test_a_block_is_held_against_what_was_missing_before_it() -> None:
+    model, data = samples.mlp(num_outputs=2), samples.points()
+    t = ed.trace(model, data, ["residual_target"], batch_size=7, progress=False)
+    with torch.no_grad():
+        states = ed.as_stream(model).observe(data)
+        z = np.stack([states.logits(depth).numpy() for depth in range(len(states))])
+    missing, added = (data["labels"].numpy() - z)[:-1], np.diff(z, axis=0)
+    product = (missing * added).sum((1, 2))
+    lengths = [np.sqrt(np.square(part).sum((1, 2))) for part in (missing, added)]
+    found = t.result("residual_target").arrays
+    np.testing.assert_allclose(found["cosine"], product / lengths[0] / lengths[1], atol=1e-5)
+    np.testing.assert_allclose(found["share"], lengths[1] / lengths[0], rtol=1e-5)
+    assert found["depth"].tolist() == [1, 2, 3, 4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -95,3 +96,22 @@ def test_the_table_of_effective_depths_follows_the_accuracy() -> None:
     for i, epsilon in enumerate(result.arrays["epsilon"]):
         both = effective_depth(t["accuracy"], float(epsilon))
         assert (result.arrays["absolute"][i], result.arrays["relative"][i]) == both
+
+
+def test_of_samples_that_come_closer_those_whose_label_gains_probability_are_counted() -> None:
+    model, data = samples.vit(), samples.pictures(40)
+    t = ed.trace(model, data, ["probability_rises"], batch_size=9, progress=False)
+    h = samples.features(model, data)[1:]
+    unit = h / np.linalg.norm(h, axis=-1, keepdims=True)
+    near = (unit * unit[-1]).sum(-1)
+    with torch.no_grad():
+        states = ed.as_stream(model).observe(data)
+        p = torch.stack([states.logits(d).softmax(-1) for d in range(1, len(states))]).numpy()
+    of_label = p[:, np.arange(40), data["labels"].numpy()]
+    closer, rises = np.diff(near, axis=0) > 0, np.diff(of_label, axis=0) > 0
+    found = t.result("probability_rises")
+    assert found.meta["share"] == pytest.approx(rises[closer].mean())
+    np.testing.assert_allclose(
+        found.value, [r[c].mean() for r, c in zip(rises, closer, strict=True)]
+    )
+    assert found.arrays["depth"].tolist() == [2, 3]

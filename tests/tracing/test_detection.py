@@ -15,7 +15,7 @@ from everydepth.tracing.metrics.detection import average_precision, iou
 
 
 def overlap(a: list[float], b: list[float]) -> float:
-    """Of two boxes given by centre and size."""
+    """Of two boxes given by center and size."""
     ax, ay, aw, ah = a
     bx, by, bw, bh = b
     width = min(ax + aw / 2, bx + bw / 2) - max(ax - aw / 2, bx - bw / 2)

@@ -160,6 +160,22 @@ def test_of_many_coordinates_only_some_are_kept() -> None:
     )
 
 
+def test_raw_coordinates_are_those_of_the_state_and_noise_is_what_halves_differ_by() -> None:
+    from everydepth.tracing.metrics.gradients import GradientCovariance
+
+    model, data = batch_of(20)
+    metric = GradientCovariance(coordinates=6, pooled=False)
+    t = ed.trace(model, data, [metric], batch_size=7, progress=False)
+    found = t.result("gradient_covariance").arrays
+    _, _, taps = observe_gradients(ed.as_stream(model), data)
+    raw = taps.states[2].double().flatten(1).numpy()[:, found["coordinates"][2]]
+    whole = np.cov(raw.T, bias=True)
+    np.testing.assert_allclose(found["covariance"][2], whole, atol=1e-6 * np.abs(whole).max())
+    halves = [np.cov(raw[start::2].T, bias=True) for start in (0, 1)]
+    noise = (halves[0] - halves[1])[~np.eye(6, dtype=bool)] / 2 / (np.trace(whole) / 6)
+    assert found["noise_10"][2] == pytest.approx((np.abs(noise) <= 0.1).mean(), abs=1e-9)
+
+
 def test_before_a_linear_head_the_mean_gradient_is_the_mean_error_through_it() -> None:
     model = samples.mlp(regression=False, num_outputs=4)
     data = {"inputs": torch.randn(30, 2), "labels": torch.arange(30) % 4}

@@ -139,6 +139,10 @@ def test_any_local_encoder_serves_for_coherence(tokenizer: Any, tmp_path: Path) 
     with torch.no_grad():
         expected = encoder(input_ids=ids).last_hidden_state[0].mean(0)
     np.testing.assert_allclose(alone, expected.numpy(), atol=1e-5)
+    first = sentence_encoder(tmp_path, pool="first")(["w3 w5", "w1 w2 w4 w6"])[0]
+    with torch.no_grad():
+        expected = encoder(input_ids=ids).last_hidden_state[0, 0]
+    np.testing.assert_allclose(first, expected.numpy(), atol=1e-5)
     found = ed.text_at_depth(
         samples.gpt2(), tokenizer, ["w3"], new_tokens=5, depths_wanted=[3], encoder=tmp_path
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
+from sklearn.metrics import accuracy_score, f1_score, log_loss, top_k_accuracy_score
 from tests.helpers import tracing as samples
 
 import everydepth as ed
@@ -158,3 +158,17 @@ def test_many_outputs_in_chunks_give_what_few_give_at_once(
                 atol=1e-5,
                 rtol=1e-5,
             )
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_f1_agrees_with_scikit_learn(classes: int) -> None:
+    model = samples.mlp(regression=False, num_outputs=classes)
+    data = samples.points(60, 1)
+    data["labels"] = (torch.arange(60) // 7) % classes
+    t = ed.trace(model, data, ["f1"], batch_size=11, progress=False)
+    with torch.no_grad():
+        states = ed.as_stream(model).observe(data)
+        tops = [states.logits(depth).argmax(-1).numpy() for depth in range(len(states))]
+    how = "binary" if classes == 2 else "macro"
+    expected = [f1_score(data["labels"].numpy(), top, average=how) for top in tops]
+    np.testing.assert_allclose(t["f1"], expected, atol=1e-9)

@@ -12,24 +12,24 @@ from tests.zoo import ENTRIES
 import everydepth as ed
 
 
-def centred_cosines(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def centered_cosines(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return 1 - paired_cosine_distances(x - x.mean(0), y - y.mean(0))
 
 
-def test_cos_is_the_mean_cosine_of_centred_features_with_quantiles() -> None:
+def test_cos_is_the_mean_cosine_of_centered_features_with_quantiles() -> None:
     model, data = samples.vit(), samples.pictures(80)
     t = ed.trace(model, data, ["cos", "adjacent_cos"], batch_size=13, progress=False)
     h = samples.features(model, data)
     for i in range(1, 4):
         for j in range(1, 4):
-            each = centred_cosines(h[i], h[j])
+            each = centered_cosines(h[i], h[j])
             assert t["cos"][i, j] == pytest.approx(each.mean(), abs=1e-5)
             for name, share in {"q05": 0.05, "q50": 0.5, "q95": 0.95}.items():
                 found = t.result("cos").arrays[name][i, j]
                 assert found == pytest.approx(np.quantile(each, share), abs=1e-5)
     adjacent = t.result("adjacent_cos")
     for place, depth in ((1, 2), (2, 3)):
-        each = centred_cosines(h[depth - 1], h[depth])
+        each = centered_cosines(h[depth - 1], h[depth])
         assert t["adjacent_cos"][place] == pytest.approx(each.mean(), abs=1e-5)
         assert adjacent.arrays["q25"][place] == pytest.approx(np.quantile(each, 0.25), abs=1e-5)
     assert adjacent.arrays["depth"].tolist() == [1, 2, 3]
@@ -42,7 +42,7 @@ def test_cos_survives_features_far_from_zero() -> None:
         model.embed.bias += 30.0
     t = ed.trace(model, data, ["cos"], progress=False)
     h = samples.features(model, data)
-    expected = [[centred_cosines(x, y).mean() for y in h] for x in h]
+    expected = [[centered_cosines(x, y).mean() for y in h] for x in h]
     np.testing.assert_allclose(t["cos"], expected, atol=1e-5)
 
 
@@ -74,7 +74,7 @@ def test_stages_of_a_resnet_are_compared_in_the_last_stages_channels() -> None:
     data = {"pixel_values": torch.randn(20, 3, 32, 32, generator=random)}
     t = ed.trace(model, data, ["cos"], batch_size=6, progress=False)
     h = samples.features(model, data)
-    expected = [[centred_cosines(x, y).mean() for y in h] for x in h]
+    expected = [[centered_cosines(x, y).mean() for y in h] for x in h]
     np.testing.assert_allclose(t["cos"], expected, atol=1e-5)
     assert batch["pixel_values"].shape[1:] == data["pixel_values"].shape[1:]
 
@@ -83,7 +83,7 @@ def test_two_models_are_compared_depth_by_depth() -> None:
     a, b, data = samples.vit(0), samples.vit(1, layers=2), samples.pictures(40)
     t = ed.trace(a, data, ["cos_between"], against=b, batch_size=7, progress=False)
     x, y = samples.features(a, data), samples.features(b, data)
-    expected = [[centred_cosines(p, q).mean() for q in y[1:]] for p in x[1:]]
+    expected = [[centered_cosines(p, q).mean() for q in y[1:]] for p in x[1:]]
     np.testing.assert_allclose(t["cos_between"][1:, 1:], expected, atol=1e-5)
     assert t.about["against"] == "ViTForImageClassification"
 
@@ -106,8 +106,32 @@ def test_clip_is_compared_within_and_across_modalities() -> None:
 
     v, w = embeddings(vision), embeddings(text)
     for name, left, right in zip(names, (v, w, v), (v, w, w), strict=True):
-        expected = [[centred_cosines(x, y).mean() for y in right] for x in left]
+        expected = [[centered_cosines(x, y).mean() for y in right] for x in left]
         found = t[name]
         defined = ~np.ma.getmaskarray(found)
         assert defined[1:, 1:].all()
         np.testing.assert_allclose(found[defined], np.array(expected)[defined], atol=1e-5)
+
+
+def test_without_centering_what_all_samples_share_counts() -> None:
+    model, data = samples.vit(), samples.pictures(30)
+    metric = ed.tracing.metrics.similarity.Cos(centered=False)
+    t = ed.trace(model, data, [metric], batch_size=7, progress=False)
+    h = samples.features(model, data)
+    expected = [[1 - paired_cosine_distances(x, y).mean() for y in h] for x in h]
+    np.testing.assert_allclose(t["cos"], expected, atol=1e-5)
+    assert t["cos"][0, 0] == pytest.approx(1)  # the class token: constant, so nothing if centered
+    assert t.result("cos").meta["centered"] is False
+
+
+def test_a_path_along_a_line_is_straight_and_one_there_and_back_is_not() -> None:
+    model, data = samples.vit(), samples.pictures(20)
+    t = ed.trace(model, data, ["straightness"], batch_size=7, progress=False)
+    h = samples.features(model, data)[1:]
+    path = np.linalg.norm(np.diff(h, axis=0), axis=-1).sum(0)
+    expected = np.linalg.norm(h[-1] - h[0], axis=-1) / path
+    assert float(t["straightness"]) == pytest.approx(expected.mean(), rel=1e-5)
+    assert float(t.result("straightness").arrays["q50"]) == pytest.approx(np.median(expected))
+    assert 0 < float(t["straightness"]) < 1
+    few = ed.trace(samples.mlp(num_hidden_layers=1), samples.points(), ["straightness"])
+    assert "two blocks" in str(few.result("straightness").note)

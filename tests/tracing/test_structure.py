@@ -20,14 +20,14 @@ def collapse(h: np.ndarray, y: np.ndarray, weight: np.ndarray) -> list[float]:
     k = len(classes)
     means = np.stack([h[y == c].mean(0) for c in classes])
     within = sum((h[y == c] - m).T @ (h[y == c] - m) for c, m in zip(classes, means, strict=True))
-    centred = means - means.mean(0)
-    between = centred.T @ centred / k
+    centered = means - means.mean(0)
+    between = centered.T @ centered / k
     ratio = np.trace(within / len(h) @ np.linalg.pinv(between, rcond=1e-8))
-    norms = np.linalg.norm(centred, axis=1)
-    angles = (centred / norms[:, None]) @ (centred / norms[:, None]).T
+    norms = np.linalg.norm(centered, axis=1)
+    angles = (centered / norms[:, None]) @ (centered / norms[:, None]).T
     off = angles[~np.eye(k, dtype=bool)]
     w = weight[classes]
-    nc3 = np.linalg.norm(w / np.linalg.norm(w) - centred / np.linalg.norm(centred))
+    nc3 = np.linalg.norm(w / np.linalg.norm(w) - centered / np.linalg.norm(centered))
     return [
         ratio / k,
         norms.std() / norms.mean(),
@@ -77,7 +77,7 @@ def test_collapsed_classes_have_no_variance_within_and_equal_angles() -> None:
     assert found.arrays["separation"].max() < -10
 
 
-def test_neighbours_and_gaps_agree_with_scikit_learn() -> None:
+def test_neighbors_and_gaps_agree_with_scikit_learn() -> None:
     model, data = samples.vit(), samples.pictures(90)
     t = ed.trace(model, data, ["distinguishability"], batch_size=11, progress=False)
     h, y = samples.features(model, data), data["labels"].numpy()

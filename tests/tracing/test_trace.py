@@ -37,10 +37,12 @@ def traced(data: Any, **options: Any) -> ed.Trace:
     return ed.trace(samples.vit(), data, progress=False, **options)
 
 
-def assert_same(a: ed.Trace, b: ed.Trace, tolerance: float = 1e-5) -> None:
+def assert_same(a: ed.Trace, b: ed.Trace, tolerance: float = 1e-5, but: str = "") -> None:
     assert list(a) == list(b)
     for name, result in a.results.items():
         for key, array in result.arrays.items():
+            if key == but:
+                continue
             other = b.results[name].arrays[key]
             if array.dtype.kind in "US":
                 assert (array == other).all()
@@ -130,7 +132,8 @@ def test_results_do_not_depend_on_the_order_of_the_samples() -> None:
     order = torch.randperm(60)
     shuffled = {key: value[order] for key, value in data.items()}
     everything = [n for n in traced(data) if n != "prediction_depth"] + ["gradients"]
-    assert_same(traced(data, metrics=everything), traced(shuffled, metrics=everything))
+    a, b = traced(data, metrics=everything), traced(shuffled, metrics=everything)
+    assert_same(a, b, but="noise_10")  # compares every second sample with the others
 
 
 def test_results_do_not_depend_on_padding() -> None:

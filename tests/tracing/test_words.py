@@ -147,11 +147,12 @@ def test_the_models_own_head_is_passed_over_and_only_what_is_read_is_computed(
         return plainly(*args)
 
     model = llama()
+    stream = ed.as_stream(model)
     monkeypatch.setattr(model.lm_head, "forward", None)  # calling it would fail
     monkeypatch.setattr(predictions, "word_statistics", counted)
-    ed.trace(model, text(), ["loss"], progress=False)
+    ed.trace(stream, text(), ["loss"], progress=False)
     assert asked == [{"loss"}] * 2  # the first row, and the others
-    ed.trace(model, text(), ["loss", "top5"], progress=False)
+    ed.trace(stream, text(), ["loss", "top5"], progress=False)
     assert asked[2:] == [{"loss", "rank"}] * 2
 
 

@@ -10,18 +10,29 @@ import torch
 from tests.helpers.training import digits, same, vit, weights
 from tests.zoo import ENTRIES
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import everydepth as ed
-from everydepth.errors import DepthError, EveryDepthError, SettingError, UnsupportedModelError
+from everydepth.cli.main import build_app
+from everydepth.errors import (
+    BatchError,
+    DepthError,
+    EveryDepthError,
+    SettingError,
+    UnsupportedModelError,
+)
+from everydepth.exits.generation.tape import Tape
 
 KINDS = ["ViT", "Llama-tied-CausalLM-left", "GPT2-CausalLM-right", "CifarResNet-pre-pad"]
-LLAMA = KINDS[1]
+LLAMA, POST_NORM = KINDS[1], "Bert-SequenceClassification"
 
 
-def make(kind: str, depths: list[int]) -> tuple[nn.Module, ed.EveryDepth, dict[str, Tensor]]:
-    """The model, its balconies with weights that do something, and a batch."""
+def make(
+    kind: str, depths: list[int], blocks: int = 1
+) -> tuple[nn.Module, ed.EveryDepth, dict[str, Tensor]]:
+    """The model, its balconies with weights of their own, and a batch."""
     model, batch = ENTRIES[kind].make()
-    net = ed.balcony(model.eval(), depths)
+    net = ed.balcony(model.eval(), depths, blocks=blocks)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in net.model.blocks.parameters():
@@ -30,15 +41,44 @@ def make(kind: str, depths: list[int]) -> tuple[nn.Module, ed.EveryDepth, dict[s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_before_training_every_depth_says_what_it_said(kind: str) -> None:
+def test_silent_balconies_change_no_depth_before_training(kind: str) -> None:
     model, batch = ENTRIES[kind].make()
     plain = ed.as_stream(model.eval()).observe(batch)
-    net = ed.balcony(model, [1, 2])
+    net = ed.balcony(model, [1, 2], init="copy")
     states = net.stream.observe(batch)
     for depth in range(len(plain)):
         assert torch.equal(states.logits(depth), plain.logits(depth))
     assert not any(p.requires_grad for p in model.parameters())
     assert all(p.requires_grad for p in net.model.blocks.parameters())
+
+
+@pytest.mark.parametrize("kind", [*KINDS[:3], POST_NORM])
+def test_balconies_start_as_the_last_blocks(kind: str) -> None:
+    model, batch = ENTRIES[kind].make()
+    stream = ed.as_stream(model.eval())
+    net = ed.balcony(model, [1], blocks=2)
+    cut = ed.at_depth(model, keep=[1, stream.depth - 1, stream.depth])
+    expected = ed.as_stream(cut).observe(batch).logits(3)
+    assert torch.allclose(net.stream.observe(batch).logits(1), expected, atol=1e-5)
+    assert torch.equal(
+        net.stream.observe(batch).logits(stream.depth), stream.observe(batch).logits(stream.depth)
+    )
+
+
+@pytest.mark.parametrize("kind", [LLAMA, POST_NORM])
+def test_with_two_blocks_depth_k_is_a_plain_model_of_k_and_two_more(
+    kind: str, tmp_path: Path
+) -> None:
+    model, net, batch = make(kind, [1, 2], blocks=2)
+    said = net.stream.observe(batch)
+    for depth in (1, 2):
+        folder = ed.export(net, tmp_path / str(depth), depth=depth)
+        found = type(model).from_pretrained(folder).eval()
+        assert found.config.num_hidden_layers == depth + 2
+        assert torch.allclose(found(**batch).logits, said.logits(depth), atol=1e-5)
+    net.save_pretrained(tmp_path / "all")
+    again = ed.as_stream(ed.load(tmp_path / "all")).observe(batch)
+    assert torch.equal(again.logits(2), said.logits(2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,11 +122,18 @@ def test_training_moves_the_balconies_and_nothing_else() -> None:
     assert torch.equal(net.eval()(pixel_values=images).logits, said)
 
 
-def test_a_labelled_batch_trains_them_by_divergence_alone() -> None:
+def test_a_labeled_batch_trains_them_by_divergence_alone() -> None:
     net = ed.balcony(vit(dropout=0.0), [1])
-    out = net(**digits(8).batch(range(8)))
+    batch = digits(8).batch(range(8))
+    trained = net.train()(**batch)
+    assert trained.losses == {1: trained.loss}
+    out = net.eval()(**batch)
     assert set(out.losses) == {1, 3}
     assert torch.allclose(out.loss, out.losses[3] + out.regularizer)
+    assert torch.allclose(trained.loss, out.regularizer)
+    # Whoever unfreezes the model wants it to learn from them.
+    net.model.model.requires_grad_(True)
+    assert set(net.train()(**batch).losses) == {1, 3}
     assert "largest relative difference" in str(ed.check_objective(net, digits(8).batch(range(8))))
 
 
@@ -123,14 +170,37 @@ def test_a_depth_is_exported_as_a_stock_checkpoint(tmp_path: Path) -> None:
     assert torch.allclose(found(**batch).logits, net.stream.observe(batch).logits(2), atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_drafting_from_a_balcony_writes_the_models_own_text(rows: int) -> None:
-    model, net, _ = make(LLAMA, [1, 2])
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (3, 1), (3, 2)])
+def test_drafting_from_a_balcony_writes_the_models_own_text(rows: int, blocks: int) -> None:
+    model, net, _ = make(LLAMA, [1, 2], blocks)
     ids = torch.randint(2, 60, (rows, 5), generator=torch.Generator().manual_seed(0))
     words: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": ()}
     plain = ed.generate(model, ids, **words)
-    drafted = ed.generate(net, ids, draft_depth=2, **words)
-    assert torch.equal(drafted.sequences, plain.sequences)
+    for depths in (2, [1, 2]):
+        drafted = ed.generate(net, ids, draft_depth=depths, draft_always=True, **words)
+        assert torch.equal(drafted.sequences, plain.sequences)
+
+
+def test_a_balcony_sees_the_tokens_of_plain_steps_when_it_is_asked_to_draft() -> None:
+    _, net, _ = make(LLAMA, [1, 2])
+    ids = torch.randint(2, 60, (2, 5), generator=torch.Generator().manual_seed(0))
+    tape = Tape(net.stream, ids, torch.ones_like(ids, dtype=torch.bool), top=4, room=16, read=[1])
+    seen: list[int] = []
+    block: Any = net.model.blocks["1"]
+    block[0].register_forward_hook(lambda _, given, out: seen.append(given[0].shape[1]))
+    fed = torch.tensor([[7, 8, 9], [9, 8, 7]])
+    with torch.no_grad():
+        tape.last_logits(4)
+        for token in fed.unbind(1)[:2]:
+            tape.feed(token)
+            tape.last_logits(4)
+        assert seen == []
+        tape.feed(fed[:, 2])
+        found = tape.last_logits(1)
+        assert seen == [8]
+        whole = {"input_ids": torch.cat([ids, fed], 1)}
+        expected = net.stream.observe(whole).logits(1)[:, -1]
+    assert torch.allclose(found, expected, atol=1e-5)
 
 
 def test_a_balconys_drafts_are_what_its_depth_would_write() -> None:
@@ -179,13 +249,89 @@ def test_depths_without_a_place_for_a_balcony_are_refused(depths: Any, message: 
         ed.balcony(vit(), depths)
 
 
-def test_a_post_norm_model_says_why_it_has_no_balconies() -> None:
-    model, _ = ENTRIES["Bert-SequenceClassification"].make()
-    with pytest.raises(UnsupportedModelError, match=r"LayerNorm to the sum \(post-norm\)"):
-        ed.balcony(model, [1])
+def test_a_post_norm_model_has_no_silent_balconies() -> None:
+    model, _ = ENTRIES[POST_NORM].make()
+    words = r"LayerNorm to the sum \(post-norm\), so no block .* starts silent; use init='last'"
+    with pytest.raises(UnsupportedModelError, match=words):
+        ed.balcony(model, [1], init="copy")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"init": "first"}, "init='first'; use one of last, copy, fresh"),
+        (
+            {"blocks": 0},
+            "blocks=0 a balcony, but ViTForImageClassification has 3 blocks; use 1 to 2",
+        ),
+        ({"blocks": 3}, "use 1 to 2"),
+    ],
+)
+def test_settings_that_make_no_balcony_are_refused(settings: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        ed.balcony(vit(), [1], **settings)
 
 
 def test_a_policy_is_not_exported_with_balconies(tmp_path: Path) -> None:
     net = ed.balcony(vit(dropout=0.0).eval(), [1])
     with pytest.raises(SettingError, match="no single stock model holds"):
         ed.export(net, tmp_path / "out", exits=ed.Confidence(threshold=0.9))
+
+
+def command(tmp_path: Path, *words: str) -> Any:
+    small = ("--blocks", "4", "--steps", "2", "--max-samples", "40", "--batch-size", "20")
+    given = ["train", "-m", "vit-tiny", "-d", "digits", *small, *words]
+    return CliRunner().invoke(build_app(), [*given, "--run", str(tmp_path / "run")])
+
+
+@pytest.mark.parametrize(("asked", "depths"), [("1,3", (1, 3)), ("auto", (1, 2, 3))])
+def test_the_command_trains_balconies(tmp_path: Path, asked: str, depths: tuple[int, ...]) -> None:
+    result = command(tmp_path, "--balcony", asked)
+    assert result.exit_code == 0, result.output
+    found: Any = ed.load(tmp_path / "run")
+    assert found.depths == depths
+    assert ed.load(tmp_path / "run", depth=1).config.num_hidden_layers == 2
+    maps = [value for value in found.blocks["1"].parameters() if value.ndim == 2]
+    assert all(bool(value.any()) for value in maps), "the last maps were zero at first"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--balcony", "one"), "use depths separated by commas"),
+        (("--balcony", "4"), "has 4 blocks and its last depth stays as it is; use 1 to 3"),
+        (("--balcony", "1", "--lora", "2"), "give one of them"),
+        (("--balcony", "1", "--label-smoothing", "0.1"), "leave one of them out"),
+    ],
+)
+def test_a_command_that_asks_for_impossible_balconies_is_refused(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    result = command(tmp_path, *words)
+    assert isinstance(result.exception, EveryDepthError)
+    assert message in str(result.exception)
+
+
+def test_tokens_of_another_models_tokenizer_are_named() -> None:
+    model, batch = ENTRIES[LLAMA].make()
+    known = model.get_input_embeddings().num_embeddings
+    foreign = {"input_ids": batch["input_ids"].index_fill(1, torch.tensor([2]), known + 5)}
+    words = rf"{known + 5}, but .*use 0 to {known - 1}.*tokenizer of another model"
+    for wrapped in (ed.EveryDepth, ed.balcony):
+        with pytest.raises(EveryDepthError, match=words):
+            ed.fit(wrapped(model), [foreign], steps=1, progress=False)
+    with pytest.raises(BatchError, match=words):
+        ed.as_stream(model).observe(foreign)
+
+
+def test_without_a_weight_at_the_last_depth_it_still_teaches() -> None:
+    model, batch = ENTRIES[LLAMA].make()
+    model.eval()
+    ids = {"input_ids": batch["input_ids"]}
+    goal = ed.ladder([1], early=1.0, final=0.0).distilled(labels=False)
+    with pytest.warns(UserWarning, match=r"the last depth \(4\) has weight 0"):
+        found = ed.EveryDepth(model, goal)(**ids)
+    states = ed.as_stream(model).observe(ids)
+    teacher, student = (states.logits(d).log_softmax(-1) for d in (ed.as_stream(model).depth, 1))
+    expected = (teacher.exp() * (teacher - student)).sum(-1).mean()
+    assert found.loss.item() == pytest.approx(expected.item(), rel=1e-5)

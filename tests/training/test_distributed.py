@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.helpers import training as small
-from tests.helpers.processes import launch
+from tests.helpers.processes import in_two, launch
 from tests.helpers.training import same
 from tests.helpers.two_processes import train
 from torch import Tensor
@@ -22,7 +22,7 @@ from everydepth.runs import Run
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All scenarios in one launch, because starting processes takes longer than the rest."""
     place = tmp_path_factory.mktemp("two")
-    launch("-m", "tests.helpers.two_processes", str(place))
+    in_two("-m", "tests.helpers.two_processes", str(place))
     train(place / "one")
     return place
 

@@ -405,6 +405,19 @@ def test_training_until_it_knows_all_reports_what_it_reached() -> None:
     assert "reached the target 1.0" in result.stopped
 
 
+def test_watching_until_it_knows_all_notes_when_and_goes_on() -> None:
+    easy = digits(8)
+    goal = UntilAccuracy(easy, target=0.5, stop=False, also=digits(100))
+    network = ed.EveryDepth(vit(dropout=0.0), ed.lpa())
+    how = {"lr": 0.01, "schedule": "constant", "callbacks": [goal], **QUIET}
+    result = ed.fit(network, easy, epochs=30, **how)
+    assert result.epochs == 30
+    first = result.callbacks["UntilAccuracy"]["first"]
+    assert goal.accuracy[first["epoch"] - 1] >= 0.5
+    assert all(before < 0.5 for before in goal.accuracy[: first["epoch"] - 1])
+    assert 0 < first["also"] < 1
+
+
 def test_training_that_does_not_get_there_says_not_reached() -> None:
     goal = UntilAccuracy(digits(100))
     result = ed.fit(
@@ -574,6 +587,7 @@ def test_columns_of_padding_are_left_out_of_a_batch() -> None:
     mask[:, batch["input_ids"].shape[1] :] = 0
     padded = Tokens(ids, mask, labels=ids.masked_fill(mask == 0, -100))
     widths: list[int] = []
+    ed.as_stream(model)  # is looked at once, by its own forward
     model.register_forward_pre_hook(
         lambda _, __, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )

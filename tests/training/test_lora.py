@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 import everydepth as ed
 from everydepth.cli.main import build_app
-from everydepth.errors import SettingError
+from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.training.lora import with_lora
 
 LLAMA = "Llama-tied-CausalLM-left"
@@ -52,10 +53,26 @@ def test_an_adapter_that_would_untie_the_head_is_refused() -> None:
         ed.EveryDepth(adapted)
 
 
+def test_an_adapter_that_adds_tokens_is_refused() -> None:
+    model, _ = ENTRIES[LLAMA].make()
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    adapted = peft.get_peft_model(model, config)
+    with pytest.raises(UnsupportedModelError, match=r"adds tokens.*use an adapter that changes"):
+        ed.EveryDepth(adapted)
+
+
 @pytest.mark.parametrize("rank", [0, -1])
 def test_a_rank_below_one_is_refused(rank: int) -> None:
     with pytest.raises(SettingError, match="use a whole number of 1 or more"):
         with_lora(ENTRIES[LLAMA].make()[0], rank)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"target_modules": ["nowhere"]}, {"nonsense": 1}, {"lora_dropout": 5.0}]
+)
+def test_what_peft_refuses_is_said(settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match=r"PEFT cannot use .* here \(.*\); see LoraConfig"):
+        with_lora(ENTRIES[LLAMA].make()[0], 2, **settings)
 
 
 def test_the_command_trains_adapters(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +17,7 @@ from tests.zoo import CAUSAL, CLASSIFIERS, ENTRIES, PAD
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer, TrainingArguments
 
 import everydepth as ed
 from everydepth.errors import DepthError, LabelError, NonFiniteError, SettingError
@@ -740,3 +744,34 @@ def test_a_setting_that_does_not_fit_the_model_is_refused(
 ) -> None:
     with pytest.raises(SettingError, match=message):
         ed.EveryDepth(make(VIT)[0], **settings)
+
+
+def test_forward_names_the_inputs_of_the_model_for_what_reads_signatures() -> None:
+    net = ed.EveryDepth(ENTRIES["ViT"].make()[0])
+    for one in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):  # noqa: S301 - our own
+        names = list(inspect.signature(one.forward).parameters)
+        assert names[:4] == ["depths", "measure", "labels", "pixel_values"]
+        assert names[-1] == "batch"
+        assert one.forward.args[0] is one  # a copy runs itself, not what it was copied from
+
+
+def test_the_trainer_of_hugging_face_takes_the_net_as_it_is(tmp_path: Path) -> None:
+    rows = {
+        "pixel_values": torch.randn(16, 3, 32, 32).tolist(),
+        "label": [i % 2 for i in range(16)],
+    }
+    data = datasets.Dataset.from_dict({**rows, "note": ["dropped"] * 16})
+    net = ed.EveryDepth(ENTRIES["ViT"].make()[0])
+    settings = TrainingArguments(
+        tmp_path, max_steps=2, report_to="none", disable_tqdm=True, use_cpu=True
+    )
+    trainer = Trainer(model=net, args=settings, train_dataset=data, eval_dataset=data)
+    trainer.train()
+    found = trainer.evaluate()
+    batch = {
+        "pixel_values": torch.tensor(rows["pixel_values"]),
+        "labels": torch.tensor(rows["label"]),
+    }
+    with torch.no_grad():
+        expected = net.eval()(**batch).loss
+    assert found["eval_loss"] == pytest.approx(float(expected), rel=1e-5)

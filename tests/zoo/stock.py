@@ -215,6 +215,8 @@ def shrunk(config: Any, way: Mapping[str, Any]) -> Any:
         made.pad_token_id = 0
     if getattr(made, "eos_token_id", None) is None:
         made.eos_token_id = 2
+    if hasattr(made, "decoder_start_token_id") and made.decoder_start_token_id is None:
+        made.decoder_start_token_id = 0
     made.num_labels = CLASSES
     return made
 

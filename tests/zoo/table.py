@@ -10,17 +10,20 @@ import argparse
 import json
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from tests.zoo.stock import Stock, stock, time_limit
-from tests.zoo.verbs import VERBS, NotApplicable
+from tests.zoo.verbs import VERBS, applies, labelled
 from tests.zoo.vision import Vision, libraries, timm_models, torchvision_classifiers
+from torch import Tensor, nn
 
 import everydepth as ed
+from everydepth.stream import ResidualStream
 from everydepth.stream.discovery import DiscoveredStream
 
 CLAUSES = {
@@ -46,7 +49,7 @@ def measured(entry: Stock | Vision, *, verbs: bool = True) -> dict[str, Any]:
         return {**row, "unbuilt": _said(error)}
     try:
         with time_limit(300):
-            stream = DiscoveredStream(model)
+            stream = _followed(entry, model, batch)
             row["depth"] = stream.depth
             row["branches"] = [[b.kind for b in block.branches] for block in stream.blocks]
             row["readout"] = stream.structure.readout.how
@@ -55,17 +58,31 @@ def measured(entry: Stock | Vision, *, verbs: bool = True) -> dict[str, Any]:
         row["broken"] = {c.name: c.detail[:200] for c in report.checks if c.passed is False}
     except Exception as error:  # noqa: BLE001 - a class that is not followed is a row, too
         return {**row, "error": _said(error)}
-    for name, verb in VERBS.items() if verbs else ():
-        try:
-            with time_limit(300):
-                verb(model, batch)
-        except NotApplicable:
-            row[name] = None
-        except Exception as error:  # noqa: BLE001 - what a verb cannot do is what the table says
-            row[name] = _said(error)
-        else:
-            row[name] = True
-    return row
+    return {**row, **(_used(stream, batch) if verbs else {})}
+
+
+def _followed(entry: Stock | Vision, model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
+    """A stream found without a word; of pictures on a small one, as large ones take long."""
+    options = {"example": batch} if isinstance(entry, Vision) else {}
+    stream = DiscoveredStream(model, **options)
+    stream.options = options
+    return stream
+
+
+def _used(stream: ResidualStream, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Each verb: True, None where it does not apply, or what it said instead."""
+    found: dict[str, Any] = {}
+    given = labelled(stream, batch)
+    with TemporaryDirectory() as folder:
+        for name, verb in VERBS.items():
+            try:
+                with time_limit(300):
+                    verb(stream, given, Path(folder))
+            except Exception as error:  # noqa: BLE001 - what a verb cannot do is in the table
+                found[name] = _said(error) if applies(name, error) else None
+            else:
+                found[name] = True
+    return found
 
 
 def _said(error: Exception) -> str:
@@ -78,10 +95,12 @@ class Verdicts:
 
     ran: classes with residual connections that build and run; `whole` keep every clause that
         applies, `branched` with every residual connection known, `used` go through every verb
-        that applies (of `tried`); `bare` have no residual connection, and are refused for it.
+        that applies (of `tried`, and those that are not `followed` go through none); `bare` have
+        no residual connection, and are refused for it.
     """
 
     ran: int
+    followed: int
     whole: int
     branched: int
     bare: int
@@ -99,6 +118,7 @@ class Verdicts:
         used = [r for r in tried if all(r.get(v) in (True, None) for v in VERBS)]
         return cls(
             ran=len(built) - len(bare),
+            followed=sum("checks" in row for row in built),
             whole=len(whole),
             branched=sum(all(row["branches"]) for row in whole),
             bare=len(bare),
@@ -108,7 +128,9 @@ class Verdicts:
         )
 
     def __str__(self) -> str:
-        verbs = f" Of {self.tried} tried, {self.used} go through every verb that applies."
+        part = "" if self.tried == self.followed else f" of {self.tried} tried"
+        share = self.used / max(self.tried + self.ran - self.followed, 1)
+        verbs = f" {self.used}{part} ({share:.1%}) go through every verb that applies."
         return (
             f"{self.ran} with residual connections build and run. {self.whole} of them "
             f"({self.whole / max(self.ran, 1):.1%}) keep every clause of `check_stream` that "
@@ -126,8 +148,9 @@ LIBRARIES = {
 }
 
 
-def rendered(rows: Iterable[dict[str, Any]]) -> str:
-    """The page."""
+def rendered(rows: Iterable[dict[str, Any]], known: Mapping[str, int] | None = None) -> str:
+    """The page; known: library -> how many models there are to measure."""
+    known = {"transformers": len(stock()), **(known or {})}
     lines = [
         "# Models",
         "",
@@ -136,23 +159,26 @@ def rendered(rows: Iterable[dict[str, Any]]) -> str:
         "",
         "Readout: *modules* is pick, norms and head; *head* the model's own forward up to its "
         "head; *tail* the model's own forward to the end. A dash: the clause or verb does not "
-        "apply. An empty cell: not tried.",
+        "apply. An empty cell: not tried. The share of those that go through every verb counts "
+        "classes that are not followed as failing. timm's models keep at most two of the equal "
+        "blocks that follow one another, where they still run: a longer one may fail where these "
+        "do not.",
     ]
     by_library: dict[str, list[dict[str, Any]]] = {name: [] for name in LIBRARIES}
     for row in sorted(rows, key=lambda row: row["name"]):
         mapping = row["name"].partition(":")[0]
         by_library[mapping if mapping in LIBRARIES else "transformers"].append(row)
     for library, held in by_library.items():
-        lines += _section(library, held) if held else []
+        lines += _section(library, held, known.get(library, 0)) if held else []
     return "\n".join(lines) + "\n"
 
 
-def _section(library: str, rows: list[dict[str, Any]]) -> list[str]:
+def _section(library: str, rows: list[dict[str, Any]], known: int) -> list[str]:
     verbs = [name for name in VERBS if any(name in row for row in rows)]
     head = ["class", "depth", "branches of a block", "readout", *CLAUSES.values(), *verbs]
     built = [row for row in rows if "unbuilt" not in row]
     unbuilt = [row for row in rows if "unbuilt" in row]
-    left = len(stock()) - len(rows) if library == "transformers" else 0
+    left = known - len(rows)
     more = f" {left} more have not been measured." if left > 0 else ""
     return [
         *("", f"## {library}", "", f"{LIBRARIES[library]}. {Verdicts.of(rows)}{more}", ""),
@@ -209,10 +235,14 @@ def main() -> None:
     if given.verbs:  # in any order, as time may not last for all
         random.Random(0).shuffle(left)
     for entry in left[: given.first]:
-        rows[entry.name] = measured(entry, verbs=given.verbs)
         with given.rows.open("a") as file:
+            # Said first, and held against it only if the process does not live to say more.
+            file.write(json.dumps({"name": entry.name, "error": "the process crashed"}) + "\n")
+            file.flush()
+            rows[entry.name] = measured(entry, verbs=given.verbs)
             file.write(json.dumps(rows[entry.name]) + "\n")
-    given.page.write_text(rendered(rows.values()))
+    known = {given.library: len(entries(given.library))}
+    given.page.write_text(rendered(rows.values(), known))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from dataclasses import dataclass
@@ -96,23 +97,42 @@ def _channels(model: nn.Module) -> int:
 
 
 def _small_timm(name: str, own: int) -> tuple[nn.Module, int]:
-    """The model for the smallest images that it takes."""
+    """The model for the smallest images that it takes, of many equal blocks the first."""
     create = importlib.import_module("timm").create_model
-    plain: nn.Module | None = None
     for size in sorted({64, 96, 128, own}):
         try:
-            model = plain or create(name, num_classes=5, img_size=size)
+            model = create(name, num_classes=5, img_size=size)
         except TypeError:  # it is not made for one size
-            model = plain = create(name, num_classes=5)
-        except (RuntimeError, AssertionError, ValueError):
+            model = create(name, num_classes=5)
+        except _REFUSED:
             continue
-        try:
-            with torch.no_grad():
-                model.eval()(torch.randn(1, _channels(model), size, size))
-        except (RuntimeError, AssertionError, ValueError):
-            continue
-        return model, size
+        for made in (_thinned(copy.deepcopy(model)), model):
+            if _runs(made, size):
+                return made, size
     raise ValueError(f"{name} takes images of none of these sizes: 64, 96, 128, {own}")
+
+
+_REFUSED = (RuntimeError, AssertionError, ValueError, IndexError)
+
+
+def _runs(model: nn.Module, size: int) -> bool:
+    try:
+        with torch.no_grad():
+            model.eval()(torch.randn(1, _channels(model), size, size))
+    except _REFUSED:
+        return False
+    return True
+
+
+def _thinned(model: nn.Module) -> nn.Module:
+    """The same with at most two of the equal modules that follow one another in a list."""
+    for held in list(model.modules()):
+        if isinstance(held, nn.ModuleList | nn.Sequential):
+            kinds = [(type(m), [p.shape for p in m.parameters()]) for m in held]
+            for place in range(len(held) - 1, 1, -1):
+                if kinds[place][1] and kinds[place] == kinds[place - 1] == kinds[place - 2]:
+                    del held[place]
+    return model
 
 
 def torchvision_classifiers() -> list[Vision]:

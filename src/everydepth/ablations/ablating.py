@@ -21,8 +21,8 @@ from everydepth.ablations.skips import (
     ScaledSkip,
     checked_layers,
 )
-from everydepth.config import parted
-from everydepth.errors import SettingError
+from everydepth.config import checked, parted
+from everydepth.errors import NonFiniteError, SettingError
 from everydepth.runs.engine import EngineConfig
 from everydepth.stream import (
     ResidualStream,
@@ -35,8 +35,10 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.stream.feed import Feed, Source
+from everydepth.stream.states import are_finite
 
 
+@checked
 def ablate(
     model: nn.Module | ResidualStream | Callable[[int], nn.Module],
     data: Source,
@@ -179,6 +181,8 @@ def _sweep(
     else:
         targets = Targets.every(stream, batch, logits)
     plain = at_least_float32(targets.pick(logits))
+    if not bool(are_finite(plain).all()):
+        stream.observe(batch).check_predictions()
     decisions = plain.argmax(-1)
     sums[None].add(plain, targets, decisions, stream.task)
     for (layer, scale), skip in skips.items():
@@ -188,6 +192,12 @@ def _sweep(
             with skip:
                 changed = stream.step(cursors[layer - 1])
             z = at_least_float32(targets.pick(stream.logits(stream.advance(changed))))
+            if not bool(are_finite(z).all()):
+                raise NonFiniteError(
+                    f"with the skip of layer {layer} times {scale:g}, predictions of {stream.name} "
+                    "are NaN or infinite; use a scale nearer to 1, or a wider number format",
+                    layer,
+                )
         sums[layer, scale].add(z, targets, decisions, stream.task)
     return targets.samples
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from everydepth.ablations.result import Floats
 from everydepth.ablations.signals import Trajectories, columns, trajectories
+from everydepth.config import Seed, checked
 from everydepth.errors import BatchError, DataError, SettingError
 from everydepth.results import Result, Results, Table, curve, named, provenance, rows
 from everydepth.stream import ResidualStream, as_stream
@@ -26,7 +27,7 @@ TAIL = 0.2  # share of wrong labels from which the noise may be read off; fewer 
 
 
 class Audit(Results, kind="audit"):
-    """One row a sample, in the order of the data.
+    """One row per sample, in the order of the data.
 
     score: how likely the label is wrong. Where `calibrated`, it is an estimated probability, and
         `noise` the estimated share of wrong labels; else only its order has a meaning.
@@ -143,6 +144,7 @@ def folds(labels: Tensor | Sequence[int], count: int = 5, seed: int = 0) -> Int[
     return where
 
 
+@checked
 def audit(
     model: nn.Module | ResidualStream | Sequence[nn.Module],
     data: Source,
@@ -150,7 +152,7 @@ def audit(
     folds: Tensor | NDArray[Any] | Sequence[int] | None = None,
     held_out: bool = False,
     batch_size: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     progress: bool = True,
     **options: Any,
 ) -> Audit:
@@ -163,7 +165,7 @@ def audit(
     model, folds: best, one model a fold, and the fold of every row (see `folds`): model k was
         trained without fold k and judges it. The score is then a calibrated probability.
     held_out: one model that was not trained on `data`; calibrated likewise.
-        Without either, the model is taken to be trained on this data. Labels it has learnt by heart
+        Without either, the model is taken to be trained on this data. Labels that it memorized
         it no longer finds unlikely at the last depth, so early depths count as much as the last,
         and the score is an order, not a probability.
 

@@ -56,7 +56,7 @@ class Training:
                 values = {name: float(value[0]) for name, value in scored.untouched.items()}
                 if self.noisy is not None:
                     values |= self._memorized(model, scored.task)
-        # Agreement with an untouched model of another training would compare trainings.
+        # Agreement with an untouched model of another run would compare the runs.
         values.pop("agreement", None)
         return {
             "metrics": values,
@@ -67,7 +67,7 @@ class Training:
         }
 
     def start(self, seed: int) -> nn.Module:
-        """What a training starts from, before it is copied."""
+        """What a run starts from, before it is copied."""
         return self.model if isinstance(self.model, nn.Module) else self.model(seed)
 
     def _memorized(self, model: nn.Module, task: str) -> dict[str, float]:
@@ -159,7 +159,7 @@ def _cell(layer: int | None, c: float, seed: int) -> dict[str, Any]:
 
 
 def _facts(returned: Any) -> dict[str, Any]:
-    """How the training went, as far as it is known: epochs, steps and why it ended."""
+    """How training went, as far as known: epochs, steps and why it ended."""
     if is_dataclass(returned):
         returned = {name: getattr(returned, name, None) for name in ("epochs", "steps", "stopped")}
     if not isinstance(returned, Mapping):

@@ -32,9 +32,9 @@ class AblateConfig(Config):
     which: Which = setting(
         "both", choices=get_args(Which), option=str, help="Which residual connections."
     )
-    batch_size: int | None = setting(None, least=1, help="Rows a batch.")
+    batch_size: int | None = setting(None, least=1, help="Rows per batch.")
     max_samples: int | None = setting(None, least=1, hidden=True, help="Stop after N rows.")
-    seeds: tuple[int, ...] = setting((0,), hidden=True, help="With train: one training each.")
+    seeds: tuple[int, ...] = setting((0,), hidden=True, help="With train: one run each.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""How much of the label noise a network has learnt by heart."""
+"""How much of the label noise a network has memorized."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from everydepth.ablations.result import Floats
 from everydepth.ablations.scores import check_predicts_classes
+from everydepth.config import checked
 from everydepth.data import NoisyLabels
 from everydepth.errors import DataError, SettingError
 from everydepth.results import (
@@ -33,9 +34,10 @@ from everydepth.stream import (
 )
 from everydepth.stream.feed import Feed, Source
 from everydepth.stream.rows import as_rows, numbers_in, whole_numbers
+from everydepth.stream.states import are_finite
 
 Flipped = NoisyLabels | Tensor | NDArray[Any] | Sequence[int]
-"""What `flip_labels` returned, row numbers, or a boolean a row."""
+"""What `flip_labels` returned, row numbers, or one boolean per row."""
 
 
 class Memorization(Results, kind="memorization"):
@@ -51,7 +53,7 @@ class Memorization(Results, kind="memorization"):
     `found["test_by_depth"]` the accuracy on clean data likewise.
 
     >>> found = ed.memorization(model, noisy, test, flipped=noise, progress=False)
-    >>> found["by_depth"].shape  # the share of wrong labels learned by heart, at depths 0..3
+    >>> found["by_depth"].shape  # the share of wrong labels memorized, at depths 0..3
     (4,)
     """
 
@@ -93,6 +95,7 @@ class Memorization(Results, kind="memorization"):
         return text
 
 
+@checked
 def memorization(
     model: nn.Module | ResidualStream,
     noisy: Source,
@@ -107,7 +110,7 @@ def memorization(
 
     noisy: the training data, with the labels the model was trained on, in a fixed order.
     flipped: which of its rows have a wrong label: what `flip_labels` returned, row numbers, or a
-        boolean a row.
+        boolean per row.
     clean: test data.
 
     A causal language model predicts a sample's label if greedy decoding writes every token that has
@@ -224,11 +227,10 @@ def _hits(
         for numbers, batch in feed.numbered(what, progress):
             targets = Targets.of(stream, batch, weighted=False)
             states = stream.observe(batch)
-            each = [
-                targets.sample_hits(targets.predicted(states, depth))
-                for depth in range(stream.depth + 1)
-            ]
-            found.append(torch.stack(each).cpu())
+            said = [targets.predicted(states, depth) for depth in range(stream.depth + 1)]
+            if not all(bool(are_finite(z).all()) for z in said):
+                states.check_predictions(lowest=0)
+            found.append(torch.stack([targets.sample_hits(z) for z in said]).cpu())
             known.append(targets.known.cpu())
             if truth is not None and len(targets.shape) == 1:
                 best = states.logits(stream.depth).argmax(-1)
@@ -238,10 +240,9 @@ def _hits(
     return torch.cat(found, 1), torch.cat(known), torch.cat(true) if true else None
 
 
-def wilson(hits: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(hits: int, total: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share."""
-    share = hits / total
-    scale = 1 + z**2 / total
-    middle = (share + z**2 / (2 * total)) / scale
-    half = z * ((share * (1 - share) + z**2 / (4 * total)) / total) ** 0.5 / scale
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    from scipy.stats import binomtest
+
+    found = binomtest(hits, total).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)

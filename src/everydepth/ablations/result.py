@@ -1,4 +1,4 @@
-"""What an ablation found: one number a layer and a scale, for every metric."""
+"""What an ablation found: one number per layer and scale, for every metric."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ablation(Results, kind="ablation"):
     >>> ablation = ed.ablate(model, valid, c=(0.0, 1.0), progress=False)
     >>> ablation["accuracy"].shape  # layers, scales
     (3, 2)
-    >>> ablation.at("accuracy", 0.0).shape  # one number a layer, its skips removed
+    >>> ablation.at("accuracy", 0.0).shape  # one number per layer, its skips removed
     (3,)
     """
 
@@ -95,7 +95,7 @@ class Ablation(Results, kind="ablation"):
         return {name: np.asarray(found.arrays["untouched"]) for name, found in self.results.items()}
 
     def at(self, metric: str, c: float) -> Floats:
-        """One number a layer, at one scale."""
+        """One number per layer, at one scale."""
         if c not in self.c:
             raise SettingError(f"c={c}, but this ablation has {', '.join(map(str, self.c))}")
         return self[metric][:, self.c.index(c)]

@@ -12,11 +12,12 @@ from everydepth.ablations.result import Floats
 from everydepth.errors import BatchError, LabelError
 from everydepth.stream import ResidualStream, Targets, evaluating, unwrapped
 from everydepth.stream.feed import Feed
+from everydepth.stream.states import are_finite, holds_from
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trajectories:
-    """`z_l` of every sample at depths 0..L, what the samples are labelled, and their numbers.
+    """`z_l` of every sample at depths 0..L, what the samples are labeled, and their numbers.
 
     logits: `(sample, depth, class)`. pull: `(class, class)`, the Gram matrix `W W^T` of the head,
     for the gradient at the last feature.
@@ -28,7 +29,7 @@ class Trajectories:
     pull: Tensor
 
     def signals(self, labels: Tensor) -> dict[str, Floats]:
-        """By name, one number a sample, as if it had these labels."""
+        """By name, one number per sample, as if it had these labels."""
         z = self.logits
         index = labels[:, None, None].expand(-1, z.shape[1], 1)
         own = z.gather(-1, index)[..., 0]
@@ -43,8 +44,8 @@ class Trajectories:
             **{f"margin_{depth}": margin[:, depth] for depth in range(1, last + 1)},
             "mean_log_p": log_p[:, 1:].mean(1),
             "worst_margin": margin[:, 1:].amin(1),
-            "prediction_depth": _from_here_on(right),
-            "saturation": _from_here_on(top == top[:, -1:]),
+            "prediction_depth": holds_from(right.T),
+            "saturation": holds_from((top == top[:, -1:]).T),
             "early_disagreement": (~right[:, 1 : last // 2 + 1]).double().mean(1)
             if last > 1
             else torch.zeros(len(z), dtype=torch.float64),
@@ -66,13 +67,6 @@ class Trajectories:
         return ((r @ self.pull) * r).sum(1).clamp(min=0).sqrt()
 
 
-def _from_here_on(holds: Tensor) -> Tensor:
-    """The smallest depth from which on it holds at every depth; L + 1 where it never does."""
-    broken = ~holds
-    depths = torch.arange(1, holds.shape[1] + 1)
-    return (broken * depths).amax(1).double()
-
-
 @torch.no_grad()
 def trajectories(stream: ResidualStream, feed: Feed, progress: bool) -> Trajectories:
     """One pass over the data, every depth read out."""
@@ -89,9 +83,12 @@ def trajectories(stream: ResidualStream, feed: Feed, progress: bool) -> Trajecto
             if targets.labels.shape != (stream.rows(batch),):
                 raise LabelError(
                     f"{len(targets)} of {stream.rows(batch)} rows have a label, of shape "
-                    f"{tuple(targets.labels.shape)}; an audit needs one class a row, for every row"
+                    f"{tuple(targets.labels.shape)}; an audit needs one class per row, for "
+                    "every row"
                 )
             logits.append(torch.stack(each, 1))
+            if not bool(are_finite(logits[-1]).all()):
+                states.check_predictions(lowest=0)
             labels.append(targets.labels.cpu())
             numbers.append(rows)
     if not logits:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from everydepth.ablations.config import Which
+from everydepth.config import checked
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream import Block, ResidualStream, as_stream, first_tensor, with_first_tensor
 from everydepth.stream.taps import state_in
@@ -75,6 +76,7 @@ class ScaledSkip:
         self.remove()
 
 
+@checked
 def scaled_skip(
     model: nn.Module | ResidualStream,
     *,
@@ -203,9 +205,8 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
                 "model with dropout=0, or call `model.eval()`"
             )
         out = first_tensor(output)
-        x = xs.pop(i)
-        x = x if x.ndim == out.ndim else x.view(out.shape)
-        return with_first_tensor(output, out - (1 - c) * branch.weight / branch.scale * x)
+        less = (1 - c) * branch.weight / branch.scale * xs.pop(i)
+        return with_first_tensor(output, out - branch.unturned(less, out))
 
     def multiply(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         # Not computed a second time: a batch norm would count the batch twice.

@@ -13,6 +13,7 @@ from everydepth.ablations.bound import FORMS, Form, is_ordered, upper_bound, wei
 from everydepth.ablations.memorize import Flipped, flipped_rows
 from everydepth.ablations.result import Ablation, Floats
 from everydepth.ablations.taps import tapped
+from everydepth.config import checked
 from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.results import Result, Results, curve, defined, named, provenance, scalars
 from everydepth.results.result import numbers
@@ -91,7 +92,7 @@ class Side:
 class GradientStudy(Results, kind="gradient_study"):
     """Gradient norms of clean test samples and of flipped training samples, per layer.
 
-    `study["gradient_ratio"]` is memorization over learning, one number a layer;
+    `study["gradient_ratio"]` is memorization over learning, one number per layer;
     `study["weight_std"]` and the other measurements are what the paper's figures show.
 
     >>> study = ed.gradient_study(model, valid, noisy, flipped=noise, progress=False)
@@ -226,6 +227,7 @@ def _measurements(
     return tuple(found)
 
 
+@checked
 def gradient_study(
     model: nn.Module | ResidualStream,
     clean: Source,
@@ -238,13 +240,13 @@ def gradient_study(
     progress: bool = True,
     **options: Any,
 ) -> GradientStudy:
-    """Gradient norms at every residual connection, of learning and of memorisation.
+    """Gradient norms at every residual connection, of learning and of memorization.
 
     clean: test data. noisy, flipped: as in `memorization`; only the flipped rows are looked at.
     heads: attention heads, for the bound, where the model's config does not say.
 
     >>> study = ed.gradient_study(model, valid, noisy, flipped=noise, progress=False)
-    >>> study.learning.norm.shape, study.memorization.norm.shape  # one number a layer
+    >>> study.learning.norm.shape, study.memorization.norm.shape  # one number per layer
     ((3,), (3,))
     """
     stream = as_stream(model, **options)

@@ -101,8 +101,7 @@ def _real(batch: Mapping[str, Any], records: Sequence[Sequence[BranchRecord]]) -
 
 
 def _std(record: BranchRecord, mask: Tensor | None) -> Tensor:
-    x = record.x.detach().reshape(record.shape)
-    x = x if x.dtype == torch.float64 else x.float()
+    x = at_least_float32(record.x.detach().reshape(record.shape))
     if mask is None:
         return x.flatten(1).std(1, correction=0)
     return torch.stack([row[kept].std(correction=0) for row, kept in zip(x, mask, strict=True)])
@@ -117,8 +116,7 @@ def _lengths(mask: Tensor | None, records: Sequence[Sequence[BranchRecord]]) -> 
 
 
 def _least_std(feature: Tensor, mask: Tensor | None) -> Tensor:
-    wide = feature if feature.dtype == torch.float64 else feature.float()
-    std = wide.std(-1, correction=0)
+    std = at_least_float32(feature).std(-1, correction=0)
     if mask is not None and std.shape == mask.shape:
         std = std.masked_fill(~mask, torch.inf)
     return std if std.ndim == 1 else std.flatten(1).amin(1)

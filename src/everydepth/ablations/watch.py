@@ -16,7 +16,7 @@ from everydepth.stream.feed import Source
 
 
 class GradientWatch(Callback):
-    """A callback of `ed.fit`: gradient norms, margin and memorisation at the end of epochs.
+    """A callback of `ed.fit`: gradient norms, margin and memorization at the end of epochs.
 
     layers: by default an early, a middle and the last one. every: epochs between two looks.
     What it saw is in `result.callbacks["GradientWatch"]["epochs"]`, one entry a look.
@@ -52,7 +52,7 @@ class GradientWatch(Callback):
         stream = training.net.stream
         last = stream.depth
         layers = checked_layers(stream, self.layers or sorted({1, (last + 1) // 2, last}))
-        # The random numbers of the training go on as if nobody had looked.
+        # The random numbers of training go on as if nothing had been measured.
         with torch.random.fork_rng():
             study = gradient_study(
                 stream,

@@ -17,24 +17,24 @@ import gradio as gr
 import torch
 from gradio import themes
 
-from everydepth.app import compare, language, measured, surfaces, vision
+from everydepth.app import compare, language, live, measured, surfaces, vision
 from everydepth.app.content import QUICK, SURFACE, Effort, is_learned, learn_surface
-from everydepth.app.pictures import Lens, from_data_url
 from everydepth.app.shelf import Item, Shelf
 from everydepth.app.tales import PROMPT
 from everydepth.app.told import for_browser
 from everydepth.data import SURFACES
+from everydepth.data.pictures import from_data_url
 from everydepth.errors import EveryDepthError
 from everydepth.results import Results
 from everydepth.results.result import readable
 
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 RISK = 0.05
+LIVE = 4  # figures of a server, at most
 NEW_TOKENS = 12  # of the grid
 WRITTEN = 60  # tokens of the texts side by side
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif")
 MONO = ("ui-monospace", "Consolas", "DejaVu Sans Mono", "monospace")
-TABS = ("vision", "language", "surface", "results", "compare")
 
 
 def appearance() -> dict[str, Any]:
@@ -58,11 +58,13 @@ def build(
     data: str | None = None,
     first: str | None = None,
     effort: Effort = QUICK,
+    server: str | None = None,
 ) -> gr.Blocks:
     """The playground of a shelf.
 
     folder: where surfaces are learned and kept; None: only those on the shelf. data: the data set
-    that classifiers are tried on. first: the tab that is open at the start.
+    that classifiers are tried on. first: the tab that is open at the start. server: the address
+    of a process that publishes Results, shown as they are now.
     """
     with gr.Blocks(title="everydepth", analytics_enabled=False, fill_width=True) as blocks:
         gr.HTML(_asset("header.html"), elem_id="ed-header")
@@ -77,6 +79,9 @@ def build(
                 _results(shelf)
             with gr.Tab("Compare", id="compare"):
                 _compare(shelf)
+            if server is not None:
+                with gr.Tab("Server", id="server"):
+                    _server(blocks, server)
     return blocks
 
 
@@ -168,7 +173,8 @@ def _vision(blocks: gr.Blocks, shelf: Shelf, data: str | None) -> None:
 
     def look(now: dict[str, Any], level: int, share: float, event: gr.EventData) -> list[Any]:
         picture = from_data_url(str(_sent(event, "picture")))
-        return show(_looked(now, desks[now["model"]].lens, picture), level, share)
+        pixels = desks[now["model"]].lens.look(picture)
+        return show(now | {"pixels": pixels, "label": None}, level, share)
 
     asked = [state, depth, risk]
     gr.on(
@@ -182,10 +188,6 @@ def _vision(blocks: gr.Blocks, shelf: Shelf, data: str | None) -> None:
     gr.on([canvas.submit, upload.submit], _told(look), asked, shown, **_QUEUE)
     risk.change(_told(show), asked, shown, **_QUEUE)
     depth.change(_told(turn), [state, depth], shown[2:], **_QUEUE)
-
-
-def _looked(now: dict[str, Any], lens: Lens, picture: Any) -> dict[str, Any]:
-    return now | {"pixels": lens.look(picture), "label": None}
 
 
 # -- Language --------------------------------------------------------------------------------------
@@ -261,7 +263,7 @@ def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None, effort: Effo
 
     start = choices[0][1] if own else SURFACE
     if not own and not is_learned(folder, SURFACE):
-        start = None  # learning takes a while, and nobody asked for it yet
+        start = None  # learning takes a while, so it waits until it is asked for
     with gr.Row():
         surface = gr.Dropdown(
             choices,
@@ -374,6 +376,37 @@ def _frame(first: str | None, second: str | None) -> str:
     )
 
 
+# -- Server ----------------------------------------------------------------------------------------
+
+
+def _server(blocks: gr.Blocks, address: str) -> None:
+    """All Results of a moment, anew every few seconds; which there are is the server's affair."""
+    state = gr.HTML(elem_id="ed-live")
+    plots = [gr.Plot(show_label=False, visible=False, min_width=300) for _ in range(LIVE)]
+
+    def look() -> list[Any]:
+        try:
+            found = live.published(address)
+        except EveryDepthError as error:
+            gone = f'<p class="ed-words">{for_browser(error)}</p>'
+            return [gone, *[gr.Plot(None, visible=False)] * LIVE]
+        drawn = [f for name in found.results if (f := measured.figure(found, name)) is not None]
+        shown = [gr.Plot(figure, visible=True) for figure in drawn[:LIVE]]
+        told = "".join(
+            measured.words(found, name)
+            for name, result in found.results.items()
+            if result.kind == "scalar"
+        )
+        return [told or measured.words(found, None), *shown, *_hidden(LIVE - len(shown))]
+
+    clock = gr.Timer(live.EVERY)
+    gr.on([clock.tick, blocks.load], look, None, [state, *plots], **_QUEUE | _QUIET)
+
+
+def _hidden(count: int) -> list[Any]:
+    return [gr.Plot(None, visible=False) for _ in range(count)]
+
+
 # -- shared ----------------------------------------------------------------------------------------
 
 _QUEUE: dict[str, Any] = {
@@ -383,6 +416,9 @@ _QUEUE: dict[str, Any] = {
     "show_progress": "minimal",
     "api_visibility": "private",
 }
+
+
+_QUIET: dict[str, Any] = {"concurrency_id": "server", "show_progress": "hidden"}
 
 
 def _told(answer: Callable[..., Any]) -> Callable[..., Any]:

@@ -84,19 +84,8 @@ def learn_surface(
             continue
         torch.manual_seed(0)
         model = ResidualMLP(ResidualMLPConfig(architectures=["ResidualMLP"]))
-        fit(
-            EveryDepth(model, objective()),
-            train,
-            epochs=effort.surface_epochs,
-            batch_size=100,
-            lr=5e-3,
-            schedule="one_cycle",
-            run=run,
-            resume=True,
-            progress=effort.progress,
-            about={"data": f"surface:{name}"},
-        )
-        _traced(model, test, run)
+        how = {"epochs": effort.surface_epochs, "batch_size": 100, "lr": 5e-3}
+        _learned(EveryDepth(model, objective()), train, test, run, effort, f"surface:{name}", **how)
     progress(1.0)
 
 
@@ -125,19 +114,9 @@ def _digits(folder: Path, effort: Effort) -> None:
                 intermediate_size=128,
             )
         )
-        fit(
-            EveryDepth(model, objective()),
-            load_digits("train"),
-            epochs=effort.digits_epochs,
-            batch_size=64,
-            lr=2e-3,
-            schedule="one_cycle",
-            run=run,
-            resume=True,
-            progress=effort.progress,
-            about={"data": "digits"},
-        )
-        _traced(model, load_digits("test"), run)
+        net, (train, test) = EveryDepth(model, objective()), map(load_digits, ("train", "test"))
+        how = {"epochs": effort.digits_epochs, "batch_size": 64, "lr": 2e-3}
+        _learned(net, train, test, run, effort, "digits", **how)
 
 
 def _has_tales(folder: Path) -> bool:
@@ -171,19 +150,9 @@ def _tales(folder: Path, effort: Effort) -> None:
         lines = (line.ids + [0] * ROW for line in tokenizer.encode_batch(some))
         return token_blocks([token for line in lines for token in line[:ROW]], ROW)
 
-    fit(
-        EveryDepth(model, lpa()),
-        rows(texts),
-        steps=effort.tales_steps,
-        batch_size=16,
-        lr=6e-3,
-        clip=1.0,
-        schedule="one_cycle",
-        run=run,
-        resume=True,
-        progress=effort.progress,
-    )
-    _traced(model, rows(tales(100, seed=1)), run)
+    how = {"steps": effort.tales_steps, "batch_size": 16, "lr": 6e-3, "clip": 1.0}
+    test = rows(tales(100, seed=1))
+    _learned(EveryDepth(model, lpa()), rows(texts), test, run, effort, None, **how)
     # Last: with it the run is whole.
     (folder / "tokenizer.json").replace(run / "model" / "tokenizer.json")
 
@@ -206,5 +175,11 @@ def _whole(run: Path) -> bool:
     )
 
 
-def _traced(model: Any, data: Any, run: Path) -> None:
-    trace(model.eval(), data, progress=False).save(run / "trace")
+def _learned(
+    net: EveryDepth, train: Any, test: Any, run: Path, effort: Effort, data: str | None, **how: Any
+) -> None:
+    """Train into a run, on from where it was, and trace. data: what the run calls it."""
+    keep: dict[str, Any] = {"run": run, "resume": True, "progress": effort.progress}
+    about = None if data is None else {"data": data}
+    fit(net, train, schedule="one_cycle", about=about, **keep, **how)
+    trace(net.model.eval(), test, progress=False).save(run / "trace")

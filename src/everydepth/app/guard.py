@@ -1,6 +1,6 @@
 """What reaches Gradio: requests of our own page, to the routes it needs, that name no file.
 
-Gradio has some sixty routes. They fetch addresses for a browser, take uploads, serve files, change
+Gradio has about sixty routes. They fetch addresses for a browser, take uploads, serve files, change
 code. A page of ours needs a dozen; all others are shut, as will be those that a later Gradio adds.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 LONGEST_BODY = 12 * 2**20  # bytes: a picture of 8 MiB in base64, and what is sent along
+LONGEST_PATH = 200  # characters; no file of the page has a name that a disk would refuse
 
 # Gradio's page builds functions from strings, so that scripts cannot be restricted further; but
 # nothing can be fetched from, sent to, or framed by anybody else.
@@ -49,8 +49,9 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":
-            return  # no page of ours opens a web socket
+        if scope["type"] != "http":  # no page of ours opens a web socket
+            await send({"type": "websocket.close"})
+            return
         status = _refused(scope)
         if status is None and scope["method"] == "POST":
             body = await _body(receive)
@@ -81,6 +82,7 @@ class Guard:
 
         try:
             asked = json.loads(body)
+            json.dumps(asked, ensure_ascii=False).encode()  # half a character is no text
             number, visitor = asked["fn_index"], asked.get("session_hash")
             whole = type(number) is int and isinstance(visitor, str | None)
             if not whole or any(_is_file(part) for part in _parts(asked)):
@@ -94,11 +96,11 @@ class Guard:
 def _refused(scope: Any) -> HTTPStatus | None:
     """Why a request is refused by its head alone."""
     known = _READ if scope["method"] in ("GET", "HEAD") else _SENT
-    if not known.fullmatch(scope["path"]):
+    if len(scope["path"]) > LONGEST_PATH or not known.fullmatch(scope["path"]):
         return HTTPStatus.FORBIDDEN
     headers: dict[bytes, bytes] = dict(scope["headers"])
     origin, host = headers.get(b"origin"), headers.get(b"host", b"")
-    if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host.decode("latin-1"):
+    if origin is not None and origin not in (b"http://" + host, b"https://" + host):
         return HTTPStatus.FORBIDDEN
     if int(headers.get(b"content-length", b"0") or 0) > LONGEST_BODY:
         return HTTPStatus.REQUEST_ENTITY_TOO_LARGE

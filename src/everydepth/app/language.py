@@ -11,7 +11,8 @@ import numpy as np
 from everydepth.app.shelf import Item
 from everydepth.errors import SettingError
 from everydepth.exits.generation import generate
-from everydepth.reports.markup import text
+from everydepth.exits.generation.text import TextStream
+from everydepth.reports.markup import text, token
 from everydepth.results.result import Result
 from everydepth.tracing import token_grid
 
@@ -52,7 +53,7 @@ def grid_table(found: Result, depth: int | None = None) -> str:
     start = int(found.meta["prompt_tokens"])
     first = max(0, len(tokens) - LONGEST_GRID)
     head = "".join(
-        f'<th class="{"" if i < start else "ed-new"}">{_token(tokens[i])}</th>'
+        f'<th class="{"" if i < start else "ed-new"}">{token(tokens[i])}</th>'
         for i in range(first, len(tokens))
     )
     rows: list[str] = []
@@ -141,14 +142,8 @@ def _writing(item: Item, ids: list[int], title: str, said: Any, full: Any) -> Wr
 
 def _pieces(tokenizer: Any, prompt: list[int], tokens: list[int]) -> tuple[str, ...]:
     """What each token adds to the text; half a character waits for the token with its rest."""
-    found: list[str] = []
-    before = tokenizer.decode(prompt, skip_special_tokens=True)
-    for place in range(len(tokens)):
-        whole = tokenizer.decode(prompt + tokens[: place + 1], skip_special_tokens=True)
-        half = whole.endswith("\N{REPLACEMENT CHARACTER}") and place + 1 < len(tokens)
-        found.append("" if half else whole[len(before) :])
-        before = before if half else whole
-    return tuple(found)
+    growing, last = TextStream(tokenizer, before=prompt), len(tokens) - 1
+    return tuple(growing.add([one], last=place == last) for place, one in enumerate(tokens))
 
 
 def _marked(one: Writing) -> str:
@@ -184,18 +179,8 @@ def _room(item: Item, used: int) -> int:
 
 def _cell(words: np.ndarray, chances: np.ndarray, *, settled: bool) -> str:
     chance = float(chances[0])
-    tip = "\n".join(f"{_shown(w)}\t{c:.1%}" for w, c in zip(words, chances, strict=True))
+    tip = "\n".join(f"{token(w)}\t{c:.1%}" for w, c in zip(words, chances, strict=True))
     ink = ";color:#fff" if chance > 0.55 else ""
     mark = ' class="ed-settled"' if settled else ""
     style = f"background:rgba(0,114,178,{chance:.2f}){ink}"
-    return f'<td{mark} style="{style}" data-tip="{text(tip)}">{_token(words[0])}</td>'
-
-
-def _token(token: str) -> str:
-    return text(_shown(token))
-
-
-def _shown(token: str) -> str:
-    """A token as text; blanks and line ends, which cannot be seen, as signs."""
-    shown = str(token).replace("\n", "⏎").replace("\t", "⇥")
-    return shown if shown.strip() else "␣" * len(shown) or "∅"
+    return f'<td{mark} style="{style}" data-tip="{tip}">{token(words[0])}</td>'

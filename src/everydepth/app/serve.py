@@ -20,12 +20,14 @@ def serve(
     host: str = HOST,
     port: int | None = None,
     browser: bool = True,
+    live: str | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
     """Open the playground and stay until it is stopped (Ctrl-C).
 
     sources: run directories and model folders; without any, the content of `folder`, which is
-    made if it is missing. data: the name of a data set that classifiers are tried on.
+    made if it is missing. data: the name of a data set that classifiers are tried on. live: the
+    address of a server whose Results are shown as they are now.
     """
     check_gradio()
     given = [s if isinstance(s, Item) else item_at(Path(s)) for s in sources]
@@ -39,7 +41,10 @@ def serve(
         from everydepth.app.build import build
 
         first = "compare" if given and tab in (None, "other") else tab
-        blocks = in_a_loop(lambda: build(shelf, folder=Path(folder), data=data, first=first))
+        first = "server" if live is not None else first
+        blocks = in_a_loop(
+            lambda: build(shelf, folder=Path(folder), data=data, first=first, server=live)
+        )
         for name, why in shelf.problems.items():
             say(f"left out {name}: {why}")
         place = f"http://{'localhost' if host == '127.0.0.1' else host}:{found.getsockname()[1]}"

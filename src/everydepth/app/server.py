@@ -46,7 +46,7 @@ def check_gradio() -> None:
 
 @contextmanager
 def own_cache() -> Generator[Path, None, None]:
-    """A folder for what Gradio keeps on the disk, of nobody else, and gone afterwards."""
+    """A private folder for what Gradio keeps on disk, removed afterwards."""
     before = os.environ.get("GRADIO_TEMP_DIR")
     with TemporaryDirectory(prefix="everydepth-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder

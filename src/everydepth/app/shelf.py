@@ -12,6 +12,7 @@ from everydepth.data import data_names
 from everydepth.errors import DataError, EveryDepthError
 from everydepth.exits.load import load, load_tokenizer, model_folder
 from everydepth.exits.untrusted import check_inside, read_json
+from everydepth.files import untaken
 from everydepth.runs import Run
 from everydepth.stream import ResidualStream, as_stream
 
@@ -86,10 +87,7 @@ class Shelf:
 
     def put(self, item: Item) -> Item:
         """Add an item; a name that is taken gets a number."""
-        name, count = item.name, 1
-        while name in self.items:
-            count += 1
-            name = f"{item.name} ({count})"
+        name = untaken(item.name, self.items)
         self.items[name] = replace(item, name=name)
         return self.items[name]
 

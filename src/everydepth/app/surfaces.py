@@ -17,7 +17,8 @@ from everydepth.app.shelf import Item
 from everydepth.data import SURFACES
 from everydepth.data.surfaces import Surface
 from everydepth.exits import load
-from everydepth.results.figures.chart import PALETTE
+from everydepth.results.figures.chart import Axis, Chart, Line
+from everydepth.results.figures.web import draw
 from everydepth.stream import ResidualStream, as_stream, evaluating
 
 if TYPE_CHECKING:
@@ -139,51 +140,27 @@ def figures(study: Study, depth: int) -> list[Figure]:
 
 def error_figure(study: Study, depth: int) -> Figure | None:
     """The error of every depth, a line a model, and where the dial stands."""
-    from plotly.graph_objects import Figure
-
     errors = study.errors()
     if not errors:
         return None
     lines = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": escape(title),
-            "x": list(range(len(error))),
-            "y": [float(f"{value:.6g}") for value in error],
-            "line": {"color": PALETTE[1 - place if len(errors) > 1 else 0]},
-        }
+        Line(
+            x=np.arange(len(error)), y=error, name=title, color=1 - place if len(errors) > 1 else 0
+        )
         for place, (title, error) in enumerate(errors.items())
     ]
-    grid = {"gridcolor": "rgba(128,134,143,.25)", "color": INK, "zeroline": False}
-    layout = {
-        "height": 260,
-        "margin": {"l": 60, "r": 12, "t": 34, "b": 40},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"color": INK},
-        "hovermode": "x unified",
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "xaxis": {**grid, "title": {"text": "depth (blocks)"}, "dtick": 1},
-        "yaxis": {
-            **grid,
-            "title": {"text": "mean squared error"},
-            "type": "log",
-            "exponentformat": "power",
-        },
-        "shapes": [
-            {
-                "type": "line",
-                "x0": depth,
-                "x1": depth,
-                "yref": "paper",
-                "y0": 0,
-                "y1": 1,
-                "line": {"color": INK, "dash": "dot"},
-            }
-        ],
-    }
-    return Figure({"data": lines, "layout": layout})
+    chart = Chart(
+        title="",
+        x=Axis(label="depth", unit="blocks", whole=True),
+        y=Axis(label="mean squared error", log=True),
+        marks=tuple(lines),
+    )
+    drawn = draw([chart])
+    drawn.update_layout(height=260, font_color=INK)
+    for axes in (drawn.update_xaxes, drawn.update_yaxes):
+        axes(gridcolor="rgba(128,134,143,.25)")
+    drawn.add_vline(depth, line={"color": INK, "dash": "dot"})
+    return drawn
 
 
 def words(study: Study, depth: int) -> str:

@@ -11,25 +11,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from everydepth.app.pictures import Lens, to_data_url
 from everydepth.app.shelf import Item
 from everydepth.data import Images, load, load_digits
+from everydepth.data.pictures import Lens, Pixels, floats, to_data_url
 from everydepth.errors import DataError, EveryDepthError
 from everydepth.exits import Certificate, Policy, Profile, calibrate, predict, profile
 from everydepth.exits.calibrate import NotCertifiedWarning
 from everydepth.exits.load import model_folder
 from everydepth.exits.untrusted import check_inside, read_json
 from everydepth.reports.markup import text
+from everydepth.results.table import shown
 from everydepth.stream import ResidualStream, evaluating
+from everydepth.stream.states import holds_from
 
 TOP = 3  # classes shown a depth
 OFFERED = 24  # pictures to pick from
 MOST_TESTED = 2000  # pictures of a large data set that are looked at
 Number = float | int
-Pixels = Float[Tensor, "channels height width"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class Desk:
         with torch.no_grad(), evaluating(self.stream.model):
             states = self.stream.observe({"pixel_values": self._batch(self.test)})
             said = torch.stack([states.logits(d).argmax(-1) for d in range(states.depth + 1)])
-        settled = settled_at(said.numpy())
+        settled = holds_from(said == said[-1]).numpy()
         labels = self.test.labels.numpy()
         firsts = [int(np.flatnonzero(labels == c)[0]) for c in np.unique(labels)[: OFFERED // 2]]
         late = [int(i) for i in np.argsort(-settled, kind="stable") if i not in firsts]
@@ -109,7 +109,7 @@ class Desk:
     def pixels(self, row: int) -> Pixels:
         """A picture of the test data, in 0..1."""
         assert self.test is not None
-        return self.lens.resized(_floats(self.test.pixel_values[row : row + 1]))[0]
+        return self.lens.resized(floats(self.test.pixel_values[row : row + 1]))[0]
 
     def label(self, row: int) -> int | None:
         return None if self.test is None else int(self.test.labels[row])
@@ -143,38 +143,33 @@ class Desk:
         with evaluating(self.stream.model):
             states = self.stream.observe(batch, check_finite=True)
             logits = [states.logits(depth)[0].float() for depth in range(states.depth + 1)]
-        chances = torch.stack(logits).softmax(-1).numpy()
+        chances = torch.stack(logits).softmax(-1)
+        said = chances.argmax(-1)
         leaves = None
         if policy is not None:
             leaves = int(predict(self.stream, batch, policy=policy).depths[0])
-        settled = int(settled_at(chances.argmax(-1)[:, None])[0])
-        return Rise(chances=chances, names=self.names, settled=settled, leaves=leaves, label=label)
+        return Rise(
+            chances=chances.numpy(),
+            names=self.names,
+            settled=int(holds_from(said == said[-1])),
+            leaves=leaves,
+            label=label,
+        )
 
     def _split(self, split: str) -> Images | None:
         name = self.data or self.item.data
         if name is None:
             return load_digits(split) if self._takes_digits() else None
-        found = load(name, split=split, kind=Images)
-        return found.subset(range(min(len(found), MOST_TESTED)))
+        return load(name, split=split, kind=Images).first(MOST_TESTED)
 
     def _takes_digits(self) -> bool:
         return self.lens.size == (8, 8) and self.lens.channels == 1 and self.stream.classes == 10
 
     def _batch(self, images: Images) -> Tensor:
-        return self.lens.normalized(self.lens.resized(_floats(images.pixel_values)))
+        return self.lens.normalized(self.lens.resized(floats(images.pixel_values)))
 
     def _blank(self) -> Tensor:
         return torch.zeros(1, self.lens.channels, *self.lens.size)
-
-
-def settled_at(said: np.ndarray) -> np.ndarray:
-    """(depth, row) of classes -> per row the smallest depth from which the class is the last one.
-
-    >>> settled_at(np.array([[3, 1], [5, 1], [5, 1]])).tolist()
-    [1, 0]
-    """
-    final = np.logical_and.accumulate((said == said[-1])[::-1], 0)
-    return (~final).sum(0)
 
 
 # -- what is shown ---------------------------------------------------------------------------------
@@ -255,16 +250,16 @@ def tiles(found: Profile, depth: int, *, judged: bool) -> str:
         ("parameters", f"{here.parameters:,}", _share(here.parameters, full.parameters)),
         (
             "bytes of the checkpoint",
-            _bytes(here.checkpoint_bytes),
+            shown(here.checkpoint_bytes, "bytes"),
             _share(here.checkpoint_bytes, full.checkpoint_bytes),
         ),
     ]
-    shown = "".join(
+    drawn = "".join(
         f'<div class="ed-tile"><span>{text(name)}</span><strong>{text(value)}</strong>'
         f"<small>{text(beside)}</small></div>"
         for name, value, beside in cells
     )
-    return f'<div class="ed-tiles">{shown}</div>'
+    return f'<div class="ed-tiles">{drawn}</div>'
 
 
 def promise(note: str) -> str:
@@ -314,18 +309,6 @@ def _named(desk: Desk, row: int) -> str:
 
 def _share(part: Number, whole: Number) -> str:
     return f"{part / whole:.0%} of full depth" if whole else ""
-
-
-def _bytes(count: Number) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
-
-
-def _floats(pixels: Tensor) -> Tensor:
-    return pixels.float() if pixels.is_floating_point() else pixels.float() / 255
 
 
 def _preprocessing(item: Item) -> Mapping[str, Any]:

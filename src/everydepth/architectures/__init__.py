@@ -1,1 +1,1 @@
-"""Architectures: one file a family, and the table that names them."""
+"""What structure cannot tell: one file per family, and the table that names them."""

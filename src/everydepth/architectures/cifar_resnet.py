@@ -18,7 +18,7 @@ from everydepth.errors import SettingError
 class CifarResNetConfig(PreTrainedConfig):
     """Sizes of a `CifarResNet`.
 
-    blocks_per_stage, widths: one number a stage; the first block of each later stage halves the
+    blocks_per_stage, widths: one number per stage; the first block of each later stage halves the
     image. preactivation: norm and ReLU before each convolution, and before the readout.
     shortcut: between stages, "projection" (1x1 convolution and batch norm) or "pad" (every second
     pixel, new channels zero, no parameters). transition: a 1x1 convolution to readout_width before
@@ -42,7 +42,7 @@ class CifarResNetConfig(PreTrainedConfig):
         if len(blocks_per_stage) != len(widths):
             raise SettingError(
                 f"{len(blocks_per_stage)} stages in blocks_per_stage, {len(widths)} in widths; "
-                "give one number a stage in both"
+                "give one number per stage in both"
             )
         if shortcut not in ("projection", "pad"):
             raise SettingError(f"shortcut {shortcut!r}; use 'projection' or 'pad'")

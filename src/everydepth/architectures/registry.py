@@ -1,4 +1,4 @@
-"""The table of supported model classes. One entry adds a family; nothing is imported before use."""
+"""The model classes with a file of their own, imported at first use; all others are found."""
 
 from __future__ import annotations
 
@@ -7,38 +7,12 @@ from everydepth.stream.registry import Family
 _HERE = "everydepth.architectures"
 
 
-def _transformers(names: tuple[str, ...], tasks: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"transformers.{name}For{task}" for name in names for task in tasks)
-
-
 FAMILIES = (
     Family("residual_mlp", f"{_HERE}.residual_mlp:ResidualMLPStream", ("everydepth.ResidualMLP",)),
     Family(
         "resnet",
         f"{_HERE}.resnet:ResNetStream",
         ("everydepth.CifarResNet", "transformers.ResNetForImageClassification"),
-    ),
-    Family(
-        "vit",
-        f"{_HERE}.vit:VisionTransformerStream",
-        _transformers(("ViT", "DeiT", "Beit"), ("ImageClassification",)),
-    ),
-    Family(
-        "encoder",
-        f"{_HERE}.encoder:EncoderStream",
-        _transformers(("Bert", "Roberta", "DistilBert"), ("SequenceClassification", "MaskedLM")),
-    ),
-    Family(
-        "decoder",
-        f"{_HERE}.decoder:DecoderStream",
-        (
-            "transformers.GPT2LMHeadModel",
-            "transformers.GPT2ForSequenceClassification",
-            *_transformers(
-                ("GPTNeoX", "OPT", "Llama", "Mistral", "Qwen2", "Qwen3"),
-                ("CausalLM", "SequenceClassification"),
-            ),
-        ),
     ),
     Family("detr", f"{_HERE}.detr:DetrStream", ("transformers.DetrForObjectDetection",)),
     Family(

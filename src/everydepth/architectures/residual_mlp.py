@@ -1,4 +1,4 @@
-"""A residual multi-layer perceptron, for surfaces and small studies."""
+"""A residual MLP for small studies; declared, as its arm without skips has no stream to find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ResNets: stages change the shape, so the readout follows the skips to the last one."""
+"""ResNets, whose readout as one affine map a forward pass does not show.
+
+Stages change the shape, so the readout follows the skips to the last one.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -36,6 +36,13 @@ def app(
         str,
         typer.Option(help="Who may connect; 0.0.0.0 lets other machines in, without a password."),
     ] = "127.0.0.1",
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="The address of `everydepth serve`, like http://127.0.0.1:8000: a tab shows it "
+            "live."
+        ),
+    ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
     """Look into networks in a browser: pictures, text and surfaces at every depth.
@@ -43,6 +50,7 @@ def app(
     Vision: watch a picture rise through a classifier, see where it settles and where it may leave.
     Language: what each layer would say next; texts of two depths side by side, with their speed.
     Surfaces: what k blocks have learned of a function. Compare: two runs, all their curves.
+    Server: what a running `everydepth serve` is doing.
 
     It runs on this machine only and needs no network.
 
@@ -51,7 +59,16 @@ def app(
     from everydepth.app import serve
 
     found = [_item(source) for source in sources or ()]
-    serve(found, folder=folder, data=data, host=host, port=port, browser=browser, say=typer.echo)
+    serve(
+        found,
+        folder=folder,
+        data=data,
+        host=host,
+        port=port,
+        browser=browser,
+        live=server,
+        say=typer.echo,
+    )
 
 
 def _item(source: str) -> str | Item:
@@ -59,6 +76,7 @@ def _item(source: str) -> str | Item:
     if Path(source).exists() or source.count("/") > 1 or source.startswith((".", "/", "~")):
         return str(Path(source).expanduser())
     from everydepth.app.shelf import Item
+    from everydepth.cli.loading import preprocessing_of
     from everydepth.exits.load import load as load_model
     from everydepth.exits.load import load_tokenizer
     from everydepth.stream import as_stream
@@ -70,16 +88,5 @@ def _item(source: str) -> str | Item:
         Path(source),
         given=model,
         given_tokenizer=load_tokenizer(source) if speaks else None,
-        preprocessing=_preprocessing(source),
+        preprocessing=preprocessing_of(source),
     )
-
-
-def _preprocessing(name: str) -> dict[str, Any]:
-    """How the pictures of a model of the hub are normalized; empty where it does not say."""
-    from transformers import ImageProcessingMixin
-
-    try:
-        found, _ = ImageProcessingMixin.get_image_processor_dict(name)
-    except OSError:
-        return {}
-    return found

@@ -170,7 +170,9 @@ def _read_into(context: Any, value: Any) -> Any:
     for option in context.command.params:
         item = given.get(option.name)
         if isinstance(item, bool) and not getattr(option, "is_flag", False):
-            raise SettingError(f"{value}: {option.name} is {item}; it is no flag, give its value")
+            raise SettingError(
+                f"{value}: {option.name} is {item}; it is not a flag, give its value"
+            )
         if isinstance(item, dict):
             given[option.name] = json.dumps(item)
         elif isinstance(item, list) and not option.multiple:

@@ -27,6 +27,14 @@ _BESIDE = (
 )
 
 
+class Weights(StrEnum):
+    """How an ONNX graph or a GGUF file can store its weights."""
+
+    FLOAT32 = "float32"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 class Format(StrEnum):
     """What can be written."""
 
@@ -46,7 +54,7 @@ def export(
     directory: Annotated[
         Path | None,
         typer.Argument(
-            help="The directory to write; of a GGUF file the new file, by default named after it."
+            help="The directory to write; for a GGUF file the new file, by default named after it."
         ),
     ] = None,
     depth: Annotated[int | None, typer.Option(help="Blocks to keep; by default all.")] = None,
@@ -68,7 +76,7 @@ def export(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Data for an example batch, which ONNX needs, or for --recalibrate."),
+        typer.Option(help="Data for an example, which ONNX needs, for --recalibrate or --weights."),
     ] = None,
     split: Split = "train",
     data_root: Annotated[
@@ -78,44 +86,70 @@ def export(
         int | None, typer.Option(min=1, help="Use only the first N rows.")
     ] = None,
     recalibrate: Annotated[
-        bool, typer.Option(help="Estimate batch norm statistics anew on the data.")
+        bool, typer.Option(help="Re-estimate batch norm statistics on the data.")
     ] = False,
     runtime: Annotated[
         Path | None,
         typer.Option(help="A folder with onnxruntime-web, for a web page; else npm fetches it."),
     ] = None,
+    weights: Annotated[
+        Weights, typer.Option(help="How an ONNX graph or a GGUF file stores its weights.")
+    ] = Weights.FLOAT32,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier export.")] = False,
 ) -> None:
-    """Write a depth of a model as files that need nothing of everydepth.
+    """Write a depth of a model as files that do not need everydepth.
 
     everydepth export runs/lpa small --depth 2
 
     everydepth export model.gguf small.gguf --depth 12
     """
+    from everydepth.cli.loading import load_batches
     from everydepth.engines.gguf_file import is_gguf
+    from everydepth.errors import SettingError
+    from everydepth.exits import Policy, Profile
+    from everydepth.exits import export as write
+    from everydepth.exits.load import load as load_model
+    from everydepth.exits.load import load_tokenizer, model_folder
 
     if is_gguf(model):
         unused = {"--format": format, "--policy": policy, "--profile": profile, "--data": data}
         unused |= {"--recalibrate": recalibrate, "--runtime": runtime}
+        unused["--weights"] = weights is not Weights.FLOAT32
         _refuse("a GGUF file, which is cut as it is", unused)
         _cut(model, directory, depth, keep, overwrite)
         return
     _refuse("a model, of which the first blocks are kept (--depth)", {"--keep": keep})
-    _export(
-        model,
+    if directory is None:
+        raise SettingError("no directory was given; name a new one behind the model")
+    chosen = format or Format.HF
+    network = load_model(model)
+    shown = chosen in (Format.ONNX, Format.WEB)
+    if data is None and (recalibrate or shown):
+        wanted = "--recalibrate" if recalibrate else f"--format {chosen.value}"
+        raise SettingError(f"{wanted} needs --data; give data by name, a file or a folder")
+    rows: Any = None
+    if data is not None:
+        rows = load_batches(
+            model, network, data, split=split, root=data_root, max_samples=max_samples
+        )
+    beside: Any = _Beside(Path(model_folder(model)))
+    path = write(
+        network,
         directory,
         depth=depth,
-        format=format or Format.HF,
-        policy=policy,
-        profile=profile,
-        data=data,
-        split=split,
-        data_root=data_root,
-        max_samples=max_samples,
-        recalibrate=recalibrate,
+        format=chosen.value,
+        exits=None if policy is None else Policy.load(policy),
+        example=next(iter(rows)) if shown else None,
+        tokenizer=load_tokenizer(model) if chosen is Format.GGUF else beside,
+        profile=None if profile is None else Profile.load(profile),
+        recalibrate=rows if recalibrate else None,
         runtime=runtime,
+        weights=weights.value,
+        data=None if weights is Weights.FLOAT32 else rows,
         overwrite=overwrite,
     )
+    size = sum(file.stat().st_size for file in path.rglob("*"))
+    typer.echo(f"wrote {directory} ({size / 1e6:.1f} MB): see its README.md")
 
 
 def _refuse(what: str, given: dict[str, Any]) -> None:
@@ -137,59 +171,6 @@ def _cut(
         f"wrote {path} ({cut.bytes / 1e6:.1f} MB): {len(cut.kept)} of {cut.of} blocks, which "
         "llama.cpp runs exactly as the whole file when its other blocks are silent"
     )
-
-
-def _export(
-    model: str,
-    directory: Path | None,
-    *,
-    depth: int | None,
-    format: Format,  # noqa: A002 - the name of the option
-    policy: Path | None,
-    profile: Path | None,
-    data: str | None,
-    split: str,
-    data_root: str | None,
-    max_samples: int | None,
-    recalibrate: bool,
-    runtime: Path | None,
-    overwrite: bool,
-) -> None:
-    from everydepth.cli.loading import load_batches
-    from everydepth.errors import SettingError
-    from everydepth.exits import Policy, Profile
-    from everydepth.exits import export as write
-    from everydepth.exits.load import load as load_model
-    from everydepth.exits.load import load_tokenizer, model_folder
-
-    if directory is None:
-        raise SettingError("no directory was given; name a new one behind the model")
-    network = load_model(model)
-    shown = format in (Format.ONNX, Format.WEB)
-    if data is None and (recalibrate or shown):
-        wanted = "--recalibrate" if recalibrate else f"--format {format.value}"
-        raise SettingError(f"{wanted} needs --data; give data by name, a file or a folder")
-    rows: Any = None
-    if data is not None:
-        rows = load_batches(
-            model, network, data, split=split, root=data_root, max_samples=max_samples
-        )
-    beside: Any = _Beside(Path(model_folder(model)))
-    path = write(
-        network,
-        directory,
-        depth=depth,
-        format=format.value,
-        exits=None if policy is None else Policy.load(policy),
-        example=next(iter(rows)) if shown else None,
-        tokenizer=load_tokenizer(model) if format is Format.GGUF else beside,
-        profile=None if profile is None else Profile.load(profile),
-        recalibrate=rows if recalibrate else None,
-        runtime=runtime,
-        overwrite=overwrite,
-    )
-    size = sum(file.stat().st_size for file in path.rglob("*"))
-    typer.echo(f"wrote {directory} ({size / 1e6:.1f} MB): see its README.md")
 
 
 class _Beside:

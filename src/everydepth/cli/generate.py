@@ -33,17 +33,17 @@ def generate(
         typer.Option("--max-new-tokens", "-n", min=1, help="By default 64, or as many as fit."),
     ] = None,
     sample: Annotated[
-        bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")
+        bool, typer.Option("--sample", help="Sample tokens instead of taking the most likely.")
     ] = False,
     temperature: Annotated[
         float, typer.Option(help="With --sample: above 1 is bolder, below 1 safer.")
     ] = 1.0,
     top_k: Annotated[
-        int | None, typer.Option(help="With --sample: only the N likeliest tokens.")
+        int | None, typer.Option(help="With --sample: only the N most likely tokens.")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="With --sample: the likeliest tokens up to this probability."),
+        typer.Option(help="With --sample: the most likely tokens up to this probability."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="With --sample: the same draws again.")] = None,
     device: Device = None,
@@ -55,13 +55,16 @@ def generate(
     The text goes to standard output while it grows; how fast it came, to standard error.
     """
     from everydepth.exits.generation import generate as decode
+    from everydepth.exits.generation.text import TextStream
     from everydepth.exits.load import load as load_model
     from everydepth.exits.load import load_tokenizer
 
     network: Any = load_model(model).to(usable_device(device or "cpu"))
     tokenizer = load_tokenizer(model)
     ids = [tokenizer(text)["input_ids"] for text in prompt]
-    typed = _Typed(tokenizer, ids[0]) if len(prompt) == 1 else None
+    growing = TextStream(tokenizer, before=ids[0])
+    if len(prompt) == 1:
+        _say(str(tokenizer.decode(ids[0], skip_special_tokens=True)))
     said = decode(
         network,
         ids,
@@ -74,39 +77,19 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         seed=seed,
-        on_tokens=typed,
+        on_tokens=(lambda _, new: _say(growing.add(new))) if len(prompt) == 1 else None,
     )
-    if typed is not None:
-        typed.end()
+    if len(prompt) == 1:
+        _say(growing.add([], last=True) + "\n")
     else:
         for row, new in zip(ids, said.tokens, strict=True):
             typer.echo(tokenizer.decode(row + new, skip_special_tokens=True))
     typer.echo(_summary(said.stats), err=True)
 
 
-class _Typed:
-    """Writes the text of one row as its tokens come."""
-
-    def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
-        self._tokenizer, self._tokens, self._written = tokenizer, list(prompt), 0
-
-    def __call__(self, row: int, tokens: list[int]) -> None:
-        self._tokens.extend(tokens)
-        text = self._text()
-        # Half a character: the rest of its bytes is in the next token.
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            self._write(text)
-
-    def end(self) -> None:
-        self._write(self._text() + "\n")
-
-    def _text(self) -> str:
-        return self._tokenizer.decode(self._tokens, skip_special_tokens=True)
-
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text[self._written :])
-        sys.stdout.flush()
-        self._written = len(text)
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _summary(stats: GenerationStats) -> str:

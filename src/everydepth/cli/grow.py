@@ -51,6 +51,9 @@ def grow(
     def batches(part: str) -> list[object]:
         return list(source.batches(model, network, split=part, batch_size=asked.batch_size))
 
+    for option, part in (("--valid-split", valid_split), ("--test-split", test_split)):
+        if part is not None:
+            source.check_part(option, part)
     train = batches(split)
     if score_only:
         found = score(network, train, seed=asked.seed, alpha=asked.alpha)

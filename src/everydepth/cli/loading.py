@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from everydepth.data import Batch, Batches, Rows
+    from everydepth.data.batches import Transform
 
 
 def load_batches(
@@ -37,15 +38,11 @@ def load_batches(
     name = model_folder(name)
     found = load(data, split=split, root=root)
     if isinstance(found, Images):
-        return batches(_first(found, max_samples), batch_size, transform=_ImageInput(name, model))
+        return batches(found.first(max_samples), batch_size, transform=_image_input(name, model))
     if isinstance(found, Points):
-        return batches(_first(found, max_samples), batch_size)
+        return batches(found.first(max_samples), batch_size)
     rows = _tokens(name, model, found, data, max_length, max_samples)
     return batches(rows, batch_size, transform=trim_padding if isinstance(found, Texts) else None)
-
-
-def _first(rows: Rows, count: int | None) -> Rows:
-    return rows if count is None else rows.subset(range(min(count, len(rows))))
 
 
 def _tokens(
@@ -69,42 +66,36 @@ def _tokens(
     longest = getattr(model.config, "max_position_embeddings", None) or max_length
     length = min(max_length, longest)
     if isinstance(found, Texts):
-        next_token = as_stream(model).task == "causal_lm"
-        texts = found if max_samples is None else found.subset(range(min(max_samples, len(found))))
-        return tokenized(texts, tokenizer, length, labels="tokens" if next_token else None)
-    # A few characters a token: no need to encode a whole corpus for its first thousand tokens.
+        labels = "tokens" if as_stream(model).task == "causal_lm" else None
+        return tokenized(found.first(max_samples), tokenizer, length, labels=labels)
+    # A few characters per token: no need to encode a whole corpus for its first thousand tokens.
     text = found.text if max_samples is None else found.text[: max_samples * length * 8]
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return _first(token_blocks(ids, length), max_samples)
+    return token_blocks(ids, length).first(max_samples)
 
 
-class _ImageInput:
+def _image_input(name: str, model: PreTrainedModel) -> Transform:
     """A transform of batches: bytes to floats of the model's size, channels, mean and std."""
+    from everydepth.data.pictures import Lens, floats
 
-    def __init__(self, name: str, model: PreTrainedModel) -> None:
-        size: Any = getattr(model.config, "image_size", None)
-        self.size = (size, size) if isinstance(size, int) else size
-        self.channels = getattr(model.config, "num_channels", None)
-        self.mean, self.std = _normalisation(name)
+    settings = preprocessing_of(name)
 
-    def __call__(self, batch: Batch, generator: torch.Generator) -> Batch:
-        from torch.nn.functional import interpolate
+    def change(batch: Batch, generator: torch.Generator) -> Batch:
+        pixels = floats(batch["pixel_values"])
+        lens = Lens.of(model.config, settings, like=pixels)
+        return batch | {"pixel_values": lens.normalized(lens.resized(pixels))}
 
-        pixels = batch["pixel_values"]
-        if not pixels.is_floating_point():
-            pixels = pixels.float() / 255
-        if pixels.shape[1] == 1 and self.channels == 3:
-            pixels = pixels.expand(-1, 3, -1, -1)
-        if self.size is not None and tuple(pixels.shape[-2:]) != tuple(self.size):
-            pixels = interpolate(pixels, tuple(self.size), mode="bilinear", antialias=True)
-        if self.mean is not None and self.std is not None:
-            center, scale = (pixels.new_tensor(v).view(1, -1, 1, 1) for v in (self.mean, self.std))
-            pixels = (pixels - center) / scale
-        return batch | {"pixel_values": pixels}
+    return change
 
 
-def _normalisation(name: str) -> tuple[list[float] | None, list[float] | None]:
-    """Mean and std of the saved image processor; none if the model came without one."""
+def preprocessing_of(name: str) -> dict[str, Any]:
+    """How a model's pictures are prepared; empty where it does not say."""
+    file = preprocessor_file(name)
+    return {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+
+
+def preprocessor_file(name: str) -> Path | None:
+    """The config of the image processor that was saved with a model, here or on the hub."""
     from transformers.utils.hub import cached_file
 
     file = cached_file(
@@ -113,7 +104,4 @@ def _normalisation(name: str) -> tuple[list[float] | None, list[float] | None]:
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    settings = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
-    if not settings.get("do_normalize", bool(settings.get("image_mean"))):
-        return None, None
-    return settings.get("image_mean"), settings.get("image_std")
+    return None if file is None else Path(file)

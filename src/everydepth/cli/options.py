@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from everydepth.config import Config, plain, setting
+from everydepth.errors import SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,11 +44,24 @@ class Source(Config):
     )
     data_root: str | None = setting(None, help="The folder that holds named data sets.")
     max_samples: int | None = setting(None, least=1, help="Use only the first N rows.")
-    max_length: int = setting(128, least=1, help="Tokens of a text at most.")
+    max_length: int = setting(128, least=1, help="Longest text, in tokens.")
 
     def asked(self) -> dict[str, Any]:
         """What decides the outcome, as JSON values: where the data lay does not."""
         return {name: value for name, value in plain(self).items() if name != "data_root"}
+
+    @property
+    def one_file(self) -> bool:
+        """Whether the data is a file, which has no parts: every split is all of it."""
+        return Path(self.data).is_file()
+
+    def check_part(self, option: str, split: str) -> None:
+        """An error if rows that are held out would be those that are learned."""
+        if self.one_file:
+            raise SettingError(
+                f"{option} {split}, but {self.data} is one file, all of which is learned; put a "
+                f"file for each part into a folder ({split}{Path(self.data).suffix}) and give that"
+            )
 
     def batches(self, name: str, model: PreTrainedModel, *, split: str, batch_size: int) -> Batches:
         """As the model called `name` takes it."""

@@ -14,13 +14,13 @@ def profile(
     model: Model,
     rows: Rows,
     run: OwnRun = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed calls a depth.")] = 10,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed calls per depth.")] = 10,
     latency_ms: Annotated[float | None, typer.Option(help="Budget: one row, milliseconds.")] = None,
     max_bytes: Annotated[int | None, typer.Option(help="Budget: bytes of the checkpoint.")] = None,
     max_drop: Annotated[
         float | None, typer.Option(help="Quality that may be lost, in units of the metric.")
     ] = None,
-    min_accuracy: Annotated[float | None, typer.Option(help="Accuracy that is needed.")] = None,
+    min_accuracy: Annotated[float | None, typer.Option(help="Accuracy required.")] = None,
 ) -> None:
     """Measure quality, size and speed of every depth, and choose one for a budget.
 

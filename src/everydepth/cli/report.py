@@ -9,6 +9,7 @@ import typer
 
 from everydepth.environment import command_line
 from everydepth.errors import SettingError
+from everydepth.files import untaken
 
 
 def report(
@@ -45,9 +46,5 @@ def _named(runs: list[str]) -> dict[str, str]:
             name, path = Path(run).resolve().name, run
         elif name in found:
             raise SettingError(f"{name!r} names two runs; give each a name of its own")
-        free, count = name, 1
-        while free in found:
-            count += 1
-            free = f"{name} ({count})"
-        found[free] = path
+        found[untaken(name, found)] = path
     return found

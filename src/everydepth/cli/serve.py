@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,8 @@ from everydepth.cli.options import Device, Model
 from everydepth.errors import SettingError
 from everydepth.serving.config import ServeConfig
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from everydepth.serving.recipe import Recipe
 
 
 def serve(
@@ -33,6 +34,13 @@ def serve(
     policy: Annotated[
         list[str] | None,
         typer.Option(help="An exit policy clients may name: risk-0.01=policy.json; repeatable."),
+    ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            help="A policy of certify_depth: the governor never goes below its depth. Needs "
+            "--target."
+        ),
     ] = None,
     simulate: Annotated[
         Path | None,
@@ -60,45 +68,46 @@ def serve(
     from rich.console import Console
 
     from everydepth.cli.showing import show
-    from everydepth.exits.load import load as load_model
-    from everydepth.exits.load import load_tokenizer, model_folder
-    from everydepth.exits.policies import Policy
-    from everydepth.exits.profile import Profile
-    from everydepth.serving.serve import (
-        Served,
-        application,
-        bound,
-        check_installed,
-        run,
-        simulated,
-    )
+    from everydepth.serving.recipe import Recipe
+    from everydepth.serving.serve import bound, check_installed, run, simulated
     from everydepth.stream import as_stream
 
     check_installed()
-    found = None if profile is None else Profile.load(profile)
-    network = load_model(model).to(device or "cpu")  # pyright: ignore[reportArgumentType]
-    if simulate is not None:
-        show(simulated(as_stream(network), simulate, found, config), Console())
-        return
-    folder = Path(model_folder(model))
-    reads = "input_ids" in as_stream(network).inputs
-    served = Served(
-        name=name or Path(model).resolve().name,
-        model=network,
-        tokenizer=load_tokenizer(model) if reads else None,
-        folder=folder,
-        policies=dict(_named(text, Policy.load) for text in policy or ()),
-        profile=found,
+    recipe = Recipe(
+        model=str(model),
+        name=name,
+        profile=profile,
+        policies=tuple(policy or ()),
+        certificate=certificate,
+        device=device,
+        key=os.environ.get("EVERYDEPTH_API_KEY") or None,
+        config=config,
     )
-    app = application(served, config, key=os.environ.get("EVERYDEPTH_API_KEY") or None)
+    if simulate is not None:
+        stream = as_stream(recipe.network())
+        show(simulated(stream, simulate, recipe.known(), config, recipe.promised()), Console())
+        return
+    if config.ray:
+        _replicated(recipe, host, port)
+        return
+    if config.replicas != "1":
+        raise SettingError(f"--replicas {config.replicas} needs --ray; without it there is one")
+    app = recipe.app()
     sock = bound(host, port)
-    typer.echo(f"{served.name} at http://{host}:{sock.getsockname()[1]}/v1 (Ctrl-C ends it)")
+    typer.echo(f"{recipe.called} at http://{host}:{sock.getsockname()[1]}/v1 (Ctrl-C ends it)")
     run(app, sock)
 
 
-def _named(text: str, load: Callable[[Path], T]) -> tuple[str, T]:
-    """risk-0.01=policy.json as its name and what the file holds."""
-    name, _, file = text.partition("=")
-    if not name or not file:
-        raise SettingError(f"--policy {text}; write NAME=FILE, like risk-0.01=policy.json")
-    return name, load(Path(file))
+def _replicated(recipe: Recipe, host: str, port: int) -> None:
+    import signal
+
+    from everydepth.serving.cluster import cluster
+
+    if port == 0:
+        raise SettingError("--port 0 with --ray; name a port")
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with cluster(recipe, recipe.config.replicas, host=host, port=port):
+        typer.echo(f"{recipe.called} at http://{host}:{port}/v1, Ray Serve (Ctrl-C ends it)")
+        ended.wait()

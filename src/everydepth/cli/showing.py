@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from everydepth.environment import command_line
 from everydepth.errors import RunError
+from everydepth.files import untaken
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,9 +95,12 @@ def place_for(model: str, run: Path | None, kind: str) -> Path:
 
     if run is None and Run.exists(model) and (Path(model) / "model").is_dir():
         return Path(model)
-    place = run or _free(Path("runs") / f"{kind}-{Path(model).resolve().name}")
-    check_new(place)
-    return place
+    if run is None:
+        taken = [entry.name for entry in Path("runs").glob("*")]
+        called = f"{kind}-{Path(model).resolve().name}"
+        run = Path("runs") / untaken(called, taken, numbered="{}-{}")
+    check_new(run)
+    return run
 
 
 def check_new(run: Path | None) -> None:
@@ -119,12 +123,3 @@ def keep(results: Results, place: Path | None, asked: Mapping[str, Any], console
         Run.create(place, {"command": command, **asked}, kind=results.kind)
     folder = results.with_about(command=command, asked=asked).save(place / results.kind)
     console.print(f"wrote {folder}; see it with: everydepth report {place}", markup=False)
-
-
-def _free(path: Path) -> Path:
-    """The path, or the first of path-2, path-3, ... that is not taken."""
-    free, count = path, 1
-    while free.exists():
-        count += 1
-        free = path.with_name(f"{path.name}-{count}")
-    return free

@@ -34,13 +34,13 @@ class ResNets(Config):
     depths: tuple[int, ...] = setting((8, 14, 20), least=8, help="Layers, 6n+2 each.")
     widths: tuple[int, ...] = setting((8, 16), least=1, help="Channels of the first stage.")
     seeds: tuple[int, ...] = setting((0, 1, 2), help="Random seeds.")
-    epochs: int = setting(10, least=1, help="At most.")
+    epochs: int = setting(10, least=1, help="Most epochs of a network.")
     stop_below: float = setting(0.0, help="Stop when an epoch lowers the training loss by less.")
-    at_least: int = setting(1, least=1, help="Epochs before that.")
+    at_least: int = setting(1, least=1, help="Epochs before it may stop.")
     augment: bool = setting(True, help="Random crops and mirror images.")
     pool: int = setting(1, least=1, help="Shrink images: the mean of N x N pixels.")
     lr: float = setting(0.1, above=0, help="Learning rate.")
-    batch_size: int = setting(32, least=1, help="Rows a step.")
+    batch_size: int = setting(32, least=1, help="Rows per step.")
 
     def grid(self) -> dict[str, Sequence[Any]]:
         """The values of each setting of `resnet_cell`."""
@@ -60,7 +60,7 @@ def sweep(
     everydepth sweep --data digits --depths 8,14 --widths 8,16 -o runs/sweep
 
     SGD with momentum .9 and weight decay 1e-4, random crops and mirror images. Stop it at any time,
-    also with kill -9, and give the same command again: it does the cells that are missing.
+    even with kill -9, and give the same command again: it does the missing cells.
     """
     from everydepth.runs.sweep import sweep as sweep_cells
 
@@ -71,7 +71,7 @@ def sweep(
     for name in FIGURES:
         if name in found:
             found.plot(name).savefig(run / f"{name}.png", dpi=150)
-    typer.echo(f"wrote {run}: one file a cell, and figures of loss and signal")
+    typer.echo(f"wrote {run}: one file per cell, and figures of loss and signal")
 
 
 def resnet_cell(
@@ -103,9 +103,7 @@ def resnet_cell(
     from everydepth.growth.losses import mean_loss
     from everydepth.stream import as_stream
 
-    train, test = (_images(data, part, data_root, max_samples, pool) for part in ("train", "test"))
-    mean, std = train.pixel_values.mean((0, 2, 3)), train.pixel_values.std((0, 2, 3))
-    train, test = (part.normalized(mean.tolist(), std.tolist()) for part in (train, test))
+    train, test = prepared(data, max_samples, pool, data_root)
     torch.manual_seed(seed)
     config = CifarResNetConfig.of_depth(
         layers,
@@ -168,7 +166,7 @@ def _trained(
     from everydepth.training import EveryDepth, fit
 
     class EpochLosses(Callback):
-        """The mean loss of every epoch; ends the training when it hardly falls any more."""
+        """The mean loss of every epoch; stops when it hardly falls any more."""
 
         def __init__(self) -> None:
             self.steps: list[float] = []
@@ -207,6 +205,16 @@ def _trained(
     return losses.epochs
 
 
+def prepared(
+    data: str, max_samples: int | None = None, pool: int = 1, data_root: str | None = None
+) -> tuple[Any, Any]:
+    """The training and test images of a cell, normalized."""
+    train, test = (_images(data, part, data_root, max_samples, pool) for part in ("train", "test"))
+    pixels = train.pixel_values
+    mean, std = pixels.mean((0, 2, 3)).tolist(), pixels.std((0, 2, 3)).tolist()
+    return train.normalized(mean, std), test.normalized(mean, std)
+
+
 @lru_cache(maxsize=4)
 def _images(data: str, split: str, root: str | None, most: int | None, pool: int) -> Any:
     """Images between 0 and 1, the first `most` of them, shrunk; kept for the next cell."""
@@ -220,8 +228,7 @@ def _images(data: str, split: str, root: str | None, most: int | None, pool: int
     found = load(data, split=split, root=root)
     if not isinstance(found, Images):
         raise DataError(f"{data!r} does not hold images; a sweep of ResNets needs some")
-    rows = found if most is None else found.subset(range(min(most, len(found))))
-    images = rows.as_float()
+    images = found.first(most).as_float()
     if pool == 1:
         return images
     return replace(images, pixel_values=F.avg_pool2d(images.pixel_values, pool))

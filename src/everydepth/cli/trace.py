@@ -23,7 +23,7 @@ def trace(
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Of a language model, how many predictions to draw and look at."),
+        typer.Option(min=1, help="For a language model, how many predictions to sample."),
     ] = None,
     prompt: Annotated[
         str | None,

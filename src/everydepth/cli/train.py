@@ -11,9 +11,10 @@ import typer
 
 from everydepth import objectives
 from everydepth.cli.configs import Defaults
+from everydepth.cli.loading import preprocessor_file
 from everydepth.cli.options import Source
 from everydepth.cli.presets import PRESETS, Facts, byte_tokenizer
-from everydepth.errors import DataError, SettingError
+from everydepth.errors import SettingError
 from everydepth.training.config import FitConfig, RunConfig
 
 if TYPE_CHECKING:
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from everydepth.data import Batches
+    from everydepth.objectives import Objective
     from everydepth.training import EveryDepth, FitResult
 
 _MODEL = f"A folder, a run, a Hugging Face name, or a preset: {', '.join(PRESETS)}."
 _OBJECTIVES = ", ".join(name for name in dir(objectives) if name.islower())
-_OBJECTIVE = f"{_OBJECTIVES}; with settings and parts: lpa:early=0.2+annealed:by=0.8+sampled:k=2."
+_PARTS = "lpa:early=0.2+annealed:by=0.8+sampled:k=2"
+_OBJECTIVE = f"{_OBJECTIVES}; with settings and parts: {_PARTS}. By default lpa."
 
 
 def train(
@@ -33,8 +36,10 @@ def train(
     source: Source,
     fitting: Annotated[FitConfig, Defaults({"epochs": 10})],
     where: RunConfig,
-    objective: Annotated[str, typer.Option(help=_OBJECTIVE)] = "lpa",
-    label_smoothing: Annotated[float, typer.Option(min=0, help="Below 1.")] = 0.0,
+    objective: Annotated[str | None, typer.Option(help=_OBJECTIVE)] = None,
+    label_smoothing: Annotated[
+        float, typer.Option(min=0, help="Share of the label given to the other classes; below 1.")
+    ] = 0.0,
     valid_split: Annotated[
         str, typer.Option(help="Which part validates; auto: valid, else test; none.")
     ] = "auto",
@@ -42,6 +47,13 @@ def train(
     lora: Annotated[
         int | None,
         typer.Option(min=1, help="Train adapters of this rank instead of the model (peft)."),
+    ] = None,
+    balcony: Annotated[
+        str | None,
+        typer.Option(
+            help="Freeze the model and train one block beside it at each of these depths (8,15,23; "
+            "auto: a quarter, a half and three quarters) to say what the last depth says."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done, and what it would cost.")
@@ -59,10 +71,15 @@ def train(
     from rich.console import Console
 
     from everydepth.objectives.text import objective_of
-    from everydepth.training import EveryDepth, fit
+    from everydepth.training import fit
 
     console = Console()
-    goal = objective_of(objective)
+    if balcony is not None and lora is not None:
+        raise SettingError(
+            f"--lora {lora} and --balcony {balcony}: adapters change the model, balconies leave it "
+            "as it is; give one of them"
+        )
+    goal = None if objective is None else objective_of(objective)
     with TemporaryDirectory() as scratch:
         torch.manual_seed(fitting.seed)
         network, beside = _model(model, blocks, source, Path(scratch))
@@ -73,13 +90,14 @@ def train(
             trained = with_lora(network, lora).train()
         rows, valid = _data(beside, network, source, fitting, valid_split)
         fitting = replace(fitting, batch_size=rows.batch_size)
-        net = EveryDepth(trained, goal, label_smoothing=label_smoothing)
+        net = _net(trained, goal, balcony, label_smoothing)
+        goal = net.objective
         names = (Path(model).name, Path(source.data).name.replace(":", "-"), goal.name)
         run = where.run or Path("runs") / "-".join(names)
         # What decides the outcome and `fit` does not know.
         about = {"model": model, "blocks": blocks, "valid_split": valid_split, **source.asked()}
-        if lora is not None:
-            about["lora"] = lora
+        about |= {} if lora is None else {"lora": lora}
+        about |= {} if balcony is None else {"balcony": balcony}
         if dry_run:
             shown = {**about, **fitting.to_json(), "objective": goal.to_json(), "run": str(run)}
             _dry_run(shown, net, rows, fitting, console)
@@ -111,9 +129,38 @@ def _model(
     return network.train(), str(scratch)
 
 
+def _net(
+    trained: Any, goal: Objective | None, balcony: str | None, label_smoothing: float
+) -> EveryDepth:
+    """What `fit` trains: the model, or balconies beside it."""
+    from everydepth import training
+
+    if balcony is None:
+        return training.EveryDepth(trained, goal, label_smoothing=label_smoothing)
+    if label_smoothing:
+        raise SettingError(
+            f"--label-smoothing {label_smoothing:g} and --balcony {balcony}, which learns from the "
+            "last depth instead of labels; leave one of them out"
+        )
+    return training.balcony(trained.eval(), _depths(balcony), objective=goal).train()
+
+
+def _depths(text: str) -> list[int] | None:
+    if text == "auto":
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise SettingError(
+            f"--balcony {text!r}; use depths separated by commas (8,15,23), or auto"
+        ) from error
+
+
 def _data(
     beside: str, network: PreTrainedModel, source: Source, fitting: FitConfig, wanted: str
 ) -> tuple[Batches, Batches | None]:
+    from everydepth.data.reading import Absent
+
     def batches(split: str, size: int) -> Batches:
         return source.batches(beside, network, split=split, batch_size=size)
 
@@ -122,12 +169,13 @@ def _data(
     # Rows that do not fill a batch wait for the order of the next epoch.
     order = {"shuffle": fitting.shuffle, "seed": fitting.seed}
     rows = replace(rows, batch_size=size, drop_last=True, **order)
-    if wanted == "none":
+    if wanted == "none" or (wanted == "auto" and source.one_file):
         return rows, None
+    source.check_part("--valid-split", wanted)
     for split in ("valid", "test") if wanted == "auto" else (wanted,):
         try:
             return rows, batches(split, max(fitting.batch_size, 128))
-        except DataError:
+        except Absent:  # one that is there and cannot be read is an error
             if wanted != "auto":
                 raise
     return rows, None
@@ -136,18 +184,12 @@ def _data(
 def _copy_preprocessing(source: str, target: Path, network: PreTrainedModel) -> None:
     """Put tokenizer and image normalization beside the trained model, so that it can be used."""
     from transformers import AutoTokenizer
-    from transformers.utils.hub import cached_file
 
     if not target.is_dir():
         return
-    file = cached_file(
-        source,
-        "preprocessor_config.json",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    if file:
-        (target / "preprocessor_config.json").write_bytes(Path(file).read_bytes())
+    file = preprocessor_file(source)
+    if file is not None:
+        (target / "preprocessor_config.json").write_bytes(file.read_bytes())
     if network.main_input_name == "input_ids":
         AutoTokenizer.from_pretrained(source).save_pretrained(target)
 

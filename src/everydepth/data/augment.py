@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
+from everydepth.config import checked
 from everydepth.data.batches import Transform
 from everydepth.data.sets import Batch
 from everydepth.errors import SettingError
 
 
+@checked
 def crop_and_flip(padding: int = 4, *, flip: bool = True) -> Transform:
     """A transform that shifts every image by up to `padding` pixels, and mirrors half of them.
 

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from everydepth.config import Seed, checked
 from everydepth.data.sets import Batch, Rows, Texts, Tokens, random_stream
-from everydepth.errors import DataError
+from everydepth.errors import BatchError, DataError
 from everydepth.stream import IGNORE_INDEX
 
 Transform = Callable[[Batch, torch.Generator], Batch]
@@ -63,12 +64,13 @@ class Batches:
             yield batch
 
 
+@checked
 def batches(
     data: Rows,
     batch_size: int,
     *,
     shuffle: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     drop_last: bool = False,
     transform: Transform | None = None,
 ) -> Batches:
@@ -91,6 +93,7 @@ def batches(
     )
 
 
+@checked
 def trim_padding(batch: Batch, generator: torch.Generator | None = None) -> Batch:
     """A transform that cuts the columns in which every row of the batch is padding.
 
@@ -99,6 +102,10 @@ def trim_padding(batch: Batch, generator: torch.Generator | None = None) -> Batc
     >>> trim_padding(rows.batch([0]))["input_ids"].shape
     torch.Size([1, 4])
     """
+    if "attention_mask" not in batch:
+        raise BatchError(
+            f"no attention_mask in a batch of {', '.join(map(str, batch))}; use Tokens"
+        )
     used = batch["attention_mask"].any(dim=0).nonzero().flatten()
     width = batch["attention_mask"].shape[1]
     start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, width)
@@ -111,6 +118,7 @@ def trim_padding(batch: Batch, generator: torch.Generator | None = None) -> Batc
     return {key: trimmed(key, value) for key, value in batch.items()}
 
 
+@checked
 def tokenized(
     data: Texts | Sequence[str],
     tokenizer: Callable[..., Mapping[str, Any]],
@@ -161,6 +169,7 @@ def tokenized(
     )
 
 
+@checked
 def token_blocks(
     ids: Int[Tensor, " tokens"] | Sequence[int], length: int, *, stride: int | None = None
 ) -> Tokens:

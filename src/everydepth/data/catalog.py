@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
+from everydepth.config import checked
 from everydepth.data.archives import load_newsgroups, load_tweeteval
 from everydepth.data.digits import load_digits
 from everydepth.data.hub import load_files, load_hub
@@ -31,7 +32,7 @@ D = TypeVar("D", Images, Points, Texts, Corpus, Table)
 
 
 def _files(name: str, files: Mapping[str, str], read: Reader, **fixed: Any) -> Reader:
-    """A data set with one file a split."""
+    """A data set with one file per split."""
 
     def reader(folder: Path, split: str, **options: Any) -> Data:
         return read(find_file(folder, pick_split(name, split, files)), **fixed | options)
@@ -144,6 +145,7 @@ CATALOG: Mapping[str, Reader] = MappingProxyType(
 """Data sets kept in a folder of their name under a root."""
 
 
+@checked
 def data_names() -> tuple[str, ...]:
     """Every name `load` knows without a network.
 
@@ -172,6 +174,7 @@ def load(
     root: str | Path | None = None,
     **options: Any,
 ) -> Data: ...
+@checked
 @explained("the data cannot be read", DataError)
 def load(
     name: str | Path,
@@ -184,8 +187,8 @@ def load(
     """A data set, whatever it is.
 
     `name` is one of `data_names()`, the path of a file (txt, tsv, csv, json, jsonl, parquet) or
-    folder (one such file a split, a folder of pictures for each class, IDX or CIFAR's binaries), or
-    an `owner/name` of the Hugging Face hub (`hf:name` for one without an owner). Named folders are
+    folder (one such file per split, a folder of pictures per class, IDX or CIFAR's binaries), or an
+    `owner/name` of the Hugging Face hub (`hf:name` for one without an owner). Named folders are
     looked for under `root`, by default the environment variable EVERYDEPTH_DATA. `kind=Images` (or
     another type) makes sure of the type. Options go to the reader: `seed` for digits and surfaces,
     `task` for tweeteval and the hub, `text`, `pair`, `label`, ... for a table (see `load_table`).

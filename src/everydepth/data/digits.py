@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from everydepth.config import Seed, checked
 from everydepth.data.reading import pick_split
 from everydepth.data.sets import Images
 
 
+@checked
 def load_digits(
-    split: str = "train", *, seed: int = 0, fractions: Sequence[float] = (0.7, 0.1, 0.2)
+    split: str = "train", *, seed: Seed = 0, fractions: Sequence[float] = (0.7, 0.1, 0.2)
 ) -> Images:
     """The 8x8 digits in 0..1, split into train, valid and test by class; "all" is unsplit.
 

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from everydepth.data.reading import pick_split
+from everydepth.config import checked
+from everydepth.data.reading import Absent, pick_split
 from everydepth.data.sets import Images, Table, Texts
 from everydepth.data.tables import table_texts
 from everydepth.errors import DataError
 
 
+@checked
 def load_hub(
     name: str,
     split: str = "train",
@@ -33,7 +35,7 @@ def load_hub(
     try:
         rows = datasets.load_dataset(name, task, split=split)
     except Exception as error:  # the hub raises a dozen types; all mean "not here"
-        raise DataError(_why(name, task, split, error)) from error
+        raise Absent(_why(name, task, split, error)) from error
     return _data(name, rows, text, pair, label)
 
 
@@ -110,7 +112,7 @@ def _images(
             f"{name} has no class labels among {', '.join(rows.features)}; say which column with "
             "label="
         )
-    # A mode of mixed grey and colour images would not stack, so anything but grey becomes colour.
+    # A mode of mixed gray and color images would not stack, so anything but gray becomes color.
     try:
         pictures = [np.asarray(p if p.mode == "L" else p.convert("RGB")) for p in rows[image]]
     except (OSError, SyntaxError) as error:

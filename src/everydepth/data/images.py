@@ -11,9 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from everydepth.config import checked
 from everydepth.data.reading import decode, listing, pick_split, read_bytes, unpacked_name
 from everydepth.data.sets import Images
 from everydepth.errors import DataError
+from everydepth.files import explained
 
 _SIDE = 32  # CIFAR's images are 32x32 with 3 channels
 _PIXELS = 3 * _SIDE * _SIDE
@@ -26,6 +28,8 @@ class _Layout(NamedTuple):
     """The file with one class name a line."""
 
 
+@checked
+@explained("the images cannot be read", DataError)
 def load_images(
     folder: str | Path,
     split: str = "train",

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from everydepth.config import Seed, checked
 from everydepth.data.sets import random_stream
 from everydepth.errors import DataError
 
@@ -22,13 +23,14 @@ class NoisyLabels:
     original: Int[Tensor, " rows"]
 
 
+@checked
 def flip_labels(
     labels: Tensor | Sequence[int],
     fraction: float,
     *,
     of_class: int | None = None,
     classes: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> NoisyLabels:
     """Give a `fraction` of the rows, of one class or of all, a uniformly random different label.
 

@@ -28,12 +28,16 @@ def unpacked_name(path: Path) -> str:
     return path.stem if path.suffix in _MAGIC else path.name
 
 
+class Absent(DataError):
+    """Data that is not there, which is no error where other data does as well."""
+
+
 def find_file(folder: Path, name: str) -> Path:
     """`name` in `folder`, plain or packed."""
     for candidate in (folder / name, folder / f"{name}.xz", folder / f"{name}.gz"):
         if candidate.is_file():
             return candidate
-    raise DataError(f"no {name}, {name}.xz or {name}.gz in {folder}; it holds {listing(folder)}")
+    raise Absent(f"no {name}, {name}.xz or {name}.gz in {folder}; it holds {listing(folder)}")
 
 
 def listing(folder: Path) -> str:
@@ -79,7 +83,7 @@ def _unpacked(packed: gzip.GzipFile | lzma.LZMAFile, path: Path, size: int) -> b
 
 
 def check_unpacked(length: int, path: Path, size: int) -> None:
-    """An error if a packed file of `size` bytes holds so many that it must be a trap."""
+    """An error if a packed file of `size` bytes unpacks to so many that it must be a trap."""
     most = max(MOST_UNPACKED, MOST_SHRUNK * size)
     if length > most:
         raise DataError(
@@ -116,7 +120,7 @@ def pick_split(name: str, split: str, allowed: Mapping[str, T]) -> T:
     """What belongs to `split`; val, validation and dev mean valid unless they exist themselves."""
     key = split if split in allowed else _ALIASES.get(split, split)
     if key not in allowed:
-        raise DataError(
+        raise Absent(
             f"split {split!r}, but {name} has {', '.join(map(repr, allowed))}; use one of these, "
             "or cut a part off with .split((0.9, 0.1))"
         )

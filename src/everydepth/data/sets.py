@@ -78,6 +78,10 @@ class Rows(Dataset[dict[str, Any]], ABC):
         rows = {self.KEYS[key]: _take(column, chosen) for key, column in self.columns().items()}
         return replace(self, **rows)  # pyright: ignore[reportArgumentType, reportUnknownVariableType]  # a dataclass in every subclass
 
+    def first(self: R, count: int | None) -> R:
+        """The first `count` rows; all of them if there are no more, or if it is None."""
+        return self if count is None else self.subset(range(min(count, len(self))))
+
     def split(
         self: R, fractions: Sequence[float], seed: int = 0, *, stratified: bool = False
     ) -> tuple[R, ...]:
@@ -121,12 +125,12 @@ class Rows(Dataset[dict[str, Any]], ABC):
             if chosen.shape != (len(self),):
                 raise DataError(
                     f"a mask of shape {tuple(chosen.shape)}, but this data set has {len(self)} "
-                    "rows; give one boolean a row"
+                    "rows; give one boolean per row"
                 )
             return chosen.nonzero().flatten()
         if chosen.is_floating_point() and chosen.numel():
             raise DataError(
-                f"indices are {str(chosen.dtype)[6:]}; use whole numbers, or a boolean a row"
+                f"indices are {str(chosen.dtype)[6:]}; use whole numbers, or one boolean per row"
             )
         chosen = chosen.long().flatten()
         outside = chosen[(chosen < 0) | (chosen >= len(self))]
@@ -168,7 +172,7 @@ class Images(Rows):
         if len(mean) != channels or len(std) != channels or min(std) <= 0:
             raise DataError(
                 f"mean {tuple(mean)} and std {tuple(std)}, but these images have {channels} "
-                "channel(s); give one mean and one positive std a channel"
+                "channel(s); give one mean and one positive std per channel"
             )
         pixels = self.as_float().pixel_values
         center, scale = (pixels.new_tensor(v).view(1, -1, 1, 1) for v in (mean, std))
@@ -199,7 +203,7 @@ class Texts(Rows):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tokens(Rows):
-    """Token ids ready for a model; labels are a class a row or a token a position."""
+    """Token ids ready for a model; labels are one class per row or one token per position."""
 
     KEYS: ClassVar[Mapping[str, str]] = {
         "input_ids": "input_ids",

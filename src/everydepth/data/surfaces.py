@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, cos, exp, log, sin, sqrt
 
+from everydepth.config import Seed, checked
 from everydepth.data.sets import Points, random_stream
 from everydepth.errors import DataError
 
@@ -91,12 +92,13 @@ SURFACES: Mapping[str, Surface] = MappingProxyType({surface.name: surface for su
 """The surfaces by name, in the order of the paper's Table 1."""
 
 
+@checked
 def surface_data(
     name: str,
     *,
     n_train: int = 10_000,
     n_test: int = 10_000,
-    seed: int = 0,
+    seed: Seed = 0,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Points, Points]:
     """Training and test points of a surface, uniform on its square.

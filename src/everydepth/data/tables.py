@@ -18,10 +18,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from everydepth.config import checked
 from everydepth.data.reading import lines, read_text, unpacked_name
 from everydepth.data.sets import Corpus, Table, Texts
 from everydepth.errors import DataError
-from everydepth.files import parse_json
+from everydepth.files import explained, parse_json
 
 _DELIMITERS = {".tsv": "\t", ".csv": ","}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?")
@@ -29,6 +30,8 @@ _MISSING = ("", "nan", "null")
 TABLE_SUFFIXES = (*_DELIMITERS, ".jsonl", ".json")
 
 
+@checked
+@explained("the file cannot be read", DataError)
 def load_text(path: str | Path, *, encoding: str = "utf-8") -> Corpus:
     """A plain text file, packed or not, as one corpus.
 
@@ -44,6 +47,8 @@ def load_text(path: str | Path, *, encoding: str = "utf-8") -> Corpus:
     return Corpus(text)
 
 
+@checked
+@explained("the file cannot be read", DataError)
 def load_columns(
     path: str | Path,
     *,
@@ -87,6 +92,8 @@ def load_columns(
     return _from_rows(path, names, rows[1:] if is_header else rows)
 
 
+@checked
+@explained("the file cannot be read", DataError)
 def load_table(
     path: str | Path,
     *,
@@ -250,7 +257,7 @@ def _records(path: Path, text: str) -> list[Any]:
     if not isinstance(found[0], list) or not found[0]:
         raise DataError(
             f"{path} holds a {type(found[0]).__name__}, but a list of objects was expected; "
-            "convert it, one object a row"
+            "convert it, one object per row"
         )
     return cast(list[Any], found[0])
 

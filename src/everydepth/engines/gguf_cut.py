@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from everydepth.config import checked
 from everydepth.engines import llama_cpp
 from everydepth.engines.gguf_file import GGUF, MAGIC, Tensor, Value, packed
 from everydepth.errors import DepthError, ExportError, SettingError, UnsupportedModelError
-from everydepth.files import is_full, whole_file
+from everydepth.files import is_full, remove_orphans, whole_file
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _PIECE = 1 << 22  # bytes copied at a time
@@ -41,6 +42,7 @@ class Cut:
     """Largest difference of a log-probability to the whole file with the other blocks silent."""
 
 
+@checked
 def cut_gguf(
     source: str | Path,
     target: str | Path,
@@ -71,6 +73,7 @@ def cut_gguf(
     values, tensors = _cut_values(whole, kept), _cut_tensors(whole, kept)
     others = {t.name for t in whole.tensors if _number(t) is not None and _number(t) not in kept}
     try:
+        remove_orphans(path)
         with whole_file(path) as temporary:
             _write(temporary, whole, values, tensors)
             _check_bytes(temporary, whole, [tensor for tensor, _ in tensors])
@@ -123,7 +126,8 @@ def _check_target(path: Path, source: Path, overwrite: bool) -> None:
         raise ExportError(f"{path} is the file to cut; choose another name")
     if path.exists() and not overwrite:
         raise ExportError(
-            f"{path} already exists; pass overwrite=True to replace it, or choose another name"
+            f"{path} already exists; pass overwrite=True (--overwrite) to replace it, or choose "
+            "another name"
         )
 
 

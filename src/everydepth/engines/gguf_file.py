@@ -154,6 +154,8 @@ class _Header:
         values: dict[str, Value] = {}
         for _ in range(count):
             key = self._string()[8:].decode(errors="replace")
+            if key in values:
+                raise self._broken(f"its metadata has {key!r} twice")
             kind = self._number("I")
             values[key] = Value(kind=kind, raw=self._value(kind))
         parts = values.get("split.count")
@@ -203,20 +205,22 @@ class _Header:
             )
         return Tensor(name=name, shape=shape, kind=kind, start=begin + offset, size=size)
 
-    def _value(self, kind: int) -> bytes:
+    def _value(self, kind: int, inside: int = 0) -> bytes:
         if kind in _SCALARS:
             return self._take(struct.calcsize(f"<{_SCALARS[kind]}"))
         if kind == STRING:
             return self._string()
         if kind != ARRAY:
             raise self._broken(f"a value has the type {kind}, which is none of GGUF's")
+        if inside > 8:  # no model has one array in another
+            raise self._broken("its metadata has arrays in arrays without end")
         head = self._take(12)
         inner, length = struct.unpack("<IQ", head)
         if inner in _SCALARS:
             return head + self._take(length * struct.calcsize(f"<{_SCALARS[inner]}"))
         parts = [head]
         for _ in range(length):  # a wrong length soon meets the end of the file
-            parts.append(self._value(inner))
+            parts.append(self._value(inner, inside + 1))
         return b"".join(parts)
 
     def _string(self) -> bytes:

@@ -29,11 +29,18 @@ _FRACTIONS = ("freq_base", "epsilon")
 # Largest difference of a log-probability: llama.cpp rounds what it multiplies with a matrix to the
 # type of that matrix.
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 5e-1}
+# Types of matrices in fewer bits, for which llama.cpp rounds what it multiplies to eight.
+_NARROW = {"int8": "Q8_0", "int4": "Q4_0"}
+_TOLERANCE_NARROW = 1.0  # 0.2 to 0.6 in stories15M and SmolLM2-135M
 
 
 @torch.no_grad()
-def write_gguf(stream: ResidualStream, tokenizer: Any, path: Path) -> float:
-    """Write the whole model in its own precision; give the largest difference found.
+def write_gguf(
+    stream: ResidualStream, tokenizer: Any, path: Path, weights: str = "float32"
+) -> nn.Module:
+    """Write the whole model in its own precision, or its matrices in fewer bits ("int8", "int4").
+
+    Gives the model as the file has it, in float32, which llama.cpp was compared with.
 
     tokenizer: the model's fast tokenizer; llama.cpp must cut texts as it does.
     """
@@ -45,12 +52,28 @@ def write_gguf(stream: ResidualStream, tokenizer: Any, path: Path) -> float:
         raise UnsupportedModelError(
             f"{stream.name} has weights of {dtype}; use model.float(), .half() or .bfloat16()"
         )
-    _write(stream, model, tokenizer, path)
-    return _compare(stream, model, tokenizer, path, _TOLERANCE[dtype])
-
-
-def _write(stream: ResidualStream, model: nn.Module, tokenizer: Any, path: Path) -> None:
     gguf: Any = import_module("gguf")
+    name = _NARROW.get(weights)
+    narrow = None if name is None else gguf.GGMLQuantizationType[name]
+    _write(stream, model, tokenizer, path, gguf, narrow)
+    # Not model.float(), which transformers refuses to models that it read from a GGUF file.
+    exact = nn.Module.float(copy.deepcopy(model))
+    for parameter in exact.parameters() if narrow is not None else ():
+        if _is_narrowed(parameter):
+            found = gguf.dequantize(gguf.quantize(parameter.detach().numpy(), narrow), narrow)
+            parameter.data = torch.from_numpy(found)
+    most = _TOLERANCE[dtype] if narrow is None else _TOLERANCE_NARROW
+    _compare(stream, exact, tokenizer, path, most)
+    return exact
+
+
+def _is_narrowed(tensor: Tensor) -> bool:
+    return tensor.ndim == 2 and tensor.shape[1] % 32 == 0  # which share a scale
+
+
+def _write(
+    stream: ResidualStream, model: nn.Module, tokenizer: Any, path: Path, gguf: Any, narrow: Any
+) -> None:
     config: Any = model.config
     name, kind, permuted = _architecture(stream, config, gguf)
     names = gguf.get_tensor_name_map(kind, stream.depth)
@@ -72,7 +95,8 @@ def _write(stream: ResidualStream, model: nn.Module, tokenizer: Any, path: Path)
                 "it with llama.cpp, then cut the file with everydepth.export"
             )
         heads = _heads(found, config) if permuted else None
-        _add(writer, gguf, found, tensor if heads is None else _interleaved(tensor, heads))
+        placed = tensor if heads is None else _interleaved(tensor, heads)
+        _add(writer, gguf, found, placed, narrow)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -162,11 +186,13 @@ def _interleaved(tensor: Tensor, heads: int) -> Tensor:
     return tensor.reshape(inner).transpose(1, 2).reshape(tensor.shape)
 
 
-def _add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
+def _add(writer: Any, gguf: Any, name: str, tensor: Tensor, narrow: Any) -> None:
     tensor = tensor.detach().cpu().contiguous()
     if tensor.ndim == 1:  # norms and biases; llama.cpp adds and multiplies them in float32
         tensor = tensor.float()
-    if tensor.dtype == torch.bfloat16:
+    if narrow is not None and _is_narrowed(tensor):
+        writer.add_tensor(name, gguf.quantize(tensor.float().numpy(), narrow), raw_dtype=narrow)
+    elif tensor.dtype == torch.bfloat16:
         kind = gguf.GGMLQuantizationType.BF16
         writer.add_tensor(name, tensor.view(torch.uint8).numpy(), raw_dtype=kind)
     else:
@@ -174,9 +200,9 @@ def _add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
 
 
 def _compare(
-    stream: ResidualStream, model: nn.Module, tokenizer: Any, path: Path, most: float
-) -> float:
-    """Tokens of texts, and what follows them, in llama.cpp and in the model (in float32)."""
+    stream: ResidualStream, exact: nn.Module, tokenizer: Any, path: Path, most: float
+) -> None:
+    """Tokens of texts, and what follows them, in llama.cpp and in the model."""
     texts = [list(map(int, tokenizer(text).input_ids)) for text in SAMPLES]
     room = (stream.positions or 64) - 9
     prompts = [ids[: min(24, room)] for ids in texts]
@@ -191,8 +217,6 @@ def _compare(
                 f"llama.cpp cuts {text!r} into the tokens {theirs}, the tokenizer into {mine}; "
                 "nothing was written. Give the model's own tokenizer"
             )
-    exact: Any = model if next(model.parameters()).dtype == torch.float32 else None
-    exact = copy.deepcopy(model).float() if exact is None else exact
     gap = 0.0
     for prompt, steps in zip(prompts, found, strict=True):
         ids = torch.tensor([[*prompt, *(step.token for step in steps)]])
@@ -205,7 +229,6 @@ def _compare(
             f"than {most:.0e}; nothing was written. Convert the model with llama.cpp, then cut the "
             "file with everydepth.export"
         )
-    return gap
 
 
 def _gap(row: Tensor, step: Step) -> float:

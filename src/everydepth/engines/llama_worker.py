@@ -28,18 +28,27 @@ def parameters(path: str, *, context: int, threads: int = 1) -> Any:
     return found
 
 
+# A server that is let go while it still begins waits for itself forever: none is let go.
+_servers: list[Any] = []
+
+
 def answer(asked: dict[str, Any]) -> Any:
     """For each file and prompt the steps of its continuation; or the tokens of texts."""
-    engine: Any = import_module("xllamacpp")
     if "texts" in asked:
-        server = engine.Server(parameters(asked["paths"][0], context=64))
+        server = _server(asked["paths"][0], 64)
         return [_tokens(server, text) for text in asked["texts"]]
     longest = max(map(len, asked["prompts"])) + asked["tokens"]
     answers: list[list[list[dict[str, Any]]]] = []
     for path in asked["paths"]:
-        server = engine.Server(parameters(path, context=longest + 8))
+        server = _server(path, longest + 8)
         answers.append([_continued(server, prompt, asked) for prompt in asked["prompts"]])
     return answers
+
+
+def _server(path: str, context: int) -> Any:
+    engine: Any = import_module("xllamacpp")
+    _servers.append(engine.Server(parameters(path, context=context)))
+    return _servers[-1]
 
 
 def _continued(server: Any, prompt: list[int], asked: dict[str, Any]) -> list[dict[str, Any]]:
@@ -81,3 +90,4 @@ if __name__ == "__main__":
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps(answer(json.load(sys.stdin))), file=output, flush=True)
+    os._exit(0)

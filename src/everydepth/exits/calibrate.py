@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from everydepth.config import Seed, checked
 from everydepth.errors import LabelError, SettingError
 from everydepth.exits.clock import ExitClock
 from everydepth.exits.identity import Identity, identity
@@ -84,6 +85,7 @@ class Outcomes:
         return wrong - wrong[:, -1:]
 
 
+@checked
 def calibrate(
     model: nn.Module | ResidualStream,
     data: Any,
@@ -96,7 +98,7 @@ def calibrate(
     clock: bool = False,
     depths: Sequence[int] | None = None,
     per_depth: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     batch_size: int | None = None,
     progress: bool = True,
     **options: Any,

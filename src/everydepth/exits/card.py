@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from everydepth.exits.measure import checkpoint_bytes, parameter_count
+from everydepth.exits.narrow import Narrowed, words
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
 
@@ -21,6 +22,7 @@ def model_card(
     profile: Profile | None,
     policy: Policy | None,
     usage: str,
+    costs: Narrowed | None = None,
 ) -> str:
     """Markdown with the front matter that the Hugging Face hub reads."""
     library = {"hf": "transformers", "web": "onnx"}.get(manifest.format, manifest.format)
@@ -37,6 +39,8 @@ def model_card(
         ),
         f"## Use\n\n```python\n{usage}\n```",
     ]
+    if costs is not None:
+        parts.append(f"## Fewer bits\n\n{words(costs)}")
     if policy is not None:
         parts.append(f"## Leaving early\n\n{_policy(policy)}")
     if profile is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from everydepth.config import checked
 from everydepth.errors import DepthError, SettingError
 from everydepth.results import Results, curve, named, provenance
 from everydepth.stream import (
@@ -22,6 +24,7 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.stream.feed import Feed
+from everydepth.stream.states import are_finite
 
 By = Literal["influence", "span", "loss"]
 
@@ -46,6 +49,7 @@ class Choice(Results, kind="choice"):
         return tuple(self.about["dropped"])
 
 
+@checked
 @torch.no_grad()
 def choose_blocks(
     model: nn.Module | ResidualStream,
@@ -60,7 +64,7 @@ def choose_blocks(
     """Choose `keep` blocks of a trained model; the others are those it misses least.
 
     by: "influence", drop the blocks that turn the state least, `1 - cos(h_{l-1}, h_l)`, one pass
-        over the data (ShortGPT); "span", drop the neighbours over which the state turns least
+        over the data (ShortGPT); "span", drop the neighbors over which the state turns least
         together (Gromov et al.); "loss", drop one block after the other, each time the one without
         which the loss is lowest: a pass for each block that is left.
 
@@ -101,6 +105,8 @@ def _by_similarity(
     for batch in batches:
         states = stream.observe(batch, logits=False)
         found = [_turned(states, start, start + length, by) for start in starts]
+        if not all(bool(torch.isfinite(each).all()) for each in found):
+            states.check_finite()
         sums += torch.stack([each.double().sum().cpu() for each in found])
         rows += len(found[0])
     means = sums / max(rows, 1)
@@ -110,7 +116,7 @@ def _by_similarity(
     else:
         dropped = [int(i) + 1 for i in means.argsort(stable=True)[:count]]
     what = (
-        "The mean angle between a state and the one so many blocks later, over half a turn."
+        "The mean angle between a state and the one that many blocks later, over half a turn."
         if by == "span"
         else "1 - cos of the states before and behind a block, the mean over tokens."
     )
@@ -151,7 +157,7 @@ def _by_loss(
     del by
     kept, dropped = list(range(1, stream.depth + 1)), list[int]()
     data = list(batches)
-    curve_of = [_loss(stream, data)]
+    curve_of = [_loss(stream, data, whole=True)]
     for _ in range(count):
         losses: dict[int, float] = {}
         for block in kept:
@@ -176,12 +182,16 @@ def _by_loss(
     return dropped, result
 
 
-def _loss(stream: ResidualStream, data: list[Mapping[str, Any]]) -> float:
+def _loss(stream: ResidualStream, data: list[Mapping[str, Any]], *, whole: bool = False) -> float:
+    """whole: the model as it was given, whose predictions are numbers; a cut may be beyond them."""
     total = amount = 0.0
     with evaluating(unwrapped(stream.model)):
         for batch in data:
+            states = stream.observe(batch)
             targets = Targets.of(stream, batch)
-            z = targets.predicted(stream.observe(batch), stream.depth)
+            z = targets.predicted(states, stream.depth)
+            if whole and not bool(are_finite(z).all()):
+                states.check_predictions(stream.depth)
             total += float((targets.losses(z) * targets.weights).sum())
             amount += float(targets.amount)
-    return total / max(amount, 1e-12)
+    return total / max(amount, 1e-12) if math.isfinite(total) else math.inf

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from everydepth.exits.measure import seconds
+from everydepth.exits.driving import driven_times
 from everydepth.exits.reading import exit_logits
 from everydepth.stream import Cursor, ResidualStream
 from everydepth.stream.feed import first_rows
@@ -87,16 +86,8 @@ class ExitClock:
 
 def _fastest(stream: ResidualStream, batch: Mapping[str, Any], repeats: int) -> np.ndarray:
     """Seconds of the embedding, each block and a readout on the way."""
-    times = np.zeros((repeats, stream.depth + 2))
-    middle = max(stream.depth // 2, 1)
-    for turn in range(repeats):
-        times[turn, 0], cursor = seconds(partial(stream.start, batch), stream)
-        for block in range(1, stream.depth + 1):
-            times[turn, block], cursor = seconds(partial(stream.step, cursor), stream)
-            if block == middle:
-                times[turn, -1], _ = seconds(partial(_read_out, stream, cursor), stream)
-    return times.min(0)
 
+    def read(cursor: Cursor) -> Tensor:
+        return exit_logits(stream, stream.exit_state(cursor), cursor.depth, cursor.batch)
 
-def _read_out(stream: ResidualStream, cursor: Cursor) -> Tensor:
-    return exit_logits(stream, stream.exit_state(cursor), cursor.depth, cursor.batch)
+    return driven_times(stream, batch, repeats, read, max(stream.depth // 2, 1)).min(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from everydepth.exits.generation.tape import Tape
 from everydepth.exits.measure import ATTENTION_ON_CPU, LiveBytes, seconds, weight_bytes
-from everydepth.stream import ResidualStream
+from everydepth.stream import Cursor, ResidualStream
 
 NEW_TOKENS = 4  # written for a measurement of decoding; a token takes a small share of a prompt
 TRUSTED = 0.1  # sums further than this share from timed cut models are scaled to them
@@ -50,13 +50,26 @@ class BlockTimes:
 
 def times_by_depth(stream: ResidualStream, batch: Mapping[str, Any], repeats: int) -> BlockTimes:
     """Drive the stream and time the embedding, each block, and the last readout."""
+    parts = driven_times(stream, batch, repeats, stream.logits, stream.depth)
+    return BlockTimes.of(parts[:, 0], parts[:, 1:-1], parts[:, -1])
+
+
+def driven_times(
+    stream: ResidualStream,
+    batch: Mapping[str, Any],
+    repeats: int,
+    read: Callable[[Cursor], Any],
+    at: int,
+) -> np.ndarray:
+    """(pass, part) seconds of the embedding, each block, and `read` at depth `at`."""
     parts = np.zeros((repeats, stream.depth + 2))
     for turn in range(repeats):
         parts[turn, 0], cursor = seconds(partial(stream.start, batch), stream)
-        for block in range(stream.depth):
-            parts[turn, 1 + block], cursor = seconds(partial(stream.step, cursor), stream)
-        parts[turn, -1], _ = seconds(partial(stream.logits, cursor), stream)
-    return BlockTimes.of(parts[:, 0], parts[:, 1:-1], parts[:, -1])
+        for depth in range(1, stream.depth + 1):
+            parts[turn, depth], cursor = seconds(partial(stream.step, cursor), stream)
+            if depth == at:
+                parts[turn, -1], _ = seconds(partial(read, cursor), stream)
+    return parts
 
 
 def decoding_times(stream: ResidualStream, batch: Mapping[str, Any], repeats: int) -> BlockTimes:

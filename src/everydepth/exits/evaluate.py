@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.exits.measure import seconds
 from everydepth.exits.policies import Policy, layer_speedup
@@ -79,6 +80,7 @@ class Evaluation(Results, kind="evaluation"):
         return tuple(self["exits"].tolist())
 
 
+@checked
 @torch.no_grad()
 def evaluate(
     model: nn.Module | ResidualStream,
@@ -156,5 +158,5 @@ def _both(
     stream: ResidualStream, batch: Mapping[str, Any], policy: Policy
 ) -> tuple[tuple[float, float], Tensor, Prediction]:
     early, left = seconds(lambda: predict(stream, batch, policy=policy), stream)
-    whole, output = seconds(lambda: stream.call(stream.arguments(batch, None)), stream)
+    whole, output = seconds(lambda: stream.called(batch), stream)
     return (early, whole), stream.prediction(output), left

@@ -13,14 +13,19 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from everydepth.config import checked
 from everydepth.engines.gguf_cut import cut_gguf
 from everydepth.errors import ExportError, SettingError, UnsupportedModelError
+from everydepth.exits import narrow
 from everydepth.exits.card import model_card
-from everydepth.exits.load import quiet_transformers
+from everydepth.exits.measure import checkpoint_bytes
+from everydepth.exits.narrow import Narrowed, Weights
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
 from everydepth.exits.reopen import check_reopened
-from everydepth.files import explained, is_full, write_folder
+from everydepth.exits.sentences import write_pooling
+from everydepth.files import explained, is_full, remove_orphans, write_folder
+from everydepth.progress import quiet_transformers
 from everydepth.stream import (
     Batch,
     ResidualStream,
@@ -58,6 +63,7 @@ class Manifest:
     exits: bool
 
 
+@checked
 def export(
     model: nn.Module | ResidualStream | str | Path,
     directory: str | Path,
@@ -72,6 +78,8 @@ def export(
     profile: Profile | None = None,
     recalibrate: Any = None,
     runtime: str | Path | None = None,
+    weights: Weights = "float32",
+    data: Any = None,
     overwrite: bool = False,
     **options: Any,
 ) -> Path:
@@ -79,7 +87,8 @@ def export(
 
     "hf": config, safetensors weights and a model card; loads with stock
     `AutoModel...from_pretrained`, which is tried and compared before the directory appears. With
-    `exits`, the policy is saved beside the full model. Adapters of PEFT are merged.
+    `exits`, the policy is saved beside the full model. Adapters of PEFT are merged. With
+    `task="embedding"`, `SentenceTransformer(directory)` opens it, too; give its `tokenizer`.
 
     "peft": the adapters alone, in the format of PEFT, for a base model of `depth` blocks.
 
@@ -87,17 +96,22 @@ def export(
     Runtime before the directory appears. With `exits`, it leaves as soon as every row is done and
     gives `logits` and `depth` as `predict` does.
 
+    weights: "int8" or "int4": of an ONNX graph without exits, as ONNX Runtime quantizes, or of the
+        matrices of a GGUF file (Q8_0, Q4_0); the card says what that costs at every depth.
+    data: what that is measured on, by its labels if it has any; for ONNX by default `example`.
+
     example: a batch to compare with, and for "onnx" to trace; otherwise one is made up.
 
     "gguf": a file for llama.cpp with the weights in their own precision, its next tokens compared
     with the model's before the directory appears. `tokenizer`: the model's own, which goes into
     the file and must cut texts alike there.
 
-    "web": a folder for any web server: a classifier of pictures, a graph a block in half precision,
-    and a page that answers as soon as the first block is there. With `exits` (by confidence) it
-    can stop its download once it is sure; `profile` gives the quality it shows; `example` is what
-    every depth is compared on. onnxruntime-web goes along: of `runtime`, a folder that holds it,
-    or fetched once by npm.
+    "web": a folder for any web server: a classifier of pictures or, with its `tokenizer`, a causal
+    language model, one graph per block in half precision, and a page that answers as soon as the
+    first block is there. With `exits` (by confidence) it can stop its download once it is sure;
+    `profile` gives the quality it shows; `example` is what every depth is compared on, and for text
+    which words come first. onnxruntime-web goes along: from `runtime`, a folder that holds it, or
+    fetched once by npm.
 
     Instead of a model, `model` may be the path of a GGUF file, and `directory` that of a new one:
     its first `depth` blocks, or those of `keep` ("1-12,20-24"), go over byte for byte, still
@@ -115,9 +129,10 @@ def export(
     """
     if isinstance(model, str | Path):
         given = {"exits": exits, "example": example, "tokenizer": tokenizer, "processor": processor}
-        given |= {"profile": profile, "recalibrate": recalibrate, "runtime": runtime, **options}
-        _refuse("a GGUF file, which is cut as it is", given)
-        if format not in ("hf", "gguf"):  # "hf" is what nobody asked for
+        given |= {"profile": profile, "recalibrate": recalibrate, "runtime": runtime, "data": data}
+        given["weights"] = None if weights == "float32" else weights
+        _refuse("a GGUF file, which is cut as it is", given | options)
+        if format not in ("hf", "gguf"):  # "hf" is the default
             raise SettingError(f"format={format!r} of a GGUF file; leave it out: it stays GGUF")
         return cut_gguf(model, directory, depth=depth, keep=keep, overwrite=overwrite).path
     _refuse("a model, of which the first blocks are kept (depth=)", {"keep": keep})
@@ -125,12 +140,14 @@ def export(
     depth = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
     if format not in get_args(Format):
         raise SettingError(f"format={format!r}; use {' or '.join(map(repr, get_args(Format)))}")
+    _check_weights(weights, format, exits, data)
     if format == "peft" and adapter(stream.model) is None:
         raise SettingError(
             f"format='peft', but {stream.name} has no adapter of PEFT; use format='hf'"
         )
     if exits is not None:
-        exits.for_stream(stream)
+        # A page of text leaves as a whole, and writes each token at the depth it has.
+        (exits.thresholds if format == "web" else exits.for_stream)(stream)
         if depth != stream.depth:
             raise SettingError(
                 f"depth={depth} together with exits=, which belongs to all {stream.depth} depths; "
@@ -141,13 +158,20 @@ def export(
                 "exits= of a model with balconies, which no single stock model holds; save the "
                 "balcony itself (save_pretrained) and its policy, or export one depth"
             )
+    if format == "web" and stream.exits:
+        raise UnsupportedModelError(
+            f"format='web' of {stream.name} with balconies, for which a page has no graph; export "
+            "the model they look from, or one depth in another format"
+        )
     path = Path(directory).absolute()
     with explained(f"{path} cannot be written", ExportError):
         _check_target(path, overwrite)
+        remove_orphans(path)
     # An exported copy shares the model's tensors, unless they will change or lie elsewhere.
     share = recalibrate is None and stream.device.type == "cpu" and shareable(stream.model)
     small = rewrapped(stream.model, stream.truncated(depth, share=share))
     small = (small if format == "peft" else merged(small)).cpu().eval()
+    _forget_gguf(unwrapped(small))
     cut = as_stream(small, **stream.options)
     if recalibrate is not None:
         recalibrated(cut, recalibrate)
@@ -156,22 +180,25 @@ def export(
     )
     if format == "gguf":
         _refuse("format='gguf'", {"exits": exits, "example": example, "processor": processor})
-        write, tokenizer = _gguf(cut, tokenizer), None
+        write, tokenizer = _gguf(cut, tokenizer, weights, data), None
     elif format == "web":
-        write = _web(cut, example, exits, profile, runtime)
+        write = _web(cut, example, tokenizer, exits, profile, runtime)
+        tokenizer = None if cut.task == "causal_lm" else tokenizer
+    elif format == "onnx":
+        write = _onnx(cut, example, exits, weights, data)
     else:
-        write = {"hf": _huggingface, "onnx": _onnx, "peft": _adapter}[format](cut, example, exits)
+        write = {"hf": _huggingface, "peft": _adapter}[format](cut, example)
     if format != "web":
         _refuse(f"format={format!r}", {"runtime": runtime})
 
     def fill(folder: Path) -> None:
-        files = write(folder)
+        usage, costs = write(folder)
         for part in (tokenizer, processor):
             if part is not None:
                 part.save_pretrained(str(folder))
         if exits is not None:
             exits.save(folder / POLICY)
-        card = model_card(manifest, small, profile=profile, policy=exits, usage=files)
+        card = model_card(manifest, small, profile=profile, policy=exits, usage=usage, costs=costs)
         (folder / "README.md").write_text(card, encoding="utf-8")
         (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", "utf-8")
 
@@ -210,10 +237,37 @@ def recalibrated(stream: ResidualStream, data: Any) -> None:
             norm.eval()
 
 
+def _forget_gguf(model: nn.Module) -> None:
+    """transformers reads GGUF files into plain weights, yet will not save or widen them while the
+    model says where they came from."""
+    source: Any = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
+    if str(getattr(source, "quant_method", "")).lower().endswith("gguf"):
+        del model.hf_quantizer
+        config: Any = copy.copy(model.config)
+        del config.quantization_config
+        model.config = config
+
+
 def _refuse(what: str, given: Mapping[str, Any]) -> None:
     names = [name for name, value in given.items() if value is not None]
     if names:
         raise SettingError(f"{', '.join(names)} was given for {what}; leave it out")
+
+
+def _check_weights(weights: Weights, name: Format, exits: Policy | None, data: Any) -> None:
+    if weights not in get_args(Weights):
+        raise SettingError(f"weights={weights!r}; use {' or '.join(map(repr, get_args(Weights)))}")
+    if weights == "float32":
+        _refuse("weights in full precision, of which nothing is measured", {"data": data})
+    elif name not in ("onnx", "gguf") or exits is not None:
+        raise SettingError(
+            f"weights={weights!r} with {'exits=' if name == 'onnx' else f'format={name!r}'}; only "
+            "ONNX graphs of one depth and GGUF files are narrowed here: leave it out"
+        )
+    elif name == "gguf" and data is None:
+        raise SettingError(
+            f"weights={weights!r} of a GGUF file needs data=: texts to measure what it costs on"
+        )
 
 
 def _check_target(path: Path, overwrite: bool) -> None:
@@ -231,16 +285,16 @@ def _check_target(path: Path, overwrite: bool) -> None:
         )
     if not overwrite:
         raise ExportError(
-            f"{path} already holds an export; pass overwrite=True to replace it, or choose "
-            "another directory"
+            f"{path} already holds an export; pass overwrite=True (--overwrite) to replace it, or "
+            "choose another directory"
         )
 
 
-Writer = Callable[[Path], str]
-"""Writes the model into a folder and says how to use it, for the card."""
+Writer = Callable[[Path], tuple[str, Narrowed | None]]
+"""Writes the model into a folder and says, for the card, how to use it and what fewer bits cost."""
 
 
-def _huggingface(stream: ResidualStream, example: Batch | None, _: Policy | None) -> Writer:
+def _huggingface(stream: ResidualStream, example: Batch | None) -> Writer:
     from transformers import PreTrainedModel
 
     model = unwrapped(stream.model)
@@ -252,21 +306,25 @@ def _huggingface(stream: ResidualStream, example: Batch | None, _: Policy | None
     if getattr(model, "hf_quantizer", None) is None:  # a model that was loaded quantized saves it
         check_plain(model, "export")
 
-    def write(folder: Path) -> str:
+    def write(folder: Path) -> tuple[str, Narrowed | None]:
         with quiet_transformers():
             model.save_pretrained(folder)
-        check_reopened(stream, folder, example)
+        found = check_reopened(stream, folder, example)
+        if stream.task == "embedding":
+            return write_pooling(stream, found.shape[-1], folder), None
         home = type(model).__module__.partition(".")[0]
         return (
             f"from {home if home == 'transformers' else type(model).__module__} "
             f"import {type(model).__name__}\n\n"
             f'model = {type(model).__name__}.from_pretrained("this directory")'
-        )
+        ), None
 
     return write
 
 
-def _gguf(stream: ResidualStream, tokenizer: Saveable | None) -> Writer:
+def _gguf(
+    stream: ResidualStream, tokenizer: Saveable | None, weights: Weights, data: Any
+) -> Writer:
     from everydepth.engines.gguf_model import write_gguf
 
     check_plain(stream.model, "export")
@@ -276,20 +334,31 @@ def _gguf(stream: ResidualStream, tokenizer: Saveable | None) -> Writer:
             "AutoTokenizer.from_pretrained(...)"
         )
 
-    def write(folder: Path) -> str:
-        write_gguf(stream, tokenizer, folder / "model.gguf")
-        return (
+    def write(folder: Path) -> tuple[str, Narrowed | None]:
+        path = folder / "model.gguf"
+        stored = as_stream(write_gguf(stream, tokenizer, path, weights), **stream.options)
+        usage = (
             "import xllamacpp\n\n"
             "settings = xllamacpp.CommonParams()\n"
             'settings.model.path = "model.gguf"\n'
             "server = xllamacpp.Server(settings)\n"
             'server.handle_completions({"prompt": "Once upon a time", "n_predict": 32})'
         )
+        if weights == "float32":
+            return usage, None
+        depths = range(1, stream.depth + 1)
+
+        def found(batch: Mapping[str, Any]) -> list[Tensor]:
+            states = stored.observe(batch)
+            return [states.logits(depth) for depth in depths]
+
+        sizes = path.stat().st_size, checkpoint_bytes(stored.model)
+        return usage, narrow.measured(stream, found, Feed(data, stream), weights, *sizes)
 
     return write
 
 
-def _adapter(stream: ResidualStream, example: Batch | None, _: Policy | None) -> Writer:
+def _adapter(stream: ResidualStream, example: Batch | None) -> Writer:
     from peft import PeftModel
 
     around = adapter(stream.model)
@@ -298,14 +367,14 @@ def _adapter(stream: ResidualStream, example: Batch | None, _: Policy | None) ->
         base = copy.deepcopy(around).unload()
         return PeftModel.from_pretrained(base, str(folder)).eval()
 
-    def write(folder: Path) -> str:
+    def write(folder: Path) -> tuple[str, Narrowed | None]:
         around.save_pretrained(str(folder))
         check_reopened(stream, folder, example, reopened)
         return (
             "import everydepth as ed\nfrom peft import PeftModel\n\n"
             f'base = ed.load("the base model", depth={stream.depth})\n'
             'model = PeftModel.from_pretrained(base, "this directory")'
-        )
+        ), None
 
     return write
 
@@ -313,6 +382,7 @@ def _adapter(stream: ResidualStream, example: Batch | None, _: Policy | None) ->
 def _web(
     stream: ResidualStream,
     example: Batch | None,
+    tokenizer: Saveable | None,
     exits: Policy | None,
     profile: Profile | None,
     runtime: str | Path | None,
@@ -322,9 +392,17 @@ def _web(
     check_plain(stream.model, "export")
     batch = _example(stream, example, "web", "to compare every depth with, and to show")
 
-    def write(folder: Path) -> str:
-        web.write(stream, batch, folder, exits=exits, profile=profile, runtime_from=runtime)
-        return "# in this directory, then open http://localhost:8000\npython -m http.server"
+    def write(folder: Path) -> tuple[str, Narrowed | None]:
+        web.write(
+            stream,
+            batch,
+            folder,
+            tokenizer=tokenizer,
+            exits=exits,
+            profile=profile,
+            runtime_from=runtime,
+        )
+        return "# in this directory, then open http://localhost:8000\npython -m http.server", None
 
     return write
 
@@ -344,20 +422,30 @@ def _example(
     }
 
 
-def _onnx(stream: ResidualStream, example: Batch | None, exits: Policy | None) -> Writer:
+def _onnx(
+    stream: ResidualStream,
+    example: Batch | None,
+    exits: Policy | None,
+    weights: Weights,
+    data: Any,
+) -> Writer:
     from everydepth.exits import onnx
 
     check_plain(stream.model, "export")
     batch = _example(stream, example, "onnx", "to trace the graph and to compare its results")
 
-    def write(folder: Path) -> str:
+    def write(folder: Path) -> tuple[str, Narrowed | None]:
         names = onnx.write(stream, batch, folder / "model.onnx", exits)
         feeds = ", ".join(f'"{name}": {name}' for name in names)
         outputs = "logits, depth" if exits is not None else "(logits,)"
-        return (
+        usage = (
             "import onnxruntime\n\n"
             'session = onnxruntime.InferenceSession("model.onnx")\n'
             f"{outputs} = session.run(None, {{{feeds}}})"
         )
+        if weights == "float32":
+            return usage, None
+        rows = Feed([example] if data is None else data, stream)
+        return usage, narrow.narrow(stream, folder / "model.onnx", batch, rows, weights)
 
     return write

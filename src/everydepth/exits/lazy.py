@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,13 @@ import torch
 from torch import Tensor
 
 from everydepth.errors import DataError
-from everydepth.files import weight_files
+from everydepth.files import (
+    CHECKSUMS,
+    read_json,
+    tensor_checksum,
+    tensor_header,
+    weight_files,
+)
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -43,6 +48,8 @@ class LazyTensor:
     length: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    said: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    checksum: str | None = None
 
     def __getitem__(self, index: Any) -> Tensor:
         whole = torch.empty(self.length, dtype=torch.uint8)
@@ -58,6 +65,11 @@ class LazyTensor:
                 if not count:
                     raise DataError(f"{self.file} ends early; copy it again from its source")
                 done += count
+        if self.checksum is not None and tensor_checksum(self.said, view) != self.checksum:
+            raise DataError(
+                f"{self.file} is not what was written: a checksum differs; restore it from a copy, "
+                f"or delete {CHECKSUMS} beside it if you changed the weights yourself"
+            )
         return whole.view(self.dtype).view(self.shape)[index]
 
     def is_floating_point(self) -> bool:
@@ -68,8 +80,11 @@ def lazy_tensors(folder: Path) -> dict[str, LazyTensor]:
     """All tensors of a checkpoint directory, in one file or in many with an index."""
     try:
         found: dict[str, LazyTensor] = {}
+        sums: dict[str, dict[str, str]] = {}
+        if (folder / CHECKSUMS).is_file():
+            sums = read_json(folder / CHECKSUMS, DataError)
         for file in weight_files(folder):
-            found |= _tensors(file)
+            found |= _tensors(file, sums.get(file.name, {}))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"the weights in {folder} cannot be read ({error}); it needs whole safetensors files"
@@ -77,20 +92,19 @@ def lazy_tensors(folder: Path) -> dict[str, LazyTensor]:
     return found
 
 
-def _tensors(file: Path) -> dict[str, LazyTensor]:
+def _tensors(file: Path, sums: dict[str, str]) -> dict[str, LazyTensor]:
     size = file.stat().st_size
-    with open(file, "rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if not 2 <= length <= size - 8:
-            raise ValueError(f"{file.name} is no safetensors file, or torn")
-        header: dict[str, Any] = json.loads(stream.read(length))
+    header, first = tensor_header(file)
+    if sums and header.keys() != sums.keys():
+        raise ValueError(f"{file.name} has other tensors than {CHECKSUMS}")
     found: dict[str, LazyTensor] = {}
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
         dtype, (start, end) = _DTYPES[entry["dtype"]], entry["data_offsets"]
         shape = tuple(int(n) for n in entry["shape"])
-        if end - start != torch.Size(shape).numel() * dtype.itemsize or 8 + length + end > size:
+        whole = end - start == torch.Size(shape).numel() * dtype.itemsize
+        if not whole or start < 0 or first + end > size:
             raise ValueError(f"{file.name} ends early, or lies about {name}")
-        found[name] = LazyTensor(file, 8 + length + start, end - start, dtype, shape)
+        found[name] = LazyTensor(
+            file, first + start, end - start, dtype, shape, entry, sums.get(name)
+        )
     return found

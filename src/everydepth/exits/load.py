@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import re
+import threading
+from collections.abc import Generator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from everydepth.config import checked
 from everydepth.errors import DataError, EveryDepthError, UnsupportedModelError
 from everydepth.exits.lazy import lazy_tensors
 from everydepth.exits.untrusted import check_config, check_inside, read_json
 from everydepth.files import explained
+from everydepth.progress import quiet_transformers
 from everydepth.stream import as_stream, at_depth, model_class
 from everydepth.stream.balcony import has_balconies, with_balconies
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+# The tasks whose models are opened from a folder that nobody vouches for.
+_TASKS = (
+    *("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SEQUENCE_CLASSIFICATION"),
+    *("TOKEN_CLASSIFICATION", "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION"),
+)
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_SPARE = 1000  # parameters that a model may have and its folder lack, before it is refused unmade
 _INDEX = "model.safetensors.index.json"
 # What classes raise on settings or sizes that make no sense.
-_UNFIT = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+_UNFIT = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
 
 
+@checked
 @explained("the model cannot be read", DataError)
 def load(
     source: str | Path, *, depth: int | None = None, trusted: bool = True, **options: Any
@@ -34,13 +57,14 @@ def load(
     comes with the model is run. Only the tensors of the wanted blocks, the embedding and the
     readout are read, so time and memory grow with `depth`. A model saved with balconies comes back
     with them. The exceptions are a depth whose readout
-    is computed from later blocks (one before the last change of shape), and a class whose stream
-    is found by running it: there the whole checkpoint is read first.
+    is computed from later blocks (one before the last change of shape), and a class whose blocks
+    shapes alone do not tell: there the whole checkpoint is read first.
 
     source: a folder written by `save_pretrained` or `export`, a run directory, or a name on the
         Hugging Face hub.
     trusted: False for a folder that anybody could have written: links and settings that lead out
-        of it are refused, and so are classes that everydepth does not know.
+        of it are refused, and so are classes that neither everydepth nor a task of transformers'
+        auto classes names.
     options: passed to `as_stream` if a depth is given.
 
     >>> model.save_pretrained("full")
@@ -104,22 +128,6 @@ def model_folder(source: str | Path) -> str:
     return str(inner) if (inner / "config.json").is_file() else str(source)
 
 
-@contextmanager
-def quiet_transformers() -> Generator[None, None, None]:
-    """Transformers without its progress bars and reports, inside the context."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
 def _folder(source: str | Path, trusted: bool) -> Path:
     """The folder of the model, fetched from the hub (or its cache) if it is not here."""
     folder = Path(model_folder(source))
@@ -159,8 +167,8 @@ def _opened(
 ) -> PreTrainedModel:
     cls, config = _described(folder, trusted)
     if depth is None:
-        return _read(cls, folder, config)
-    with torch.device("meta"), quiet_transformers():
+        return _read(cls, folder, config, whole=True)
+    with torch.device("meta"), quiet_transformers(), _no_larger_than(lazy_tensors(folder), folder):
         whole = cls(config)
     try:
         stream = as_stream(whole, **options)
@@ -205,19 +213,61 @@ def _class(name: str, trusted: bool) -> type[PreTrainedModel]:
     except UnsupportedModelError:
         import transformers
 
-        found = getattr(transformers, name, None) if trusted else None
+        found = getattr(transformers, name, None) if trusted or name in _listed() else None
         if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return found
         raise
 
 
-def _read(cls: type[PreTrainedModel], folder: Path, config: Any) -> PreTrainedModel:
-    """Read what a model of this config needs; all other tensors stay on the disk."""
+def _listed() -> set[str]:
+    """The classes that transformers lists for a task in which something is predicted."""
+    from transformers.models.auto import modeling_auto
+
+    tables = (vars(modeling_auto)[f"MODEL_FOR_{task}_MAPPING_NAMES"] for task in _TASKS)
+    held = (names for table in tables for names in table.values())
+    return {name for names in held for name in ((names,) if isinstance(names, str) else names)}
+
+
+@contextmanager
+def _no_larger_than(tensors: Sized, folder: Path) -> Generator[None, None, None]:
+    """End the making of a model once it has many more parameters than the folder has tensors.
+
+    A config may ask for a billion layers, which even without memory for weights take hours.
+    """
+    most, made, here = _SPARE + 4 * len(tensors), 0, threading.get_ident()
+
+    def count(*_: Any) -> None:
+        nonlocal made
+        made += threading.get_ident() == here
+        if made > most:
+            raise DataError(
+                f"{folder} holds {len(tensors)} tensors, but its config.json asks for more than "
+                f"{most} parameters; save the model again with save_pretrained"
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _read(
+    cls: type[PreTrainedModel], folder: Path, config: Any, *, whole: bool = False
+) -> PreTrainedModel:
+    """Read what a model of this config needs; all other tensors stay on the disk.
+
+    whole: an error if blocks are left over.
+    """
     from transformers import GenerationConfig
 
     tensors: Any = lazy_tensors(folder)
     # It would list every tensor of the blocks that are left out.
-    with quiet_transformers():
+    with (
+        quiet_transformers(),
+        _no_larger_than(tensors, folder),
+        torch.random.fork_rng(devices=[]),  # what is missing would be drawn
+    ):
         loaded: Any = cls.from_pretrained(
             None,
             config=config,
@@ -231,6 +281,14 @@ def _read(cls: type[PreTrainedModel], folder: Path, config: Any) -> PreTrainedMo
         raise DataError(
             f"{folder} lacks {len(missing)} tensors of {cls.__name__} ({', '.join(missing[:3])}, "
             "...) or has them in another shape; it was saved from another class"
+        )
+    blocks = {_NUMBER.sub("#", name) for name, _ in model.named_parameters()}
+    more = [name for name in info["unexpected_keys"] if _NUMBER.sub("#", name) in blocks]
+    if whole and more:
+        raise DataError(
+            f"{folder} holds {len(more)} tensors beyond those of its config.json "
+            f"({', '.join(sorted(more)[:3])}, ...): more blocks than the config has; correct the "
+            "config, or save the model again with save_pretrained"
         )
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)

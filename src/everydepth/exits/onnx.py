@@ -31,15 +31,24 @@ _TOLERANCE = 1e-4
 
 @torch.no_grad()
 def write(
-    stream: ResidualStream, example: Mapping[str, Tensor], path: Path, exits: Policy | None
+    stream: ResidualStream,
+    example: Mapping[str, Tensor],
+    path: Path,
+    exits: Policy | None,
+    *,
+    every: bool = False,
 ) -> list[str]:
-    """Write the graph, compare it on several shapes, and give the names of its inputs."""
-    engine = runtime()
+    """Write the graph, compare it on several shapes, and give the names of its inputs.
+
+    every: it gives the logits of all depths, one output each.
+    """
+    runtime()
     rows = max(2, stream.rows(example))
     batch = first_rows(stream, example, rows)
     names = list(batch)
-    module = _Fixed(stream, names) if exits is None else _Exits(stream, names, exits, batch)
+    module = _Fixed(stream, names, every) if exits is None else _Exits(stream, names, exits, batch)
     outputs = ["logits"] if exits is None else ["logits", "depth"]
+    outputs = [f"depth{number}" for number in range(1, stream.depth + 1)] if every else outputs
     # Branches of one graph see states of several shapes; dynamo would make those sizes unknowns.
     dynamo: Any = import_module("torch._dynamo.config")
     static = dynamo.patch(automatic_dynamic_shapes=False)
@@ -55,9 +64,7 @@ def write(
             verbose=False,
         )
     program.save(str(path), external_data=checkpoint_bytes(stream.model) > _ONE_FILE)
-    settings = engine.SessionOptions()
-    settings.log_severity_level = 3
-    session = engine.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+    session = opened(path)
     for feeds in _shapes(stream, batch):
         expected = module(*feeds.values())
         expected = expected if isinstance(expected, tuple) else (expected,)
@@ -70,15 +77,19 @@ def write(
 class _Fixed(nn.Module):
     """The model as a function of tensors in a fixed order."""
 
-    def __init__(self, stream: ResidualStream, names: list[str]) -> None:
+    def __init__(self, stream: ResidualStream, names: list[str], every: bool) -> None:
         super().__init__()
         self.model = unwrapped(stream.model)
         self.names = names
+        self.every = every
         self._stream = (stream,)  # in a tuple: the model's parameters are registered once
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         (stream,) = self._stream
         batch = dict(zip(self.names, inputs, strict=True))
+        if self.every:
+            states = stream.observe(batch)
+            return tuple(states.logits(depth) for depth in range(1, stream.depth + 1))
         return stream.prediction(stream.call(stream.arguments(batch, None)))
 
 
@@ -225,6 +236,15 @@ def check_same(name: str, mine: Tensor, found: Any, feeds: Mapping[str, Tensor])
             f"from the model's {tuple(mine.shape)} on inputs {shapes}; nothing was written. Try "
             "another version of torch or onnxruntime, or format='hf'"
         )
+
+
+def opened(path: Path) -> Any:
+    """A graph in ONNX Runtime."""
+    engine = runtime()
+    settings = engine.SessionOptions()
+    settings.log_severity_level = 3
+    settings.intra_op_num_threads = 1  # others spin while they wait, and many graphs are opened
+    return engine.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
 
 
 def runtime() -> Any:

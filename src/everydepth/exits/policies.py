@@ -21,10 +21,10 @@ from everydepth.stream import ResidualStream
 FORMAT = 1
 
 NEVER = math.inf
-"""The threshold of a depth at which nobody leaves."""
+"""The threshold of a depth at which no sample leaves."""
 
 Memory = tuple[Tensor, ...]
-"""What a policy keeps of the depths before, one row a sample; empty at the first depth."""
+"""What a policy keeps of the depths before, one row per sample; empty at the first depth."""
 
 Number = float | int
 
@@ -63,7 +63,7 @@ class Policy(ABC):
     """Leave at the first depth whose certainty reaches the threshold; at the last one always.
 
     threshold: one number for every depth, or one for each of the depths 1..L-1; infinity (`NEVER`)
-    where nobody leaves. model: the model it was calibrated on; no other is then accepted.
+    where no sample leaves. model: the model it was calibrated on; no other is then accepted.
 
     >>> policy = ed.calibrate(model, valid, risk=0.2, progress=False)
     >>> policy.save("policy.json")
@@ -83,7 +83,7 @@ class Policy(ABC):
         values = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
         for value in values:
             number = isinstance(value, int | float) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-            if value != NEVER and not (number and self._allows(value)):
+            if not number or (value != NEVER and not self._allows(value)):
                 raise SettingError(
                     f"{type(self).__name__} with threshold {value!r}; use {self._allowed}, or "
                     "math.inf for a depth at which nobody leaves"

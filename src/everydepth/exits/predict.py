@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from everydepth.config import checked
 from everydepth.exits.policies import NEVER, Memory, Number, Policy
 from everydepth.exits.reading import exit_logits
 from everydepth.stream import Batch, ResidualStream, as_stream, evaluating, unwrapped
@@ -18,7 +19,7 @@ from everydepth.stream.states import are_finite
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row a sample, in the order of the batch: class, depth at which it left, logits there.
+    """One row per sample, in the order of the batch: class, depth at which it left, logits there.
 
     >>> found = ed.predict(model, test.batch(range(8)), policy=ed.Confidence(threshold=0.9))
     >>> found.labels.shape, found.depths.shape, found.logits.shape
@@ -30,6 +31,7 @@ class Prediction:
     logits: Float[Tensor, "rows classes"]
 
 
+@checked
 @torch.no_grad()
 def predict(
     model: nn.Module | ResidualStream, batch: Any, *, policy: Policy, **options: Any

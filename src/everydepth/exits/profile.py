@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from everydepth.config import checked
 from everydepth.errors import BudgetError, SettingError
 from everydepth.exits.driving import (
     BlockTimes,
@@ -74,7 +76,7 @@ class Profile(Results, kind="profile"):
     >>> found = ed.profile(model, test, repeats=2, progress=False)
     >>> found.metric, found.at(1).parameters < found.at(3).parameters
     ('accuracy', True)
-    >>> found.choose(bytes=found.at(2).checkpoint_bytes) <= 2  # the best depth within so many bytes
+    >>> found.choose(bytes=found.at(2).checkpoint_bytes) <= 2  # the best within these bytes
     True
     """
 
@@ -131,6 +133,7 @@ class Profile(Results, kind="profile"):
         change = self.at(self.depth).quality - self.at(depth).quality
         return change if self.more_is_better else -change
 
+    @checked
     def choose(
         self,
         *,
@@ -158,6 +161,8 @@ class Profile(Results, kind="profile"):
         def limit(
             name: str, most: Number | None, value: Callable[[DepthProfile], Number], unit: str
         ) -> None:
+            if most is not None and math.isnan(most):
+                raise SettingError(f"{name}=nan; use a number")
             if most is not None:
                 limits[f"{name}={most:g}"] = (most, value, unit)
 
@@ -307,6 +312,7 @@ def _tradeoff(found: Profile) -> Result:
     )
 
 
+@checked
 @torch.no_grad()
 def profile(
     model: nn.Module | ResidualStream,
@@ -403,6 +409,8 @@ def profile(
         found,
         metric=totals.metric,
         batch_size=size,
+        # Of a text, to which the latencies of a language model belong.
+        row_tokens=int(one["input_ids"].shape[1]) if writes else None,
         model=stream.name,
         task=stream.task,
         samples=totals.samples,

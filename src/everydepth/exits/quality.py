@@ -1,4 +1,4 @@
-"""One number a depth that says how good its predictions are, for every task."""
+"""One number per depth that says how good its predictions are, for every task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everydepth.stream.words import row_blocks, word_statistics
 
 
 class Totals:
-    """Sums over batches of a loss a depth, and the number of things summed.
+    """Sums over batches of one loss per depth, and the number of things summed.
 
     metric: "accuracy" (or "agreement" with the full model, if there are no labels) for classes,
     "perplexity" for tokens, "mse" for numbers, and "error" otherwise: the distance from the full
@@ -55,10 +55,7 @@ def watch(totals: Totals, states: States, depths: Sequence[int]) -> None:
         found = _losses(targets, states, depths)
     else:
         last = states.logits(stream.depth)
-        if totals.metric in ("agreement", "error"):
-            targets = Targets.every(stream, batch, last)
-        else:
-            targets = Targets.of(stream, batch, weighted=False)
+        targets = _targets(totals.metric, stream, batch, last)
         last = targets.pick(last)
         found = [
             _values(totals.metric, targets, targets.predicted(states, depth), last)
@@ -70,6 +67,33 @@ def watch(totals: Totals, states: States, depths: Sequence[int]) -> None:
         totals.sums[depth - 1] += values.double().sum().cpu()
     if not bool(torch.isfinite(totals.sums).all()):
         states.check_predictions()
+
+
+def watch_given(
+    totals: Totals,
+    stream: ResidualStream,
+    batch: Mapping[str, Any],
+    found: Sequence[Tensor],
+    last: Tensor,
+) -> None:
+    """Add one batch, of which something else than the stream computed the logits of every depth.
+
+    last: the full model's, which they are compared with where there are no labels.
+    """
+    targets = _targets(totals.metric, stream, batch, last)
+    picked = targets.pick(last)
+    values = [_values(totals.metric, targets, targets.pick(logits), picked) for logits in found]
+    totals.samples += targets.samples
+    totals.count += values[0].numel()
+    totals.sums += torch.stack([depth.double().sum().cpu() for depth in values])
+
+
+def _targets(
+    metric: str, stream: ResidualStream, batch: Mapping[str, Any], last: Tensor
+) -> Targets:
+    if metric in ("agreement", "error"):
+        return Targets.every(stream, batch, last)
+    return Targets.of(stream, batch, weighted=False)
 
 
 def _losses(targets: Targets, states: States, depths: Sequence[int]) -> list[Tensor]:
@@ -84,7 +108,7 @@ def _losses(targets: Targets, states: States, depths: Sequence[int]) -> list[Ten
 
 
 def _values(metric: str, targets: Targets, z: Tensor, last: Tensor) -> Tensor:
-    """One a row; NaN where the prediction is no prediction."""
+    """One value per row; NaN where the prediction is not finite."""
     if metric in ("accuracy", "agreement"):
         right = targets.hits(z) if metric == "accuracy" else z.argmax(-1) == last.argmax(-1)
         return right.float().masked_fill(~are_finite(z), torch.nan)

@@ -17,7 +17,7 @@ import numpy as np
 _STAKES = np.array([0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05])
 
 MOST = 10**12
-"""More samples than this are not counted: nobody has them."""
+"""More samples than this are not counted: no one has them."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def paired_p_value(counts: Counts, risk: float) -> float:
 
 
 def bounded_p_value(losses: np.ndarray, risk: float) -> float:
-    """The same bet for losses anywhere between -1 and 1, one a sample."""
+    """The same bet for losses anywhere between -1 and 1, one per sample."""
     stakes = _STAKES / (1 - risk)
     capital = np.log1p(stakes[:, None] * (risk - losses[None])).sum(1)
     return float(min(1.0, np.exp(math.log(len(stakes)) - np.logaddexp.reduce(capital))))

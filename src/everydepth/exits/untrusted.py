@@ -1,4 +1,4 @@
-"""Folders that nobody vouches for: nothing in them runs, and nothing outside of them is read.
+"""Untrusted folders: nothing in them runs, and nothing outside of them is read.
 
 Weights are safetensors and the rest is JSON. Three things could still lead out of a folder or to
 code: a link, a path written into a file, and a setting that names code to fetch. All are refused.
@@ -16,7 +16,10 @@ from everydepth.files import explained
 
 LARGEST_JSON = 64 * 2**20  # bytes
 # Settings by which a config asks for code from somewhere else, or for another model.
-_CODE = ("auto_map", "custom_pipelines", "quantization_config", "base_model_name_or_path")
+_CODE = (
+    *("auto_map", "custom_pipelines", "quantization_config", "base_model_name_or_path"),
+    *("backbone", "use_pretrained_backbone", "use_timm_backbone"),
+)
 
 
 def check_inside(folder: Path, root: Path) -> Path:

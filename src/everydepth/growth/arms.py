@@ -24,7 +24,7 @@ from everydepth.growth.trainer import halves, repeatable, train_plainly
 from everydepth.runs.callback import Callback
 from everydepth.stream import Criterion, ResidualStream, as_stream, unwrapped
 from everydepth.stream.feed import Feed, size_for
-from everydepth.stream.insert import initialise, inserted
+from everydepth.stream.insert import initialize, inserted
 
 ARMS = ("grown", "grown, new block only", "longer", "one old block", "random", "stacked", "scratch")
 TRIES = 3
@@ -51,7 +51,7 @@ class CompareConfig(Config):
     arms: tuple[str, ...] | None = setting(None, help="By default all that the model allows.")
     after: int | None = setting(None, least=0, help="The site; by default chosen as grow does.")
     lr: float = setting(1e-3, above=0, help="Learning rate of AdamW.")
-    batch_size: int = setting(32, least=1, help="Rows a step, of data that is not in batches.")
+    batch_size: int = setting(32, least=1, help="Rows per step, for data that is not batched.")
     score_rows: int = setting(512, least=8, help="Training rows to score sites by.")
 
     def __post_init__(self) -> None:
@@ -150,7 +150,7 @@ class Arms:
             iter(Feed(self.rows, stream, batch_size=size_for(self.rows, self.config.batch_size)))
         )
         with FlopCounterMode(display=False) as counter:
-            output = stream.call(stream.arguments(batch, None))
+            output = stream.called(batch)
             logits = stream.prediction(output)
             losses, counts = row_losses(stream, logits, batch, self.criterion, beside(output))
             (losses.sum() / counts.sum()).backward()
@@ -214,7 +214,7 @@ class Arms:
 
     def _random(self, seed: int) -> Start:
         stream = inserted(self.old, self._site(seed))
-        initialise(unwrapped(self.old.model), stream.blocks[self._site(seed)].module)
+        initialize(unwrapped(self.old.model), stream.blocks[self._site(seed)].module)
         return stream, None, 0.0
 
     def _stacked(self, seed: int) -> Start:

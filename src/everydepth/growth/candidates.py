@@ -107,7 +107,7 @@ def pairs(candidate: Candidate, call: Call, h: Tensor, g: Tensor) -> list[Pairs]
         def forward(x: Tensor) -> Tensor:
             leaf = x.new_zeros(LinearMap(module).output_shape(x)).requires_grad_()
             found[module] = (x.detach(), leaf)
-            return leaf
+            return leaf.clone()  # some blocks add to it in place
 
         return forward
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
-from everydepth.config import parted
+from everydepth.config import checked, parted
 from everydepth.growth.arms import ARMS, Arm, Arms, CompareConfig, NotAllowedError
 from everydepth.growth.shown import measurements
 from everydepth.results import Results, Table, provenance
@@ -102,6 +103,7 @@ def _interval(values: Any) -> tuple[float, float]:
     return float(low), float(high)
 
 
+@checked
 def compare(
     model: nn.Module | ResidualStream,
     train: Any,
@@ -117,7 +119,7 @@ def compare(
 
     grown: score, jumpboard, then train all; "new block only": the rest frozen. longer: the old
     model trained on. one old block: the existing block at the site trained, the rest frozen.
-    random: a new block that is not silent. stacked: a copy of a neighbour, as it is. scratch: the
+    random: a new block that is not silent. stacked: a copy of a neighbor, as it is. scratch: the
     deeper model from a new start. Every arm gets the FLOPs that `steps` steps of the grown model
     cost, and training starts with a new AdamW in each, so that none has an advantage. Controls get
     the chosen site for nothing.
@@ -148,7 +150,8 @@ def compare(
                 raise
             return {"why": str(error)}
 
-    rows = sweep(cells, one, run=run, progress=progress).rows()
+    with torch.random.fork_rng(devices=[]):  # new blocks are drawn as torch draws
+        rows = sweep(cells, one, run=run, progress=progress).rows()
     found = tuple(
         Arm(row["name"], row["seed"], tuple(row["flops"]), tuple(row["loss"]))
         for row in rows

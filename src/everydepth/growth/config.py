@@ -20,11 +20,11 @@ class GrowConfig(Config):
     title: ClassVar[str] = "Growing"
 
     steps: int = setting(200, least=0, help="Training steps after each block.")
-    rounds: int | None = setting(None, least=0, help="Blocks to try at most.")
-    max_depth: int | None = setting(None, least=1, help="Blocks of the result at most.")
+    rounds: int | None = setting(None, least=0, help="Most blocks to try.")
+    max_depth: int | None = setting(None, least=1, help="Most blocks the result may have.")
     lr: float = setting(1e-3, above=0, help="Learning rate of AdamW, if no optimizer is given.")
     weight_decay: float = setting(0.0, least=0, help="Its weight decay.")
-    batch_size: int = setting(32, least=1, help="Rows a step, of data that is not in batches.")
+    batch_size: int = setting(32, least=1, help="Rows per step, for data that is not batched.")
     trains: str = setting(
         "all", choices=("all", "new"), help="all parameters, or those of the new block only."
     )
@@ -33,7 +33,15 @@ class GrowConfig(Config):
     )
     alpha: float = setting(0.05, above=0, below=1, help="Chance of a false 'deepen here'.")
     confidence: float = setting(
-        0.95, above=0.5, below=1, help="Of the held-out interval that must lie above zero."
+        0.95,
+        above=0.5,
+        below=1,
+        help="Of the held-out interval that must lie above zero, for all rounds together.",
+    )
+    select: str = setting(
+        "held-out",
+        choices=("held-out", "paper"),
+        help="What decides: rows used for nothing else, or, as in the paper, training loss.",
     )
     score_rows: int = setting(1024, least=8, help="Training rows to score sites by.")
     tries: int = setting(3, least=1, help="Sites whose first step is compared.")

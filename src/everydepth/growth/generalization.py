@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from everydepth.errors import SettingError
 from everydepth.growth.lipschitz import NetworkConstants
 
@@ -12,33 +14,56 @@ CROSS_ENTROPY = math.sqrt(2)
 """Lipschitz constant of softmax cross-entropy in the logits."""
 
 
-def log_covering(constants: NetworkConstants, eps: float) -> float:
-    """`log N = sum_l p_l log(1 + 2 R_l L K_l / eps)` (Lemma 1)."""
-    depth = len(constants.blocks)
+def log_covering(constants: NetworkConstants, eps: float, *, only: int | None = None) -> float:
+    """`log N = sum_l p_l log(1 + 2 R_l L K_l / eps)` (Lemma 1).
+
+    At `eps = 1/n` it is the effective dimension of App. F.1: `Gamma_n` falls as its root over `n`.
+    only: the place of the one block that varies, all others being fixed (App. K).
+    """
+    varying = len(constants.blocks) if only is None else 1
     total = 0.0
     behind = math.log(max(constants.top, 1e-300))  # Lip(top) prod_{j>l} kappa_j (1 + Lip_x,j)
-    for block in reversed(constants.blocks):
-        k = behind + block.kappa + block.lip_theta
-        inside = math.log(2 * max(block.radius, 1e-300) * depth) + k - math.log(eps)
-        total += block.parameters * _log1p_exp(inside)
+    for place, block in reversed(list(enumerate(constants.blocks))):
+        if only in (None, place):
+            k = behind + block.kappa + block.lip_theta
+            inside = math.log(2 * max(block.radius, 1e-300) * varying) + k - math.log(eps)
+            total += block.parameters * float(np.logaddexp(0, inside))
         behind += block.kappa + block.lip_x
     return total
 
 
-def rademacher(constants: NetworkConstants, n: int, *, bound: float, lipschitz: float) -> float:
-    """`Rad <= L_loss eps + M sqrt(2 log N / n)` with `eps = 1/n`."""
-    if n < 1:
-        raise SettingError(f"n={n}; use the number of samples, 1 or more")
-    eps = 1 / n
-    return lipschitz * eps + bound * math.sqrt(2 * log_covering(constants, eps) / n)
+@dataclass(frozen=True, kw_only=True)
+class Complexity:
+    """What `Gamma` is made of, but for the rows: bound is `M`, lipschitz that of the loss."""
 
+    constants: NetworkConstants
+    bound: float
+    lipschitz: float
+    only: int | None = None
 
-def gamma(
-    constants: NetworkConstants, n: int, delta: float, *, bound: float, lipschitz: float
-) -> float:
-    """`Gamma_n(delta) = 2 Rad + 3 M sqrt(log(2/delta) / (2n))`."""
-    rad = rademacher(constants, n, bound=bound, lipschitz=lipschitz)
-    return 2 * rad + 3 * bound * math.sqrt(math.log(2 / delta) / (2 * n))
+    def rademacher(self, n: int) -> float:
+        """`Rad <= L_loss eps + M sqrt(2 log N / n)` with `eps = 1/n`."""
+        if n < 1:
+            raise SettingError(f"n={n}; use the number of samples, 1 or more")
+        covering = log_covering(self.constants, 1 / n, only=self.only)
+        return self.lipschitz / n + self.bound * math.sqrt(2 * covering / n)
+
+    def gamma(self, n: int, delta: float) -> float:
+        """`Gamma_n(delta) = 2 Rad + 3 M sqrt(log(2/delta) / (2n))`."""
+        return 2 * self.rademacher(n) + 3 * self.bound * math.sqrt(math.log(2 / delta) / (2 * n))
+
+    def rows_needed(self, goal: float, delta: float) -> int:
+        """The rows `n` at which `Gamma_n(delta)` has fallen to the goal (App. F.1)."""
+        if goal <= 0:
+            raise SettingError(f"goal={goal}; Gamma_n is above 0 for any number of rows")
+        high = 1
+        while self.gamma(high, delta) > goal:
+            high *= 2
+        low = high // 2
+        while high - low > max(1, low // 1000):  # to a thousandth: constants are rough
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.gamma(middle, delta) > goal else (low, middle)
+        return high
 
 
 @dataclass(frozen=True)
@@ -65,16 +90,19 @@ def theorems(
     margin_test: float,
     gamma_opt: float,
     gamma_n: float,
-    gamma_n_half: float,
     gamma_m: float,
     delta: float,
     m: int,
     bound: float,
 ) -> tuple[Theorem, Theorem, Theorem]:
-    """Theorems 1 to 3. `gamma_n_half` is `Gamma_n(delta/2)`."""
+    """Theorems 1 to 3, each of which asks for two things at once: `delta / 2` for either.
+
+    margin: a lower bound of the population margin, at confidence `1 - delta / 2`. gamma_n, gamma_m:
+    `Gamma_n(delta / 2)` and `Gamma_m(delta / 2)`.
+    """
     miss = 3 * math.exp(-m * margin**2 / (8 * bound**2)) if margin > 0 else 3.0
     return (
-        Theorem("Theorem 1 (population)", -margin - gamma_opt + 2 * gamma_n_half, 1 - delta),
+        Theorem("Theorem 1 (population)", -margin - gamma_opt + 2 * gamma_n, 1 - delta),
         Theorem(
             "Theorem 2 (test, by transfer)",
             -margin / 2 - gamma_opt + 2 * gamma_n,
@@ -86,8 +114,3 @@ def theorems(
             1 - delta,
         ),
     )
-
-
-def _log1p_exp(x: float) -> float:
-    """`log(1 + e^x)` for any x."""
-    return x + math.log1p(math.exp(-x)) if x > 0 else math.log1p(math.exp(x))

@@ -7,8 +7,15 @@ from typing import Any
 
 from torch import nn
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
-from everydepth.growth.generalization import CROSS_ENTROPY, Theorem, gamma, log_covering, theorems
+from everydepth.growth.generalization import (
+    CROSS_ENTROPY,
+    Complexity,
+    Theorem,
+    log_covering,
+    theorems,
+)
 from everydepth.growth.held_out import Paired, paired_losses
 from everydepth.growth.lipschitz import network_constants
 from everydepth.growth.losses import losses_of
@@ -20,20 +27,28 @@ from everydepth.stream.feed import Feed
 class Guarantee:
     """Old against new. `held_out` is the figure to act on; the theorems are stated beside it.
 
-    margin, gamma_opt, margin_test: `D`, `gamma` and `D_T`. bound: `M`, the largest loss of a row
-    seen in any of the evaluations, as the theorems assume a bounded loss and cross-entropy is not.
-    log_covering: `log N` of the new model at `eps = 1/n`. n, m: rows of training and test data.
+    margin, gamma_opt, margin_test: `D` on the training rows, `gamma` and `D_T`. margin_low: what
+    the population margin is at least, by the test rows, as Theorems 1 and 2 ask for.
+    bound: `M`, the largest loss of a row seen in any of the evaluations, as the theorems assume a
+    bounded loss and cross-entropy is not. log_covering: `log N` of the new model at `eps = 1/n`,
+    its effective dimension. n, m: rows of training and test data. gamma_n, gamma_m: at `delta / 2`.
+    gamma_block: `Gamma_n(delta)` of the new block alone, all others fixed (App. K).
+    rows_needed: training rows at which Theorem 1 would say something, all else unchanged; None if
+    there is no gain to begin with.
     """
 
     n: int
     m: int
     margin: float
+    margin_low: float
     gamma_opt: float
     margin_test: float
     bound: float
     log_covering: float
     gamma_n: float
     gamma_m: float
+    gamma_block: float | None
+    rows_needed: int | None
     theorems: tuple[Theorem, ...]
     held_out: Paired
 
@@ -44,15 +59,17 @@ class Guarantee:
     def __str__(self) -> str:
         lines = [
             f"held-out: {self.held_out}",
-            f"margins: D {self.margin:+.4g}, gamma {self.gamma_opt:+.4g}, "
-            f"D_T {self.margin_test:+.4g}",
+            f"margins: D {self.margin:+.4g} (held-out: at least {self.margin_low:+.4g}), gamma "
+            f"{self.gamma_opt:+.4g}, D_T {self.margin_test:+.4g}",
             *map(str, self.theorems),
         ]
         if self.vacuous:
             lines.append(
-                f"all three are vacuous: Gamma_n is {self.gamma_n:.3g} against a loss of at most "
+                f"all of them are vacuous: Gamma_n is {self.gamma_n:.3g} against a loss of at most "
                 f"{self.bound:.3g}; act on the held-out interval"
             )
+        if self.rows_needed is not None:
+            lines.append(f"Theorem 1 would need {self.rows_needed:.2g} rows; there are {self.n:,}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -61,6 +78,7 @@ class Guarantee:
         return {**plain, "held_out": self.held_out.to_json(), "vacuous": self.vacuous}
 
 
+@checked
 def guarantee(
     old: nn.Module | ResidualStream,
     new: nn.Module | ResidualStream,
@@ -68,6 +86,7 @@ def guarantee(
     test: Any,
     *,
     jump: nn.Module | ResidualStream | None = None,
+    after: int | None = None,
     delta: float = 0.05,
     lipschitz: float = CROSS_ENTROPY,
     criterion: Criterion | None = None,
@@ -78,6 +97,8 @@ def guarantee(
 
     jump: the jumpboard, to tell its margin `D` from what training added (`gamma`); without it all
         of the gain counts as `D`.
+    after: where the jumpboard has its block, for a bound on the jumpboard that counts this block
+        alone (App. K). As there, the old blocks count as fixed, though the same rows trained them.
     lipschitz: of the loss in the prediction; the default is that of cross-entropy.
 
     >>> big = ed.insert(model, after=3)
@@ -89,37 +110,50 @@ def guarantee(
     settings: dict[str, Any] = {"criterion": criterion, "batch_size": batch_size, **options}
     stream = as_stream(new, **options)
     middle = new if jump is None else jump
-    on_train = [losses_of(model, train, **settings) for model in (old, middle, new)]
-    on_test = [losses_of(model, test, **settings) for model in (old, middle, new)]
+    on_train = [losses_of(model, train, strict=True, **settings) for model in (old, middle, new)]
+    on_test = [losses_of(model, test, strict=True, **settings) for model in (old, middle, new)]
     means = [float(s.sum() / c.sum()) for s, c in on_train]
     test_means = [float(s.sum() / c.sum()) for s, c in on_test]
     bound = max(float((s / c.clamp_min(1)).max()) for s, c in (*on_train, *on_test))
     n, m = len(on_train[0][0]), len(on_test[0][0])
-    constants = network_constants(stream, next(iter(Feed(train, stream, batch_size=batch_size))))
-    scale = {"bound": bound, "lipschitz": lipschitz}
-    gammas = [gamma(constants, k, d, **scale) for k, d in ((n, delta), (n, delta / 2), (m, delta))]
+    batch = next(iter(Feed(train, stream, batch_size=batch_size)))
+    scale: dict[str, Any] = {"bound": bound, "lipschitz": lipschitz}
+    whole = Complexity(constants=network_constants(stream, batch), **scale)
+    gamma_n, gamma_m = (whole.gamma(rows, delta / 2) for rows in (n, m))
     margin, opt = means[0] - means[1], max(means[1] - means[2], 0.0)
+    # A two-sided interval misses on its lower side with half of delta.
+    low = paired_losses(on_test[0], on_test[1], confidence=1 - delta).bernstein[0]
     margin_test = test_means[0] - test_means[1]
+    stated: tuple[Theorem, ...] = theorems(
+        margin=low,
+        margin_test=margin_test,
+        gamma_opt=opt,
+        gamma_n=gamma_n,
+        gamma_m=gamma_m,
+        delta=delta,
+        m=m,
+        bound=bound,
+    )
+    gamma_block = None
+    if jump is not None and after is not None:
+        own = network_constants(as_stream(jump, **options), batch)
+        gamma_block = Complexity(constants=own, only=after, **scale).gamma(n, delta)
+        change = -margin + 2 * gamma_block
+        stated += (Theorem("App. K (jumpboard, its block alone)", change, 1 - delta),)
+    gained = low + opt
     return Guarantee(
         n=n,
         m=m,
         margin=margin,
+        margin_low=low,
         gamma_opt=opt,
         margin_test=margin_test,
         bound=bound,
-        log_covering=log_covering(constants, 1 / n),
-        gamma_n=gammas[0],
-        gamma_m=gammas[2],
-        theorems=theorems(
-            margin=margin,
-            margin_test=margin_test,
-            gamma_opt=opt,
-            gamma_n=gammas[0],
-            gamma_n_half=gammas[1],
-            gamma_m=gammas[2],
-            delta=delta,
-            m=m,
-            bound=bound,
-        ),
+        log_covering=log_covering(whole.constants, 1 / n),
+        gamma_n=gamma_n,
+        gamma_m=gamma_m,
+        gamma_block=gamma_block,
+        rows_needed=whole.rows_needed(gained / 2, delta / 2) if gained > 0 else None,
+        theorems=stated,
         held_out=paired_losses(on_test[0], on_test[2], confidence=1 - delta),
     )

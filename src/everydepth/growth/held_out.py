@@ -1,15 +1,16 @@
-"""Was the new model better on rows nobody has used? A paired interval to act on."""
+"""Was the new model better on rows used for nothing else? A paired interval to act on."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from everydepth.config import Seed, Setting, checked
 from everydepth.errors import BatchError
 from everydepth.growth.losses import losses_of
 from everydepth.stream import ResidualStream
@@ -51,13 +52,14 @@ class Paired:
         return {**asdict(self), "better": self.better}
 
 
+@checked
 def paired(
     old: nn.Module | ResidualStream,
     new: nn.Module | ResidualStream,
     data: Any,
     *,
-    confidence: float = 0.95,
-    seed: int = 0,
+    confidence: Annotated[float, Setting(above=0.5, below=1)] = 0.95,
+    seed: Seed = 0,
     **settings: Any,
 ) -> Paired:
     """Compare two models row by row on data used for nothing else.
@@ -68,8 +70,8 @@ def paired(
     (False, False)
     """
     return paired_losses(
-        losses_of(old, data, **settings),
-        losses_of(new, data, **settings),
+        losses_of(old, data, strict=True, **settings),
+        losses_of(new, data, strict=True, **settings),
         confidence=confidence,
         seed=seed,
     )
@@ -81,9 +83,12 @@ def paired_losses(
     *,
     confidence: float = 0.95,
     seed: int = 0,
-    draws: int = 2000,
+    draws: int | None = None,
 ) -> Paired:
-    """The same from row losses and label counts, as `losses_of` gives them."""
+    """The same from row losses and label counts, as `losses_of` gives them.
+
+    draws: of the bootstrap; by default 2,000, and more where the tails are thin.
+    """
     (before, counts), (after, _) = old, new
     rows = len(before)
     if rows < 2:
@@ -91,13 +96,16 @@ def paired_losses(
     total = counts.sum()
     # Rows weigh as many labels as they have, so that the mean is the mean over labels.
     difference = ((before - after) * (rows / total)).numpy()
+    tail = (1 - confidence) / 2
+    if draws is None:
+        draws = min(max(2000, 50 * math.ceil(1 / tail)), 20_000)
+    draws = 50 * math.ceil(draws / 50)
     random = np.random.default_rng(seed)
     means = np.empty(draws)
     for start in range(0, draws, 50):
         chosen = random.integers(rows, size=(50, rows))
         weight = counts.numpy()[chosen].mean(1) * (rows / total.item())
         means[start : start + 50] = difference[chosen].mean(1) / np.maximum(weight, 1e-12)
-    tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     gain = float(difference.mean())
     radius = bernstein_radius(difference, 1 - confidence)

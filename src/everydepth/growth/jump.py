@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from everydepth.config import Seed, checked
 from everydepth.errors import SettingError
 from everydepth.growth.candidates import (
     Candidate,
@@ -77,6 +78,7 @@ class Jumpboard:
         )
 
 
+@checked
 def jumpboard(
     model: nn.Module | ResidualStream,
     data: Any,
@@ -87,7 +89,7 @@ def jumpboard(
     precondition: bool = False,
     armijo: float = 1e-4,
     evaluations: int = MOST,
-    seed: int = 0,
+    seed: Seed = 0,
     batch_size: int | None = None,
     criterion: Criterion | None = None,
     progress: bool = False,
@@ -166,7 +168,7 @@ def jumpboard(
 def best_jumpboard(
     stream: ResidualStream, data: Any, other: Any, sites: Sequence[int], **settings: Any
 ) -> tuple[Jumpboard, list[Jumpboard]]:
-    """Of one jumpboard a site the one that gains most on other data, and all of them."""
+    """Of one jumpboard per site the one that gains most on other data, and all of them."""
     jumps = [jumpboard(stream, data, other, after=site, **settings) for site in sites]
     return max(jumps, key=lambda jump: jump.margin_valid or 0.0), jumps
 
@@ -226,7 +228,7 @@ def _shorter(eta: float, rise: float, slope: float) -> float:
 
 
 def _parabola(seen: dict[float, float], factor: float) -> float | None:
-    """The lowest point of the parabola, in log eta, through the best step and its neighbours."""
+    """The lowest point of the parabola, in log eta, through the best step and its neighbors."""
     etas = sorted(seen)
     best = min(range(len(etas)), key=lambda i: seen[etas[i]])
     if best == 0:
@@ -357,7 +359,7 @@ def _identify_norms(stream: ResidualStream, block: Block, feed: Feed) -> None:
 
     with evaluating(stream.model), hooked(*(m.register_forward_hook(see) for m, _ in watched)):
         for batch in feed:
-            stream.call(stream.arguments(batch, None))
+            stream.called(batch)
     for mixing, proj in watched:
         norm: Any = proj
         total, squares, count = sums[mixing]

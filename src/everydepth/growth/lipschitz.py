@@ -157,7 +157,7 @@ def _leaves_in_order(stream: ResidualStream, batch: Batch) -> tuple[list[list[nn
         if isinstance(weight, Tensor) and not isinstance(module, nn.Embedding):
             handles.append(module.register_forward_pre_hook(see))
     with torch.no_grad(), evaluating(inner), hooked(*handles):
-        stream.call(stream.arguments(stream.check_batch(batch), None))
+        stream.called(stream.check_batch(batch))
     return order, tokens[0]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from everydepth.config import parted, plain
+from everydepth.config import checked, parted, plain
 from everydepth.errors import SettingError
 from everydepth.files import remove_folder
 from everydepth.growth.config import GrowConfig
@@ -32,6 +32,7 @@ from everydepth.stream.insert import inserted
 from everydepth.training.snapshot import load_optimizer, optimizer_state
 
 
+@checked
 def grow(
     model: nn.Module | ResidualStream,
     train: Any,
@@ -50,12 +51,14 @@ def grow(
     """Deepen a model block by block, as long as rows it has never used say that it helps.
 
     Each round: score every site on half of `score_rows` training rows; of the `tries` clearest
-    take the one whose jumpboard gains most on the other half; train; then choose. The paper keeps
-    whatever has the lower training loss. That rule is shown, but decides nothing: the model grows
-    only if on `valid` the paired interval of the gain lies above zero. After `patience` refusals
-    in a row, when no site has a signal ("deepest model"), or at `rounds` or `max_depth`, it stops.
+    take the one whose jumpboard gains most on the other half; train; then choose. The model grows
+    only if on `valid` the paired interval of the gain lies above zero. The paper keeps whatever has
+    the lower training loss: that is shown, and decides with `select="paper"`. After `patience`
+    refusals in a row, when no site has a signal ("deepest model"), or at `rounds` or `max_depth`,
+    it stops.
 
-    valid: rows used for this choice and nothing else.
+    valid: rows used for this choice and nothing else. Every round uses them again, so round k takes
+        `1 / (k (k + 1))` of the allowed error, and all rounds together keep to it.
     test: rows used for nothing at all, for the guarantee at the end.
     config, settings: a `GrowConfig`, and fields of it by name (`steps=50`); what else there is goes
         to `as_stream`.
@@ -77,11 +80,11 @@ def grow(
     if resume and run is None:
         raise SettingError("resume=True without run=; give the directory of the run to continue")
     first = as_stream(model, **options)
-    growth = _Growth(asked, first, train, valid, optimizer, fit, criterion, progress)
+    growth = _Growth(asked, first, train, valid, test, optimizer, fit, criterion, progress)
     with ExitStack() as stack:
         growth.open(run, resume, stack)
         stopped = growth.go()
-        return growth.finished(stopped, first, test)
+        return growth.finished(stopped, first)
 
 
 class _Growth:
@@ -93,11 +96,14 @@ class _Growth:
         first: ResidualStream,
         train: Any,
         valid: Any,
+        test: Any,
         optimizer: Optimizer | None,
         fit: Trainer | None,
         criterion: Criterion | None,
         progress: bool,
     ) -> None:
+        self.test = test
+        self.board: ResidualStream | None = None  # the jumpboard of the first block that was kept
         self.config, self.criterion, self.progress, self.fit = config, criterion, progress, fit
         self.start_depth = first.depth
         given = unwrapped(first.model)
@@ -146,6 +152,9 @@ class _Growth:
         for after in state["inserted"]:
             grown = inserted(self.stream, after)
             self.optimizer = carried(self.optimizer, self.stream, grown, after)
+            if self.board is None and "jumpboard" in saved.skeletons:
+                self.board = as_stream(copy.deepcopy(unwrapped(grown.model)), **grown.options)
+                unwrapped(self.board.model).load_state_dict(saved.load("jumpboard"))
             self.stream = grown
         self.model.load_state_dict(saved.load("model"))
         kept = saved.load("optimizer")
@@ -162,12 +171,14 @@ class _Growth:
         if self.run is None or not is_main():
             return
         last = self.found[-1]
-        kept = {"loss": last.train[last.safe], "valid_loss": last.valid[last.safe]}
+        kept = {"loss": last.train[last.kept], "valid_loss": last.valid[last.kept]}
         self.run.log({"step": len(self.found), "depth": self.stream.depth, **kept})
         parts = {
             "model": self.model.state_dict(),
             "optimizer": optimizer_state(self.model, self.optimizer, keep=True),
         }
+        if self.test is not None and self.board is not None:
+            parts["jumpboard"] = unwrapped(self.board.model).state_dict()
         state = {
             "inserted": self.inserted,
             "rejected": self.rejected,
@@ -176,13 +187,27 @@ class _Growth:
             "metrics": self.run.metrics_size(),
         }
         self.run.save_checkpoint(len(self.found), parts, state)
-        remove_folder(self.run.path / "rounds")
+        self._forget_rounds(self.run)
 
-    def finished(self, stopped: str, first: ResidualStream, test: Any) -> Grown:
+    def _forget_rounds(self, run: Run) -> None:
+        """Delete what was kept of training runs whose outcome is now in a checkpoint."""
+        with run.writing("the folder of finished rounds could not be deleted"):
+            remove_folder(run.path / "rounds")
+
+    def finished(self, stopped: str, first: ResidualStream) -> Grown:
         proof = None
-        if test is not None:
-            proof = guarantee(first, self.stream, self.train, test, criterion=self.criterion)
+        if self.test is not None:
+            proof = guarantee(
+                first,
+                self.stream,
+                self.train,
+                self.test,
+                jump=self.board,
+                after=None if self.board is None else self.inserted[0],
+                criterion=self.criterion,
+            )
         if self.run is not None and is_main() and not self.run.finished:
+            self._forget_rounds(self.run)  # left there by a process that was killed
             model: Any = self.model
             # A post-norm network that grew is no stock model: its checkpoint alone has it.
             if hasattr(model, "save_pretrained") and described(model):
@@ -299,7 +324,8 @@ class _Growth:
 
         def emptied() -> None:
             if Run.exists(folder) and Run.open(folder).config.get("about") != {"after": after}:
-                remove_folder(folder)
+                with run.writing("the folder of an earlier round could not be deleted"):
+                    remove_folder(folder)
 
         on_main(emptied)
         return folder
@@ -315,10 +341,12 @@ class _Growth:
         valid = {k: float(sums.sum() / counts.sum()) for k, (sums, counts) in rows.items()}
         paper: Choice = "trained" if train["trained"] <= train["jumpboard"] else "jumpboard"
         better: Choice = "trained" if valid["trained"] <= valid["jumpboard"] else "jumpboard"
-        held = paired_losses(
-            rows["old"], rows[better], confidence=self.config.confidence, seed=number
-        )
+        # 1/2 + 1/6 + 1/12 + ... = 1: the rounds share the allowed error. That `better` is chosen by
+        # the same rows is paid for by a two-sided interval of which one side is asked.
+        allowed = (1 - self.config.confidence) / ((number + 1) * (number + 2))
+        held = paired_losses(rows["old"], rows[better], confidence=1 - allowed, seed=number)
         safe: Choice = better if held.better else "old"
+        kept = paper if self.config.select == "paper" else safe
         assert self.score is not None
         site = self.score.at(jump.after)
         self.found.append(
@@ -339,13 +367,16 @@ class _Growth:
                 gamma=train["jumpboard"] - min(train["jumpboard"], train["trained"]),
                 margin_valid=valid["old"] - valid["jumpboard"],
                 seconds=round(time.perf_counter() - begin, 3),
+                kept=kept,
             )
         )
-        if safe == "old":
+        if kept == "old":
             self.rejected.append(jump.after)
             return
-        if safe == "jumpboard":
+        if kept == "jumpboard":
             optimizer = carried(self.optimizer, self.stream, jump.stream, jump.after)
-        self.stream, self.optimizer = streams[safe], optimizer
+        if self.board is None and self.test is not None:
+            self.board = jump.stream
+        self.stream, self.optimizer = streams[kept], optimizer
         self.inserted.append(jump.after)
         self.rejected = []

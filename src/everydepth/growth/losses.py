@@ -49,18 +49,24 @@ def losses_of(
     *,
     criterion: Criterion | None = None,
     batch_size: int | None = None,
+    strict: bool = False,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Row losses and counts over all data, in eval mode, in float64."""
+    """Row losses and counts over all data, in eval mode, in float64.
+
+    strict: an error that names the first depth where predictions are no numbers.
+    """
     stream = as_stream(model, **options)
     feed = data if isinstance(data, Feed) else Feed(data, stream, batch_size=batch_size)
     sums: list[Tensor] = []
     counts: list[Tensor] = []
     with evaluating(unwrapped(stream.model)):
         for batch in feed:
-            output = stream.call(stream.arguments(batch, None))
+            output = stream.called(batch)
             logits = stream.prediction(output)
             loss, count = row_losses(stream, logits, batch, criterion, beside(output))
+            if strict and not bool(torch.isfinite(loss).all()):
+                stream.observe(batch).check_predictions()
             sums.append(loss.double().cpu())
             counts.append(count.double().cpu())
     return torch.cat(sums), torch.cat(counts)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.stream import ResidualStream, unwrapped
 
@@ -30,6 +31,7 @@ def counterparts(old: ResidualStream, new: ResidualStream, after: int) -> dict[s
     return names
 
 
+@checked
 def carried(
     optimizer: Optimizer, old: ResidualStream, new: ResidualStream, after: int
 ) -> Optimizer:
@@ -74,9 +76,9 @@ def carried(
 def _group_of_first_block(
     groups: list[dict[str, Any]], new: ResidualStream, after: int
 ) -> dict[str, Any]:
-    neighbour = {id(p) for p in new.blocks[0 if after else 1].module.parameters()}
+    neighbor = {id(p) for p in new.blocks[0 if after else 1].module.parameters()}
     for group in groups:
-        if any(id(p) in neighbour for p in group["params"]):
+        if any(id(p) in neighbor for p in group["params"]):
             return group
     return groups[0]
 

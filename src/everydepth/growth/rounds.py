@@ -22,8 +22,10 @@ class Round:
     """One attempt at growing by one block.
 
     train, valid: mean losses of the old model, the jumpboard and the trained model.
-    paper: what the training loss alone would keep, Depth Expansion's rule. safe: what was kept.
-    held_out: the paired comparison of the old model with the better of the two on `valid`.
+    paper: what the training loss alone keeps, Depth Expansion's rule. safe: what the held-out rows
+        keep. kept: what was kept, by the rule that was asked for.
+    held_out: the paired comparison of the old model with the better of the two on `valid`, at a
+        confidence that grows from round to round, as every round uses these rows.
     tried: the steps of the line search and the training loss of each, on the rows scored.
     margin, gamma, margin_valid: `D`, `gamma_opt` and `D_T` of Depth Expansion.
     """
@@ -44,15 +46,17 @@ class Round:
     gamma: float
     margin_valid: float
     seconds: float
+    kept: Choice
 
     @property
     def accepted(self) -> bool:
-        return self.safe != "old"
+        return self.kept != "old"
 
     def __str__(self) -> str:
         return (
             f"round {self.number}: block after {self.after} of {self.depth} (z {self.z:.1f}); by "
-            f"training loss keep {self.paper}, by held-out loss keep {self.safe}; {self.held_out}"
+            f"training loss keep {self.paper}, by held-out loss keep {self.safe}; kept "
+            f"{self.kept}; {self.held_out}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -88,5 +92,6 @@ def round_of(entry: Mapping[str, Any]) -> Round:
     for name in ("bootstrap", "bernstein"):
         held[name] = tuple(held[name])
     plain = {k: v for k, v in entry.items() if k not in ("held_out", "accepted", "tried")}
+    plain.setdefault("kept", plain["safe"])  # written before there was a choice
     tried = tuple((float(eta), float(loss)) for eta, loss in entry["tried"])
     return Round(**plain, tried=tried, held_out=Paired(**held))

@@ -20,6 +20,7 @@ from scipy.optimize import minimize
 from everydepth.config import filled
 from everydepth.errors import DataError, SettingError
 from everydepth.growth.config import PlanConfig
+from everydepth.stream.gradients import rows_to_agree
 
 Array = Float[np.ndarray, "..."]
 DELTA = 1e-3
@@ -86,9 +87,9 @@ def fit(
 ) -> Fit:
     """Fit `L = E + A / N^alpha + B / D^beta`, or without `tokens` `L = E + A / N^alpha`.
 
-    Huber's loss of the residuals of log L, minimised from many starts in the logarithms of E, A, B
-    and multiplied up, as the raw objective is so small that a default minimiser stops at once.
-    bootstrap: so many resamples of the points, for intervals.
+    Huber's loss of the residuals of log L, minimized from many starts in the logarithms of E, A, B
+    and multiplied up, as the raw objective is so small that a default minimizer stops at once.
+    bootstrap: how many resamples of the points to draw, for intervals.
     """
     columns = [np.asarray(parameters, float), np.asarray(loss, float)]
     if tokens is not None:
@@ -108,7 +109,7 @@ def fit(
     target = np.log(columns[1])
     random = np.random.default_rng(seed)
     guesses = _starts(target, sizes, starts, random)
-    found = [_minimise(guess, sizes, target, delta) for guess in guesses]
+    found = [_minimize(guess, sizes, target, delta) for guess in guesses]
     best = min(found, key=lambda item: item[1])
     equal = [x for x, value, _ in found if value <= best[1] * (1 + 1e-4) + 1e-12]
     agreeing = len(equal) / len(found)
@@ -127,7 +128,7 @@ def fit(
     if bootstrap:
         drawn = random.integers(points, size=(bootstrap, points))
         again = np.array(
-            [_minimise(best[0], [s[i] for s in sizes], target[i], delta)[0] for i in drawn]
+            [_minimize(best[0], [s[i] for s in sizes], target[i], delta)[0] for i in drawn]
         )
         low, high = np.quantile([list(_named(x, names).values()) for x in again], [0.025, 0.975], 0)
         intervals = {n: (float(a), float(b)) for n, a, b in zip(names, low, high, strict=True)}
@@ -150,7 +151,7 @@ def _starts(
     return guesses
 
 
-def _minimise(
+def _minimize(
     guess: Array, sizes: list[Array], target: Array, delta: float
 ) -> tuple[Array, float, bool]:
     scale = 1 / delta**2
@@ -210,10 +211,31 @@ class DepthFit:
         return np.maximum(inside, 0) ** (1 / power)
 
     def exponent(self, alpha: float) -> float:
-        """The exponent of the excess in `N`, where depth grows as `width^alpha`."""
+        """The exponent of the excess in `N`, where depth grows as `width^alpha` (Table 2)."""
         if self.beta <= 1:
             return math.inf
         return alpha / ((2 + alpha) * (self.beta - 1))
+
+    def rows_to_see(
+        self,
+        first: float,
+        k: float | int,
+        *,
+        signal: float,
+        top: float,
+        trace: float,
+        chance: float = 0.05,
+        width: float = 1.0,
+    ) -> float:
+        """Rows of training and of test data for the gain of block k to be seen in both (App. M.5).
+
+        Seen: their mean gradients disagree with a probability of at most `chance`. signal: the
+        squared length of the mean gradient where the excess was `first`; it falls as the excess to
+        the power beta (Assumptions G and G'). width: by how much the network is wider than the one
+        measured, as every active coordinate adds to the signal. top, trace: see `spectrum`.
+        """
+        left = float(self.excess(first, k)) / first
+        return rows_to_agree(signal * left**self.beta * width, top, trace, chance)
 
 
 def fit_depth(
@@ -244,6 +266,33 @@ def fit_depth(
             for name, low, high in zip(("a", "beta"), *quantiles, strict=True)
         }
     return DepthFit(float(np.exp(log_a)), float(beta), floor, intervals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coupling:
+    """Depth tied to width, `depth = scale * width^alpha`, in `N = per_layer * width^2 * depth`.
+
+    Proposition 1 of Depth Expansion: one number of parameters then means one depth and one width.
+    alpha: 1 for linear coupling, less where width dominates. per_layer: 12 for a transformer.
+
+    >>> from everydepth.growth.scaling import Coupling
+    >>> depth, width = Coupling(alpha=1.0, scale=1 / 64).at(125e6)
+    >>> round(depth), round(width)
+    (14, 874)
+    """
+
+    alpha: float
+    scale: float = 1.0
+    per_layer: float = 12.0
+
+    def __post_init__(self) -> None:
+        if min(self.alpha, self.scale, self.per_layer) <= 0:
+            raise SettingError(f"{self}; use numbers above 0")
+
+    def at(self, parameters: float) -> tuple[float, float]:
+        """The depth and the width that a number of parameters supports."""
+        width = (parameters / (self.per_layer * self.scale)) ** (1 / (2 + self.alpha))
+        return self.scale * width**self.alpha, width
 
 
 # -- planning -------------------------------------------------------------------------------------

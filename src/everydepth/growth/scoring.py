@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from everydepth.config import Seed, checked
 from everydepth.errors import BatchError, SettingError, UnsupportedModelError
 from everydepth.growth.candidates import (
     Candidate,
@@ -35,6 +36,7 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.stream.feed import Feed
+from everydepth.stream.gradients import disagreement_bound
 from everydepth.stream.maps import LinearMap
 
 FEWEST = 8
@@ -205,6 +207,7 @@ def _site(content: Mapping[str, Any]) -> SiteScore:
     return SiteScore(**{**content, **parts})
 
 
+@checked
 def score(
     model: nn.Module | ResidualStream,
     data: Any,
@@ -212,7 +215,7 @@ def score(
     *,
     at: Sequence[int] | None = None,
     alpha: float = 0.05,
-    seed: int = 0,
+    seed: Seed = 0,
     init: str = "fresh",
     batch_size: int | None = None,
     criterion: Criterion | None = None,
@@ -223,12 +226,12 @@ def score(
 
     data: with labels; 8 rows at least, some hundred to be of use. The gradient is the mean over
         them, so use training data for a direction to train in, and rows the model has not been
-        trained on to ask whether a deeper model would generalise better.
+        trained on to ask whether a deeper model would generalize better.
     test: if given, how well the mean gradient agrees with that of these rows.
     at: the sites; by default all that are legal.
     alpha: the chance of a false "deepen" anywhere in the model.
     init: of the candidate blocks, as in `insert`.
-    criterion: a loss of your own, `f(prediction, labels, context)`, one number a row.
+    criterion: a loss of your own, `f(prediction, labels, context)`, one number per row.
 
     The model is scored in eval mode (no dropout, batch norms with running statistics), and is left
     as it was. Inner batch norms of a fresh candidate take the statistics of the first batch.
@@ -299,7 +302,7 @@ def _pass(
                 if depth not in candidates:
                     continue
                 tried = candidates[depth]
-                # Masks and positions as its neighbour gets them, which is of the same kind.
+                # Masks and positions as its neighbor gets them, which is of the same kind.
                 h, call = states.h[depth].detach(), states.calls[max(depth - 1, 0)]
                 if first == 0:
                     settle(tried, call, h)
@@ -329,7 +332,7 @@ def _pooled(g: Tensor) -> Tensor:
 
 @contextmanager
 def differentiable(model: nn.Module) -> Generator[None, None, None]:
-    """Gradients at every state, also of a model with frozen parameters."""
+    """Gradients at every state, even of a model with frozen parameters."""
     frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
     for parameter in frozen:
         parameter.requires_grad_()
@@ -345,6 +348,8 @@ def _checked_sites(stream: ResidualStream, at: Sequence[int] | None) -> tuple[in
     if not legal:
         insert(stream, 0)  # raises, with the reason of this family
         raise UnsupportedModelError(f"no block can be inserted into {stream.name}")
+    if at is not None and len(at) == 0:
+        raise SettingError(f"at={at!r} names no site; use some of {', '.join(map(str, legal))}")
     for after in at or ():
         if stream.check_depth(after) not in legal:
             insert(stream, after)
@@ -426,16 +431,13 @@ def alignment(g: Tensor, test: Tensor) -> Alignment:
     trace, top = spectrum(g)
     # Unbiased: the squared norm of a mean of n rows is too large by trace / n.
     mu = float(a @ a) - trace / n
-    if mu <= 0:
-        return Alignment(cosine, 1.0, m)
-    bound = 4 * top / (n * mu) + 4 * top / (m * mu) + 4 * top * trace / (n * m * mu**2)
-    return Alignment(cosine, min(bound, 1.0), m)
+    return Alignment(cosine, disagreement_bound(mu, top, trace, n, m), m)
 
 
 def spectrum(g: Tensor) -> tuple[float, float]:
     """`tr Sigma` and `||Sigma||_2` of rows, by whichever Gram matrix is smaller."""
-    centred = g - g.mean(0)
-    small = centred @ centred.T if len(g) < g.shape[1] else centred.T @ centred
+    centered = g - g.mean(0)
+    small = centered @ centered.T if len(g) < g.shape[1] else centered.T @ centered
     small = small / (len(g) - 1)
     return float(small.trace()), float(torch.linalg.eigvalsh(small)[-1])
 

@@ -116,6 +116,7 @@ def _growth(content: Content) -> list[Result]:
                 "z": [entry["z"] for entry in rounds],
                 "by training loss keep": [entry["paper"] for entry in rounds],
                 "by held-out loss keep": [entry["safe"] for entry in rounds],
+                "kept": [entry.get("kept", entry["safe"]) for entry in rounds],
                 "held-out gain": [one["gain"] for one in held],
                 "low": [one["bootstrap"][0] for one in held],
                 "high": [one["bootstrap"][1] for one in held],
@@ -124,8 +125,8 @@ def _growth(content: Content) -> list[Result]:
                 "D_T": [entry["margin_valid"] for entry in rounds],
             },
             title="How it grew",
-            about="Every attempt to add a block. What was kept is decided by rows used for nothing "
-            "else; low and high are the 95 % interval of the gain.",
+            about="Every attempt to add a block. The held-out rows are used for nothing else; low "
+            "and high are the interval of the gain, wider with every round that used them.",
             note=f"stopped, as {content['stopped']}",
             **WORDS,
         )
@@ -201,10 +202,19 @@ def _certificate(content: Content) -> list[Result]:
         change = f"at most {theorem['change']:+.4g} (p {max(theorem['probability'], 0):.2g})"
         says = "vacuous" if theorem["vacuous"] else "better"
         lines.append((f"{theorem['name']}: change of the risk", change, says))
-    margins = {"D": "margin", "gamma": "gamma_opt", "D_T": "margin_test"}
-    lines += [(name, f"{content[key]:+.4g}", "") for name, key in margins.items()]
+    margins = {
+        "D, training rows": "margin",
+        "D, at least (held-out rows)": "margin_low",
+        "gamma": "gamma_opt",
+        "D_T": "margin_test",
+        "Gamma_n of the new block alone": "gamma_block",
+        "training rows that Theorem 1 would need": "rows_needed",
+    }
+    # Of a run from before some of them were kept, or without a jumpboard, there are fewer.
+    known = {name: content.get(key) for name, key in margins.items()}
+    lines += [(name, f"{value:+.4g}", "") for name, value in known.items() if value is not None]
     note = (
-        f"the three theorems are vacuous, as Gamma_n is {content['gamma_n']:.3g} against a loss of "
+        f"the theorems are vacuous, as Gamma_n is {content['gamma_n']:.3g} against a loss of "
         f"at most {content['bound']:.3g}; act on the held-out gain"
     )
     what, value, says = zip(*lines, strict=True)

@@ -78,7 +78,7 @@ class GroupSums:
             self._sums[name] = rows.new_zeros(GROUPS, rows.shape[1], dtype=torch.float64)
         start = 0
         while start < len(rows):
-            # Runs of neighbouring rows and groups: no copy, no scatter.
+            # Runs of neighboring rows and groups: no copy, no scatter.
             group = (first + start) % GROUPS
             count = min(GROUPS - group, len(rows) - start)
             self._sums[name][group : group + count] += rows[start : start + count]
@@ -109,9 +109,9 @@ def evidence(gram: Float[np.ndarray, "group group"], *, seed: int = 0) -> Eviden
     """The U-statistic over pairs of different groups, its z-score and its bootstrap."""
     k = len(gram)
     off = gram - np.diag(np.diag(gram))
-    # Centred group means show the noise alone, however strong the signal.
-    centred = gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
-    noise = centred - np.diag(np.diag(centred))
+    # Centered group means show the noise alone, however strong the signal.
+    centered = gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
+    noise = centered - np.diag(np.diag(centered))
     spread = np.sqrt(2 * np.square(noise).sum())
     drawn = np.random.default_rng(seed).multinomial(k, np.full(k, 1 / k), size=1000)
     totals = ((drawn @ off) * drawn).sum(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
+from everydepth.config import Seed, checked
 from everydepth.errors import SettingError
 from everydepth.objectives.cosine import CosineDistance
 from everydepth.objectives.distilled import Distilled
@@ -24,11 +25,12 @@ FACTORIES: dict[str, Callable[..., Objective]] = {}
 
 
 def factory(function: F) -> F:
-    """Make a function that gives an objective known by its name, also to the command line."""
+    """Make a function that gives an objective known by its name, on the command line too."""
     FACTORIES[function.__name__] = function
     return function
 
 
+@checked
 @factory
 def end_to_end() -> Objective:
     """The last depth only: ordinary training.
@@ -39,6 +41,7 @@ def end_to_end() -> Objective:
     return Objective(name="end_to_end", parts=(Last(),))
 
 
+@checked
 @factory
 def lpa(early: float = 0.1, final: float = 1.0, top: int | None = None) -> Objective:
     """Layer-wise progressive approximation: `early` below the last depth, `final` there.
@@ -53,6 +56,7 @@ def lpa(early: float = 0.1, final: float = 1.0, top: int | None = None) -> Objec
     return Objective(name="lpa", parts=(LPA(early=early, final=final, top=top),))
 
 
+@checked
 @factory
 def ladder(
     depths: Sequence[int] | None = None, early: float = 0.2, final: float = 1.0
@@ -71,6 +75,7 @@ def ladder(
     return Objective(name="ladder", parts=(Ladder(depths=rungs, early=early, final=final),))
 
 
+@checked
 @factory
 def aligned(weights: Weights = "linear", alternate: bool = True) -> Objective:
     """Aligned training: `2l/(L(L+1))` or `1/L`; odd steps only the last depth.
@@ -84,6 +89,7 @@ def aligned(weights: Weights = "linear", alternate: bool = True) -> Objective:
     return Objective(name="aligned", parts=(part_of(weights, Shape), *turns))
 
 
+@checked
 @factory
 def cosine_regularized(beta: float, weights: Weights = "linear") -> Objective:
     """The last depth's loss and `beta * sum_l w_l (1 - cos(h_l, h_L))`.
@@ -96,19 +102,27 @@ def cosine_regularized(beta: float, weights: Weights = "linear") -> Objective:
     return Objective(name="cosine_regularized", parts=(Last(), pull))
 
 
+@checked
 @factory
 def multi_classifier(
-    kl: float = 0.0, *, temperature: float = 1.0, weights: Weights = "linear"
+    kl: float = 0.0,
+    *,
+    temperature: float = 1.0,
+    weights: Weights = "linear",
+    alternate: bool = False,
 ) -> Objective:
-    """One head a depth, the baseline that the shared head is measured against.
+    """One head per depth, the baseline that the shared head is measured against.
 
     kl: the weight of the divergence to the last depth's prediction, softened by `temperature`.
+    alternate: odd steps train the last depth only, as in `aligned`.
 
     >>> net = ed.EveryDepth(model, ed.multi_classifier())
     >>> sum(p.numel() for p in net.parameters()) - model.num_parameters()  # two heads more
     660
     """
     parts: list[Part] = [part_of(weights, Shape), OwnHeads()]
+    if alternate:
+        parts.append(Alternating())
     if kl:
         parts.append(Distilled(weight=kl, temperature=temperature))
     elif temperature != 1.0:
@@ -116,6 +130,7 @@ def multi_classifier(
     return Objective(name="multi_classifier", parts=tuple(parts))
 
 
+@checked
 @factory
 def layerskip(
     scale: float = 0.2,
@@ -124,7 +139,7 @@ def layerskip(
     dropout_rises: bool = False,
     curriculum: Curriculum | None = "rotational",
     every: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Objective:
     """LayerSkip: an early-exit loss at every depth, and samples that skip blocks.
 
@@ -154,6 +169,7 @@ def layerskip(
     return Objective(name="layerskip", parts=tuple(parts), seed=seed)
 
 
+@checked
 @factory
 def weighted(weights: Sequence[float]) -> Objective:
     """Weights of your own, one for each depth 0..L; depth 0 is the embedding.

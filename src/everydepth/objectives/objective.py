@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from everydepth.config import check_names
+from everydepth.config import check_names, checked
 from everydepth.errors import SettingError
 from everydepth.objectives.distilled import Distilled
 from everydepth.objectives.equilibrium import Equilibrium
@@ -29,6 +29,7 @@ from everydepth.objectives.term import Term
 P = TypeVar("P", bound=Part)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Objective:
     """`sum_l w_l(step) loss(z_l, y)` and terms added to it. Steps count from 0.
@@ -91,14 +92,22 @@ class Objective:
         return self + Equilibrium()
 
     def distilled(
-        self, weight: float = 1.0, temperature: float = 1.0, *, labels: bool = True
+        self,
+        weight: float = 1.0,
+        temperature: float = 1.0,
+        *,
+        labels: bool = True,
+        words: int | None = None,
     ) -> Objective:
         """Pull the predictions of all supervised depths towards the last one's, as it is.
 
         labels: False: below the last depth nothing else counts. Batches without labels are
             something to learn from either way.
+        words: of a larger vocabulary, compare so many words a step, where a batch has no labels:
+            those the last depth finds likely and a sample of the rest. None: all.
         """
-        return self + Distilled(weight=weight, temperature=temperature, labels=labels)
+        settings: dict[str, Any] = {"weight": weight, "temperature": temperature, "labels": labels}
+        return self + Distilled(words=words, **settings)
 
     def layer_dropout(self, most: float = 0.1, *, decays: bool = True) -> Objective:
         """Let samples skip blocks in training, the last one with the chance `most`.

@@ -21,7 +21,7 @@ _PARTS: dict[str, type[Part]] = {}
 class Part(Config, ABC):
     """The base of shapes, schedules, terms and techniques.
 
-    A subclass that gives itself a name is known by it from then on, also if it is yours:
+    A subclass that gives itself a name is known by it from then on, even if it is yours:
     `class Mine(Term, name="mine")`.
     """
 

@@ -14,6 +14,12 @@ def text(value: object) -> str:
     return escape(str(value).encode("utf-8", "replace").decode(), quote=True)
 
 
+def token(piece: object) -> str:
+    """A token as text; blanks and line ends, which cannot be seen, as signs."""
+    shown = str(piece).replace("\n", "⏎").replace("\t", "⇥")
+    return text(shown if shown.strip() else "␣" * len(shown) or "∅")
+
+
 def script_json(content: Any) -> str:
     """JSON that cannot end the script element around it, nor open a comment or another script."""
     written = json.dumps(content, separators=(",", ":"), allow_nan=False)

@@ -15,7 +15,7 @@ import numpy as np
 from everydepth.environment import installed_version
 from everydepth.errors import DataError
 from everydepth.reports.cards import Card, card, heading, in_order
-from everydepth.reports.markup import script_json, table, text
+from everydepth.reports.markup import script_json, table, text, token
 from everydepth.reports.provenance import made_by
 from everydepth.reports.reading import RunView
 from everydepth.reports.words import gives_up, headline, start_depth
@@ -245,10 +245,10 @@ def _token_grid(chart: Chart) -> str:
     """Tokens as a table: text that can be selected, the last depth on top, scrolled sideways."""
     heat = next(mark for mark in chart.marks if isinstance(mark, Heat))
     last = int(heat.y[-1])
-    head = "".join(f"<th>{_token(token)}</th>" for token in ("depth", *chart.x.ticks))
+    head = "".join(f"<th>{token(word)}</th>" for word in ("depth", *chart.x.ticks))
     rows: list[str] = []
-    for depth, tokens, values in reversed(list(zip(heat.y, heat.text, heat.z, strict=True))):
-        cells = "".join(_cell(token, float(v)) for token, v in zip(tokens, values, strict=True))
+    for depth, words, values in reversed(list(zip(heat.y, heat.text, heat.z, strict=True))):
+        cells = "".join(_cell(word, float(v)) for word, v in zip(words, values, strict=True))
         where = f'data-depth="{int(depth)}" data-last="{last}"'
         rows.append(f"<tr {where}><th>{int(depth)}</th>{cells}</tr>")
     title = f"<h3>{text(chart.title)}</h3>" if chart.title else ""
@@ -258,19 +258,13 @@ def _token_grid(chart: Chart) -> str:
     )
 
 
-def _cell(token: str, chance: float) -> str:
+def _cell(word: str, chance: float) -> str:
     if not np.isfinite(chance):
-        return f"<td>{_token(token)}</td>"
+        return f"<td>{token(word)}</td>"
     strength = min(max(chance, 0.0), 1.0)
     ink = "#fff" if strength > 0.6 else "inherit"
     style = f"background:rgba(0,114,178,{strength:.2f});color:{ink}"
-    return f'<td style="{style}" title="probability {chance:.3f}">{_token(token)}</td>'
-
-
-def _token(token: str) -> str:
-    """A token as text; blanks and line ends, which cannot be seen, as signs."""
-    shown = token.replace("\n", "⏎").replace("\t", "⇥")
-    return text(shown if shown.strip() else "␣" * len(shown) or "∅")
+    return f'<td style="{style}" title="probability {chance:.3f}">{token(word)}</td>'
 
 
 def _cards(views: Sequence[RunView]) -> list[Card]:

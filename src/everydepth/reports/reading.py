@@ -67,8 +67,6 @@ def read(path: str | Path, name: str | None = None) -> RunView:
 def _run(folder: Path, called: str) -> RunView:
     run = Run.open(folder)
     lines = run.metrics()
-    if not all(isinstance(line, dict) for line in lines):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError("a line of metrics.jsonl is not an object")
     found = {name: Results.load(place) for name, place in find(folder).items()}
     found = {**_earlier(folder, run.results() if run.finished else {}), **found}
     most_first = sorted(found.items(), key=lambda item: -len(item[1]))

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from everydepth.config import checked
 from everydepth.errors import DataError
-from everydepth.files import explained
+from everydepth.files import explained, untaken
 from everydepth.reports.page import LARGEST_PAGE, render
 from everydepth.reports.reading import RunView, read, view_of
 from everydepth.results import Results
@@ -16,6 +17,7 @@ Source = str | Path | Results
 """A run directory, a folder written by `Results.save`, or results themselves."""
 
 
+@checked
 def report(
     runs: Source | Sequence[Source] | Mapping[str, Source],
     out: str | Path = "report.html",
@@ -62,10 +64,8 @@ def _view(source: Source, name: str | None) -> RunView:
 
 
 def _named_apart(views: Sequence[RunView]) -> list[RunView]:
-    taken: dict[str, int] = {}
-    found: list[RunView] = []
+    found: dict[str, RunView] = {}
     for view in views:
-        taken[view.name] = taken.get(view.name, 0) + 1
-        count = taken[view.name]
-        found.append(view if count == 1 else replace(view, name=f"{view.name} ({count})"))
-    return found
+        name = untaken(view.name, found)
+        found[name] = replace(view, name=name)
+    return list(found.values())

@@ -36,10 +36,12 @@ def curve(
     (('value',), ['depth', 'value', 'value_high', 'value_low'])
     """
     several = dict(y) if isinstance(y, Mapping) else {"value": y}
-    arrays = {axis: np.array(x)} | {key: defined(_array(values)) for key, values in several.items()}
+    arrays = {axis: np.array(x)} | {
+        key: defined(as_array(values)) for key, values in several.items()
+    }
     if low is not None and high is not None:
         first = next(iter(several))
-        arrays |= {f"{first}_low": _array(low), f"{first}_high": _array(high)}
+        arrays |= {f"{first}_low": as_array(low), f"{first}_high": as_array(high)}
     if kind == "histogram":
         counts = np.asarray(next(iter(several.values())), dtype=float)
         arrays["cumulative"] = counts.cumsum() / max(float(counts.sum()), 1.0)
@@ -75,7 +77,7 @@ def rows(name: str, columns: Mapping[str, Sequence[Any]], **words: Any) -> Resul
     arrays: dict[str, np.ndarray] = {}
     for key, values in columns.items():
         found = np.array(["" if v is None else v for v in values] if _is_words(values) else values)
-        arrays[key] = _array(values) if found.dtype.kind == "O" else found
+        arrays[key] = as_array(values) if found.dtype.kind == "O" else found
     return Result(name=name, kind="rows", series=tuple(arrays), arrays=arrays, **words)
 
 
@@ -83,7 +85,7 @@ def _is_words(values: Sequence[Any]) -> bool:
     return any(isinstance(value, str) for value in values)
 
 
-def _array(values: Any) -> np.ndarray:
+def as_array(values: Any) -> np.ndarray:
     """As an array; None in it becomes NaN, which is masked."""
     found = np.asarray(values)
     if isinstance(values, np.ma.MaskedArray):

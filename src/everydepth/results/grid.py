@@ -1,4 +1,4 @@
-"""A grid of tokens as text: a row a depth, the deepest on top, above the tokens that were read."""
+"""A grid of tokens as text: one row per depth, the deepest on top, above the tokens read."""
 
 from __future__ import annotations
 

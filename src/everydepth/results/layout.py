@@ -1,4 +1,4 @@
-"""From results to tables: one function a kind."""
+"""From results to tables: one function per kind."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _Parts = tuple[tuple[str, ...], tuple[str, ...], list[tuple[Cell, ...]]]
 
 def _lines(result: Result) -> _Parts:
     own = [n for n in result.series if f"{n}_{result.axis}" in result.arrays]
-    if own:  # every series has positions of its own: one row a point
+    if own:  # every series has positions of its own: one row per point
         rows = [
             (result.label(n), x, y)
             for n in result.series

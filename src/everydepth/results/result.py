@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 
 Kind = Literal[
@@ -35,6 +36,7 @@ Better = Literal["higher", "lower"]
 _OVER_AXIS = ("curve", "family", "histogram", "bars", "scatter", "matrix")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """One measurement.

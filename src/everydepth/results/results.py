@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from everydepth.config import checked
 from everydepth.environment import REPORTED_PACKAGES, installed_version
 from everydepth.errors import DataError, SettingError
 from everydepth.results.layout import merged, table_of
@@ -22,6 +23,7 @@ R = TypeVar("R", bound="Results")  # not Self, which beartype cannot check on me
 _kinds: dict[str, type[Results]] = {}
 
 
+@checked
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Results:
     """`results["accuracy"]` is a numpy array, `results.result("accuracy")` all there is to say.
@@ -194,6 +196,18 @@ class Results:
                 for r in self.results.values()
             ],
         }
+
+    @staticmethod
+    def from_json(content: Any) -> Results:
+        """The results that `to_json` gave, as the class of their kind if its module was imported.
+
+        >>> traced = ed.trace(model, test, ["accuracy"], progress=False)
+        >>> ed.Results.from_json(traced.to_json())["accuracy"].shape
+        (4,)
+        """
+        from everydepth.results.saving import from_json
+
+        return from_json(content)
 
     def save(self, path: str | Path) -> Path:
         """Write JSON and arrays into the folder `path`, whole or not at all; returns the folder."""

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -18,6 +19,7 @@ import numpy as np
 
 from everydepth.errors import DataError, SettingError
 from everydepth.files import explained, read_json, write_bytes, write_text
+from everydepth.results.build import as_array
 from everydepth.results.earlier import converted
 from everydepth.results.result import Better, Kind, Result
 from everydepth.results.results import FORMAT, Results, class_of, described
@@ -38,6 +40,7 @@ BROKEN = (
     TypeError,
     ValueError,
     zipfile.BadZipFile,
+    zlib.error,
 )
 
 
@@ -122,6 +125,33 @@ def _load(folder: Path) -> Results:
     about = checked(head["about"], dict, "about")
     check_counts(about)
     return cls(results=results, about=about, kind=kind)
+
+
+def from_json(content: Any) -> Results:
+    """The results that `Results.to_json` gave; what is null becomes undefined again."""
+    try:
+        head = checked(content, dict, "what was sent")
+        if head.get("format") != FORMAT:
+            raise DataError(
+                f"results of format {head.get('format')!r:.40}, but this everydepth reads format "
+                f"{FORMAT}; use the same version on both sides"
+            )
+        kind, about = checked(head["kind"], str, "kind"), checked(head["about"], dict, "about")
+        check_counts(about)
+        results: dict[str, Result] = {}
+        for entry in checked(head["results"], list, "results"):
+            arrays = checked(checked(entry, dict, "a result")["arrays"], dict, "arrays")
+            stored = {f"{entry['name']}/{key}": as_array(value) for key, value in arrays.items()}
+            found = _result(entry, stored)
+            results[found.name] = found
+        return class_of(kind)(results=results, about=about, kind=kind)
+    except DataError:
+        raise
+    except (*BROKEN, SettingError) as error:
+        raise DataError(
+            f"these are not whole results ({type(error).__name__}: {error}); send what "
+            "Results.to_json gives"
+        ) from error
 
 
 def check_format(folder: Path, found: Any, readable: int) -> None:

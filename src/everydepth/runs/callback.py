@@ -14,7 +14,7 @@ class Callback:
     """
 
     def on_start(self, training: Any) -> None:
-        """Before the first step, also of a resumed run."""
+        """Before the first step, of a resumed run too."""
 
     def on_step(self, training: Any) -> None:
         """After each optimizer step; `training.losses` are this step's."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from everydepth.errors import SettingError
-from everydepth.files import read_json, remove_leftovers, write_json
+from everydepth.files import explained, read_json, remove_leftovers, write_json
 from everydepth.progress import shown
 from everydepth.runs.engine import EngineConfig, each
 from everydepth.runs.run import Run
@@ -107,7 +107,8 @@ def run_cells(
                 continue
             outcome.results[key] = result
             if run is not None and is_main():
-                write_json(run.path / "cells" / f"{key}.json", {"cell": cell, "result": result})
+                with run.writing("a cell could not be kept"):
+                    write_json(run.path / "cells" / f"{key}.json", {"cell": cell, "result": result})
     except Exception as error:
         kept = "nothing is kept without run=" if run is None else f"kept in {run.path}"
         error.add_note(f"{len(outcome.results)} of {len(cells)} cells are done, {kept}")
@@ -128,24 +129,28 @@ class _Work:
         folder = None
         if self.folders and self.path is not None:
             folder = self.path / "work" / cell_key(cell)
-            folder.mkdir(parents=True, exist_ok=True)
+            with explained("the folder of a cell cannot be made"):
+                folder.mkdir(parents=True, exist_ok=True)
         own = {"folder": folder} if self.folders else {}
         try:
             result = self.function(**cell, **own)
         except self.skips as error:
             return None, str(error)
         if folder is not None and is_main() and not any(folder.iterdir()):
-            folder.rmdir()
+            with explained("the empty folder of a cell cannot be deleted"):
+                folder.rmdir()
         return _plain(cell, result), ""
 
 
 def _prepare(run: Run, cells: Sequence[Cell]) -> None:
     folder = run.path / "cells"
-    folder.mkdir(exist_ok=True)
-    remove_leftovers(folder)
+    with run.writing("the folder of cells could not be made"):
+        folder.mkdir(exist_ok=True)
+        remove_leftovers(folder)
     if any(not (folder / f"{cell_key(cell)}.json").exists() for cell in cells):
         # Cells were added to a finished sweep: its summary is no longer whole.
-        (run.path / "results.json").unlink(missing_ok=True)
+        with run.writing("the earlier results could not be deleted"):
+            (run.path / "results.json").unlink(missing_ok=True)
 
 
 def _plain(cell: Cell, result: Mapping[str, Any]) -> dict[str, Any]:

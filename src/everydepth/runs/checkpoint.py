@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,25 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from everydepth.errors import RunError
-from everydepth.files import read_json, write_folder
+from everydepth.errors import EveryDepthError, RunError
+from everydepth.files import explained, read_json, write_folder
 from everydepth.runs.tree import put_together, taken_apart
 
 FORMAT = 1
 STATE = "state.json"
+
+
+@contextmanager
+def whole(path: Path) -> Generator[None, None, None]:
+    """What is read inside comes from this file: where it lacks something, that is said."""
+    try:
+        yield
+    except EveryDepthError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{path} is not whole ({type(error).__name__}: {error}); restore it from a copy"
+        ) from error
 
 
 def check_format(found: Any, path: Path) -> None:
@@ -82,6 +96,11 @@ class Checkpoint:
         """Open a checkpoint, checking that it is whole."""
         if not path.is_dir():
             raise RunError(f"there is no checkpoint {path}; check the step, or start a new run")
+        with whole(path / STATE), explained(f"{path} cannot be read"):
+            return cls._read(path)
+
+    @classmethod
+    def _read(cls, path: Path) -> Checkpoint:
         content = read_json(path / STATE)
         check_format(content.get("format"), path / STATE)
         # Checkpoints of earlier versions have none.
@@ -110,7 +129,8 @@ class Checkpoint:
         """The tree of one part, with its tensors on the CPU."""
         if part not in self.skeletons:
             raise RunError(f"{self.path} has no part {part!r}; it has {', '.join(self.skeletons)}")
-        return put_together(self.skeletons[part], self._tensors(part))
+        with whole(self.path / STATE):
+            return put_together(self.skeletons[part], self._tensors(part))
 
     def _tensors(self, part: str) -> dict[str, Tensor]:
         file = self.path / f"{part}.safetensors"

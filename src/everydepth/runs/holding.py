@@ -6,16 +6,16 @@ import json
 import os
 import socket
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 from everydepth.environment import command_line
 from everydepth.errors import RunError
-from everydepth.files import remove_leftovers, write_json
+from everydepth.files import explained, remove_leftovers, write_json
 
 LOCK, HOLDER = ".lock", ".holder.json"
 
@@ -24,7 +24,7 @@ LOCK, HOLDER = ".lock", ".holder.json"
 def held(path: str | Path) -> Generator[None, None, None]:
     """Keep other processes from writing to a run directory, which is made if it is not there.
 
-    The operating system holds the lock, also on network file systems, and frees it when the
+    The operating system holds the lock, on network file systems too, and frees it when the
     process dies, however it dies. What a killed process left half written is deleted.
 
     >>> from everydepth.runs import held
@@ -35,8 +35,21 @@ def held(path: str | Path) -> Generator[None, None, None]:
     everydepth.errors.RunError: runs/mine is written by process ...
     """
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
+    try:
+        with explained(f"the run directory {folder} cannot be written"):
+            folder.mkdir(parents=True, exist_ok=True)
+            _acquire(lock, folder)
+            _announce(folder)
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):  # a note that is left behind does not hold the directory
+                (folder / HOLDER).unlink(missing_ok=True)
+            lock.release()
+
+
+def _acquire(lock: BaseFileLock, folder: Path) -> None:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
@@ -44,15 +57,13 @@ def held(path: str | Path) -> Generator[None, None, None]:
             f"{folder} is written by {_holder(folder)}; wait for it or end it, or use another "
             "directory"
         ) from error
-    try:
-        for place in (folder, folder / "checkpoints"):
-            remove_leftovers(place)
-        who = {"process": os.getpid(), "host": socket.gethostname(), "command": command_line()}
-        write_json(folder / HOLDER, who | {"since": datetime.now(UTC).isoformat("T", "seconds")})
-        yield
-    finally:
-        (folder / HOLDER).unlink(missing_ok=True)
-        lock.release()
+
+
+def _announce(folder: Path) -> None:
+    for place in (folder, *(entry for entry in folder.iterdir() if entry.is_dir())):
+        remove_leftovers(place)
+    who = {"process": os.getpid(), "host": socket.gethostname(), "command": command_line()}
+    write_json(folder / HOLDER, who | {"since": datetime.now(UTC).isoformat("T", "seconds")})
 
 
 def _holder(folder: Path) -> str:

@@ -22,11 +22,12 @@ from everydepth.files import (
     read_json,
     remove_folder,
     remove_leftovers,
+    write_checksums,
     write_folder,
     write_json,
     write_text,
 )
-from everydepth.runs.checkpoint import FORMAT, Checkpoint, check_format
+from everydepth.runs.checkpoint import FORMAT, Checkpoint, check_format, whole
 from everydepth.runs.holding import HOLDER, LOCK
 
 _README = """\
@@ -77,7 +78,7 @@ class Run:
                 "dictionaries"
             ) from error
         run = cls(folder, kind, json.loads(text))
-        with run._disk("the run could not be started"):
+        with run.writing("the run could not be started"):
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             # First, because it tells a run that was killed here from a directory in use.
             readme = _README.format(kind=kind, format=FORMAT, name=folder.name)
@@ -119,8 +120,9 @@ class Run:
                 "check the path, or start a run in it"
             )
         content = read_json(folder / "config.json")
-        check_format(content.get("format"), folder / "config.json")
-        return cls(folder, content["kind"], content["config"])
+        with whole(folder / "config.json"):
+            check_format(content.get("format"), folder / "config.json")
+            return cls(folder, content["kind"], dict(content["config"]))
 
     @staticmethod
     @explained("the run cannot be read")
@@ -144,27 +146,32 @@ class Run:
 
     def log(self, entry: Mapping[str, Any]) -> None:
         """Append one line of metrics."""
-        with self._disk("metrics could not be written"), open(self._metrics, "ab") as file:
+        with self.writing("metrics could not be written"), open(self._metrics, "ab") as file:
             file.write((json.dumps(entry) + "\n").encode())
 
+    @explained("the metrics of the run cannot be read")
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics; a last line that a killed process left torn is not one."""
         if not self._metrics.exists():
             return []
         *lines, _ = self._metrics.read_bytes().split(b"\n")
+        repair = "delete that line, or restore the file from a copy"
         try:
-            return [json.loads(line) for line in lines]
+            found = [json.loads(line) for line in lines]
         except (ValueError, RecursionError) as error:
             raise RunError(
-                f"{self._metrics} has a line that is not JSON ({error}); "
-                "delete that line, or restore the file from a copy"
+                f"{self._metrics} has a line that is not JSON ({error}); {repair}"
             ) from error
+        other = [line for line in found if not isinstance(line, dict)]
+        if other:
+            raise RunError(f"{self._metrics} has a line that says {other[0]!r:.40}; {repair}")
+        return found
 
     def metrics_size(self) -> int:
         """Bytes of metrics, all of them on the disk; `cut_metrics` takes it."""
         if not self._metrics.exists():
             return 0
-        with open(self._metrics, "ab") as file:
+        with self.writing("metrics could not be written"), open(self._metrics, "ab") as file:
             os.fsync(file.fileno())
             return file.tell()
 
@@ -182,7 +189,8 @@ class Run:
                 f"the state of the run says that {self._metrics} has {size!r} bytes, but it has "
                 f"{there}; restore both from a copy, or delete metrics.jsonl to go on without it"
             )
-        os.truncate(self._metrics, size)
+        with self.writing("metrics could not be cut"):
+            os.truncate(self._metrics, size)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -225,30 +233,38 @@ class Run:
     ) -> Path:
         """Write a checkpoint, then point to it, then delete all but the last `keep` and the best.
 
+        That it is the latest is written last: a run that is killed before does the step again.
+
         parts: trees of tensors by file name (`{"model": model.state_dict()}`); state: the rest.
         """
-        self._checkpoints.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self._checkpoints)
         folder = self._folder(step)
-        with self._disk(f"the checkpoint of step {step} could not be written"):
+        with self.writing(f"the checkpoint of step {step} could not be written"):
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self._checkpoints)
             Checkpoint.write(folder, step, parts, state)
+            if best:
+                self.mark_best(step)
             write_text(self._checkpoints / "latest", f"{step}\n")
-        if best:
-            self.mark_best(step)
-        kept = {*self.checkpoints()[-max(keep, 1) :], self.latest(), self.best()}
-        for old in self.checkpoints():
-            if old not in kept:
-                remove_folder(self._folder(old))
+            self.forget_checkpoints(keep)
         return folder
+
+    def forget_checkpoints(self, keep: int) -> None:
+        """Delete all checkpoints but the last `keep` and the best."""
+        kept = {*self.checkpoints()[-max(keep, 1) :], self.latest(), self.best()}
+        with self.writing("old checkpoints could not be deleted"):
+            for old in self.checkpoints():
+                if old not in kept:
+                    remove_folder(self._folder(old))
 
     def mark_best(self, step: int) -> None:
         """Point to the checkpoint that validated best."""
-        with self._disk("the best step could not be written"):
+        with self.writing("the best step could not be written"):
             write_text(self._checkpoints / "best", f"{step}\n")
 
     def _folder(self, step: int) -> Path:
         return self._checkpoints / f"{step:08d}"
 
+    @explained("the checkpoints of the run cannot be read")
     def _pointer(self, name: str) -> int | None:
         file = self._checkpoints / name
         if not file.exists():
@@ -272,22 +288,28 @@ class Run:
         if not self.finished:
             raise RunError(f"the run in {self.path} has no results yet; resume it to the end")
         content = read_json(self.path / "results.json")
-        check_format(content.get("format"), self.path / "results.json")
-        return content["results"]
+        with whole(self.path / "results.json"):
+            check_format(content.get("format"), self.path / "results.json")
+            return content["results"]
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        with self._disk("the results could not be written"):
+        with self.writing("the results could not be written"):
             write_json(self.path / "results.json", {"format": FORMAT, "results": results})
 
     def write_folder(self, name: str, fill: Callable[[Path], None]) -> Path:
         """A folder of the run (`model`, say) that `fill` writes, all or nothing."""
-        with self._disk(f"the folder {name} could not be written"):
-            write_folder(self.path / name, fill)
+
+        def filled(folder: Path) -> None:
+            fill(folder)
+            write_checksums(folder)
+
+        with self.writing(f"the folder {name} could not be written"):
+            write_folder(self.path / name, filled)
         return self.path / name
 
     @contextmanager
-    def _disk(self, what: str) -> Generator[None, None, None]:
-        """A full disk becomes a sentence that says what is safe."""
+    def writing(self, what: str) -> Generator[None, None, None]:
+        """Whatever the disk refuses inside is an error of ours; a full one says what is safe."""
         try:
             yield
         except (OSError, SafetensorError) as error:

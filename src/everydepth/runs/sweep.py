@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from everydepth.config import filled
+from everydepth.config import checked, filled
 from everydepth.errors import RunError, SettingError
 from everydepth.results import Results, provenance
 from everydepth.runs.cells import (
@@ -115,6 +115,7 @@ class Sweep(Results, kind="sweep"):
         return "\n".join(lines)
 
 
+@checked
 def sweep(
     grid: Cells,
     function: Function,
@@ -132,7 +133,7 @@ def sweep(
     grid: values by name, of which all combinations are cells, or the cells themselves.
     function: returns a dictionary of JSON values.
     run: a directory in which each finished cell is a file, written whole or not at all, by this
-        process alone; calling `sweep` again with it, also after kill -9, does the rest and repeats
+        process alone; calling `sweep` again with it, even after kill -9, does the rest and repeats
         nothing. When a cell fails, no other is begun, and those that are done are kept.
     where, settings: an `EngineConfig`, and fields of it by name: `engine="local"`, one cell after
         the other; "processes", on as many cores of this machine as there are (or `processes`), one

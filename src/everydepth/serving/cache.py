@@ -21,18 +21,22 @@ class RowCache:
         self._rows, self._slots = rows, slots
         self._keys: list[Tensor | None] = [None] * depth
         self._values: list[Tensor | None] = [None] * depth
+        # Blocks one after the other are often aimed at the same slots.
+        self._target: tuple[list[int], list[int], int] | None = None
+        self._index: tuple[Tensor, Tensor] | None = None
 
     def aim(self, rows: list[int], starts: list[int], count: int, end: int) -> None:
         """The next calls bring `count` tokens of each row, row `i` from slot `starts[i]` on.
 
         They get the slots up to `end`.
         """
+        if (rows, starts, count) != self._target:
+            self._target, self._index = (rows, starts, count), None
         self._aimed, self._first, self._end = rows, starts[0], end
         self._level = min(starts) == max(starts)
         neighbors = rows[-1] - rows[0] + 1 == len(rows) and rows == sorted(rows)
         self._range = (rows[0], rows[-1] + 1) if neighbors else None
         self._starts, self._count = starts, count
-        self._index: tuple[Tensor, Tensor] | None = None
 
     # -- what a model calls -----------------------------------------------------------------------
 

@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from torch import Tensor
 
-from everydepth.app.pictures import Lens, decoded
+from everydepth.data.pictures import Lens, decoded
 from everydepth.errors import BatchError, DataError
 from everydepth.exits.policies import Policy
 from everydepth.exits.predict import predict
 from everydepth.exits.untrusted import read_json
-from everydepth.serving.http import application
+from everydepth.serving.http import Text, application
 from everydepth.serving.meter import Meter
 from everydepth.serving.names import Menu
+from everydepth.serving.scheduler import Busy
 from everydepth.stream import ResidualStream, unwrapped
+from everydepth.stream.states import are_finite
 
 MOST = 256
 """Rows of one request."""
@@ -35,7 +37,7 @@ class Classify(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     model: str
-    input: str | Annotated[list[str], Field(min_length=1, max_length=MOST)]
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MOST)]
     depth: StrictInt | None = None
     policy: str | None = None
 
@@ -67,8 +69,9 @@ class Classifier:
         prepare: Callable[[Sequence[Any]], Mapping[str, Tensor]],
         *,
         places: int = 64,
+        queue: int = 4096,
     ) -> None:
-        self.stream, self._prepare, self._places = stream, prepare, places
+        self.stream, self._prepare, self._places, self._most = stream, prepare, places, queue
         self._items: asyncio.Queue[_Item] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._counts = {"requests_total": 0.0, "batches_total": 0.0, "passes_total": 0.0}
@@ -89,6 +92,8 @@ class Classifier:
         return {**self._counts, "waiting": float(self._items.qsize())}
 
     async def run(self, rows: Sequence[Any], depth: int, policy: Policy | None) -> list[Answer]:
+        if self._items.qsize() >= self._most:
+            raise Busy(f"{self._items.qsize()} inputs wait already; send it again in a while")
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
         loop = asyncio.get_running_loop()
@@ -130,6 +135,8 @@ class Classifier:
             else:
                 seen = predict(self.stream, batch, policy=policy)
                 logits, depths = seen.logits, seen.depths.tolist()
+            if not bool(are_finite(logits).all()):
+                self.stream.observe(batch).check_predictions()
             self._counts["passes_total"] += sum(depths)
             best, label = logits.float().softmax(-1).max(-1)
             told = zip(chosen, label.tolist(), best.tolist(), depths, strict=True)
@@ -169,20 +176,20 @@ class ClassifyServer:
         classifier: Classifier,
         read: Callable[[str], Any],
         *,
+        depth: int | None = None,
         labels: Mapping[int, str] | None = None,
         key: str | None = None,
         largest: int = 2**24,
     ) -> None:
         self.menu, self.classifier, self._read = menu, classifier, read
-        self._labels = labels or {}
-        self.app = application(
-            classifier, Meter(menu.name, classifier), menu, key=key, largest=largest
-        )
+        self._depth, self._labels = menu.depth if depth is None else depth, labels or {}
+        self._meter = Meter(menu, classifier)
+        self.app = application(classifier, self._meter, menu, key=key, largest=largest)
         self.app.post("/v1/classify")(self.classify)
 
-    async def classify(self, body: Classify, http: Request) -> dict[str, Any]:
+    async def classify(self, body: Classify) -> dict[str, Any]:
         depth = self.menu.depth_of(body.model, body.depth)
-        depth = self.menu.depth if depth is None else depth
+        depth = self._depth if depth is None else depth
         self.classifier.stream.check_depth(depth, lowest=1)
         policy = self.menu.policy_of(body.policy)
         if policy is not None and (body.depth is not None or "@" in body.model):
@@ -190,8 +197,11 @@ class ClassifyServer:
                 f"policy {body.policy!r} and depth {depth}: a policy chooses the depth; send one"
             )
         inputs = [body.input] if isinstance(body.input, str) else body.input
+        begin = time.monotonic()
         rows = await asyncio.to_thread(lambda: [self._read(one) for one in inputs])
         answers = await self.classifier.run(rows, depth, policy)
+        for answer in answers:
+            self._meter.ended(time.monotonic() - begin, answer.depth, 0, "stop")
         return {
             "object": "list",
             "model": body.model,

@@ -12,14 +12,22 @@ from everydepth.serving.shared import Work
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """Seconds of one call of a block, of a token in it, and of a token read out."""
+    """Seconds of one call of a block, of a token in it, and of a token read out.
+
+    read: of a call of the readout, whatever the number of its tokens.
+    """
 
     call: float
     token: float
     readout: float
+    read: float = 0.0
+
+    @property
+    def each(self) -> tuple[float, float, float, float]:
+        return self.call, self.token, self.readout, self.read
 
     def of(self, work: Work) -> float:
-        return self.call * work.calls + self.token * work.passes + self.readout * work.readouts
+        return sum(price * count for price, count in zip(self.each, work.counts, strict=True))
 
 
 class Costs:
@@ -40,16 +48,15 @@ class Costs:
     MEMORY = 0.99  # of a round's weight is left a round later: about a hundred rounds count
 
     def __init__(self, prior: Price | None = None) -> None:
-        prior = prior or Price(call=1e-4, token=1e-5, readout=1e-5)
-        start = np.array([prior.call, prior.token, prior.readout])
-        # In the units of the prior, so that the three count alike; a thousandth of a round.
-        self._scale = start
-        self._squares = 1e-3 * np.eye(3)
-        self._products = 1e-3 * np.ones(3)
+        prior = prior or Price(call=1e-4, token=1e-5, readout=1e-5, read=1e-4)
+        # In the units of the prior, so that all count alike; a thousandth of a round.
+        self._scale = np.array(prior.each)
+        self._squares = 1e-3 * np.eye(len(self._scale))
+        self._products = 1e-3 * np.ones(len(self._scale))
         self.rounds = 0
 
     def learn(self, work: Work, seconds: float) -> None:
-        x = np.array([work.calls, work.passes, work.readouts]) * self._scale
+        x = np.array(work.counts) * self._scale
         size = float(np.linalg.norm(x))
         if size == 0:
             return
@@ -61,12 +68,12 @@ class Costs:
 
     @property
     def price(self) -> Price:
-        call, token, readout = (self._solved() * self._scale).tolist()
-        return Price(call=call, token=token, readout=readout)
+        call, token, readout, read = (self._solved() * self._scale).tolist()
+        return Price(call=call, token=token, readout=readout, read=read)
 
     def _solved(self) -> NDArray[np.float64]:
         from scipy.optimize import nnls
 
-        factor = np.linalg.cholesky(self._squares + 1e-9 * np.eye(3))
+        factor = np.linalg.cholesky(self._squares + 1e-9 * np.eye(len(self._scale)))
         found, _ = nnls(factor.T, np.linalg.solve(factor, self._products))
         return np.asarray(found)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter as clock
 
 import torch
 from torch import Tensor
 
-from everydepth.exits.generation.drafting import DraftHead
-from everydepth.exits.generation.pacing import Pace
-from everydepth.exits.generation.sampling import Draft, Sampling, judge_greedy, judge_sampled
+from everydepth.exits.generation.sampling import Sampling
 from everydepth.exits.policies import NEVER, Memory, Policy
 from everydepth.stream import ResidualStream
 
@@ -29,13 +27,44 @@ class Said:
     dropped: int = 0
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A row at a stop: `h` (1, tokens, dim) are its states, `logits` (wanted, v) what they say.
+
+    remaining: how many more tokens the request may get.
+    """
+
+    course: Course
+    h: Tensor
+    logits: Tensor
+    remaining: int
+
+
+class Team(ABC):
+    """Courses that decide together."""
+
+    @abstractmethod
+    def begin(self, courses: Sequence[Course]) -> None:
+        """A round begins, and these are in it."""
+
+    @abstractmethod
+    def see(self, depth: int, asked: Sequence[Asked]) -> list[Said | None]:
+        """What `Course.see` is for one, for all that have come to this stop."""
+
+
 class Course(ABC):
     """The way of one request; `top` is the depth that decides.
 
     `stops` are the depths at which the row is asked, in order; the last one is `top`. At a stop
     `see` either says something, and the row stays there until the next round, or gives None, and
-    the row climbs on, with all tokens that wait at this depth.
+    the row climbs on, with all tokens that wait at this depth. One with a `team` is asked through
+    it.
     """
+
+    @property
+    def team(self) -> Team | None:
+        """With whom it decides."""
+        return None
 
     def __init__(
         self, top: int, sampling: Sampling, generator: torch.Generator | None = None
@@ -51,18 +80,15 @@ class Course(ABC):
         return 1
 
     @abstractmethod
-    def see(self, depth: int, h: Tensor, logits: Tensor, remaining: int) -> Said | None:
-        """`h` (1, tokens, dim) are the states at a stop, `logits` (wanted, v) what they say.
-
-        remaining: how many more tokens the request may get.
-        """
+    def see(self, depth: int, asked: Asked) -> Said | None:
+        """What it says at a stop; None: nothing yet."""
 
 
 class Plain(Course):
     """One token a round, read out at one depth."""
 
-    def see(self, depth: int, h: Tensor, logits: Tensor, remaining: int) -> Said | None:
-        return Said((int(self.sampling.draw(logits, self.generator)),))
+    def see(self, depth: int, asked: Asked) -> Said | None:
+        return Said((int(self.sampling.draw(asked.logits, self.generator)),))
 
 
 class Exiting(Course):
@@ -92,83 +118,11 @@ class Exiting(Course):
     def stops(self) -> tuple[int, ...]:
         return self._stops
 
-    def see(self, depth: int, h: Tensor, logits: Tensor, remaining: int) -> Said | None:
-        drawn = self.sampling.draw(logits, self.generator)
-        certainty, self._memory = self._policy.certainty(logits, self._memory)
+    def see(self, depth: int, asked: Asked) -> Said | None:
+        drawn = self.sampling.draw(asked.logits, self.generator)
+        certainty, self._memory = self._policy.certainty(asked.logits, self._memory)
         if float(certainty) < self._thresholds[depth - 1]:
             return None
         self._memory = ()
         self.depths.append(depth)
         return Said((int(drawn),))
-
-
-class Drafting(Course):
-    """Several tokens a round: drafted at a shallow depth, judged by the top, which decides."""
-
-    def __init__(
-        self,
-        stream: ResidualStream,
-        draft_depth: int,
-        top: int,
-        sampling: Sampling,
-        generator: torch.Generator | None = None,
-        *,
-        prompt: list[int],
-        longest: int = 16,
-    ) -> None:
-        super().__init__(top, sampling, generator)
-        self._depth, self._longest = draft_depth, longest
-        self._prompt: list[int] | None = prompt
-        self._head = DraftHead(stream, draft_depth, sampling, None)
-        # In a shared batch there is no plain step of its own to compare with.
-        self._pace = Pace(longest, always=True)
-        self._seen, self._took = clock(), list[float]()
-        self._drafts: list[Draft] = []
-        self.drafted = self.accepted = 0
-
-    @property
-    def stops(self) -> tuple[int, ...]:
-        return (self.top,) if self._prompt is not None else (self._depth, self.top)
-
-    def wants(self, depth: int) -> int:
-        if self._prompt is not None:
-            return 1
-        return 0 if depth == self._depth else len(self._drafts)
-
-    def see(self, depth: int, h: Tensor, logits: Tensor, remaining: int) -> Said | None:
-        if self._prompt is not None:
-            self._head.see(torch.tensor(self._prompt, device=logits.device), logits)
-            self._prompt, self._seen = None, clock()
-            return Said((int(self.sampling.draw(logits, self.generator)),))
-        now = clock()
-        took, self._seen = now - self._seen, now
-        if depth == self._depth:
-            self._took.append(took)
-            return self._drafted(h, min(remaining, self._longest))
-        return self._judged(logits, took)
-
-    def _drafted(self, h: Tensor, limit: int) -> Said | None:
-        if not self._drafts:
-            self._pace.begin(1)
-        draft = self._head.draft(h[:, -1:], self.generator)
-        self._drafts.append(draft)
-        if not self._pace.goes_on(draft.confidence.tolist()) or len(self._drafts) == limit:
-            return None
-        return Said((), feed=int(draft.tokens))
-
-    def _judged(self, logits: Tensor, seconds: float) -> Said:
-        drafts, self._drafts = self._drafts, []
-        if self.sampling.do_sample:
-            p = self.sampling.probabilities(logits[None])
-            verdict = judge_sampled(p, drafts, self.generator)
-        else:
-            verdict = judge_greedy(logits[None], drafts)
-        span, accepted = len(drafts), int(verdict.accepted)
-        last = drafts[-1].tokens if accepted == span else verdict.correction
-        took, self._took = self._took, []
-        self._pace.learn([accepted], took, seconds)
-        self._head.see(last, logits[-1:])
-        self.accepted += accepted
-        self.drafted += min(accepted + 1, span)
-        kept = [int(draft.tokens) for draft in drafts[: min(accepted, span - 1)]]
-        return Said((*kept, int(last)), dropped=span - min(accepted + 1, span))

@@ -7,11 +7,12 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from everydepth.errors import EveryDepthError
+from everydepth.errors import EveryDepthError, NonFiniteError
+from everydepth.exits.generation.packing import packed_maps
 from everydepth.serving.request import Finish, Request, Ticket
 from everydepth.serving.scheduler import Scheduler
 from everydepth.stream import unwrapped
@@ -73,14 +74,18 @@ class Embedded:
     two rounds, so that the event loop never waits for a round.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, *, packed: bool = True) -> None:
         self.scheduler = scheduler
+        self._packed, self._held = packed, ExitStack()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._open: set[_Call] = set()
+        self._given: list[tuple[_Call, Piece | EveryDepthError]] = []
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        unwrapped(self.scheduler.stream.model).eval()
+        model = unwrapped(self.scheduler.stream.model).eval()
+        if self._packed:
+            self._held.enter_context(packed_maps(model))
         self._thread = threading.Thread(target=self._work, name="everydepth-engine", daemon=True)
         self._thread.start()
 
@@ -89,6 +94,7 @@ class Embedded:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self._held.close()
 
     @property
     def ready(self) -> bool:
@@ -109,7 +115,7 @@ class Embedded:
         request.check(self.scheduler.stream)
         if not self.ready:
             raise Stopped("the engine does not run; start the server again")
-        call = _Call(asyncio.get_running_loop())
+        call = _Call(asyncio.get_running_loop(), self._given, whole=request.whole)
         self._inbox.put(lambda: self._submit(request, call))
         try:
             while True:
@@ -129,18 +135,33 @@ class Embedded:
             while self._read_inbox():
                 try:
                     self.scheduler.step()
-                except Exception:  # noqa: BLE001 - those at work hear of it, the others go on
+                except Exception as error:  # noqa: BLE001 - those at work hear of it, others go on
                     _log.exception("a round has failed; its requests get an error")
-                    self._failed(self.scheduler.give_up())
+                    self._failed(self.scheduler.give_up(), error)
+                self._hand_over()
         finally:
             for call in self._open:
                 call.give(Stopped("the server is shutting down; send it again"))
+            self._hand_over()
 
-    def _failed(self, tickets: Sequence[Ticket]) -> None:
+    def _hand_over(self) -> None:
+        """What this round gave, with one wake-up of each event loop: a wake-up has its price."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Call, Piece | EveryDepthError]]] = {}
+        for call, piece in self._given:
+            by_loop.setdefault(call.loop, []).append((call, piece))
+        self._given.clear()
+        for loop, given in by_loop.items():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_put, given)
+
+    def _failed(self, tickets: Sequence[Ticket], error: Exception) -> None:
         lost = {id(ticket) for ticket in tickets}
+        why = "the engine failed on a round of this request; send it again"
+        if isinstance(error, NonFiniteError):
+            why = f"{error}: the model is broken, or needs a wider number format"
         for call in self._open:
             if id(call.ticket) in lost:
-                call.give(Failed("the engine failed on a round of this request; send it again"))
+                call.give(Failed(why))
 
     def _read_inbox(self) -> bool:
         """Do what came; wait for something if there is nothing else to do. False: stop."""
@@ -170,17 +191,37 @@ class Embedded:
 
 
 class _Call:
-    """One request between the engine's thread and the event loop."""
+    """One request between the engine's thread and the event loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    whole: the tokens between the first and the last wait for the last.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        given: list[tuple[_Call, Piece | EveryDepthError]],
+        *,
+        whole: bool,
+    ) -> None:
+        self.loop, self._given, self._whole = loop, given, whole
         self.pieces: asyncio.Queue[Piece | EveryDepthError] = asyncio.Queue()
         self.ticket: Ticket | None = None
+        self._kept: list[int] | None = None
 
     def hand(self, ticket: Ticket, tokens: list[int]) -> None:
         assert ticket.depth is not None
+        if self._whole and self._kept is not None:
+            self._kept.extend(tokens)
+            if ticket.finish is None:
+                return
+            tokens = self._kept
+        self._kept = []
         self.give(Piece(tuple(tokens), ticket.depth, ticket.finish))
 
     def give(self, piece: Piece | EveryDepthError) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
+        self._given.append((self, piece))
+
+
+def _put(given: Sequence[tuple[_Call, Piece | EveryDepthError]]) -> None:
+    for call, piece in given:
+        call.pieces.put_nowait(piece)

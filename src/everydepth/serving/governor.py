@@ -49,8 +49,8 @@ class Fixed(Governor):
         return self.depth
 
 
-class Deadline(Governor):
-    """The deepest depth at which 95 of 100 requests should still end within `seconds`.
+class Target(Governor):
+    """The deepest depth at which 95 of 100 requests should still meet a target.
 
     depths: those that may be chosen; the shallowest is the floor of quality, which the load never
     breaks. How long a request will take follows from the prices of the rounds, for the rows at
@@ -61,22 +61,26 @@ class Deadline(Governor):
     REMEMBERED = 64
     AIM = 0.9  # of the target: requests that come later slow down those at work
 
-    def __init__(self, seconds: float, depths: Sequence[int]) -> None:
-        if not seconds > 0:
-            raise SettingError(f"a target of {seconds} seconds; use a number above 0")
+    def __init__(self, target: float, depths: Sequence[int]) -> None:
+        if not target > 0:
+            raise SettingError(f"a target of {target}; use a number above 0")
         if not depths:
             raise SettingError("a governor without depths to choose from; give at least one")
-        self.seconds, self.depths = seconds, tuple(sorted(set(depths), reverse=True))
+        self.target, self.depths = target, tuple(sorted(set(depths), reverse=True))
         self._ratios: deque[float] = deque(maxlen=self.REMEMBERED)
+
+    @abstractmethod
+    def allowed(self, tokens: int, waited: float) -> float:
+        """Seconds that a request which begins now may take."""
 
     @property
     def floor(self) -> int:
         return self.depths[-1]
 
     def choose(self, load: Load, prompt: int, tokens: int, waited: float) -> int:
-        left = self.AIM * self.seconds - waited
+        allowed = self.allowed(tokens, waited)
         for depth in self.depths:
-            if self.correction * predict(load, depth, prompt, tokens) <= left:
+            if self.correction * predict(load, depth, prompt, tokens) <= allowed:
                 return depth
         return self.floor
 
@@ -89,6 +93,20 @@ class Deadline(Governor):
         return float(np.quantile(self._ratios, 0.95)) if self._ratios else 1.0
 
 
+class Deadline(Target):
+    """The target is a number of seconds from a request's arrival to its last token."""
+
+    def allowed(self, tokens: int, waited: float) -> float:
+        return self.AIM * self.target - waited
+
+
+class Speed(Target):
+    """The target is a number of tokens a second, from when a request begins to its last token."""
+
+    def allowed(self, tokens: int, waited: float) -> float:
+        return self.AIM * tokens / self.target
+
+
 def predict(load: Load, depth: int, prompt: int, tokens: int) -> float:
     """Seconds that a request would take at a depth, if the others stay as they are."""
     rows = min(len(load.depths) + load.waiting + 1, load.places)
@@ -96,7 +114,8 @@ def predict(load: Load, depth: int, prompt: int, tokens: int) -> float:
     # Those that wait will go as deep as this one.
     depths = sorted(load.depths, reverse=True)[:others]
     depths += [depth] * (others - len(depths)) + [depth]
-    one_round = Work(calls=max(depths), passes=sum(depths), readouts=rows)
+    reads = len(set(depths))
+    one_round = Work(calls=max(depths), passes=sum(depths), readouts=rows, reads=reads)
     reading = Work(calls=depth, passes=depth * prompt)
     # The prompts of those that wait are read in between; theirs are taken to be like this one.
     return (1 + load.waiting) * load.price.of(reading) + tokens * load.price.of(one_round)

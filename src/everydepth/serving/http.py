@@ -7,7 +7,14 @@ import hmac
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,10 +22,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, model_validator
 from starlette.exceptions import HTTPException as StarletteError
 
-from everydepth.errors import BatchError, EveryDepthError, SettingError
+from everydepth.errors import BatchError, EveryDepthError, NonFiniteError, SettingError
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.exits.generation.text import TextStream
 from everydepth.serving.engine import Backend, Engine, Failed, Piece, Stopped
@@ -28,11 +35,42 @@ from everydepth.serving.request import Request as Asked
 from everydepth.serving.scheduler import Busy
 
 T = TypeVar("T")
-Tokens = list[Annotated[int, Field(strict=True)]]
+
+
+def _text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("half of a surrogate pair is no text; send whole characters") from error
+    return value
+
+
+Text = Annotated[str, AfterValidator(_text)]
+Tokens = list[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
+
+
+# What would change the answer if it did more than this.
+ONLY: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (0, False),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tools": ([],),
+}
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
 
 
 class Wanted(BaseModel):
-    """What completions and chats have in common; what is unknown is passed over."""
+    """What completions and chats have in common; what changes no answer is passed over."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -41,23 +79,43 @@ class Wanted(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=1)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: str | list[str] | None = None
     stream: bool = False
+    stream_options: StreamOptions | None = None
     n: Literal[1] = 1
     depth: StrictInt | None = None
     draft_depth: StrictInt | None = None
     policy: str | None = None
     return_token_ids: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, body: Any) -> Any:
+        for name, allowed in ONLY.items():
+            if isinstance(body, dict) and body.get(name) not in (None, *allowed):
+                raise ValueError(f"{name} is not supported here; leave it out")
+        return body
+
 
 class Completion(Wanted):
-    prompt: str | Tokens | list[str] | list[Tokens]
+    prompt: Text | Tokens | list[Text] | list[Tokens]
+
+
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: Text
 
 
 class Message(BaseModel):
-    role: str
-    content: str
+    role: Text
+    content: Text | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
 
 
 class Chat(Wanted):
@@ -84,7 +142,7 @@ class Server:
     ) -> None:
         self.menu, self.engine, self.tokenizer = menu, engine, tokenizer
         self._ends, self._positions = tuple(ends), positions
-        self.meter = Meter(menu.name, engine)
+        self.meter = Meter(menu, engine)
         self.app = application(self.engine, self.meter, menu, key=key, largest=largest)
         self.app.post("/v1/completions")(self.complete)
         self.app.post("/v1/chat/completions")(self.chat)
@@ -113,7 +171,7 @@ class Server:
             raise SettingError(
                 f"{self.menu.name} has no chat template; send the text to /v1/completions"
             )
-        said = [message.model_dump() for message in messages]
+        said = [{"role": message.role, "content": message.text} for message in messages]
         found = self.tokenizer.apply_chat_template(said, add_generation_prompt=True)
         return list(found if isinstance(found, list) else found["input_ids"])
 
@@ -141,6 +199,7 @@ class Server:
             sampling=sampling,
             seed=body.seed,
             ends=self._ends,
+            whole=not body.stream and not body.stop,
         )
 
     # -- from tokens to answers -------------------------------------------------------------------
@@ -163,34 +222,32 @@ class Server:
         if body.stream:
             head["object"] = kind if kind == "text_completion" else f"{kind}.chunk"
             first = await anext(parts)  # a refusal is a status code, not half an answer
-            events = _events(first, parts, head, form)
+            usage = body.stream_options is not None and body.stream_options.include_usage
+            events = _events(first, parts, head, form, prompts if usage else None)
             return StreamingResponse(events, media_type="text/event-stream")
         said = await _while_connected(http, _collected(parts, len(asked)))
         if said is None:
             return Response(status_code=499)
         choices = [form(i, one, False) for i, one in enumerate(said)]
-        tokens = sum(one.tokens for one in said)
-        usage = {
-            "prompt_tokens": sum(map(len, prompts)),
-            "completion_tokens": tokens,
-            "total_tokens": sum(map(len, prompts)) + tokens,
-        }
+        usage = _usage(prompts, [one.tokens for one in said])
         return JSONResponse(head | {"choices": choices, "usage": usage})
 
     async def _spoken(self, request: Asked, stops: Sequence[str]) -> AsyncGenerator[_Spoken, None]:
         """The text of one request as it comes."""
         text = TextStream(self.tokenizer, stops, request.prompt)
-        tokens, begin = 0, time.monotonic()
+        tokens, begin, first = 0, time.monotonic(), None
         async with aclosing(self.engine.run(request)) as pieces:
             async for piece in pieces:
-                if tokens == 0:
-                    self.meter.first(time.monotonic() - begin)
+                if first is None:
+                    first = time.monotonic() - begin
+                    self.meter.first(first)
                 tokens += len(piece.tokens)
                 new = text.add(_without_end(piece), last=piece.finish is not None)
                 finish = "stop" if text.stopped else piece.finish
                 yield _Spoken([new], tokens, piece.depth, finish, list(piece.tokens))
                 if finish is not None:
-                    self.meter.ended(time.monotonic() - begin, piece.depth, tokens, finish)
+                    took = time.monotonic() - begin
+                    self.meter.ended(took, piece.depth, tokens, finish, first)
                     return
 
 
@@ -225,6 +282,11 @@ def _chatted(index: int, said: _Spoken, part: bool) -> dict[str, Any]:
         "finish_reason": said.finish,
         "depth": said.depth,
     }
+
+
+def _usage(prompts: Sequence[Sequence[int]], tokens: Iterable[int]) -> dict[str, int]:
+    read, said = sum(map(len, prompts)), sum(tokens)
+    return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
 
 
 def _with_ids(form: _Form) -> _Form:
@@ -286,19 +348,27 @@ async def _events(
     rest: AsyncGenerator[tuple[int, _Spoken], None],
     head: dict[str, Any],
     form: _Form,
+    prompts: Sequence[Sequence[int]] | None,
 ) -> AsyncGenerator[str, None]:
+    """One event for each piece; for given prompts the last one tells the usage."""
+    tokens: dict[int, int] = {}
 
-    def event(index: int, said: _Spoken) -> str:
-        choice = form(index, said, True)
-        return f"data: {json.dumps(head | {'choices': [choice]})}\n\n"
+    def event(**content: Any) -> str:
+        return f"data: {json.dumps(content)}\n\n"
+
+    def choice(index: int, said: _Spoken) -> str:
+        tokens[index] = said.tokens
+        return event(**head, choices=[form(index, said, True)])
 
     async with aclosing(rest):
-        yield event(*first)
+        yield choice(*first)
         try:
             async for index, said in rest:
-                yield event(index, said)
+                yield choice(index, said)
         except EveryDepthError as error:
-            yield f"data: {json.dumps({'error': _said(error)})}\n\n"
+            yield event(error=_said(error))
+    if prompts is not None:
+        yield event(**head, choices=[], usage=_usage(prompts, tokens.values()))
     yield "data: [DONE]\n\n"
 
 
@@ -348,27 +418,41 @@ def application(
     async def metrics() -> Response:
         return Response(meter.text(), media_type="text/plain; version=0.0.4")
 
+    @app.get("/v1/results")
+    async def results() -> dict[str, Any]:
+        return meter.results().to_json()
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": menu.listed()}
 
+    @app.get("/v1/models/{name}")
+    async def model(name: str) -> dict[str, Any]:
+        found = menu.one(name)
+        if found is None:
+            raise HTTPException(404, f"no model {name!r} here; /v1/models lists them")
+        return found
+
     @app.exception_handler(EveryDepthError)
     async def refused(_: Request, error: Exception) -> Response:
         busy = isinstance(error, Busy | Stopped)
-        status = 503 if busy else 500 if isinstance(error, Failed) else 400
+        status = 503 if busy else 500 if isinstance(error, Failed | NonFiniteError) else 400
         return JSONResponse({"error": _said(error)}, status, {"Retry-After": "1"} if busy else None)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         found = error.errors()[0]
+        if found["type"] == "json_invalid":
+            at, why = found["loc"][-1], found.get("ctx", {}).get("error", "")
+            return _refusal(400, f"the body is not JSON: {why} at character {at}")
         where = ".".join(str(part) for part in found["loc"][1:]) or "body"
-        return JSONResponse({"error": _said(ValueError(f"{where}: {found['msg']}"))}, 400)
+        return _refusal(400, f"{where}: {found['msg']}")
 
     @app.exception_handler(StarletteError)
     async def other(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException | StarletteError)
-        return JSONResponse({"error": _said(ValueError(str(error.detail)))}, error.status_code)
+        return _refusal(error.status_code, str(error.detail))
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> Response:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from everydepth.serving.engine import Backend
+from everydepth.serving.names import Menu
+from everydepth.serving.seen import Answered, LoadResult, answered
 
+RECENT, WINDOW = 4096, 300.0  # requests and seconds that `results` looks back
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Meter:
     """`text()` is what /metrics answers."""
 
-    def __init__(self, model: str, engine: Backend) -> None:
+    def __init__(self, menu: Menu, engine: Backend) -> None:
         self._registry = CollectorRegistry()
-        self._model = model
+        self._model = model = menu.name
+        self._quality = menu.quality
         self._latency = self._histogram("request_seconds", "From arrival to the last token")
         self._wait = self._histogram("first_token_seconds", "From arrival to the first token")
         self._finished = Counter(
@@ -33,14 +39,33 @@ class Meter:
             registry=self._registry,
         )
         self._registry.register(_Facts(model, engine))  # pyright: ignore[reportArgumentType]
+        self._engine = engine
+        self._recent: deque[Answered] = deque(maxlen=RECENT)
+        self._since = time.monotonic()
 
     def first(self, seconds: float) -> None:
         self._wait.labels(self._model).observe(seconds)
 
-    def ended(self, seconds: float, depth: int, tokens: int, reason: str) -> None:
+    def ended(
+        self, seconds: float, depth: int, tokens: int, reason: str, first: float | None = None
+    ) -> None:
+        now, first = time.monotonic(), seconds if first is None else first
+        self._recent.append(
+            Answered(at=now, seconds=seconds, first=first, depth=depth, tokens=tokens)
+        )
         self._latency.labels(self._model).observe(seconds)
         self._finished.labels(self._model, str(depth), reason).inc()
         self._tokens.labels(self._model, str(depth)).inc(tokens)
+
+    def results(self) -> LoadResult:
+        """What clients saw in the last minutes, and what the engine does now."""
+        now = time.monotonic()
+        recent = [one for one in self._recent if one.at > now - WINDOW]
+        begin = max(self._since, now - WINDOW)
+        if len(self._recent) == RECENT:  # older ones are forgotten
+            begin = max(begin, self._recent[0].at)
+        facts = {k: v for k, v in self._engine.facts.items() if not k.endswith("_total")}
+        return answered(recent, now - begin, quality=self._quality, facts=facts, curves=True)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

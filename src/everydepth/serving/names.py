@@ -26,6 +26,10 @@ class Menu:
                 f"the profile has {self.profile.depth} depths, but {self.name} has {self.depth}; "
                 "profile this model: everydepth profile"
             )
+        if self.profile is not None and len(self.profile.depths) != self.depth:
+            raise SettingError(
+                f"the profile leaves depths of {self.name} out; profile it without --depths"
+            )
 
     def depth_of(self, model: str, depth: int | None) -> int | None:
         """The depth that `model` and `depth` of a request agree on; None if they say none."""
@@ -56,6 +60,17 @@ class Menu:
             *(whole | {"id": f"{self.name}@{d}", "depth": d} | self._known(d) for d in self.depths),
         ]
 
+    def one(self, name: str) -> dict[str, Any] | None:
+        """What `listed` says of one name."""
+        return next((found for found in self.listed() if found["id"] == name), None)
+
+    @property
+    def quality(self) -> list[float] | None:
+        """Of depths 1..L, if it is known."""
+        if self.profile is None:
+            return None
+        return [self.profile.at(depth).quality for depth in self.depths]
+
     @property
     def depths(self) -> range:
         return range(1, self.depth + 1)
@@ -85,8 +100,8 @@ class Menu:
         if self.profile is None:
             return {}
         found = self.profile.at(depth)
-        return {
-            self.profile.metric: found.quality,
-            "milliseconds": found.latency.median,
-            "bytes": found.checkpoint_bytes,
-        }
+        cost = {"milliseconds": found.latency.median}
+        if "decode" in self.profile:
+            each = dict(zip(self.depths, self.profile["decode"], strict=True))
+            cost = {"milliseconds_per_token": 1000 / float(each[depth])}
+        return {self.profile.metric: found.quality, **cost, "bytes": found.checkpoint_bytes}

@@ -14,7 +14,8 @@ from everydepth.errors import BatchError, SettingError
 from everydepth.exits.generation.request import check_depths
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.exits.policies import Policy
-from everydepth.serving.courses import Course, Drafting, Exiting, Plain
+from everydepth.serving.courses import Course, Exiting, Plain
+from everydepth.serving.drafts import Drafting, DraftTeams
 from everydepth.serving.shared import Row
 from everydepth.stream import ResidualStream
 
@@ -23,7 +24,10 @@ Finish = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One text to continue; depth None: what the governor says."""
+    """One text to continue; depth None: what the governor says.
+
+    whole: nobody reads the text before its end; tokens need not be handed over one by one.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int = 64
@@ -33,6 +37,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     seed: int | None = None
     ends: tuple[int, ...] = ()
+    whole: bool = False
 
     def check(self, stream: ResidualStream) -> Request:
         """Itself, or an error that says what to change."""
@@ -55,7 +60,7 @@ class Request:
         check_depths(stream, self.depth, self.draft_depth, self.policy)
         return self
 
-    def course(self, stream: ResidualStream, top: int) -> Course:
+    def course(self, stream: ResidualStream, top: int, teams: DraftTeams) -> Course:
         generator = None
         if self.sampling.do_sample:
             generator = torch.Generator(stream.device)
@@ -63,8 +68,8 @@ class Request:
         if self.policy is not None:
             return Exiting(stream, self.policy, top, self.sampling, generator)
         if self.draft_depth is not None and self.draft_depth < top:
-            prompt = list(self.prompt)
-            return Drafting(stream, self.draft_depth, top, self.sampling, generator, prompt=prompt)
+            team = teams.of(self.draft_depth, top, self.sampling, generator)
+            return Drafting(team, prompt=self.prompt, tokens=self.max_tokens)
         return Plain(top, self.sampling, generator)
 
 

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from everydepth.errors import EveryDepthError, SettingError
 from everydepth.serving.costs import Costs
+from everydepth.serving.drafts import DraftTeams
 from everydepth.serving.governor import Fixed, Governor, Load, predict
 from everydepth.serving.request import Request, Ticket
 from everydepth.serving.shared import Row, SharedBatch, Work
@@ -77,7 +78,7 @@ class Scheduler:
         self.governor = governor or Fixed(stream.depth)
         self.places, self._most = places, queue
         self.batch: Batch = SharedBatch(stream) if batch is None else batch
-        self.costs, self.counts = Costs(), Counts()
+        self.costs, self.counts, self.teams = Costs(), Counts(), DraftTeams(stream)
         self._clock = clock
         self.queue: deque[Ticket] = deque()
         self.running: dict[Row, Ticket] = {}
@@ -160,9 +161,8 @@ class Scheduler:
                     depth = self.stream.depth
             ticket.depth, ticket.begun = depth, now
             ticket.predicted = predict(load, depth, *size)
-            row = Row(
-                request.course(self.stream, depth), request.prompt, request.max_tokens, request.ends
-            )
+            course = request.course(self.stream, depth, self.teams)
+            row = Row(course, request.prompt, request.max_tokens, request.ends)
             ticket.row = row
             self.queue.popleft()
             self.running[row] = ticket

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
 from everydepth.serving.config import ServeConfig
-from everydepth.serving.governor import Deadline, Fixed, Governor
+from everydepth.serving.governor import Deadline, Fixed, Governor, Speed
 from everydepth.serving.names import Menu
 from everydepth.serving.scheduler import Scheduler
 from everydepth.serving.simulation import LoadResult, price_of, read_load, simulate
@@ -49,28 +50,55 @@ class Served:
     folder: Path = Path()
     policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
     profile: Profile | None = None
+    certificate: Policy | None = None
 
 
-def governor_of(config: ServeConfig, menu: Menu) -> Governor:
-    """Who decides how deep requests go that do not say."""
-    last = menu.depth if config.depth is None else config.depth
-    if last > menu.depth:
-        raise SettingError(f"depth {last}, but {menu.name} has {menu.depth}; use 1 to {menu.depth}")
-    if config.target is None:
-        if config.floor is not None:
-            raise SettingError(
-                f"floor={config.floor} bounds the governor, which needs a target; give --target"
-            )
+def governor_of(
+    config: ServeConfig,
+    menu: Menu,
+    certified: int | None = None,
+    depths: Sequence[int] | None = None,
+) -> Governor:
+    """Who decides how deep requests go that do not say.
+
+    Never below the `certified` depth, and among `depths`, by default all.
+    """
+    depths = menu.depths if depths is None else depths
+    last = _deepest(config, menu, depths)
+    if config.target is not None and config.speed is not None:
+        raise SettingError(f"--target {config.target} and --speed {config.speed}; give one of them")
+    if config.target is None and config.speed is None:
+        bounds = {"floor": config.floor, "certificate": certified}
+        given = ", ".join(f"{name} {value}" for name, value in bounds.items() if value is not None)
+        if given:
+            raise SettingError(f"{given}: it bounds the governor; give --target or --speed, too")
         return Fixed(last)
-    least = 1 if config.floor is None else menu.least(config.floor)
-    if least > last:
+    least = max(certified or 1, 1 if config.floor is None else menu.least(config.floor))
+    allowed = [depth for depth in depths if least <= depth <= last]
+    if not allowed:
         raise SettingError(
-            f"a floor of {config.floor} needs depth {least}, but depth {last} is the deepest "
-            "allowed; lower the floor, or raise --depth"
+            f"floor {config.floor} and certificate need depth {least}, but depth {last} is the "
+            "deepest allowed; lower the floor, or raise --depth"
         )
-    return Deadline(config.target, range(least, last + 1))
+    if config.speed is not None:
+        return Speed(config.speed, allowed)
+    assert config.target is not None
+    return Deadline(config.target, allowed)
 
 
+def _deepest(config: ServeConfig, menu: Menu, depths: Sequence[int]) -> int:
+    """The depth of requests that name none, when nothing presses."""
+    if config.depth is None:
+        return max(depths)
+    if config.depth not in depths:
+        known = f"{min(depths)} to {max(depths)}"
+        if len(depths) <= max(depths) - min(depths):
+            known = ", ".join(map(str, depths))
+        raise SettingError(f"depth {config.depth}, but {menu.name} is served at {known}")
+    return config.depth
+
+
+@checked
 def application(
     served: Served, config: ServeConfig | None = None, *, key: str | None = None
 ) -> FastAPI:
@@ -114,7 +142,7 @@ def _language(
         raise SettingError(f"{served.name} needs its tokenizer; save one beside the model")
     return Server(
         menu,
-        _engine(stream, menu, served.tokenizer, config),
+        _engine(served, stream, menu, config),
         served.tokenizer,
         ends=stream.end_tokens,
         positions=stream.positions,
@@ -123,21 +151,32 @@ def _language(
     ).app
 
 
-def _engine(stream: ResidualStream, menu: Menu, tokenizer: Any, config: ServeConfig) -> Engine:
-    governor = governor_of(config, menu)
+def _certified(certificate: Policy | None, stream: ResidualStream) -> int | None:
+    from everydepth.exits.certify import certified_depth
+
+    return None if certificate is None else certified_depth(certificate, stream)
+
+
+def _engine(served: Served, stream: ResidualStream, menu: Menu, config: ServeConfig) -> Engine:
+    certified = _certified(served.certificate, stream)
     if config.engine == "embedded":
         if config.rungs is not None:
-            raise SettingError(
-                "--rungs are those of --engine vllm; the embedded one has all depths"
-            )
+            raise SettingError("--rungs are for other engines; the embedded one has all depths")
         from everydepth.serving.engine import Embedded
 
-        places, queue = config.places, config.queue
-        return Embedded(Scheduler(stream, governor=governor, places=places, queue=queue))
-    from everydepth.serving.upstream import Vllm
-
+        governor, places = governor_of(config, menu, certified), config.places
+        scheduler = Scheduler(stream, governor=governor, places=places, queue=config.queue)
+        return Embedded(scheduler, packed=config.packed)
     depths = chosen_rungs(config.rungs, stream.depth)
-    return Vllm(stream, depths, tokenizer, program=config.vllm, governor=governor)
+    governor = governor_of(config, menu, certified, depths)
+    if config.engine == "llama.cpp":
+        from everydepth.serving.llama_cpp import LlamaCpp
+
+        places = config.places
+        return LlamaCpp(stream, depths, served.tokenizer, places=places, governor=governor)
+    from everydepth.serving.vllm import Vllm
+
+    return Vllm(stream, depths, served.tokenizer, program=config.vllm, governor=governor)
 
 
 def chosen_rungs(text: str | None, depth: int) -> list[int]:
@@ -165,6 +204,15 @@ def _classifier(
         reads_text,
     )
 
+    given = ("target", "speed", "floor", "rungs")
+    wrong = [f"--{name}" for name in given if getattr(config, name) is not None]
+    wrong += ["--certificate"] if served.certificate is not None else []
+    wrong += ["--engine"] if config.engine != "embedded" else []
+    if wrong:
+        raise SettingError(
+            f"{', '.join(wrong)}: for language models; requests of a classifier like {served.name} "
+            "name their depth or a policy"
+        )
     settings = getattr(stream.model, "config", None)
     if "pixel_values" in stream.inputs:
         read, batch = reads_pictures(settings, served.folder)
@@ -173,9 +221,15 @@ def _classifier(
     else:
         read, batch = reads_text(served.tokenizer, _longest(stream, settings, served.tokenizer))
     labels = getattr(settings, "id2label", None)
-    classifier = Classifier(stream, batch, places=config.places)
+    classifier = Classifier(stream, batch, places=config.places, queue=config.queue)
     return ClassifyServer(
-        menu, classifier, read, labels=labels, key=key, largest=max(config.largest, 2**24)
+        menu,
+        classifier,
+        read,
+        depth=_deepest(config, menu, menu.depths),
+        labels=labels,
+        key=key,
+        largest=max(config.largest, 2**24),
     ).app
 
 
@@ -190,7 +244,11 @@ def _longest(stream: ResidualStream, settings: Any, tokenizer: Any) -> int | Non
 
 
 def simulated(
-    stream: ResidualStream, load: Path, profile: Profile | None, config: ServeConfig
+    stream: ResidualStream,
+    load: Path,
+    profile: Profile | None,
+    config: ServeConfig,
+    certificate: Policy | None = None,
 ) -> LoadResult:
     """What the load in a file would see of this server."""
     if profile is None:
@@ -203,9 +261,9 @@ def simulated(
         stream,
         read_load(load),
         price_of(profile),
-        governor=governor_of(config, menu),
+        governor=governor_of(config, menu, _certified(certificate, stream)),
         places=config.places,
-        quality=[profile.at(depth).quality for depth in menu.depths],
+        quality=menu.quality,
     )
 
 

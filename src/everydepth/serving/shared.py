@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from everydepth.exits.generation.visible import attention_bias, windowed
 from everydepth.serving.cache import RowCache
-from everydepth.serving.courses import Course
+from everydepth.serving.courses import Asked, Course, Said, Team
 from everydepth.stream import Cursor, ResidualStream
 
 CHUNK = 256
@@ -40,6 +40,21 @@ class Row:
     def done(self) -> bool:
         return self.remaining <= 0 or (bool(self.said) and self.said[-1] in self.ends)
 
+    def wait(self, depth: int, h: Tensor) -> None:
+        """Its states stay at this depth until it climbs on; at the top nothing needs them."""
+        if depth < self.course.top:
+            before = self.waiting.get(depth)
+            self.waiting[depth] = h if before is None else torch.cat([before, h], 1)
+
+    def hear(self, said: Said) -> list[int]:
+        """What its course says becomes its next token to read; the certain tokens it got."""
+        if said.dropped:
+            del self.tokens[len(self.tokens) - said.dropped :]
+            self.reached = [len(self.tokens)] * len(self.reached)
+        self.tokens.append(said.tokens[-1] if said.feed is None else said.feed)
+        self.unread = 1
+        return self.take(said.tokens)
+
     def take(self, tokens: Sequence[int]) -> list[int]:
         """Add what is certain, up to the limit or an end; what was added."""
         taken: list[int] = []
@@ -53,16 +68,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Work:
-    """What one round took: calls of a block, tokens through a block, tokens read out."""
+    """What one round took: calls of a block, tokens through a block, tokens read out.
+
+    reads: calls of the readout.
+    """
 
     calls: int = 0
     passes: int = 0
     readouts: int = 0
+    reads: int = 0
 
     def __add__(self, other: Work) -> Work:
-        return Work(
-            self.calls + other.calls, self.passes + other.passes, self.readouts + other.readouts
-        )
+        return Work(*map(sum, zip(self.counts, other.counts, strict=True)))
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        return self.calls, self.passes, self.readouts, self.reads
 
 
 @dataclass
@@ -130,6 +151,8 @@ class SharedBatch:
         """Take every row up once; the certain tokens each got. Rows that are done have left."""
         said: list[tuple[Row, list[int]]] = []
         self.work = Work()
+        for team, courses in _by_team([row.course for row in self.rows]).items():
+            team.begin(courses)
         groups = self._fed()
         depth = 0
         while groups:
@@ -164,33 +187,37 @@ class SharedBatch:
         self, groups: list[_Group], depth: int, said: list[tuple[Row, list[int]]]
     ) -> list[_Group]:
         """Ask the rows that stop here; the groups that climb on."""
-        asked = [
+        here = [
             (row, group.h[i : i + 1])
             for group in groups
             for i, row in enumerate(group.rows)
-            if depth in row.course.stops and row.unread == 0
+            if depth in row.course.stops
         ]
-        logits = self._logits(asked, depth)
+        # Of a part of a prompt nothing is asked: it is read so far, and waits for the rest.
+        answers = self._answers([(row, h) for row, h in here if not row.unread], depth)
         stay: set[Row] = set()
-        for (row, h), seen in zip(asked, logits, strict=True):
-            answer = row.course.see(depth, h, seen, row.remaining)
-            if answer is None:
-                continue
+        for row, h in here:
+            answer = answers.get(row.course)
+            if answer is None and not row.unread:
+                continue  # nothing to say yet: it climbs on
             stay.add(row)
-            self._stay(row, depth, h)
-            if answer.dropped:
-                del row.tokens[len(row.tokens) - answer.dropped :]
-                row.reached = [len(row.tokens)] * len(row.reached)
-            row.tokens.append(answer.tokens[-1] if answer.feed is None else answer.feed)
-            row.unread = 1
-            said.append((row, row.take(answer.tokens)))
-        for group in groups:
-            for i, row in enumerate(group.rows):
-                if row.unread and row not in stay and depth in row.course.stops:
-                    # A part of a prompt: read so far, and nothing asked.
-                    stay.add(row)
-                    self._stay(row, depth, group.h[i : i + 1])
+            row.wait(depth, h)
+            if answer is not None:
+                said.append((row, row.hear(answer)))
         return self._regrouped(groups, depth, stay)
+
+    def _answers(self, asked: list[tuple[Row, Tensor]], depth: int) -> dict[Course, Said | None]:
+        seen = {
+            row.course: Asked(row.course, h, logits, row.remaining)
+            for (row, h), logits in zip(asked, self._logits(asked, depth), strict=True)
+        }
+        said = {
+            course: course.see(depth, one) for course, one in seen.items() if course.team is None
+        }
+        for team, courses in _by_team(seen).items():
+            told = team.see(depth, [seen[course] for course in courses])
+            said |= dict(zip(courses, told, strict=True))
+        return said
 
     def _logits(self, asked: list[tuple[Row, Tensor]], depth: int) -> list[Tensor]:
         """What the asked rows want to know of their last tokens, by one readout."""
@@ -200,33 +227,22 @@ class SharedBatch:
         # After a stop come the tokens that waited there; they are all needed only at the top.
         states = [h[0, h.shape[1] - n :] for (_, h), n in zip(asked, wanted, strict=True) if n]
         tokens = torch.cat(states)[:, None]
-        self.work += Work(readouts=len(tokens))
+        self.work += Work(readouts=len(tokens), reads=1)
         read = self.stream.readout(tokens, depth, {})[:, 0]
         return list(read.split(wanted))
-
-    def _stay(self, row: Row, depth: int, h: Tensor) -> None:
-        if depth < row.course.top:
-            before = row.waiting.get(depth)
-            row.waiting[depth] = h if before is None else torch.cat([before, h], 1)
 
     def _regrouped(self, groups: list[_Group], depth: int, stay: set[Row]) -> list[_Group]:
         """Those that climb on, with what waited for them here."""
         parts: dict[int, list[tuple[_Group, list[int], Tensor]]] = {}
         for group in groups:
-            going: dict[int, list[int]] = {}
-            late: list[tuple[int, Tensor]] = []
-            for i, row in enumerate(group.rows):
-                if row in stay:
-                    continue
-                waited = row.waiting.pop(depth, None)
-                if waited is None:
-                    going.setdefault(group.count, []).append(i)
-                else:
-                    late.append((i, torch.cat([waited, group.h[i : i + 1]], 1)))
-            for count, places in going.items():
-                h = group.h if len(places) == len(group.rows) else group.h[places]
-                parts.setdefault(count, []).append((group, places, h))
-            for i, h in late:
+            going = [i for i, row in enumerate(group.rows) if row not in stay]
+            late = [i for i in going if depth in group.rows[i].waiting]
+            level = [i for i in going if depth not in group.rows[i].waiting]
+            if level:
+                h = group.h if len(level) == len(group.rows) else group.h[level]
+                parts.setdefault(group.count, []).append((group, level, h))
+            for i in late:
+                h = torch.cat([group.rows[i].waiting.pop(depth), group.h[i : i + 1]], 1)
                 parts.setdefault(h.shape[1], []).append((group, [i], h))
         return [self._joined(count, found, depth) for count, found in parts.items()]
 
@@ -290,3 +306,11 @@ class SharedBatch:
         if window is not None:
             seen &= slots > positions[..., None] - window
         return attention_bias(seen, self._dtype)
+
+
+def _by_team(courses: Iterable[Course]) -> dict[Team, list[Course]]:
+    found: dict[Team, list[Course]] = {}
+    for course in courses:
+        if course.team is not None:
+            found.setdefault(course.team, []).append(course)
+    return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from everydepth.errors import DataError, SettingError
+from everydepth.exits.generation.packing import packed_maps
 from everydepth.exits.profile import Profile
-from everydepth.results import Results, named, provenance, scalars
 from everydepth.serving.costs import Price
 from everydepth.serving.governor import Governor
 from everydepth.serving.request import Request, Ticket
-from everydepth.serving.scheduler import Scheduler
+from everydepth.serving.scheduler import Batch, Scheduler
+from everydepth.serving.seen import Answered, LoadResult, answered
 from everydepth.serving.shared import CHUNK, Row, Work
-from everydepth.stream import ResidualStream
+from everydepth.stream import ResidualStream, evaluating, unwrapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +56,30 @@ def read_load(file: str | Path) -> list[Arrival]:
 
 
 class _Clock:
+    """A time that only passes when it is told to."""
+
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
         return self.now
+
+    def skip_to(self, at: float | int) -> None:
+        self.now = max(self.now, float(at))
+
+
+class _CpuClock(_Clock):
+    """Seconds that this process has computed, and those it would have waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._skipped = -time.process_time()
+
+    def __call__(self) -> float:
+        return time.process_time() + self._skipped
+
+    def skip_to(self, at: float | int) -> None:
+        self._skipped += max(0.0, at - self())
 
 
 class _Pretended:
@@ -91,7 +113,8 @@ class _Pretended:
                 readouts += 1
                 row.unread = 1
                 said.append((row, row.take([0])))
-        self.work = Work(sum(calls.values()), passes, readouts)
+        reads = len({row.course.top for row, _ in said})
+        self.work = Work(sum(calls.values()), passes, readouts, reads)
         self._clock.now += self._price.of(self.work)
         for row, _ in said:
             if row.done:
@@ -100,16 +123,26 @@ class _Pretended:
 
 
 def price_of(profile: Profile) -> Price:
-    """Prices from a profile: how latency grows with depth, for one row and for a batch."""
-    depths = np.arange(1, profile.depth + 1)
-    one = np.array([profile.at(int(d)).latency.median for d in depths]) / 1000
-    many = np.array([profile.at(int(d)).batch_latency.median for d in depths]) / 1000
-    if len(depths) < 2 or profile.batch_size < 2:
-        return Price(call=float(one[-1] / len(depths)), token=0.0, readout=0.0)
-    slope, base = np.polyfit(depths, one, 1)
-    steep, _ = np.polyfit(depths, many, 1)
-    token = max(0.0, float(steep - slope) / (profile.batch_size - 1))
-    return Price(call=max(0.0, float(slope) - token), token=token, readout=max(0.0, float(base)))
+    """Prices from a profile of a language model.
+
+    Its "decode" says how the time of a token grows with depth, `k (call + token) + read + readout`;
+    the rows of a batch, `row_tokens` long, how much of that each further token takes.
+    """
+    length = profile.about.get("row_tokens")
+    if "decode" not in profile or not length or profile.depth < 2 or profile.batch_size < 2:
+        raise SettingError(
+            "this profile does not say what a token costs; make one of a causal language model, "
+            "with two texts or more: everydepth profile MODEL --data ..."
+        )
+    depths = np.array([found.depth for found in profile.depths])
+    writing = 1 / np.asarray(profile["decode"])
+    one = np.array([found.latency.median for found in profile.depths]) / 1000
+    many = np.array([found.batch_latency.median for found in profile.depths]) / 1000
+    alone, further = np.polyfit(depths, writing, 1), (profile.batch_size - 1) * length
+    more = (np.polyfit(depths, many, 1) - np.polyfit(depths, one, 1)) / further
+    token, readout = np.clip(more, 0, np.maximum(alone, 0)).tolist()
+    call, read = (np.maximum(alone, 0) - [token, readout]).tolist()
+    return Price(call=call, token=token, readout=readout, read=read)
 
 
 def simulate(
@@ -130,58 +163,75 @@ def simulate(
     >>> found["p50_seconds"] <= found["p95_seconds"], found["requests"]
     (True, 20.0)
     """
+    clock = _Clock()
+    batch = _Pretended(price, clock)
+    return _played(stream, load, clock, batch, governor, places, quality)
+
+
+def replay(
+    stream: ResidualStream,
+    load: Sequence[Arrival],
+    *,
+    governor: Governor | None = None,
+    places: int = 16,
+    quality: Sequence[float] | None = None,
+) -> LoadResult:
+    """The same, with every token computed: on a clock that counts this process's CPU seconds.
+
+    What the load would see of a machine that does nothing else, however busy this one is.
+
+    >>> from everydepth.serving import Arrival, Fixed, replay
+    >>> load = [Arrival(at=i / 100, prompt=4, tokens=3) for i in range(4)]
+    >>> found = replay(ed.as_stream(llama), load, governor=Fixed(2)).numbers
+    >>> found["requests"], found["mean_depth"]
+    (4.0, 2.0)
+    """
+    with evaluating(unwrapped(stream.model)), packed_maps(unwrapped(stream.model)):
+        return _played(stream, load, _CpuClock(), None, governor, places, quality)
+
+
+def _played(
+    stream: ResidualStream,
+    load: Sequence[Arrival],
+    clock: _Clock,
+    batch: Batch | None,
+    governor: Governor | None,
+    places: int,
+    quality: Sequence[float] | None,
+) -> LoadResult:
     if not load:
         raise SettingError("a load without a request; give at least one arrival")
-    clock = _Clock()
     scheduler = Scheduler(
-        stream,
-        governor=governor,
-        places=places,
-        queue=len(load),
-        batch=_Pretended(price, clock),
-        clock=clock,
+        stream, governor=governor, places=places, queue=len(load), batch=batch, clock=clock
     )
     tickets: list[Ticket] = []
-    coming = sorted(load, key=lambda arrival: arrival.at)
+    coming = deque(sorted(load, key=lambda arrival: arrival.at))
     while coming or scheduler.running or scheduler.queue:
         if coming and not scheduler.running and not scheduler.queue:
-            clock.now = max(clock.now, coming[0].at)
-        while coming and coming[0].at <= clock.now:
-            one = coming.pop(0)
+            clock.skip_to(coming[0].at)
+        while coming and coming[0].at <= clock():
+            one = coming.popleft()
             request = Request(prompt=(0,) * one.prompt, max_tokens=one.tokens, depth=one.depth)
             ticket = scheduler.submit(request)
             ticket.arrived = one.at  # it came while the last round ran
             tickets.append(ticket)
         scheduler.step()
-    return summary(tickets, clock.now, quality=quality)
+    return _summary(tickets, clock(), quality=quality)
 
 
-def summary(
+def _summary(
     tickets: Sequence[Ticket], seconds: float, *, quality: Sequence[float] | None = None
 ) -> LoadResult:
     """Latencies and depths of requests that have ended."""
-    took = np.array([t.ended - t.arrived for t in tickets if t.ended is not None])
-    first = np.array([t.first - t.arrived for t in tickets if t.first is not None])
-    depths = np.array([t.depth for t in tickets if t.depth is not None])
-    numbers = {
-        "requests": len(tickets),
-        "p50_seconds": np.quantile(took, 0.5),
-        "p95_seconds": np.quantile(took, 0.95),
-        "p95_first_token": np.quantile(first, 0.95),
-        "tokens_per_second": sum(len(t.tokens) for t in tickets) / max(seconds, 1e-12),
-        "mean_depth": depths.mean(),
-        "least_depth": depths.min(),
-        "mean_quality": None if quality is None else np.asarray(quality)[depths - 1].mean(),
-    }
-    about = "What the requests of a load saw; seconds count from their arrival."
-    measured = scalars("load", numbers, title="load", about=about)
-    return LoadResult(results=named(measured), about=provenance(samples=len(tickets)))
-
-
-class LoadResult(Results, kind="load"):
-    """Latencies, speed and depths under a load."""
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """All of them, by name."""
-        return {name: float(value) for name, value in self.result("load").arrays.items()}
+    seen = [
+        Answered(
+            at=float(ticket.ended),
+            seconds=ticket.ended - ticket.arrived,
+            first=ticket.first - ticket.arrived,
+            depth=ticket.depth,
+            tokens=len(ticket.tokens),
+        )
+        for ticket in tickets
+        if ticket.ended is not None and ticket.first is not None and ticket.depth is not None
+    ]
+    return answered(seen, seconds, quality=quality)

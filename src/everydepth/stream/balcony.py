@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from everydepth.errors import DataError, DepthError, UnsupportedModelError
+from everydepth.errors import DataError, DepthError, SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream
 from everydepth.stream.cursor import CallAxes, Cursor
-from everydepth.stream.edit import move
+from everydepth.stream.edit import block_copy, move
 from everydepth.stream.insert import inserted, template
 from everydepth.stream.registry import as_stream
 from everydepth.stream.taps import first_tensor
 from everydepth.stream.wrapping import unwrapped
 
 WEIGHTS, FACTS = "balconies.safetensors", "balconies.json"
+INITS = ("last", "copy", "fresh")
 
 
 class Balcony(nn.Module):
-    """A model, frozen, and a block of its own kind at each of some depths.
+    """A model, frozen, and one or more blocks of its own kind at each of some depths.
 
-    At depth k with a balcony the readout gets what that block makes of `h_k`; it starts silent, so
-    nothing changes before it is trained. The model's own output is untouched, always. Depth k is
-    then a plain model of k + 1 blocks.
+    At depth k with a balcony the readout gets what those blocks make of `h_k`. The model's own
+    output is untouched, always. With m blocks depth k is then a plain model of k + m blocks.
 
-    model: stays in eval mode. blocks: by depth.
+    model: stays in eval mode. blocks: by depth. init: "last", "copy" or "fresh"; see `balcony`.
     """
 
     def __init__(
@@ -39,18 +41,25 @@ class Balcony(nn.Module):
         model: nn.Module | ResidualStream,
         depths: Sequence[int],
         *,
-        init: str = "copy",
+        blocks: int = 1,
+        init: str = "last",
         **options: Any,
     ) -> None:
         super().__init__()
         trunk = as_stream(model, **options)
-        self.depths = _checked(trunk, depths)
+        self.depths = _checked(trunk, depths, init)
+        if isinstance(blocks, bool) or not 1 <= blocks < trunk.depth:
+            raise SettingError(
+                f"blocks={blocks!r} a balcony, but {trunk.name} has {trunk.depth} blocks; "
+                f"use 1 to {trunk.depth - 1}"
+            )
         self.model = trunk.model
         self._options = dict(trunk.options)
         self._stream: BalconyStream | None = None
         self.blocks = nn.ModuleDict()
-        for place, depth in enumerate(self.depths, start=trunk.depth):
-            self.blocks[str(depth)] = _silent_block(trunk, depth, place, init)
+        for at, depth in enumerate(self.depths):
+            first = trunk.depth + at * blocks  # its first place in a cache
+            self.blocks[str(depth)] = nn.ModuleList(_new_blocks(trunk, depth, first, blocks, init))
         self.model.requires_grad_(False)
         self.blocks.requires_grad_(True)
         self.train(self.model.training)
@@ -81,13 +90,19 @@ class Balcony(nn.Module):
         unwrapped_model.save_pretrained(directory, state_dict=own, **kwargs)
         blocks = {key: value.contiguous() for key, value in _below(state, "blocks.").items()}
         save_file(blocks, Path(directory) / WEIGHTS)
-        facts = json.dumps({"depths": list(self.depths)}) + "\n"
+        counts = {len(cast(nn.ModuleList, found)) for found in self.blocks.values()}
+        facts = json.dumps({"depths": list(self.depths), "blocks": max(counts)}) + "\n"
         (Path(directory) / FACTS).write_text(facts, "utf-8")
 
     @property
     def config(self) -> Any:
         """The model's."""
         return getattr(unwrapped(self.model), "config", None)
+
+    def get_input_embeddings(self) -> Any:
+        """The model's, if it has some."""
+        found = getattr(unwrapped(self.model), "get_input_embeddings", None)
+        return None if found is None else found()
 
     @property
     def generation_config(self) -> Any:
@@ -106,10 +121,10 @@ def has_balconies(folder: Path) -> bool:
 def with_balconies(model: nn.Module, folder: Path) -> Balcony:
     """A model that was loaded from a folder, with the balconies saved there."""
     facts = json.loads((folder / FACTS).read_text("utf-8"))
-    found = Balcony(model, facts["depths"]).eval()
+    found = Balcony(model, facts["depths"], blocks=facts["blocks"]).eval()
     try:
         found.blocks.load_state_dict(load_file(folder / WEIGHTS))
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise DataError(
             f"the balconies in {folder} do not fit the model beside them ({error}); save both again"
         ) from error
@@ -123,33 +138,34 @@ class BalconyStream(ResidualStream):
     def __init__(self, model: Balcony, trunk: ResidualStream) -> None:
         self.model, self._trunk = model, trunk
         self.inputs, self.task, self.options = trunk.inputs, trunk.task, trunk.options
-        self._exits: dict[int, nn.Module] = {int(k): block for k, block in model.blocks.items()}
+        self._exits = {int(k): cast(nn.ModuleList, found) for k, found in model.blocks.items()}
         self._like = {depth: template(trunk, depth, None)[0] for depth in self._exits}
+        counts = accumulate((len(found) for found in self._exits.values()), initial=trunk.depth)
+        self._places = dict(zip(self._exits, counts, strict=False))
 
     @property
-    def exits(self) -> Mapping[int, nn.Module]:
+    def exits(self) -> Mapping[int, nn.ModuleList]:
         return self._exits
 
     def exit_state(self, cursor: Cursor) -> Tensor:
-        block = self._exits.get(cursor.depth)
-        if block is None:
-            return cursor.h
-        # Called as the block it is like: the same masks and positions, a cache place of its own.
-        output = cursor.calls[self._like[cursor.depth] - 1](block, cursor.h)
-        return self._trunk.between(first_tensor(output), cursor.depth, cursor.batch)
+        h, depth = cursor.h, cursor.depth
+        for block in self._exits.get(depth, ()):
+            # Called as the block it is like: same masks and positions, a cache place of its own.
+            output = cursor.calls[self._like[depth] - 1](block, h)
+            h = self._trunk.between(first_tensor(output), depth, cursor.batch)
+        return h
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
-        block = self._exits.get(depth)
-        if block is None:
-            return self._trunk.truncated(depth, share=share)
-        like = self._like[depth]
-        # What is found in the memo is not copied: tensors here, and the configs of the model.
-        held = (*block.parameters(), *block.buffers(), *_configs(block))
-        own = copy.deepcopy(block, {id(kept): kept for kept in held})
-        place = self.depth + list(self._exits).index(depth)
-        move(own, like - 1 - place)
-        grown = as_stream(self._trunk.inserted(depth, own, like, share=True), **self.options)
-        return grown.truncated(depth + 1, share=share)
+        grown = self._trunk
+        for count, block in enumerate(self._exits.get(depth, ())):
+            # What is found in the memo is not copied: tensors here, and the configs of the model.
+            held = (*block.parameters(), *block.buffers(), *_configs(block))
+            own = copy.deepcopy(block, {id(kept): kept for kept in held})
+            like = self._like[depth]
+            move(own, like - 1 - self._places[depth] - count)
+            deeper = grown.inserted(depth + count, own, like, share=True)
+            grown = as_stream(deeper, **self.options)
+        return grown.truncated(depth + len(self._exits.get(depth, ())), share=share)
 
     def kept(self, numbers: Sequence[int], *, share: bool) -> nn.Module:
         return self._trunk.kept(numbers, share=share)
@@ -157,8 +173,8 @@ class BalconyStream(ResidualStream):
     def new_cache(self) -> Any:
         cache = self._trunk.new_cache()
         layers = getattr(cache, "layers", [])
-        for depth in self._exits if layers else ():
-            layers.append(copy.deepcopy(layers[self._like[depth] - 1]))
+        for depth, blocks in self._exits.items() if layers else ():
+            layers += [copy.deepcopy(layers[self._like[depth] - 1]) for _ in blocks]
         return cache
 
     # -- as the frozen model has it ----------------------------------------------------------------
@@ -238,11 +254,15 @@ class BalconyStream(ResidualStream):
 
     def account(self) -> Mapping[str, str]:
         shown = ", ".join(map(str, self._exits))
-        return {**self._trunk.account(), "balconies": f"one block each at depths {shown}"}
+        each = max(map(len, self._exits.values()))
+        words = f"{'one block' if each == 1 else f'{each} blocks'} each at depths {shown}"
+        return {**self._trunk.account(), "balconies": words}
 
 
-def _checked(trunk: ResidualStream, depths: Sequence[int]) -> tuple[int, ...]:
+def _checked(trunk: ResidualStream, depths: Sequence[int], init: str) -> tuple[int, ...]:
     last, given = trunk.depth - 1, list(depths)
+    if init not in INITS:
+        raise SettingError(f"init={init!r}; use one of {', '.join(INITS)}")
     if not given:
         raise DepthError(f"depths [] name no balcony; use at least one of 1 to {last}")
     for depth in given:
@@ -255,18 +275,41 @@ def _checked(trunk: ResidualStream, depths: Sequence[int]) -> tuple[int, ...]:
             raise DepthError(f"depths {given} have {depth} twice; name it once")
         posts = (branch.post for branch in trunk.blocks[depth - 1].branches)
         normed = next((p for p in posts if not isinstance(p, nn.ReLU | nn.Identity | None)), None)
-        if normed is not None:
+        if normed is not None and init != "last":
             raise UnsupportedModelError(
-                f"block {depth} of {trunk.name} applies {type(normed).__name__} to the sum "
-                "(post-norm), so no block of its class starts silent, and a depth with a balcony "
-                "could not be exported as a stock model; use ladder().distilled() instead"
+                f"init={init!r}, but block {depth} of {trunk.name} applies {type(normed).__name__} "
+                "to the sum (post-norm), so no block of its class starts silent; use init='last'"
             )
     return tuple(sorted(given))
 
 
-def _silent_block(trunk: ResidualStream, depth: int, place: int, init: str) -> nn.Module:
-    """A new block as the growth of a model makes them, that calls itself block `place` + 1."""
+def _new_blocks(
+    trunk: ResidualStream, depth: int, first: int, count: int, init: str
+) -> Iterator[nn.Module]:
+    """The blocks of one balcony, that call themselves blocks `first` + 1 and on."""
     like, copyable = template(trunk, depth, None)
+    pattern = trunk.blocks[like - 1].module
+    alike = [block.module for block in trunk.blocks if _shapes(block.module) == _shapes(pattern)]
+    for number in range(count):
+        if init == "last" and copyable:
+            block = block_copy(pattern)
+            # Where fewer have its shape, the first balcony blocks are copies of the first of them.
+            source = alike[max(number - count, -len(alike))]
+            block.load_state_dict(block_copy(source).state_dict())
+            move(block, first + number - (like - 1))
+        else:
+            block = _silent_block(trunk, depth, like, "copy" if init == "last" else init, copyable)
+            move(block, first + number - depth)
+        for parameter in block.parameters():
+            # Shared with nothing: a copy of a frozen block can be trained.
+            parameter.requires_grad_(True)
+        yield block
+
+
+def _silent_block(
+    trunk: ResidualStream, depth: int, like: int, init: str, copyable: bool
+) -> nn.Module:
+    """A new block as the growth of a model makes them."""
     grown = inserted(trunk, depth, init=init if copyable else "fresh", share=True, trainable=True)
     block = grown.blocks[depth].module
     if copyable:
@@ -275,11 +318,11 @@ def _silent_block(trunk: ResidualStream, depth: int, place: int, init: str) -> n
         for new, old in zip(block.modules(), pattern.modules(), strict=True):
             if "config" in vars(old):
                 vars(new)["config"] = vars(old)["config"]
-    move(block, place - depth)
-    for parameter in block.parameters():
-        # Shared with nothing: a copy of a frozen block can be trained.
-        parameter.requires_grad_(True)
     return block
+
+
+def _shapes(block: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in block.state_dict().items()}
 
 
 def _configs(block: nn.Module) -> list[Any]:

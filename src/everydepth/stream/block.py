@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,8 +27,12 @@ class Branch:
     dropout: rate at which the block itself, by a function and not a module, drops entries of `out`
         before the sum in training mode.
     others: further last maps where one `proj` is not all: the other experts of a mixture.
+    weights: of last maps that hold several matrices each (experts in one module), the parameters
+        that are zero in a silent branch; empty where all of a map are.
     scale, weight: constants by which the block itself multiplies `out` and the skip.
     beside: it reads the same `x` as the branch before it, and is added in the same sum.
+    turn: the order in which the block itself puts the axes of `out` before the sum, where modules
+        work on another one (channels last).
 
     >>> attention, mlp = ed.as_stream(model).blocks[0].branches
     >>> type(mlp.entry).__name__, mlp.skip  # a norm reads the stream; the skip is the identity
@@ -44,14 +49,36 @@ class Branch:
     mixing: nn.Module | None = None
     dropout: float = 0.0
     others: tuple[nn.Module, ...] = ()
+    weights: tuple[nn.Parameter, ...] = ()
     scale: float | Tensor = 1.0
     weight: float | Tensor = 1.0
     beside: bool = False
+    turn: tuple[int, ...] | None = None
 
     @property
     def last(self) -> tuple[nn.Module, ...]:
         """All maps that are zero in a silent branch: `proj` and its kin."""
         return (self.proj, *self.others)
+
+    def zeroed(self) -> Iterator[nn.Parameter]:
+        """The parameters that are zero in a silent branch; what is before them can learn."""
+        chosen = {id(parameter) for parameter in self.weights}
+        for module in self.last:
+            own = list(module.parameters(recurse=False))
+            yield from [p for p in own if id(p) in chosen] or own
+
+    def turned(self, out: Tensor, x: Tensor) -> Tensor:
+        """What `out` gave, in the axes of the stream `x`."""
+        if self.turn is None:
+            return out
+        sizes = dict(zip(self.turn, x.shape, strict=True))
+        return out.reshape([sizes[axis] for axis in range(x.ndim)]).permute(self.turn)
+
+    def unturned(self, value: Tensor, out: Tensor) -> Tensor:
+        """A value in the axes of the stream, in the shape of what `out` gave."""
+        if self.turn is not None:
+            value = value.permute([self.turn.index(axis) for axis in range(value.ndim)])
+        return value if value.shape == out.shape else value.reshape(out.shape)
 
     def added(self, x: Tensor, out: Tensor) -> Tensor:
         """The sum, before `post`."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from operator import index
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast, final
 
@@ -63,7 +64,7 @@ class _Started(Exception):
 class ResidualStream(ABC):
     """One model seen as a stream of states. Architectures implement the abstract members.
 
-    model: what is called; hooks go to its blocks, also when it is wrapped (DDP, FSDP).
+    model: what is called; hooks go to its blocks, even when it is wrapped (DDP, FSDP).
     inputs: batch keys of which the model needs at least one.
     options: what `as_stream` was told beside the model, to see another model the same way.
     tokenizer: turns text into tokens, where data is text; None if none was given.
@@ -182,6 +183,10 @@ class ResidualStream(ABC):
         """Called with every batch before it is used, for what only a batch can tell."""
         del batch
 
+    def trial(self) -> Mapping[str, Any] | None:
+        """A small batch to try a changed model on; None where none is known."""
+        return None
+
     def extras(
         self, h: Float[Tensor, "batch ..."], depth: int, batch: Mapping[str, Any]
     ) -> dict[str, Tensor]:
@@ -241,7 +246,7 @@ class ResidualStream(ABC):
         return self._setting("config", "pad_token_id")
 
     @property
-    def exits(self) -> Mapping[int, nn.Module]:
+    def exits(self) -> Mapping[int, nn.ModuleList]:
         """What stands between state and readout, by depth: balconies; for almost all, nothing."""
         return MappingProxyType({})
 
@@ -350,14 +355,14 @@ class ResidualStream(ABC):
             if not logits:
                 # Not left by an exception: a checkpointed or sharded module must finish its call.
                 stack.enter_context(replaced_forward(self.head, _no_logits))
-            output = self._called(batch, None)
+            output = self.called(batch, None)
         h.extend(self.after_block(given, self.depth) for given in last)
         self._check_observed(h)
         states = States(self, tuple(h), batch, output if logits else None, tuple(seen))
         return states.check_finite() if check_finite else states
 
     @final
-    def _called(self, batch: Mapping[str, Any], cache: Any) -> Any:
+    def called(self, batch: Mapping[str, Any], cache: Any = None) -> Any:
         """The model's own output; what it refuses is an error about the batch."""
         arguments = self.arguments(batch, cache)
         if torch.compiler.is_compiling():
@@ -413,7 +418,7 @@ class ResidualStream(ABC):
                 note = noting(block.module.forward)
                 stack.enter_context(replaced_forward(block.module, note))
             with suppress(_Started):
-                self._called(batch, cache)
+                self.called(batch, cache)
         if len(calls) == known:
             axes = (self.row_axis, self.call_axes)
             return Cursor(0, embedded[0], batch, tuple(calls), cache, self.heads, *axes)
@@ -475,8 +480,13 @@ class ResidualStream(ABC):
     @final
     def check_depth(self, depth: int, *, lowest: int = 0) -> int:
         """`depth`, if it lies in `lowest`..L."""
-        if isinstance(depth, bool) or not isinstance(depth, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        try:
+            whole = index(depth)  # also the numbers of NumPy and torch
+        except TypeError:
+            whole = None
+        if whole is None or isinstance(depth, bool):
             raise DepthError(f"depth {depth!r} is not a whole number; use {lowest} to {self.depth}")
+        depth = whole
         if not lowest <= depth <= self.depth:
             raise DepthError(
                 f"depth {depth}, but {self.name} has {self.depth} blocks; "
@@ -500,11 +510,13 @@ class ResidualStream(ABC):
             raise BatchError(
                 f"{key} is {type(batch[key]).__name__}; pass a tensor: torch.as_tensor({key})"
             )
-        if batch[key].shape[0] == 0:
+        if batch[key].ndim == 0 or batch[key].numel() == 0:
             raise BatchError(
                 f"the batch is empty: {key!r} has shape {tuple(batch[key].shape)}; "
                 "pass at least one row"
             )
+        if key == "input_ids":
+            self._check_tokens(batch[key])
         labels, rows = batch.get("labels"), batch[key].shape[0]
         if isinstance(labels, Tensor) and labels.shape[:1] != (rows,):
             raise LabelError(
@@ -512,6 +524,28 @@ class ResidualStream(ABC):
                 "label a row"
             )
         return batch
+
+    def _check_tokens(self, ids: Tensor) -> None:
+        """An error of ours if a token is not in the embedding; elsewhere a look waits for it."""
+        if torch.compiler.is_compiling():  # a traced token has no number
+            return
+        find = getattr(unwrapped(self.model), "get_input_embeddings", None)
+        with suppress(NotImplementedError):
+            embedding = None if find is None else find()
+            if not isinstance(embedding, nn.Embedding) or ids.device.type != "cpu":
+                return
+            if ids.is_floating_point() or ids.is_complex():
+                raise BatchError(
+                    f"tokens are {str(ids.dtype).removeprefix('torch.')} numbers; pass whole "
+                    "numbers: input_ids.long()"
+                )
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= embedding.num_embeddings:
+                raise BatchError(
+                    f"token {low if low < 0 else high}, but {self.name} knows "
+                    f"{embedding.num_embeddings}; use 0 to {embedding.num_embeddings - 1} (is this "
+                    "the tokenizer of another model?)"
+                )
 
     @final
     def rows(self, batch: Mapping[str, Any]) -> int:
@@ -534,9 +568,11 @@ class ResidualStream(ABC):
             wrong, last = low if low < 0 else high, "the last class"
             if self.outputs is not None:
                 last = str(self.outputs - 1)
+            words = self.task in ("causal_lm", "masked_lm")
             raise LabelError(
                 f"label {wrong}, but the head of {self.name} has {self.outputs} classes; use 0 to "
                 f"{last}, or {IGNORE_INDEX} to ignore a position"
+                f"{' (is this the tokenizer of another model?)' if words else ''}"
             )
 
     def _setting(self, holder: str, name: str) -> Any:
@@ -568,7 +604,7 @@ def _no_logits(x: Tensor) -> Tensor:
 
 
 def sample_task(model: nn.Module) -> Task:
-    """A class a sample; of a head with one output a number, as Hugging Face has it."""
+    """One class per sample; of a head with one output a number, as Hugging Face has it."""
     config = getattr(unwrapped(model), "config", None)
     return "regression" if getattr(config, "num_labels", None) == 1 else "classification"
 

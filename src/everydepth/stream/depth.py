@@ -7,6 +7,7 @@ from typing import Any, TypeVar, overload
 
 from torch import nn
 
+from everydepth.config import checked
 from everydepth.errors import DepthError
 from everydepth.stream.contract import ResidualStream
 from everydepth.stream.registry import as_stream
@@ -33,6 +34,7 @@ def at_depth(
     share: bool = False,
     **options: Any,
 ) -> nn.Module: ...
+@checked
 def at_depth(
     model: nn.Module | ResidualStream,
     depth: int | None = None,

@@ -63,6 +63,7 @@ def edited(
         move(block, place - old)
         kept.append(block)
     if not share:
+        settle(model, copied, added.values(), len(blocks))
         _check_config(model, copied, path, order)
     return copied
 
@@ -177,7 +178,7 @@ class _Count:
     index: int | None = None
 
     def set(self, config: Any, order: Sequence[int], before: int, others: set[str]) -> None:
-        """Correct it, and the lists beside it with one entry a block.
+        """Correct it, and the lists beside it with one entry per block.
 
         others: words of fields that count other blocks; a list with one of them is theirs.
         """
@@ -282,7 +283,7 @@ _PARTS = re.compile("per_(layer|block)")
 
 
 def _part_by_block(model: nn.Module, path: str, order: Sequence[int], before: int) -> None:
-    """Tensors beside the blocks that hold one part a block, such as an embedding for each of them.
+    """Tensors beside the blocks that hold one part per block, such as an embedding of each.
 
     Which they are is told by a model built from the corrected config: there they have another size.
     """
@@ -354,7 +355,7 @@ def _check_config(model: nn.Module, copied: nn.Module, path: str, order: Sequenc
     differ = [place for place, kind in enumerate(wanted) if [kind] != found[place : place + 1]]
     if len(found) == len(wanted) and not differ:
         return
-    # Blocks that somebody changed after building differ from the config before the edit, too.
+    # Blocks that were changed after building differ from the config before the edit, too.
     original = _built(type(model), copy.deepcopy(model.config))
     before = [] if original is None else _kinds(original, path)
     old = _kinds(model, path)
@@ -371,6 +372,58 @@ def _check_config(model: nn.Module, copied: nn.Module, path: str, order: Sequenc
         "would change it; use another depth, or run the full model at a depth instead "
         "(predict, generate and observe need no cut model)"
     )
+
+
+def settle(model: nn.Module, copied: nn.Module, new: Iterable[nn.Module], last: int) -> None:
+    """Numbers that a class gives its blocks by their place, as it would give them to the copy.
+
+    Rates of drop path act in training alone, and a new block is silent: theirs become those of a
+    model built from the config. Any other number that changed for an old block is an error.
+
+    last: how many blocks there were.
+    """
+    inside = {module for block in new for module in block.modules()}
+    config = getattr(model, "config", None)
+    if not inside or config is None:
+        return
+    before = _built(type(model), copy.deepcopy(config))
+    after = _built(type(copied), copy.deepcopy(copied.config))
+    if before is None or after is None or _numbers(before) != _numbers(model):
+        return
+    twins = dict(after.named_modules())
+    for name, module in list(copied.named_modules()):
+        twin = twins.get(name)
+        if twin is None:
+            continue
+        if hasattr(module, "drop_prob") or hasattr(twin, "drop_prob"):
+            holder, _, own = name.rpartition(".")
+            kept = copy.deepcopy(twin).train(module.training)
+            setattr(copied.get_submodule(holder), own, kept)
+        elif module in inside:
+            vars(module).update(
+                {key: vars(twin)[key] for key in _floats(module) if key in vars(twin)}
+            )
+    wanted, found = _numbers(after), _numbers(copied)
+    wrong = next((key for key in found if wanted.get(key, found[key]) != found[key]), None)
+    if wrong is not None:
+        raise UnsupportedModelError(
+            f"{type(copied).__name__} computes {'.'.join(wrong)} from the place or the number of "
+            f"its blocks, so one more would change it ({found[wrong]:g} would be "
+            f"{wanted[wrong]:g} after saving and loading); if it is the place, insert after={last}"
+        )
+
+
+def _floats(module: nn.Module) -> list[str]:
+    return [key for key, value in vars(module).items() if type(value) is float]
+
+
+def _numbers(model: nn.Module) -> dict[tuple[str, str], float]:
+    """The settings of modules that are broken numbers, by module and name."""
+    return {
+        (name, key): vars(module)[key]
+        for name, module in model.named_modules()
+        for key in _floats(module)
+    }
 
 
 def described(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Embeddings at every depth: a bare encoder, and one vector a sample from the tokens it gives."""
+"""Embeddings at every depth: a bare encoder, and one vector per sample from the tokens it gives."""
 
 from __future__ import annotations
 

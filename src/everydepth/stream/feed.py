@@ -33,14 +33,15 @@ Source = Any
 """Data of any kind:
 
 - rows by number: `everydepth.data`, a torch Dataset or a Hugging Face data set whose items are
-  mappings or `(inputs, labels)`;
+  mappings or `(inputs, labels)`, or a list of such items: its first has one number as its label, or
+  one row of tokens;
 - text: one string or a list of them, a row each, where the stream was made with `tokenizer=`;
 - one large batch: a mapping, a tensor or array of inputs, or the tuple `(inputs, labels)`;
 - rows one after the other: a torch or Hugging Face IterableDataset;
 - batches: a DataLoader, a list, a generator (once), of mappings, inputs or `(inputs, labels)`.
 
-Arrays become tensors. Of a Hugging Face data set those columns are used that the model takes, as
-its Trainer does, and `label` is `labels`."""
+Arrays become tensors. Of a Hugging Face data set, and of a list of items, those columns are used
+that the model takes, as its Trainer does, and `label` is `labels`."""
 
 
 @runtime_checkable
@@ -257,6 +258,11 @@ def _equally_long(key: str, rows: list[Any]) -> list[Any]:
 
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
+        if value.is_meta and device.type != "meta":
+            raise BatchError(
+                f"a tensor of shape {tuple(value.shape)} is on the device 'meta', where it has no "
+                "values; give one that holds them"
+            )
         return value.to(device)
     if isinstance(value, Mapping):
         return {key: _moved(item, device) for key, item in cast(Batch, value).items()}
@@ -300,6 +306,8 @@ def by_number(data: Source, stream: ResidualStream) -> Numbered | None:
         return _Table(data)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return _Items(cast(Any, data))
+    if _is_samples(data):
+        return _Items(data, _taken(stream))
     if isinstance(data, Mapping | Tensor | np.ndarray) or _is_pair(data):
         return _Large(as_batch(data, stream), stream)
     return None
@@ -317,16 +325,16 @@ class _Table(Numbered):
 
 
 class _Items(Numbered):
-    """A torch data set: items one by one, put together."""
+    """A torch data set or a list: items one by one, put together."""
 
-    def __init__(self, items: Any) -> None:
-        self.items = items
+    def __init__(self, items: Any, taken: frozenset[str] | None = None) -> None:
+        self.items, self.taken = items, taken
 
     def __len__(self) -> int:
         return len(self.items)
 
     def batch(self, indices: Sequence[int]) -> Any:
-        return collated([self.items[index] for index in indices])
+        return collated([_columns(self.items[index], self.taken) for index in indices])
 
 
 class _Large(Numbered):
@@ -380,7 +388,10 @@ def _taken(stream: ResidualStream) -> frozenset[str]:
     return frozenset((*names, *stream.inputs, *BESIDE_INPUTS, "label", "label_ids"))
 
 
-def _columns(found: Batch, taken: frozenset[str]) -> dict[str, Any]:
+def _columns(found: Any, taken: frozenset[str] | None) -> Any:
+    if taken is None or not isinstance(found, Mapping):
+        return found
+    found = cast(Batch, found)
     rename = {"label": "labels", "label_ids": "labels"}
     kept = {rename.get(key, key): value for key, value in found.items() if key in taken}
     return kept or dict(found)
@@ -416,7 +427,7 @@ def batches_of(
 
 
 class Chunks:
-    """Rows by number, so many at a time."""
+    """Rows by number, `batch_size` at a time."""
 
     def __init__(self, rows: Numbered, batch_size: int, only: Tensor | None = None) -> None:
         self.rows, self.batch_size = rows, batch_size
@@ -431,7 +442,7 @@ class Chunks:
 
 
 class _InRow:
-    """Rows one after the other, so many at a time."""
+    """Rows one after the other, `batch_size` at a time."""
 
     def __init__(self, rows: Iterable[Any], batch_size: int, taken: frozenset[str] | None) -> None:
         self.rows, self.batch_size, self.taken = rows, batch_size, taken
@@ -443,23 +454,22 @@ class _InRow:
     def __iter__(self) -> Iterator[Any]:
         rows = iter(self.rows)
         while items := list(islice(rows, self.batch_size)):
-            if self.taken is not None:
-                items = [_columns(item, self.taken) for item in items]
-            yield collated(items)
+            yield collated([_columns(item, self.taken) for item in items])
 
 
 def count_of(data: Any) -> int | None:
     """The length of what has one; None if unknown."""
     try:
         return len(data) if isinstance(data, Sized) else None
-    except TypeError:  # a DataLoader of rows that nobody has counted
+    except TypeError:  # a DataLoader of rows that were not counted
         return None
 
 
 def gives_batches(data: Source) -> bool:
     """Whether the data comes in batches already, so that a batch size has no say."""
     rows = isinstance(data, RowSource | Mapping | Tensor | np.ndarray | Dataset)
-    return isinstance(data, Iterable) and not (rows or _is_hub(data) or _is_pair(data))
+    rows = rows or _is_hub(data) or _is_pair(data) or _is_samples(data)
+    return isinstance(data, Iterable) and not rows
 
 
 def comes_in_row(data: Source) -> bool:
@@ -489,6 +499,24 @@ def _is_pair(data: Any) -> bool:
     if isinstance(inputs, Mapping):
         return not isinstance(labels, Mapping)
     return _is_array(inputs)
+
+
+def _is_samples(data: Any) -> bool:
+    """Whether it is a list of single rows: a label is one number, tokens have one dimension."""
+    if not isinstance(data, list) or not data:
+        return False
+    first: Any = data[0]
+    if isinstance(first, Mapping):
+        labels = (first.get(key) for key in ("labels", "label", "label_ids"))
+        return _rank(cast(Batch, first).get("input_ids")) == 1 or 0 in map(_rank, labels)
+    return isinstance(first, tuple) and len(first) == 2 and _rank(first[1]) == 0  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _rank(value: Any) -> int | None:
+    """The dimensions of a number, an array or nested lists of numbers; None of anything else."""
+    if not _is_numeric(value):
+        return None
+    return 1 + (_rank(value[0]) or 0) if isinstance(value, list) else int(np.ndim(value))
 
 
 def _could_be_pair(data: list[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,26 @@ from everydepth.stream.states import States
 from everydepth.stream.taps import BranchRecord, hooked, record_branches, state_in, with_state
 from everydepth.stream.targets import Targets
 from everydepth.stream.wrapping import unwrapped
+
+
+def disagreement_bound(mu: float, top: float, trace: float, n: int, m: int) -> float:
+    """On the probability that the mean gradients of n and of m samples do not point the same way.
+
+    Depth Expansion, Theorem 5. mu: the squared length of the expected gradient; top, trace:
+    largest eigenvalue and trace of the covariance of one sample's. 1 where it says nothing.
+    """
+    if mu <= 0:
+        return 1.0
+    bound = 4 * top / (n * mu) + 4 * top / (m * mu) + 4 * top * trace / (n * m * mu**2)
+    return min(bound, 1.0)
+
+
+def rows_to_agree(mu: float, top: float, trace: float, chance: float) -> float:
+    """Samples on either side at which `disagreement_bound` has fallen to `chance` (App. M.5)."""
+    if mu <= 0:
+        return math.inf
+    # 4 top trace u^2 + 8 top u = chance, with u = 1 / (n mu)
+    return 2 * (2 * top + math.sqrt(4 * top**2 + top * trace * chance)) / (mu * chance)
 
 
 @dataclass(frozen=True, eq=False)

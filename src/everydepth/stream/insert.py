@@ -8,10 +8,12 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
+from everydepth.config import checked
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream
 from everydepth.stream.edit import block_copy
+from everydepth.stream.modes import evaluating
 from everydepth.stream.registry import as_stream
 from everydepth.stream.wrapping import check_copied, check_plain, rewrapped, unwrapped
 
@@ -38,6 +40,7 @@ def insert(
     share: bool = False,
     **options: Any,
 ) -> nn.Module: ...
+@checked
 def insert(
     model: nn.Module | ResidualStream,
     after: int,
@@ -60,7 +63,7 @@ def insert(
 
     like: the block (from 1) whose kind and shape the new one has; by default the one before it, or
         where that changes the shape the one after it.
-    init: "fresh", by the model's own initialisation; "copy", the weights of `like` (all but the
+    init: "fresh", by the model's own initialization; "copy", the weights of `like` (all but the
         last projection of each branch).
     share: use the model's own tensors outside the new block instead of copies.
 
@@ -95,7 +98,7 @@ def inserted(
     like, copyable = template(stream, after, like)
     if init == "copy" and not copyable:
         raise DepthError(
-            f"after={after}: no neighbour of its shape to copy, block {like} changes the shape; "
+            f"after={after}: no neighbor of its shape to copy, block {like} changes the shape; "
             "use init='fresh'"
         )
     pattern = stream.blocks[like - 1].module
@@ -108,18 +111,36 @@ def inserted(
         deeper = as_stream(deeper.model, **stream.options)
     new = deeper.blocks[after]
     if init == "fresh":
-        initialise(unwrapped(stream.model), new.module)
+        initialize(unwrapped(stream.model), new.module)
     with torch.no_grad():
         for branch in new.branches:
-            last = branch.last
+            last = branch.zeroed()
             if trainable and branch.mixing is not None:
                 neutral: Any = branch.proj
                 neutral.reset_parameters()  # weight 1, bias 0, and running statistics 0 and 1
-                last = (branch.mixing,)
-            for module in last:
-                for parameter in module.parameters(recurse=False):
-                    parameter.zero_()
+                last = branch.mixing.parameters(recurse=False)
+            for parameter in last:
+                parameter.zero_()
+    _check_same(stream, deeper, after)
     return deeper
+
+
+@torch.no_grad()
+def _check_same(stream: ResidualStream, deeper: ResidualStream, after: int) -> None:
+    """An error if a silent block changed what the model computes."""
+    batch = stream.trial()
+    if batch is None:
+        return
+    found: list[torch.Tensor] = []
+    for each in (stream, deeper):
+        with evaluating(unwrapped(each.model)):
+            found.append(each.prediction(each.call(each.arguments(batch, None))))
+    if not torch.equal(*found):
+        raise UnsupportedModelError(
+            f"a silent block after depth {after} changes what {stream.name} computes: blocks "
+            "behind it use their number, or the model reads its blocks on the way; insert "
+            f"after={stream.depth}"
+        )
 
 
 def sites(model: nn.Module | ResidualStream, **options: Any) -> tuple[int, ...]:
@@ -128,8 +149,12 @@ def sites(model: nn.Module | ResidualStream, **options: Any) -> tuple[int, ...]:
     return tuple(after for after in range(stream.depth + 1) if _choices(stream, after))
 
 
-def initialise(model: nn.Module, block: nn.Module) -> None:
-    """New weights for a block, as the model itself would draw them."""
+def initialize(model: nn.Module, block: nn.Module) -> None:
+    """New weights for a block, as the model itself would draw them.
+
+    Parameters that neither the model nor their module can draw (a scale, a token) stay those of
+    the block it was copied from.
+    """
     own: Any = getattr(model, "_init_weights", None)
     with torch.no_grad():
         for module in block.modules():
@@ -140,11 +165,6 @@ def initialise(model: nn.Module, block: nn.Module) -> None:
             )
             if reset is not None:
                 reset()
-            elif own is None and next(module.parameters(recurse=False), None) is not None:
-                raise UnsupportedModelError(
-                    f"{type(model).__name__} has no _init_weights and {type(module).__name__} no "
-                    "reset_parameters, so a new block cannot be initialised; use init='copy'"
-                )
 
 
 def template(stream: ResidualStream, after: int, like: int | None) -> tuple[int, bool]:
@@ -194,6 +214,11 @@ def refusal(block: Block) -> str | None:
             kind = type(branch.skip).__name__
             return f"the skip of its {branch.kind} branch is not the identity ({kind})"
         for last in branch.last:
+            if next(last.parameters(), None) is None:
+                return (
+                    f"its {branch.kind} branch ends in {type(last).__name__}, which has no weights "
+                    "to make zero"
+                )
             if any(True for _ in _inside(last)):
                 return (
                     f"the last map of its {branch.kind} branch is only known to be somewhere in "

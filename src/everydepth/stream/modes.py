@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Generator[None, None, None]:
-    """Eval mode for the time of the context; every module gets its own mode back."""
+    """Eval mode inside the context; every module gets its own mode back."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from everydepth.config import checked
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream.contract import ResidualStream, StreamFactory, Task
 from everydepth.stream.discovery import DiscoveredStream
@@ -39,6 +40,7 @@ class Family:
 _by_class: dict[type[nn.Module], StreamFactory] = {}
 
 
+@checked
 def register(model_class: type[nn.Module], factory: StreamFactory) -> None:
     """Teach `as_stream` a model class (and its subclasses) from outside.
 
@@ -66,11 +68,11 @@ def register(model_class: type[nn.Module], factory: StreamFactory) -> None:
 
 
 def families() -> dict[str, list[str]]:
-    """The supported families and their classes.
+    """The families with a file of their own, and their classes; all others are discovered.
 
     >>> from everydepth.stream import families
-    >>> families()["vit"][0]
-    'ViTForImageClassification'
+    >>> families()["clip"][0]
+    'CLIPModel'
     """
     known = {f.name: [name.rpartition(".")[2] for name in f.classes] for f in _table()}
     outside = [cls.__name__ for cls in _by_class]
@@ -99,6 +101,7 @@ def _table() -> tuple[Family, ...]:
     return import_module(_TABLE).FAMILIES
 
 
+@checked
 def as_stream(
     model: nn.Module | ResidualStream,
     *,
@@ -192,11 +195,9 @@ def _check_options(model: nn.Module, factory: StreamFactory, options: Mapping[st
     for name, value in options.items():
         if name in known:
             continue
-        who = (
-            "with blocks= as_stream"
-            if factory is GenericStream
-            else f"the adapter of {type(model).__name__}"
-        )
+        kind = "discovered stream" if factory is DiscoveredStream else "adapter"
+        who = f"the {kind} of {type(model).__name__}"
+        who = "with blocks= as_stream" if factory is GenericStream else who
         whole = ""
         if factory is not GenericStream and name in ("readout", "token", "task"):
             whole = ", or say all of it: as_stream(model, blocks=..., readout=..., token=...)"

@@ -85,7 +85,7 @@ def select_along(value: Any, axes: Any, rows: Tensor, size: int, heads: int | No
 
 
 def pick_rows(batch: Mapping[str, Any], rows: Tensor | slice, size: int) -> dict[str, Any]:
-    """Rows of a batch: of every tensor, and of lists with one item a row (boxes of a detector).
+    """Rows of a batch: of every tensor, and of lists with one item per row (boxes of a detector).
 
     A slice of rows is a view.
     """
@@ -103,7 +103,12 @@ def pick_rows(batch: Mapping[str, Any], rows: Tensor | slice, size: int) -> dict
 
 def whole_numbers(values: Any, what: str) -> Tensor:
     """A vector of whole numbers, or of truth values, as it is given: nothing is cut or guessed."""
-    found = torch.as_tensor(values)
+    try:
+        found = torch.as_tensor(values)
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise BatchError(
+            f"{what} is {values!r:.60}, not numbers; pass one row of whole numbers"
+        ) from error
     if found.ndim != 1 or found.is_floating_point() or found.is_complex():
         if found.numel() == 0:
             return found.flatten().long()
@@ -119,7 +124,7 @@ def numbers_in(rows: Tensor, count: int) -> Tensor:
     if rows.dtype == torch.bool:
         if len(rows) != count:
             raise BatchError(
-                f"a mask of {len(rows)} rows, but the data has {count}; give one boolean a row"
+                f"a mask of {len(rows)} rows, but the data has {count}; give one boolean per row"
             )
     elif len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count):
         wrong = int(rows.min()) if int(rows.min()) < 0 else int(rows.max())

@@ -105,6 +105,17 @@ class States:
         return self
 
 
+def holds_from(good: Tensor) -> Tensor:
+    """(depths 0..L, rows) -> (rows,) the first depth from which on all are true, or L + 1.
+
+    >>> from everydepth.stream.states import holds_from
+    >>> said = torch.tensor([[3, 1], [5, 1], [5, 1]])
+    >>> holds_from(said == said[-1]).tolist()
+    [1, 0]
+    """
+    return (~good.flip(0).int().cumprod(0).bool()).sum(0)
+
+
 def are_finite(z: Tensor) -> Tensor:
     """Which predictions say something: no NaN, no infinity, and not all of their classes ruled
     out. As cheap as finding the largest of each."""

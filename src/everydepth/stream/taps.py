@@ -101,7 +101,7 @@ def hooked(*handles: RemovableHandle) -> Generator[None, None, None]:
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Generator[None, None, None]:
-    """Exchange one module's `forward` for the time of the context."""
+    """Exchange one module's `forward` inside the context."""
     missing = object()
     before = module.__dict__.get("forward", missing)
     module.forward = forward
@@ -185,8 +185,9 @@ def record_branches(
                 return
             index = next(passes)
             found: list[BranchRecord] = []
-            for i, _branch in enumerate(branches):
-                x, out = xs.pop(i), outs.pop(i)
+            for i, branch in enumerate(branches):
+                x = xs.pop(i)
+                out = branch.turned(outs.pop(i), x)
                 flat = x.ndim < len(shape[0])
                 found.append(BranchRecord(x, out, shape[0] if flat else x.shape))
             if to is None:

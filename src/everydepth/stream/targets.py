@@ -19,7 +19,7 @@ from everydepth.stream.states import States
 from everydepth.stream.wrapping import unwrapped
 
 Criterion = Callable[[Tensor, Any, Mapping[str, Any]], Tensor]
-"""A loss of your own: `f(prediction, labels, context)` gives one number a row of the batch.
+"""A loss of your own: `f(prediction, labels, context)` gives one number per row of the batch.
 
 prediction: all of it, in float32 at least. labels: as the batch has them. context: the rest of the
 batch, and what the readout predicts beside the logits (`context["pred_boxes"]` of a detector)."""
@@ -37,9 +37,9 @@ class Targets:
       a number.
     - Causal language models: labels are given as they stand, and position t predicts token t + 1,
       so the last position predicts nothing. Text without labels predicts its own tokens.
-    - Masked language models and token classifiers: a label a token, at its own position.
-    - Classifiers: a whole number a sample, or a share of each class (soft labels). A prediction of
-      one number is a regression, as in Hugging Face.
+    - Masked language models and token classifiers: one label per token, at its own position.
+    - Classifiers: one whole number per sample, or a share of each class (soft labels). A prediction
+      of one number is a regression, as in Hugging Face.
     - Regressions: `(samples,)` or `(samples, outputs)` numbers, squared error.
     - Detectors and embeddings have no loss of their own: pass a `Criterion`. With one, a row is a
       sample, and what counts is the criterion's own business.
@@ -301,7 +301,7 @@ class Targets:
                 shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise SettingError(
                     f"criterion gave shape {shape}, but there are {self.samples} rows; "
-                    "return one number a row"
+                    "return one number per row"
                 )
             return found
         if self.labels.ndim == 2:
@@ -333,7 +333,7 @@ class Targets:
     # -- samples ----------------------------------------------------------------------------------
 
     def sample_sums(self, values: Tensor) -> Tensor:
-        """`(samples,)`: the sum of one value a row over the rows of each sample."""
+        """`(samples,)`: the sum of one value per row over the rows of each sample."""
         if self.rows is not None:
             # Each place once: deterministic on every device, which adding by index is not.
             empty = values.new_zeros(math.prod(self.shape))
@@ -434,8 +434,8 @@ def _check_task(stream: ResidualStream) -> None:
         what = "multi-label classification" if several else stream.task
         raise SettingError(
             f"{stream.name} does {what}, for which there is no built-in loss; pass "
-            "criterion=f(prediction, labels, context) that gives one number a row, where there is "
-            "such an argument, or use a classifier, a regression or a language model"
+            "criterion=f(prediction, labels, context) that gives one number per row, where there "
+            "is such an argument, or use a classifier, a regression or a language model"
         )
 
 
@@ -451,7 +451,7 @@ def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> t
             kind = "numbers of " if labels.is_floating_point() else ""
             raise LabelError(
                 f"labels have {kind}shape {shape}, but the batch has {tuple(first.shape[:2])} "
-                f"rows and tokens; give one class a token ({IGNORE_INDEX} to ignore it), not "
+                f"rows and tokens; give one class per token ({IGNORE_INDEX} to ignore it), not "
                 "shifted"
             )
         return labels.long(), False
@@ -461,7 +461,7 @@ def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> t
         return labels.reshape(rows, -1), True
     if alone:
         raise LabelError(
-            f"labels are {str(labels.dtype)[6:]} numbers, one a row, but {stream.name} predicts "
+            f"labels are {str(labels.dtype)[6:]} numbers, one per row, but {stream.name} predicts "
             f"one of {outputs} classes; pass whole numbers (labels.long()), or shares of classes"
         )
     return (labels if labels.is_floating_point() else labels.long()), False

@@ -21,6 +21,16 @@ def is_text(data: Any) -> TypeGuard[str | Sequence[str]]:
     return all(isinstance(item, str) for item in cast(Sequence[Any], data))
 
 
+def check_tokenizer(tokenizer: Any) -> None:
+    """An error if it cannot turn text into tokens and back."""
+    both = (callable(getattr(tokenizer, name, None)) for name in ("encode", "decode"))
+    if not all(both):
+        raise SettingError(
+            f"tokenizer={tokenizer!r:.80}; pass the tokenizer itself, such as "
+            "AutoTokenizer.from_pretrained(...)"
+        )
+
+
 def encoded(
     texts: str | Sequence[str], tokenizer: Any, max_length: int | None = None
 ) -> dict[str, Tensor]:
@@ -37,6 +47,7 @@ def encoded(
         raise SettingError(
             f"text ({rows[0]!r:.40}), but no tokenizer; pass tokenizer=, or the tokens"
         )
+    check_tokenizer(tokenizer)
     # One by one: tokenizers differ in how, and whether, they pad.
     ids = [list(tokenizer.encode(text))[:max_length] for text in rows]
     empty = next((text for text, row in zip(rows, ids, strict=True) if not row), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -15,17 +15,25 @@ if TYPE_CHECKING:
 
 
 def tree(stream: ResidualStream) -> str:
-    """One line a kind of block, one a branch, and what is known of the readout."""
+    """One line per kind of block, one per branch, and what is known of the readout."""
     kinds = list(dict.fromkeys(type(block.module).__name__ for block in stream.blocks))
     lines = [f"{stream.name}: {stream.depth} blocks ({', '.join(kinds)}), task {stream.task}"]
-    described = [(number, _described(block)) for number, block in enumerate(stream.blocks, start=1)]
-    for text, group in groupby(described, key=lambda pair: pair[1]):
-        numbers = [number for number, _ in group]
-        span = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
-        lines += [f"  block {span}: {text[0]}", *(f"    {line}" for line in text[1:])]
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for number, block in enumerate(stream.blocks, start=1):
+        alike.setdefault(_described(block), []).append(number)
+    for text, numbers in alike.items():
+        word = "block" if len(numbers) == 1 else "blocks"
+        lines += [f"  {word} {spans(numbers)}: {text[0]}", *(f"    {line}" for line in text[1:])]
     account = dict(stream.account())
     account.setdefault("readout", f"{type(stream.head).__name__} after the norm")
     return "\n".join([*lines, *(f"  {name}: {said}" for name, said in account.items())])
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Rising numbers in short: 1, 3-5, 9."""
+    groups = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
+    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _described(block: Block) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ With rows `x_i` of one depth and `y_i` of another, `S = sum x_i y_i^T`, `s = sum
 
 So the N x N Gram matrices are never formed, memory does not grow with N, and there is no batch
 size for the estimate to depend on. Both are invariant to a shift of the features, which is used:
-sums run around a pilot mean, because uncentred sums lose all digits where the mean is large.
+sums run around a pilot mean, because uncentered sums lose all digits where the mean is large.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class CrossProducts:
         S = self._products[i][span][:, start - offset : edges[j + 1] - offset]
         mine, theirs = slice(edges[i], edges[i + 1]), slice(edges[j], edges[j + 1])
         s, t = self._s[mine], self._s[theirs]
-        centred = S - torch.outer(s, t) / n
-        biased = float(centred.square().sum())
+        centered = S - torch.outer(s, t) / n
+        biased = float(centered.square().sum())
         if self._constant(i) or self._constant(j):
             return 0.0, 0.0
         if n < 4:
@@ -200,8 +200,8 @@ class MinibatchCKA:
     def add(self, features: Tensor, others: Tensor | None = None) -> None:
         if features.shape[1] < 4:
             return
-        left = _centred_grams(features)
-        right = left if others is None else _centred_grams(others)
+        left = _centered_grams(features)
+        right = left if others is None else _centered_grams(others)
         # The weight of a chunk is its rows: the shorter last one counts less.
         weight = features.shape[1] / (features.shape[1] * (features.shape[1] - 3))
         cross = left.flatten(1) @ right.flatten(1).T * weight
@@ -221,8 +221,8 @@ class MinibatchCKA:
         return found.cpu().numpy()
 
 
-def _centred_grams(features: Tensor) -> Tensor:
-    """U-centred Gram matrices: `tr(K~ L~) / (n (n - 3))` is HSIC_1."""
+def _centered_grams(features: Tensor) -> Tensor:
+    """U-centered Gram matrices: `tr(K~ L~) / (n (n - 3))` is HSIC_1."""
     x = (features - features.mean(1, keepdim=True)).double()
     n = x.shape[1]
     gram = x @ x.mT

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from everydepth.errors import SettingError
-from everydepth.files import weight_files
+from everydepth.config import Seed, checked
+from everydepth.errors import DataError, SettingError
+from everydepth.files import explained, weight_files
 from everydepth.results.result import Result, defined
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
-from everydepth.tracing.metrics.shared import DEPTH, array, depths
+from everydepth.stream.states import are_finite, holds_from
+from everydepth.tracing.sums import DEPTH, array
 
 SentenceEncoder = Callable[[Sequence[str]], np.ndarray]
 """Texts -> (text, dim)."""
@@ -30,6 +32,7 @@ class Tokenizer(Protocol):
     def decode(self, ids: Any, /) -> Any: ...
 
 
+@checked
 def token_grid(
     model: nn.Module | ResidualStream,
     tokenizer: Tokenizer,
@@ -46,7 +49,7 @@ def token_grid(
     column has a `saturated_at`: the depth from which the top prediction is the final one.
 
     >>> grid = ed.token_grid(llama, tokenizer, "Once", new_tokens=3)
-    >>> grid.arrays["probability"].shape[0]  # one row a depth, 0..3
+    >>> grid.arrays["probability"].shape[0]  # one row per depth, 0..3
     4
     """
     stream = _causal(model, options)
@@ -57,7 +60,7 @@ def token_grid(
         start = ids.shape[1]
         for token in _continued(stream, ids, stream.depth, new_tokens, _greedy):
             ids = torch.cat([ids, token[:, None]], 1)
-        states = stream.observe({"input_ids": ids}, check_finite=True)
+        states = stream.observe({"input_ids": ids}).check_predictions(0)
         found: list[tuple[Tensor, Tensor]] = []
         for depth in range(stream.depth + 1):
             chances = states.logits(depth)[0].float().softmax(-1)
@@ -66,8 +69,7 @@ def token_grid(
     token = np.stack([array(t) for _, t in found])
     words = {i: _text(tokenizer, i) for i in {*token.flatten().tolist(), *ids[0].tolist()}}
     text = np.array([[[words[i] for i in cell] for cell in row] for row in token.tolist()])
-    agree = token[:, :, 0] == token[-1, :, 0]
-    final = (~np.logical_and.accumulate(agree[::-1], 0)).sum(0)
+    agree = torch.from_numpy(token[:, :, 0] == token[-1, :, 0])
     return Result(
         name="token_grid",
         kind="grid",
@@ -76,19 +78,20 @@ def token_grid(
         section="tokens",
         series=("text",),
         arrays={
-            "depth": depths(stream.depth),
+            "depth": np.arange(stream.depth + 1),
             "tokens": np.array([words[i] for i in ids[0].tolist()]),
             "text": text[:, :, 0].copy(),
             "probability": chance[:, :, 0].copy(),
             "top_text": text,
             "top_probability": chance,
-            "saturated_at": final,
+            "saturated_at": holds_from(agree).numpy(),
         },
         labels={"depth": DEPTH, "tokens": "token", "probability": "probability"},
         meta={"prompt": prompt, "prompt_tokens": start, "new_tokens": ids.shape[1] - start},
     )
 
 
+@checked
 def text_at_depth(
     model: nn.Module | ResidualStream,
     tokenizer: Tokenizer,
@@ -97,7 +100,7 @@ def text_at_depth(
     depths_wanted: Sequence[int] | None = None,
     new_tokens: int = 40,
     nucleus: float = 0.95,
-    seed: int = 0,
+    seed: Seed = 0,
     encoder: SentenceEncoder | str | Path | None = None,
     **options: Any,
 ) -> Result:
@@ -120,6 +123,8 @@ def text_at_depth(
         raise SettingError(f"new_tokens={new_tokens}; use 1 or more")
     encode = sentence_encoder(encoder) if isinstance(encoder, (str, Path)) else encoder
     wanted = list(range(1, stream.depth + 1) if depths_wanted is None else depths_wanted)
+    if not wanted:
+        raise SettingError(f"depths_wanted={depths_wanted!r}; give 1 or more, or leave it out")
     written: list[list[str]] = []
     diverse: list[list[float]] = []
     with _ready(stream):
@@ -170,8 +175,14 @@ def diversity(tokens: Sequence[Any]) -> float:
     return total
 
 
-def sentence_encoder(folder: str | Path) -> SentenceEncoder:
-    """A Hugging Face encoder from a folder: the mean of its last states over real tokens."""
+@explained("the encoder cannot be read", DataError)
+def sentence_encoder(
+    folder: str | Path, *, pool: Literal["mean", "first"] = "mean"
+) -> SentenceEncoder:
+    """A Hugging Face encoder from a folder: the mean of its last states over real tokens.
+
+    pool: "first" takes the state of the first token ([CLS]), as SimCSE does.
+    """
     from transformers import AutoModel, AutoTokenizer
 
     place = Path(folder)
@@ -183,6 +194,8 @@ def sentence_encoder(folder: str | Path) -> SentenceEncoder:
     weight_files(place)  # an error if any lies elsewhere: transformers would open it
     tokenizer: Any = AutoTokenizer.from_pretrained(str(place))
     encoder: Any = AutoModel.from_pretrained(str(place), use_safetensors=True).eval()
+    if pool == "first":
+        tokenizer.padding_side = "right"  # or the first token would be padding
 
     @torch.no_grad()
     def encode(texts: Sequence[str]) -> np.ndarray:
@@ -191,6 +204,8 @@ def sentence_encoder(folder: str | Path) -> SentenceEncoder:
             [text or " " for text in texts], padding=True, truncation=True, return_tensors="pt"
         )
         states = encoder(**batch).last_hidden_state
+        if pool == "first":
+            return array(states[:, 0])
         mask = batch["attention_mask"][..., None].to(states.dtype)
         return array((states * mask).sum(1) / mask.sum(1).clamp(min=1))
 
@@ -208,12 +223,16 @@ def _continued(
     pick: Callable[[Tensor], Tensor],
 ) -> Generator[Tensor, None, None]:
     """Tokens written with the first `depth` blocks, one at a time, with a cache."""
-    cache = stream.new_cache()
+    cache, read = stream.new_cache(), ids
     for _ in range(count):
         cursor = stream.advance(stream.start({"input_ids": ids}, cache=cache), to=depth)
-        token = pick(stream.logits(cursor)[:, -1].float())
+        logits = stream.logits(cursor)[:, -1].float()
+        if not bool(are_finite(logits).all()):
+            stream.observe({"input_ids": read}).check_predictions(depth)
+        token = pick(logits)
         yield token
         ids = token[:, None]
+        read = torch.cat([read, ids], 1)
 
 
 def _greedy(logits: Tensor) -> Tensor:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
-from everydepth.results.result import Better, Kind, Result, readable
+from everydepth.results.result import Better, Kind, Result, defined, gap, readable
 from everydepth.stream import Task
+from everydepth.tracing.sums import DEPTH
 
 if TYPE_CHECKING:
     from everydepth.tracing.drawing import DrawnRows
@@ -67,6 +69,34 @@ class Metric(ABC):
     @abstractmethod
     def compute(self) -> Result:
         """The result of everything seen; a `gap` where the data does not allow one."""
+
+    def over_depths(
+        self,
+        series: Mapping[str, np.ndarray],
+        *,
+        labels: Mapping[str, str],
+        first: int = 0,
+        beside: Mapping[str, np.ndarray] | None = None,
+        **more: Any,
+    ) -> Result:
+        """One value (or row of values) for each depth from place `first` on; NaN is masked.
+
+        beside: further arrays. more: of the `Result`.
+        """
+        last = first + len(next(iter(series.values()))) - 1
+        values = {name: defined(value) for name, value in series.items()}
+        return Result(
+            name=self.name,
+            kind=self.kind,
+            series=tuple(series),
+            arrays={"depth": self.depths(last, first), **values, **(beside or {})},
+            labels={"depth": DEPTH, **labels},
+            **more,
+        )
+
+    def gap(self, reason: str) -> Result:
+        """That there is nothing to show, and why."""
+        return gap(self.name, self.kind, reason)
 
 
 class BatchMetric(Metric):
@@ -124,6 +154,7 @@ _GROUPS = (
 )
 
 
+@checked
 def register_metric(metric: M) -> M:
     """Make a metric known by its `name`; a decorator. A name that is taken is an error.
 
@@ -151,6 +182,10 @@ def register_metric(metric: M) -> M:
             f"{getattr(metric, '__name__', repr(metric))} is neither a BatchMetric nor a "
             "FeatureMetric; derive it from one"
         )
+    if not isinstance(getattr(metric, "name", None), str):
+        raise SettingError(f'{metric.__name__} has no name; write name = "..." into the class')
+    if missing := sorted(getattr(metric, "__abstractmethods__", ())):
+        raise SettingError(f"{metric.__name__} has no {missing[0]}(); define it")
     taken = _registry.get(metric.name)
     if taken is not None and taken is not metric:
         raise SettingError(

@@ -18,6 +18,7 @@ from everydepth.stream import (
     States,
     TapGradients,
     Targets,
+    at_least_float32,
     real_tokens,
 )
 from everydepth.stream.words import predicts_words
@@ -106,7 +107,7 @@ class Observation:
 
     @cached_property
     def rows(self) -> Targets:
-        """The rows alone: labels that nobody reads may be those of another task."""
+        """The rows alone: labels that are not read may be those of another task."""
         if self.stream.task == "masked_lm":
             return self.asked  # only what is masked is a row
         batch = {key: value for key, value in self.states.batch.items() if key != "labels"}
@@ -127,7 +128,7 @@ class Observation:
             feature = self.rows.pick(self.states.feature(depth).detach())
             # A readout that sees all tokens of a sample is followed by their mean.
             feature = feature if feature.ndim == 2 else feature.flatten(1, -2).mean(1)
-            found.append(feature if feature.dtype == torch.float64 else feature.float())
+            found.append(at_least_float32(feature))
         return torch.stack(found)
 
     @property
@@ -149,11 +150,11 @@ class Observation:
     def readouts(self) -> Tensor:
         """(depths, rows, outputs): `z_l` of every row, where outputs are few."""
         found = [self._readout(index, slice(None)).detach() for index in range(len(self.depths))]
-        return torch.stack([z if z.dtype == torch.float64 else z.float() for z in found])
+        return torch.stack([at_least_float32(z) for z in found])
 
     @property
     def targets(self) -> Tensor | None:
-        """A class per row (-100 where there is none), or numbers per row; None unlabelled."""
+        """A class per row (-100 where there is none), or numbers per row; None unlabeled."""
         return self.asked.labels if self.asked.numbers else self.asked.classes
 
     @cached_property
@@ -224,4 +225,4 @@ def token_features(states: States) -> Tensor:
     mask = real_tokens(states.batch, tuple(states.h[0].shape[:2]), states.h[0].device)
     everything = mask is None or bool(mask.all())
     rows = [h.detach().flatten(0, 1) if everything else h.detach()[mask] for h in states.h]
-    return torch.stack([r if r.dtype == torch.float64 else r.float() for r in rows])
+    return torch.stack([at_least_float32(row) for row in rows])

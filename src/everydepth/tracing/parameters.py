@@ -8,7 +8,7 @@ import numpy as np
 
 from everydepth.results import Result, curve
 from everydepth.stream import ResidualStream
-from everydepth.tracing.metrics.shared import DEPTH
+from everydepth.tracing.sums import DEPTH
 
 
 def parameters_by_depth(stream: ResidualStream) -> Result:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from everydepth.stream import at_least_float32
 from everydepth.stream.states import are_finite
 from everydepth.stream.words import row_blocks, word_statistics
 
@@ -158,7 +159,7 @@ def _chunk(o: Observation, rows: slice, names: frozenset[str], group: int) -> di
     found: dict[str, list[Tensor]] = {name: [] for name in names}
     previous: Tensor | None = None
     for start in range(0, len(o.depths), group):
-        z = o.readouts if group > 1 else _wide(o.logits(start, rows))[None]
+        z = o.readouts if group > 1 else at_least_float32(o.logits(start, rows).detach())[None]
         if follow is None:
             values = _regression(z, targets, names)
         else:
@@ -171,12 +172,6 @@ def _chunk(o: Observation, rows: slice, names: frozenset[str], group: int) -> di
             found[name].append(value)
     empty = o.asked.labelled.new_empty(0, len(o.asked.labelled[rows]))
     return {name: torch.cat(v) if v else empty for name, v in found.items()}
-
-
-def _wide(z: Tensor) -> Tensor:
-    """Logits in at least float32: losses of half-precision models are summed in it."""
-    z = z.detach()
-    return z if z.dtype == torch.float64 else z.float()
 
 
 def _classification(

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from everydepth.config import checked
 from everydepth.errors import LabelError, SettingError
 from everydepth.results.result import Result, gap
 from everydepth.stream import IGNORE_INDEX, ResidualStream, as_stream
 from everydepth.tracing.metric import FeatureMetric
-from everydepth.tracing.metrics.shared import DEPTH, array, depths
 from everydepth.tracing.observation import FeatureRows
 from everydepth.tracing.run import trace
+from everydepth.tracing.sums import DEPTH, array
 
 
 class _Collect(FeatureMetric):
@@ -32,6 +33,7 @@ class _Collect(FeatureMetric):
         return gap(self.name, "table", "kept for a probe")
 
 
+@checked
 def linear_probe(
     model: nn.Module | ResidualStream,
     train: Any,
@@ -91,7 +93,7 @@ def linear_probe(
         better="higher",
         section="prediction",
         series=("value", "train"),
-        arrays={"depth": depths(len(x) - 1), "value": found[:, 0], "train": found[:, 1]},
+        arrays={"depth": np.arange(len(x)), "value": found[:, 0], "train": found[:, 1]},
         labels={
             "depth": DEPTH,
             "value": "test: accuracy of a linear probe",

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from everydepth.config import Seed, checked
 from everydepth.environment import usable_device
 from everydepth.errors import LabelError, SettingError
 from everydepth.results import named, provenance
@@ -64,6 +65,7 @@ ANNOUNCED = 10.0  # seconds; what takes less is not worth a line
 Metrics = str | Metric | Iterable[str | Metric | type[Metric]]
 
 
+@checked
 def trace(
     model: nn.Module | ResidualStream,
     data: Any,
@@ -74,7 +76,7 @@ def trace(
     batch_size: int | None = None,
     depths: Depths = None,
     tokens: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     memory_budget: int = 2**29,
     progress: bool = True,
     against: nn.Module | ResidualStream | None = None,
@@ -95,7 +97,7 @@ def trace(
         them. Metrics of single blocks need all.
     tokens: of a language model, how many of all predictions to look at, drawn with `seed`; means
         then come with the `standard_error` that this causes.
-    memory_budget: bytes of features held at once. Exact centring needs the mean before the second
+    memory_budget: bytes of features held at once. Exact centering needs the mean before the second
         look at the data: features that fit are held, else the data runs through the model again;
         `trace.passes` and `trace.about["features"]` say which.
     against: a second model (or stream) that sees the same batches, for metrics between the two.
@@ -195,8 +197,8 @@ def _count(rows: int | None, most: int | None) -> int | None:
 def _announced(rows: int | None, progress: bool, plan: Plan) -> Plan:
     plan = replace(plan, rows=rows)
     console = Console(stderr=True)
-    dear = plan.seconds is None or plan.seconds >= ANNOUNCED
-    if progress and dear and console.is_terminal:
+    long = plan.seconds is None or plan.seconds >= ANNOUNCED
+    if progress and long and console.is_terminal:
         console.print(str(plan), highlight=False)
     return plan
 

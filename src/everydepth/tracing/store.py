@@ -66,7 +66,7 @@ class FeatureStore:
             self._waiting.append(_copied(_cut(rows, slice(start, count))))
 
     def flush(self) -> None:
-        """Hand out what waits, also if it is less than a chunk."""
+        """Hand out what is waiting, even if it is less than a chunk."""
         if self._waiting:
             rows, self._waiting = _joined(self._waiting), []
             self._hand_out(rows)

@@ -6,6 +6,7 @@ from .checks import check_objective as check_objective
 from .config import EarlyStopping as EarlyStopping
 from .config import FitConfig as FitConfig
 from .config import RunConfig as RunConfig
+from .contrastive import contrastive as contrastive
 from .fitting import fit as fit
 from .loop import Training as Training
 from .module import EveryDepth as EveryDepth

@@ -55,7 +55,7 @@ def any_depth_loss(
     The gradient is computed with the loss, so that no logits outlive their chunk: beside its inputs
     the function holds one gradient of the head, one of each feature, and one chunk.
 
-    features: what the head receives (after the final norm), one tensor a depth.
+    features: what the head receives (after the final norm), one tensor per depth.
     labels: None if there are none; only `pull` counts then.
     scale: the weight of each label in the mean; leave ignored labels out.
     pull: what draws the predictions towards a teacher's, computed in the same pass over the head.

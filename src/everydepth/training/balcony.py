@@ -7,31 +7,39 @@ from typing import Any
 
 from torch import nn
 
+from everydepth.config import checked
 from everydepth.objectives import Objective, ladder
 from everydepth.objectives.shapes import Ladder
 from everydepth.stream import Balcony, ResidualStream, as_stream
 from everydepth.training.module import EveryDepth
 
+WORDS = 8192  # of SmolLM2's 49,152 they took a third of the time
 
+
+@checked
 def balcony(
     model: nn.Module | ResidualStream,
     depths: Sequence[int] | None = None,
     *,
     objective: Objective | None = None,
-    init: str = "copy",
+    blocks: int | None = None,
+    init: str = "last",
     **options: Any,
 ) -> EveryDepth:
     """A network that is usable at some depths and at the last is `model`, bit for bit.
 
-    The model is frozen. At each of the depths one block of its own kind stands between the state
-    and the model's norm and head; it starts silent, and `fit` trains all of them in one pass. Every
-    verb uses a balcony as it uses a depth; depth k is exported as a plain model of k + 1 blocks.
+    The model is frozen. At each of the depths one or more blocks of its own kind stand between the
+    state and the model's norm and head, and `fit` trains all of them in one pass. Every verb uses a
+    balcony as it uses a depth; with m blocks, depth k is exported as a plain model of k + m blocks.
 
     depths: below the last; by default a quarter, a half and three quarters of the blocks.
-    objective: by default `ladder(depths, early=1).distilled(labels=False)`: to say what the last
-        depth says. Any text or images will do; labels are not needed.
-    init: "copy", each block starts as the one before it, but for its last maps, which are zero;
-        "fresh", by the model's own initialization.
+    objective: by default `ladder(depths, early=1).distilled(labels=False, words=8192)`: to say what
+        the last depth says. Any text or images will do; labels are not needed.
+    blocks: how many a balcony has; by default one for every ten of the model, and at least one.
+    init: "last", a balcony starts as a copy of the last blocks of its shape, which turn states into
+        predictions; "copy", each block starts as the one before it, but for its last maps, which
+        are zero, so that nothing changes before it is trained; "fresh", as "copy", by the model's
+        own initialization. Post-norm models have no silent blocks, so there "last" is the only one.
     options: passed to `as_stream`.
 
     >>> net = ed.balcony(model, [1, 2])
@@ -44,6 +52,8 @@ def balcony(
     """
     stream = as_stream(model, **options)
     rungs = Ladder().rungs(stream.depth) if depths is None else depths
-    made = Balcony(stream, rungs, init=init)
-    goal = ladder(rungs, early=1.0).distilled(labels=False) if objective is None else objective
+    count = max(1, stream.depth // 10) if blocks is None else blocks
+    made = Balcony(stream, rungs, blocks=count, init=init)
+    goal = ladder(rungs, early=1.0).distilled(labels=False, words=WORDS)
+    goal = goal if objective is None else objective
     return EveryDepth(made, goal)

@@ -17,13 +17,26 @@ class UntilAccuracy(Callback):
     """Stop once the accuracy on `data` (the training data, say) reaches `target` at an epoch's end.
 
     Where it never does, the result says so: `result.callbacks["UntilAccuracy"]["reached"]`.
+
+    stop: False only watches. `also`: other data, whose accuracy is noted when the target is first
+        reached (`first`: the epoch, and that accuracy).
     """
 
-    def __init__(self, data: Any, target: float = 1.0, *, depth: int | None = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        target: float = 1.0,
+        *,
+        depth: int | None = None,
+        stop: bool = True,
+        also: Any = None,
+    ) -> None:
         if not 0 < target <= 1:
             raise SettingError(f"target={target}; use a share above 0, up to 1")
         self.data, self.target, self.depth = data, target, depth
+        self.stop, self.also = stop, also
         self.accuracy: list[float] = []
+        self.first: dict[str, Any] | None = None
 
     def on_epoch(self, training: Training) -> None:
         depth = training.net.stream.depth if self.depth is None else self.depth
@@ -35,7 +48,14 @@ class UntilAccuracy(Callback):
             )
         self.accuracy.append(found["accuracy"][0])
         training.log({"train_accuracy": self.accuracy[-1]})
-        if self.reached:
+        if not self.reached:
+            return
+        if self.first is None:
+            other = None
+            if self.also is not None:
+                other = training.evaluate(Evaluator(self.also, depths=(depth,)))["accuracy"][0]
+            self.first = {"epoch": len(self.accuracy), "also": other}
+        if self.stop:
             training.stop(f"accuracy {self.accuracy[-1]:.4f} reached the target {self.target}")
 
     @property
@@ -43,10 +63,15 @@ class UntilAccuracy(Callback):
         return bool(self.accuracy) and self.accuracy[-1] >= self.target
 
     def results(self) -> Mapping[str, Any]:
-        return {"reached": self.reached, "target": self.target, "accuracy": self.accuracy}
+        return {
+            "reached": self.reached,
+            "target": self.target,
+            "accuracy": self.accuracy,
+            "first": self.first,
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        return {"accuracy": self.accuracy}
+        return {"accuracy": self.accuracy, "first": self.first}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.accuracy = list(state["accuracy"])
+        self.accuracy, self.first = list(state["accuracy"]), state.get("first")

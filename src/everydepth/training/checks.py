@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from everydepth.config import checked
 from everydepth.objectives import LayerDropout
 from everydepth.stream import Check, unwrapped
 from everydepth.stream.checks import CheckReport
@@ -40,6 +41,7 @@ class ObjectiveReport(CheckReport):
         return f"{super().__str__()}\nmean weight of depth 0..{last}: {shown}"
 
 
+@checked
 def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveReport:
     """Run one cycle of the objective on a copy, and see what reaches which part.
 
@@ -53,6 +55,7 @@ def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveRepor
     # unwrapped: also a net inside DDP or torch.compile can be checked.
     net = copy.deepcopy(unwrapped(net))  # pyright: ignore[reportAssignmentType]
     net.train()
+    net.raise_on_nan = True
     objective, depth = net.objective, net.stream.depth
     cycle = objective.cycle(depth)
     weights = torch.stack([objective.weights(s, cycle, depth) for s in range(cycle)])

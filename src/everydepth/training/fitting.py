@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from everydepth.config import filled
+from everydepth.config import checked, filled
 from everydepth.errors import SettingError
 from everydepth.stream import ResidualStream, Source, check_plain, unwrapped
 from everydepth.stream.taps import replaced_forward
+from everydepth.stream.text import encoded, is_text
 from everydepth.training.callbacks import Callback
 from everydepth.training.config import FitConfig, RunConfig
 from everydepth.training.loader import loader_of
@@ -24,6 +25,7 @@ from everydepth.training.scoring import Evaluator
 from everydepth.training.snapshot import kept_random_state
 
 
+@checked
 @kept_random_state()
 def fit(
     net: nn.Module | ResidualStream,
@@ -34,6 +36,7 @@ def fit(
     where: RunConfig | None = None,
     callbacks: Sequence[Callback] = (),
     about: Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
     **settings: Any,
 ) -> FitResult:
     """Train an `EveryDepth` network at every depth its objective supervises.
@@ -44,7 +47,8 @@ def fit(
         `batch_size` make one optimizer step, over all processes and accumulated pieces together,
         so neither changes the result; the order is a function of `seed` and the epoch. What comes
         in batches has its own size, order and workers: to ask for others is an error. Columns of
-        `everydepth.data.Tokens` that are padding in a whole batch are left out of it.
+        `everydepth.data.Tokens` that are padding in a whole batch are left out of it. A list of
+        strings has a row each, with a `tokenizer`, which turns them into tokens.
     config, where: what decides the outcome, and where the run is kept.
     about: more to write into the run's config, as JSON values.
     settings: any field of `FitConfig` and `RunConfig`: `epochs=3, lr=2e-3, run="runs/one"`.
@@ -64,6 +68,10 @@ def fit(
                 "EveryDepth itself: processes and compilation are settings of fit"
             )
         net = EveryDepth(net)
+    if tokenizer is not None:
+        length = net.stream.positions
+        train = encoded(train, tokenizer, length) if is_text(train) else train
+        valid = encoded(valid, tokenizer, length) if is_text(valid) else valid
     if place.resume and place.run is None:
         raise SettingError("resume=True without run=; give the directory of the run to continue")
     if asked.rule is not None and valid is None:

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from everydepth.errors import DataError, RunError, SettingError
 from everydepth.objectives import Objective
 from everydepth.runs import Checkpoint, Run, held
+from everydepth.runs.checkpoint import STATE, whole
 from everydepth.runs.together import on_main
 from everydepth.stream import has_labels, unwrapped, with_labels
 from everydepth.training.best import Best
@@ -191,7 +192,8 @@ class Training:
                 return False
             begun = Run.open(path)
             # What an earlier version wrote of an objective is compared as this one would write it.
-            goal = Objective.from_json(begun.config["objective"]).to_json()
+            with whole(begun.path / "config.json"):
+                goal = Objective.from_json(begun.config["objective"]).to_json()
             replace(begun, config={**begun.config, "objective": goal}).check_config(config)
             return True
 
@@ -200,7 +202,9 @@ class Training:
         self.run = Run.open(path)
         # Without a checkpoint the process died before it had written the first one.
         if continued and self.run.latest() is not None:
-            self._restore(self.run.checkpoint())
+            saved = self.run.checkpoint()
+            with whole(saved.path / STATE):
+                self._restore(saved)
         else:
             self._save()
 
@@ -425,6 +429,7 @@ class Training:
         if on_main(lambda: run.latest() == self.step):
             if best:
                 on_main(lambda: run.mark_best(self.step))
+            on_main(lambda: run.forget_checkpoints(self.where.keep))
             return
         main = self.accelerator.is_main_process
         state = model_state(self.net, keep=main)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
+from everydepth.config import checked
 from everydepth.errors import NonFiniteError, SettingError
 from everydepth.objectives import Distilled, Moment, Objective, Pass, Term, lpa
 from everydepth.stream import (
@@ -19,17 +21,20 @@ from everydepth.stream import (
     ResidualStream,
     States,
     Targets,
+    adapter,
     as_stream,
     check_resident,
     nothing_asked,
     unwrapped,
 )
 from everydepth.training.any_depth_loss import Pull, any_depth_loss
-from everydepth.training.lora import adapters_of, check_adapters, save_adapters
+from everydepth.training.lora import check_adapters
+from everydepth.training.some_words import some_words
 
 Measure = Callable[["EveryDepth", Mapping[str, Any]], Any]
 """Something else to compute in a pass than the loss, from the network and a batch."""
 
+WORDS_DRAWN = 2  # the purpose of what is drawn here; see `Moment.random`
 LARGE_LOGITS = 2**20
 """From this many logits a depth on, the any-depth loss is used. Below, a plain loss is about as
 fast (faster below 2^17, on a CPU) and gives the logits too."""
@@ -43,7 +48,8 @@ class EveryDepthOutput(ModelOutput):
     logits: the model's own, at the last depth. None in training mode with a large vocabulary,
         where they are never whole in memory, unless that depth is asked for with `depths=`.
     losses: the loss at each supervised (or asked for) depth, unweighted, detached. Of a batch
-        without labels, the divergence from the last depth at each depth below.
+        without labels, the divergence from the last depth at each depth below; so too in the
+        training of balconies, who learn nothing from labels.
     regularizer: what the objective adds to the weighted losses, detached; None if nothing.
     logits_at: predictions at the depths that were asked for with `depths=`.
     """
@@ -63,6 +69,7 @@ class _Loss(NamedTuple):
     added: Tensor | None
 
 
+@checked
 class EveryDepth(nn.Module):
     """`model`, trained by an objective that supervises its depths.
 
@@ -76,8 +83,8 @@ class EveryDepth(nn.Module):
     no loss, unless the objective is distilled: then every row that is not padding counts.
 
     label_smoothing, class_weights: as in `torch.nn.functional.cross_entropy`.
-    criterion: a loss of your own, `f(prediction, labels, context)`, one number a row; `context` has
-        the batch and what the readout predicts beside the logits (`context["pred_boxes"]`).
+    criterion: a loss of your own, `f(prediction, labels, context)`, one number per row; `context`
+        has the batch and what the readout predicts beside the logits (`context["pred_boxes"]`).
     any_depth_loss: compute the loss of all depths a chunk of logits at a time (True), plainly
         (False), or as the number of logits suggests (None).
     raise_on_nan: stop with an error that names the first depth at which NaN appears; it waits for
@@ -87,7 +94,7 @@ class EveryDepth(nn.Module):
     >>> net = ed.EveryDepth(model, objective=ed.lpa())
     >>> out = net(**test.batch(range(8)))
     >>> out.loss.backward()
-    >>> sorted(out.losses)  # one loss a depth
+    >>> sorted(out.losses)  # one loss per depth
     [1, 2, 3]
     """
 
@@ -134,6 +141,7 @@ class EveryDepth(nn.Module):
             )
         self.register_load_state_dict_pre_hook(_with_inner_keys)
         self.training = model.training
+        self._name_inputs()
 
     @property
     def stream(self) -> ResidualStream:
@@ -144,7 +152,7 @@ class EveryDepth(nn.Module):
 
     @property
     def saved_parameters(self) -> int:
-        """How many parameters one shared head saves against one head a depth."""
+        """How many parameters one shared head saves against one head per depth."""
         head = sum(parameter.numel() for parameter in self.stream.head.parameters())
         return head * (self.stream.depth - 1)
 
@@ -156,7 +164,12 @@ class EveryDepth(nn.Module):
         self.step, self.total_steps, self._counts_itself = step, total_steps, False
 
     def forward(
-        self, *, depths: Sequence[int] = (), measure: Measure | None = None, **batch: Any
+        self,
+        *,
+        depths: Sequence[int] = (),
+        measure: Measure | None = None,
+        labels: Any = None,  # by name, for Hugging Face's Trainer, which looks for it
+        **batch: Any,
     ) -> Any:
         """One pass, which gives an `EveryDepthOutput`.
 
@@ -164,6 +177,7 @@ class EveryDepth(nn.Module):
         measure: give `measure(net, batch)` instead. What it computes goes through this call, also
             where the module is wrapped: FSDP has gathered the parameters, autocast is on.
         """
+        batch = batch if labels is None else {**batch, "labels": labels}
         return self._pass(batch, depths) if measure is None else measure(self, batch)
 
     def _pass(self, batch: Mapping[str, Any], depths: Sequence[int]) -> EveryDepthOutput:
@@ -221,9 +235,9 @@ class EveryDepth(nn.Module):
 
     def save_pretrained(self, directory: str | Path, **kwargs: Any) -> None:
         """Save the plain model, as itself; of a PEFT model the adapters, in PEFT's format."""
-        adapters = adapters_of(self.model)
-        if adapters is not None:
-            save_adapters(adapters, Path(directory))
+        around = adapter(self.model)
+        if around is not None:
+            around.save_pretrained(str(directory))
             return
         cast(Any, unwrapped(self.model)).save_pretrained(directory, **kwargs)
 
@@ -237,12 +251,32 @@ class EveryDepth(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A stream may hold functions that know their model; a copy needs its own.
-        return {**self.__dict__, "_stream": None}
+        kept = {name: value for name, value in self.__dict__.items() if name != "forward"}
+        return {**kept, "_stream": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._name_inputs()
+
+    def _name_inputs(self) -> None:
+        """Let `forward` show the model's own parameters beside ours.
+
+        Hugging Face's Trainer drops the columns of a data set that it does not find there.
+        """
+        own = inspect.signature(type(self).forward).parameters
+        named = {name: own[name] for name in ("depths", "measure", "labels")}
+        for name, parameter in inspect.signature(unwrapped(self.model).forward).parameters.items():
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                named.setdefault(name, parameter.replace(kind=parameter.KEYWORD_ONLY))
+        shown = partial(type(self).forward, self)
+        rest = own["batch"]
+        vars(shown)["__signature__"] = inspect.Signature([*named.values(), rest])
+        self.forward = shown
 
     # -- the parts of a pass ----------------------------------------------------------------------
 
     def _targets(self, batch: Mapping[str, Any]) -> Targets | None:
-        if batch.get("labels") is None:
+        if batch.get("labels") is None or (self.training and self._labels_teach_nobody):
             return None
         stream = self.stream
         labels = batch["labels"]
@@ -261,6 +295,15 @@ class EveryDepth(nn.Module):
         if first and len(targets) == 0:
             raise nothing_asked()
         return targets
+
+    @property
+    def _labels_teach_nobody(self) -> bool:
+        """Whether all depths below the last learn from it alone, and it is frozen itself."""
+        exits = {id(p) for found in self.stream.exits.values() for p in found.parameters()}
+        return bool(exits) and not (
+            any(self.objective.label_weights([1.0] * (self.stream.depth + 1))[:-1])
+            or any(p.requires_grad and id(p) not in exits for p in self.parameters())
+        )
 
     def _weights(self) -> list[float]:
         objective = self.objective
@@ -315,10 +358,15 @@ class EveryDepth(nn.Module):
         added: Tensor | None = None
         for group in [[depth] for depth in depths] if self.heads else [depths][: len(depths)]:
             head = cast(nn.Linear, self.own_head(group[0]) or self.stream.head)
+            weight, bias = head.weight, cast(Tensor | None, head.bias)
+            asked = None if pull is None or targets.labels is not None else pull.words
+            if asked is not None and towards is not None and self.training:
+                random = self._moment().random(WORDS_DRAWN)
+                weight, bias = some_words(towards.teacher, weight, bias, asked, random)
             found = any_depth_loss(
                 [inputs[d] for d in group],
-                head.weight,
-                cast(Tensor | None, head.bias),
+                weight,
+                bias,
                 targets.labels,
                 targets.class_scale,
                 [labels[d] for d in group],
@@ -415,7 +463,7 @@ class EveryDepth(nn.Module):
         if found.shape != (self.stream.classes,):
             raise SettingError(
                 f"class_weights have shape {tuple(found.shape)}, but the head of "
-                f"{self.stream.name} has {self.stream.classes} classes; give one number a class"
+                f"{self.stream.name} has {self.stream.classes} classes; give one number per class"
             )
         if not bool((found.isfinite() & (found >= 0)).all()) or not bool(found.any()):
             raise SettingError(

@@ -32,6 +32,11 @@ def optimizer_of(
     parameters = [p for p in net.parameters() if p.requires_grad]
     if not parameters:
         raise SettingError("every parameter is frozen; let at least one require a gradient")
+    if not isinstance(optimizer, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SettingError(
+            f"optimizer={optimizer!r:.80}; use one of {', '.join(OPTIMIZERS)}, or an optimizer "
+            "object"
+        )
     defaults = OPTIMIZERS[optimizer]
     rate = defaults.lr if lr is None else lr
     decay = defaults.weight_decay if weight_decay is None else weight_decay

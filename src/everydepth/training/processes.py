@@ -13,7 +13,11 @@ from accelerate import (
     FullyShardedDataParallelPlugin,
     PartialState,
 )
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.tracking import (
+    LOGGER_TYPE_TO_CLASS,
+    GeneralTracker,
+    get_available_trackers,
+)
 from accelerate.utils import DistributedType, gather_object
 
 from everydepth.errors import SettingError
@@ -21,10 +25,14 @@ from everydepth.runs.together import on_cpus
 from everydepth.training.module import EveryDepth
 
 
-def accelerator_for(
-    net: EveryDepth, trackers: str | Sequence[Any], run: str | Path | None
-) -> Accelerator:
-    _check_trackers([trackers] if isinstance(trackers, str) else trackers)
+def accelerator_for(net: EveryDepth, trackers: object, run: str | Path | None) -> Accelerator:
+    if not isinstance(trackers, str | Sequence | None):
+        raise SettingError(
+            f"trackers={trackers!r:.80}; use a name such as 'tensorboard', or a list of names and "
+            "trackers of accelerate"
+        )
+    trackers = [trackers] if isinstance(trackers, str) else list(trackers or ())
+    _check_trackers(trackers)
     # A separate head may have no part in a step, and DDP must know that beforehand.
     partial = bool(net.heads)
     accelerator = Accelerator(
@@ -55,7 +63,7 @@ def _check_trackers(trackers: Sequence[Any]) -> None:
     known = [str(name) for name in LOGGER_TYPE_TO_CLASS]
     installed = [str(name) for name in get_available_trackers()]
     for name in trackers:
-        if not isinstance(name, str) or name in (*installed, "all"):
+        if isinstance(name, GeneralTracker) or name in (*installed, "all"):
             continue
         if name in known:
             raise SettingError(

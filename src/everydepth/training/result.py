@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
-from transformers.utils import logging
 
+from everydepth.progress import quiet_transformers
 from everydepth.results import Result, Results, curve, named, provenance
 from everydepth.results.result import readable
 from everydepth.runs import Run
 from everydepth.runs.history import history as logged_curves
-from everydepth.stream import unwrapped
-from everydepth.training.lora import adapters_of, save_adapters, save_merged
+from everydepth.stream import adapter, merged, unwrapped
 from everydepth.training.module import EveryDepth
 from everydepth.training.scoring import Scores
 
@@ -32,7 +31,7 @@ class FitResult(Results, kind="fit"):
 
     >>> net = ed.EveryDepth(model, ed.lpa())
     >>> done = ed.fit(net, train, valid, steps=3, progress=False)
-    >>> done.steps, done.stopped, len(done.valid["accuracy"])  # one accuracy a depth
+    >>> done.steps, done.stopped, len(done.valid["accuracy"])  # one accuracy per depth
     (3, 'finished', 3)
     """
 
@@ -118,15 +117,17 @@ def _validated(name: str, values: Sequence[float]) -> Result:
 
 def write_result(run: Run, result: FitResult, net: EveryDepth, state: dict[str, Tensor]) -> None:
     """The plain model and the outcome, into the run directory."""
-    plain = unwrapped(net.model)
-    adapters = adapters_of(net.model)
-    if adapters is not None and not (run.path / "model").exists():
-        with _no_progress_bars():
-            run.write_folder("adapter", lambda folder: save_adapters(adapters, folder))
-            run.write_folder("model", lambda folder: save_merged(adapters, folder))
-    elif hasattr(plain, "save_pretrained") and not (run.path / "model").exists():
+    around = adapter(net.model)
+    if (run.path / "model").exists():
+        pass
+    elif around is not None:
+        whole: Any = merged(copy.deepcopy(around))
+        with quiet_transformers():
+            run.write_folder("adapter", lambda folder: around.save_pretrained(str(folder)))
+            run.write_folder("model", lambda folder: whole.save_pretrained(folder))
+    elif hasattr(unwrapped(net.model), "save_pretrained"):
         own = {k: v for k, v in state.items() if not (net.heads and k.startswith("heads."))}
-        with _no_progress_bars():
+        with quiet_transformers():
             run.write_folder("model", lambda folder: net.save_pretrained(folder, state_dict=own))
     names = ("steps", "epochs", "stopped", "seconds", "best_step", "best_value", "callbacks")
     run.write_results({"valid": result.valid, **{name: result.about[name] for name in names}})
@@ -145,15 +146,3 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif value is not None:
             found[name] = value
     return found
-
-
-@contextmanager
-def _no_progress_bars() -> Generator[None, None, None]:
-    """Silence what transformers shows while it saves."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -92,6 +92,11 @@ def schedule_of(schedule: str | Schedule, warmup: float | int, total_steps: int)
     """The schedule by name or itself, after a warm-up of N steps (below 1: a share of all)."""
     if isinstance(schedule, str):
         schedule = SCHEDULES[schedule]
+    if not callable(getattr(schedule, "factor", None)):
+        raise SettingError(
+            f"schedule={schedule!r:.80}; use {', '.join(map(repr, SCHEDULES))}, a Schedule, or a "
+            "torch scheduler together with its optimizer"
+        )
     steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
     if not 0 <= steps < total_steps:
         raise SettingError(

@@ -19,7 +19,7 @@ from everydepth.stream.rows import pick_rows
 from everydepth.training.module import EveryDepth
 
 Scores = dict[str, tuple[float, ...]]
-"""By metric, one value a depth."""
+"""By metric, one value per depth."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,7 +155,7 @@ def set_random_state(state: Mapping[str, Any], generators: list[torch.Generator]
 
 @contextmanager
 def kept_random_state() -> Generator[None, None, None]:
-    """The global random states inside are nobody else's: afterwards they are as before."""
+    """The global random states belong to the context: afterwards they are as before."""
     before = random_state([])
     try:
         yield

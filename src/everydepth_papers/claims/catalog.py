@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -18,6 +19,7 @@ from everydepth.errors import SettingError
 from everydepth.tracing import effective_depth
 from everydepth_papers.claims.claim import Claim
 from everydepth_papers.claims.facts import TAU, Facts
+from everydepth_papers.premise import Premise
 
 PAIR = "it compares two trainings of the same network; train both and compare their reports"
 NOISE = "it needs to know which training labels are wrong; see `everydepth ablate` and `audit`"
@@ -31,6 +33,55 @@ TRANSFORMER = {"ViT": ("vit:end_to_end",)}
 def _pairs(training: str, *kinds: str) -> dict[str, tuple[str, ...]]:
     names = {"vit": "ViT", "resnet": "ResNet", "lm": "LM", "mlp": "MLP"}
     return {names[kind]: (f"{kind}:{training}", f"{kind}:end_to_end") for kind in kinds}
+
+
+# -- premises --------------------------------------------------------------------------------------
+
+LEARNED = Premise(
+    test="skill",
+    value=lambda *facts: min(f["skill"] for f in facts),
+    failing="inconclusive",
+)
+"""Accuracy minus a linear classifier's, of every network compared; see `standard`."""
+FITTED = Premise(
+    test="training accuracy",
+    value=lambda *facts: min(f["train_accuracy"][-1] for f in facts),
+    least=0.95,
+)
+LEAVES = Premise(
+    test="share that leaves before the last layer",
+    value=lambda f, *_: f["exit_early"],
+    least=0.05,
+)
+ALIGNED = Premise(
+    test="cosine of mean training and test gradients at the site",
+    value=lambda f: f["alignment"],
+)
+RESOLVED = Premise(
+    test="share that noise alone leaves within 10 %",
+    value=lambda f: float(np.nanmean(f["within_10_noise"])),
+    least=0.9,
+    failing="inconclusive",
+)
+BOUNDED = Premise(
+    test="depths at which the bound is below 1",
+    value=lambda f: float((f["disagree_bound"] < 1).sum()),
+    least=1.0,
+)
+GAIN = Premise(
+    test="gain of aligned training in mean accuracy",
+    value=lambda _, aligned, plain: _mean_accuracy(aligned) - _mean_accuracy(plain),
+    least=0.01,
+)
+
+
+def _memorized(*arms: str) -> Premise:
+    """Networks that did not fit their labels say nothing about memorization."""
+    return Premise(
+        test="training accuracy, wrong labels included",
+        value=lambda f: min(f[f"{arm}_train_accuracy"] for arm in arms),
+        least=0.99,
+    )
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -90,9 +141,9 @@ def _accuracy_drop(facts: Facts) -> float:
 
 
 def _depth_needed(facts: Facts) -> float:
-    """Effective depth within one point of the last accuracy, over the depth."""
-    curve = facts["accuracy"]
-    return effective_depth(curve, 0.01)[1] / (len(curve) - 1)
+    """Definition 1: the depth at which training accuracy reaches 95 %, over the depth."""
+    curve = facts["train_accuracy"]
+    return effective_depth(curve, 0.05)[0] / (len(curve) - 1)
 
 
 def _thirds(values: np.ndarray) -> tuple[float, float]:
@@ -113,9 +164,20 @@ def _by_layer(values: np.ndarray) -> float:
 
 def _cosine_share(cosine: Facts, aligned: Facts, plain: Facts) -> float:
     """How much of aligned training's gain in mean accuracy the regularizer gives."""
-    means = [float(f["accuracy"][1:].mean()) for f in (cosine, aligned, plain)]
+    means = [_mean_accuracy(f) for f in (cosine, aligned, plain)]
     gain = means[1] - means[2]
     return (means[0] - means[2]) / gain if gain > 0 else float("nan")
+
+
+def _mean_accuracy(facts: Facts) -> float:
+    return float(facts["accuracy"][1:].mean())
+
+
+def _beyond_bound(facts: Facts) -> float:
+    """How far a frequency of disagreement exceeds Theorem 5's bound, where that is below 1."""
+    frequency, bound = facts["disagree"], facts["disagree_bound"]
+    says = bound < 1
+    return float((frequency - bound)[says].max()) if says.any() else float("nan")
 
 
 def _one_head(aligned: Facts, several: Facts) -> float:
@@ -140,6 +202,8 @@ _ALL = (
             "LM": ("lm:lpa",),
         },
         value=_largest_rise,
+        premises=(LEARNED,),
+        worst=True,
     ),
     Claim(
         name="e2e-not-monotone",
@@ -157,6 +221,7 @@ _ALL = (
         },
         value=_rises,
         own="it is about end-to-end training; lpa-monotone says whether this model's loss rises",
+        premises=(LEARNED,),
     ),
     Claim(
         name="lpa-final-accuracy",
@@ -169,6 +234,7 @@ _ALL = (
         cells=_pairs("lpa", "vit", "resnet"),
         value=lambda a, b: a["accuracy"][-1] - b["accuracy"][-1],
         own=PAIR,
+        premises=(LEARNED,),
     ),
     Claim(
         name="lpa-early-accuracy",
@@ -181,6 +247,7 @@ _ALL = (
         cells=_pairs("lpa", "vit", "resnet"),
         value=lambda a, b: _half(a["accuracy"]) - _half(b["accuracy"]),
         own=PAIR,
+        premises=(LEARNED,),
     ),
     Claim(
         name="early-depths-usable",
@@ -192,18 +259,20 @@ _ALL = (
         threshold=0.9,
         cells={"ViT": ("vit:lpa",), "ResNet": ("resnet:lpa",), "LM": ("lm:lpa",)},
         value=lambda f: _half(f["accuracy"]) / f["accuracy"][-1],
+        premises=(LEARNED,),
     ),
     Claim(
         name="lpa-surfaces",
         paper="progressive",
         source="Table 1",
         statement="LPA fits surfaces better than end-to-end training.",
-        test="log10 of final MSE, LPA over end to end, mean of three surfaces",
+        test="log10 of final MSE, LPA over end to end, mean of eight surfaces",
         relation="<=",
         threshold=0.0,
         cells=_pairs("lpa", "mlp"),
         value=lambda a, b: float(np.log10(a["loss"][:, -1] / b["loss"][:, -1]).mean()),
         own=PAIR,
+        premises=(LEARNED,),
     ),
     Claim(
         name="lpa-worst-error",
@@ -215,6 +284,8 @@ _ALL = (
         threshold=0.01,
         cells={"MLP": ("mlp:lpa",)},
         value=_sup_rise,
+        premises=(LEARNED,),
+        worst=True,
     ),
     Claim(
         name="lpa-early-perplexity",
@@ -227,6 +298,7 @@ _ALL = (
         cells=_pairs("lpa", "lm"),
         value=lambda a, b: _half(a["loss"]) - _half(b["loss"]),
         own=PAIR,
+        premises=(LEARNED,),
     ),
     Claim(
         name="lpa-final-perplexity",
@@ -239,6 +311,7 @@ _ALL = (
         cells=_pairs("lpa", "lm"),
         value=lambda a, b: a["loss"][-1] - b["loss"][-1],
         own=PAIR,
+        premises=(LEARNED,),
     ),
     Claim(
         name="lpa-cost",
@@ -262,17 +335,66 @@ _ALL = (
         threshold=0.01,
         cells={"ViT": ("vit:lpa",), "ResNet": ("resnet:lpa",)},
         value=lambda f: f["different"][-1] - f["different"][1],
+        premises=(LEARNED,),
+    ),
+    Claim(
+        name="blocks-meet-residual",
+        paper="progressive",
+        source="Proposition 3.2, Eqs. 7 and 8",
+        statement="Trained by LPA, every block adds toward what is still missing.",
+        test="cosine of what a block adds with target minus prediction before it, smallest of the "
+        "blocks, mean of the surfaces",
+        relation=">=",
+        threshold=0.0,
+        cells={"MLP": ("mlp:lpa",)},
+        value=lambda f: float(f["toward_residual"].min(1).mean()),
+        premises=(LEARNED,),
+        own="it is measured on surfaces",
     ),
     Claim(
         name="covariance-diagonal",
         paper="expansion",
         source="Figure 1, Assumption 3",
         statement="Coordinates of activation gradients are nearly uncorrelated.",
-        test="share of off-diagonal covariances within 10 % of the mean variance, all depths",
+        test="share of off-diagonal covariances of raw coordinates within 10 % of the mean "
+        "variance, all depths, rows not trained on",
         relation=">=",
         threshold=0.9,
         cells=CLASSIFIERS,
         value=lambda f: float(np.nanmean(f["within_10"])),
+        premises=(
+            LEARNED,
+            RESOLVED,
+        ),
+        needs=("trace", "covariance"),
+    ),
+    Claim(
+        name="alignment-bound-holds",
+        paper="expansion",
+        source="Theorem 5",
+        statement="Mean gradients of disjoint rows disagree no more often than the bound allows.",
+        test="frequency of a product <= 0 of two disjoint quarters of unseen rows, 200 draws, "
+        "minus the bound, worst of the depths where that is below 1",
+        relation="<=",
+        threshold=0.0,
+        cells=CLASSIFIERS,
+        value=_beyond_bound,
+        premises=(BOUNDED,),
+        worst=True,
+        needs=("covariance",),
+    ),
+    Claim(
+        name="covariance-controlled",
+        paper="expansion",
+        source="Assumption 3",
+        statement="The covariance of activation gradients is governed by its variances.",
+        test="largest eigenvalue over the largest variance of a coordinate, mean over depths",
+        relation="<=",
+        threshold=10.0,
+        cells=CLASSIFIERS,
+        value=lambda f: float(np.nanmean(f["norm_over_variance"])),
+        premises=(LEARNED,),
+        needs=("trace", "covariance"),
     ),
     Claim(
         name="signal-decays",
@@ -288,6 +410,7 @@ _ALL = (
         },
         value=lambda a, b: float(np.log10(a["signal"] / b["signal"])),
         own=SWEEP,
+        premises=(LEARNED,),
     ),
     Claim(
         name="depth-helps-wide",
@@ -300,6 +423,7 @@ _ALL = (
         cells={"wide": ("sweep:deep-wide", "sweep:shallow-wide")},
         value=lambda a, b: a["test_loss"] - b["test_loss"],
         own=SWEEP,
+        premises=(LEARNED,),
     ),
     Claim(
         name="alignment-grows-with-width",
@@ -312,6 +436,7 @@ _ALL = (
         cells={"ResNet": ("sweep:deep-wide", "sweep:deep-narrow")},
         value=lambda a, b: a["alignment"] - b["alignment"],
         own=SWEEP,
+        premises=(LEARNED,),
     ),
     Claim(
         name="insertion-keeps-function",
@@ -324,6 +449,7 @@ _ALL = (
         cells=CLASSIFIERS,
         value=lambda f: f["insertion_change"],
         needs=("insertion",),
+        worst=True,
     ),
     Claim(
         name="jumpboard-exists",
@@ -335,19 +461,24 @@ _ALL = (
         threshold=0.001,
         cells=CLASSIFIERS,
         value=lambda f: f["jump_gain"],
-        needs=("jump",),
+        needs=("trace", "jump"),
+        premises=(LEARNED,),
     ),
     Claim(
         name="jumpboard-generalizes",
         paper="expansion",
         source="Theorem 3, Corollary 3",
         statement="The jumpboard's gain carries over to the test set.",
-        test="held-out loss that the same jumpboard takes off, relative to the training loss",
+        test="held-out loss that the same jumpboard takes off (nat)",
         relation=">=",
         threshold=0.0,
         cells=CLASSIFIERS,
         value=lambda f: f["jump_gain_held_out"],
-        needs=("jump",),
+        needs=("trace", "jump"),
+        premises=(
+            LEARNED,
+            ALIGNED,
+        ),
     ),
     Claim(
         name="cos-agrees-with-cka",
@@ -359,6 +490,7 @@ _ALL = (
         threshold=0.8,
         cells=CLASSIFIERS,
         value=_cos_cka,
+        premises=(LEARNED,),
     ),
     Claim(
         name="skips-fix-rotation",
@@ -374,6 +506,7 @@ _ALL = (
             - np.abs(b["cka"][1:-1, -1] - b["cos"][1:-1, -1]).mean()
         ),
         own=PAIR,
+        premises=(LEARNED,),
     ),
     Claim(
         name="similarity-grows-with-closeness",
@@ -385,6 +518,7 @@ _ALL = (
         threshold=0.95,
         cells=CLASSIFIERS,
         value=_closeness,
+        premises=(LEARNED,),
     ),
     Claim(
         name="layers-positively-correlated",
@@ -396,6 +530,8 @@ _ALL = (
         threshold=0.0,
         cells=CLASSIFIERS,
         value=lambda f: float(f["cos"][1:, 1:].min()),
+        premises=(LEARNED,),
+        worst=True,
     ),
     Claim(
         name="accuracy-follows-similarity",
@@ -407,6 +543,7 @@ _ALL = (
         threshold=0.9,
         cells=CLASSIFIERS,
         value=_accuracy_similarity,
+        premises=(LEARNED,),
     ),
     Claim(
         name="skip-dominates",
@@ -418,6 +555,33 @@ _ALL = (
         threshold=1.0,
         cells=CLASSIFIERS,
         value=lambda f: float(np.nanmean(f["norm_ratio"])),
+        premises=(LEARNED,),
+    ),
+    Claim(
+        name="trajectory-straight",
+        paper="tracing",
+        source="Assumption 1, Eq. 6",
+        statement="Features travel along a straight line (the geodesic) from layer to layer.",
+        test="distance of depths 1 and L over the length of the path between them, mean of samples",
+        relation=">=",
+        threshold=0.9,
+        cells=TRANSFORMER,
+        value=lambda f: f["straight"],
+        premises=(LEARNED,),
+        needs=("trace", "path"),
+    ),
+    Claim(
+        name="probability-rises",
+        paper="tracing",
+        source="Theorem 2",
+        statement="The probability of the label rises where similarity to the last layer does.",
+        test="share of steps from a depth to the next with a rising COS at which it rises",
+        relation=">=",
+        threshold=0.9,
+        cells=TRANSFORMER,
+        value=lambda f: f["probability_rises"],
+        premises=(LEARNED,),
+        needs=("trace", "path"),
     ),
     Claim(
         name="decisions-saturate",
@@ -429,6 +593,7 @@ _ALL = (
         threshold=0.5,
         cells={**CLASSIFIERS, "LM": ("lm:end_to_end",)},
         value=lambda f: f["saturation"][-2],
+        premises=(LEARNED,),
     ),
     Claim(
         name="aligned-saturates-earlier",
@@ -441,6 +606,7 @@ _ALL = (
         cells=_pairs("aligned", "vit", "lm"),
         value=lambda a, b: (a["saturation_depth"] - b["saturation_depth"]) / a["depth"],
         own=PAIR,
+        premises=(LEARNED,),
     ),
     Claim(
         name="aligned-more-similar",
@@ -453,6 +619,7 @@ _ALL = (
         cells=_pairs("aligned", "vit", "lm"),
         value=lambda a, b: float(_to_last(a).mean() - _to_last(b).mean()),
         own=PAIR,
+        premises=(LEARNED,),
     ),
     Claim(
         name="aligned-monotone-accuracy",
@@ -464,18 +631,24 @@ _ALL = (
         threshold=0.005,
         cells={"ViT": ("vit:aligned",), "LM": ("lm:aligned",)},
         value=_accuracy_drop,
+        premises=(LEARNED,),
+        worst=True,
     ),
     Claim(
         name="aligned-effective-depth",
         paper="tracing",
-        source="section 3, Figure 5",
+        source="Definition 1, section 3, Figure 5",
         statement="Aligned training has a much smaller effective depth.",
-        test="depth within a point of the final accuracy, over L, aligned minus standard",
+        test="depth at which training accuracy reaches 95 %, over L, aligned minus standard",
         relation="<=",
         threshold=-0.1,
         cells=_pairs("aligned", "vit"),
         value=lambda a, b: _depth_needed(a) - _depth_needed(b),
         own=PAIR,
+        premises=(
+            LEARNED,
+            FITTED,
+        ),
     ),
     Claim(
         name="aligned-final-accuracy",
@@ -488,6 +661,7 @@ _ALL = (
         cells=_pairs("aligned", "vit"),
         value=lambda a, b: a["accuracy"][-1] - b["accuracy"][-1],
         own=PAIR,
+        premises=(LEARNED,),
     ),
     Claim(
         name="one-head-suffices",
@@ -500,6 +674,7 @@ _ALL = (
         cells={"ViT": ("vit:aligned", "vit:multi_classifier")},
         value=_one_head,
         own=PAIR,
+        premises=(LEARNED,),
     ),
     Claim(
         name="cosine-regularizer-helps-little",
@@ -512,6 +687,10 @@ _ALL = (
         cells={"ViT": ("vit:cosine", "vit:aligned", "vit:end_to_end")},
         value=_cosine_share,
         own=PAIR,
+        premises=(
+            LEARNED,
+            GAIN,
+        ),
     ),
     Claim(
         name="exits-keep-accuracy",
@@ -523,7 +702,11 @@ _ALL = (
         threshold=-0.01,
         cells={"ViT": ("vit:aligned",)},
         value=lambda f: f["exit_gain"],
-        needs=("exit",),
+        needs=("trace", "exit"),
+        premises=(
+            LEARNED,
+            LEAVES,
+        ),
     ),
     Claim(
         name="aligned-exits-earlier",
@@ -535,8 +718,12 @@ _ALL = (
         threshold=1.2,
         cells=_pairs("aligned", "vit"),
         value=lambda a, b: a["exit_speedup"] / b["exit_speedup"],
-        needs=("exit",),
+        needs=("trace", "exit"),
         own=PAIR,
+        premises=(
+            LEARNED,
+            LEAVES,
+        ),
     ),
     Claim(
         name="progressive-separation",
@@ -548,6 +735,7 @@ _ALL = (
         threshold=-0.9,
         cells={"ViT": ("vit:aligned",)},
         value=lambda f: _by_layer(f["separation"][1:]),
+        premises=(LEARNED,),
     ),
     Claim(
         name="one-layer-reaches",
@@ -560,6 +748,7 @@ _ALL = (
         cells={"one layer": ("layer:constructed",)},
         value=lambda f: float(f["ratios"].max()),
         own=THEOREM,
+        worst=True,
     ),
     Claim(
         name="one-layer-width",
@@ -578,14 +767,17 @@ _ALL = (
         paper="residual",
         source="Figure 1a",
         statement="Residual connections have no impact on memorization.",
-        test="memorized share, skips of a layer removed in training, minus untouched",
+        test="memorized share, skips of the first or last layer removed in training (the smaller), "
+        "minus untouched",
         relation=">=",
         threshold=-0.05,
         cells={
-            "first layer": ("noisy:first", "noisy:whole"),
-            "last layer": ("noisy:last", "noisy:whole"),
+            "ViT": ("noisy:arms",),
         },
-        value=lambda a, b: a["memorization"] - b["memorization"],
+        value=lambda f: (
+            min(f["first_memorization"], f["last_memorization"]) - f["whole_memorization"]
+        ),
+        premises=(_memorized("whole", "first", "last"),),
         own=NOISE,
     ),
     Claim(
@@ -596,8 +788,9 @@ _ALL = (
         test="test accuracy, skips of the first layer removed in training, minus untouched",
         relation="<=",
         threshold=-0.01,
-        cells={"first layer": ("noisy:first", "noisy:whole")},
-        value=lambda a, b: a["test_accuracy"] - b["test_accuracy"],
+        cells={"ViT": ("noisy:arms",)},
+        value=lambda f: f["first_test_accuracy"] - f["whole_test_accuracy"],
+        premises=(LEARNED, _memorized("whole", "first")),
         own=NOISE,
     ),
     Claim(
@@ -608,8 +801,9 @@ _ALL = (
         test="test accuracy, skips of the first layer removed minus of the last",
         relation="<=",
         threshold=-0.01,
-        cells={"ViT": ("noisy:first", "noisy:last")},
-        value=lambda a, b: a["test_accuracy"] - b["test_accuracy"],
+        cells={"ViT": ("noisy:arms",)},
+        value=lambda f: f["first_test_accuracy"] - f["last_test_accuracy"],
+        premises=(LEARNED, _memorized("first", "last")),
         own=NOISE,
     ),
     Claim(
@@ -620,9 +814,11 @@ _ALL = (
         test="gradient norm of memorized over that of clean test samples, largest of the layers",
         relation="<=",
         threshold=1.0,
-        cells={"ViT": ("noisy:whole",)},
+        cells={"ViT": ("noisy:arms",)},
         value=lambda f: float(f["gradient_ratio"].max()),
         own=NOISE,
+        premises=(_memorized("whole"),),
+        worst=True,
     ),
     Claim(
         name="statistics-consistent",
@@ -632,33 +828,39 @@ _ALL = (
         test="largest relative difference over layers of the activations' standard deviation",
         relation="<=",
         threshold=0.1,
-        cells={"ViT": ("noisy:whole",)},
+        cells={"ViT": ("noisy:arms",)},
         value=lambda f: f["std_apart"],
         own=NOISE,
+        premises=(_memorized("whole"),),
+        worst=True,
     ),
     Claim(
         name="early-residuals-matter-most",
         paper="residual",
         source="abstract, section 5.1, Figure 2",
         statement="Residual connections of early layers matter most.",
-        test="accuracy after removing one layer's skips, first third minus last third of layers",
+        test="accuracy after removing one layer's skips of the trained network (the paper removes "
+        "them in training), first third minus last third of layers",
         relation="<=",
         threshold=-0.01,
         cells=CLASSIFIERS,
         value=lambda f: _early_against_late(f["removed_accuracy"]),
-        needs=("ablate",),
+        needs=("trace", "ablate"),
+        premises=(LEARNED,),
     ),
     Claim(
         name="early-margins-fall-most",
         paper="residual",
         source="section 5.2, Figures 8 and 23",
         statement="Removing early residual connections reduces the output margin most.",
-        test="margin after removal over the whole margin, first third minus last third of layers",
+        test="margin after removal from the trained network over the whole margin, first third "
+        "minus last third of layers",
         relation="<=",
         threshold=-0.01,
         cells=CLASSIFIERS,
         value=lambda f: _early_against_late(f["removed_margin"] / f["whole_margin"]),
-        needs=("ablate",),
+        needs=("trace", "ablate"),
+        premises=(LEARNED,),
     ),
     Claim(
         name="early-gradients-larger",
@@ -670,18 +872,21 @@ _ALL = (
         threshold=-0.8,
         cells=TRANSFORMER,
         value=lambda f: _by_layer(f["gradient_norm"][:-1]),
+        premises=(LEARNED,),
     ),
     Claim(
         name="gradients-tell-importance",
         paper="residual",
         source="section 5.2, Figures 9 and 24",
         statement="Layers with larger gradients lose more accuracy when their skips go.",
-        test="rank correlation over layers of gradient norm and accuracy after removal",
+        test="rank correlation over layers of gradient norm and accuracy after removal from the "
+        "trained network",
         relation="<=",
         threshold=-0.5,
         cells=TRANSFORMER,
         value=lambda f: spearman(f["gradient_norm"][:-1], f["removed_accuracy"]),
         needs=("trace", "ablate"),
+        premises=(LEARNED,),
     ),
     Claim(
         name="bound-ordered",
@@ -694,18 +899,26 @@ _ALL = (
         cells=TRANSFORMER,
         value=lambda f: f["bound_ordered"],
         needs=("bound",),
+        worst=True,
     ),
-    Claim(
-        name="bound-holds",
-        paper="residual",
-        source="Theorem 1",
-        statement="The gradient norm stays below the upper bound.",
-        test="share of samples and layers whose gradient norm exceeds it",
-        relation="<=",
-        threshold=0.0,
-        cells=TRANSFORMER,
-        value=lambda f: f["bound_broken"],
-        needs=("bound",),
+    *(
+        Claim(
+            name=f"bound-holds-{form.replace('_', '-')}",
+            paper="residual",
+            source=f"Theorem 1, {words}",
+            statement=f"The gradient norm stays below the upper bound, {words}.",
+            test="share of samples and layers, at x and at x~, whose gradient norm exceeds it",
+            relation="<=",
+            threshold=0.0,
+            cells=TRANSFORMER,
+            value=partial(lambda form, f: f[f"bound_broken_{form}"], form),
+            worst=True,
+            needs=("bound",),
+        )
+        for form, words in (
+            ("as_printed", "Eq. 17 as printed"),
+            ("corrected", "its factors in the order of the paper's definitions"),
+        )
     ),
 )
 

@@ -14,16 +14,17 @@ from everydepth.environment import machine
 from everydepth.errors import DataError, SettingError
 from everydepth.progress import shown
 from everydepth.runs import Run
-from everydepth.runs.cells import Cell, cell_key, run_cells
+from everydepth.runs.cells import Cell, cell_key, finished_cells, run_cells
 from everydepth.runs.engine import EngineConfig
 from everydepth.stream import ResidualStream, as_stream, unwrapped
 from everydepth.stream.feed import Feed, size_for
 from everydepth_papers.claims.catalog import CLAIMS, checked_names
-from everydepth_papers.claims.claim import Claim, Entry, Measured, ask, entry, measured
+from everydepth_papers.claims.claim import Claim, Entry, Measured, ask, entry
 from everydepth_papers.claims.facts import GROUPS, Batches, Facts, Missing, gather
 from everydepth_papers.claims.ledger import Ledger
 from everydepth_papers.claims.standard import SCALES, cell
 from everydepth_papers.paper import paper as paper_of
+from everydepth_papers.verdict import check_seeds
 
 PARTS = 8
 """Disjoint parts of your own data; each gives one value of every claim."""
@@ -39,6 +40,7 @@ def check_claims(
     seeds: int = 3,
     preset: str = "standard",
     run: str | Path | None = None,
+    finished: bool = False,
     where: EngineConfig | None = None,
     batch_size: int = 32,
     max_samples: int = 1024,
@@ -48,13 +50,16 @@ def check_claims(
     """The ledger: which claims of the papers hold, measured.
 
     Without a model: on small standard networks, each trained once a seed and shared by all claims
-    (about ten minutes of one core; `preset="smoke"` takes seconds and says nothing). One value a
-    seed, and Student's 95 % interval of their mean decides. With a model and data: those claims
+    (minutes of one core a seed; `preset="smoke"` takes seconds and says nothing). One value a
+    seed, paired where a claim compares networks; Student's 95 % interval of their mean decides, or
+    the worst value where a claim is about every case. A seed in which a claim's premise fails does
+    not count. With a model and data: those claims
     that can be asked of one model, one value for each of 8 disjoint parts of the data.
 
     only: names of claims. paper: a key of `PAPERS`.
     run: a directory; trained networks are not trained again when it is given a second time, so an
         interrupted ledger goes on where it was, and one with more seeds or claims adds to it.
+    finished: train nothing, and judge every claim by those seeds that the run directory has.
     where: the engine that trains the standard networks, as in `sweep`.
     data: labeled batches, rows, or a data set, as for `trace`.
 
@@ -66,14 +71,15 @@ def check_claims(
     wanted = _chosen(only, paper)
     if preset not in SCALES:
         raise SettingError(f"preset {preset!r}; use {' or '.join(SCALES)}")
-    if seeds < 1:
-        raise SettingError(f"seeds={seeds}; use 1 or more, 2 for an interval")
+    check_seeds(seeds)
     if (model is None) != (data is None):
         given, absent = ("data", "model") if model is None else ("model", "data")
         raise SettingError(
             f"{given} without {absent}; give both to ask a model of your own, or neither for the "
             "standard networks"
         )
+    if finished and (run is None or model is not None):
+        raise SettingError("finished=True without run=, or with a model; give a run to read")
     place = where or EngineConfig()
     if model is not None and place != EngineConfig():
         raise SettingError(
@@ -83,8 +89,8 @@ def check_claims(
     opened = None if run is None else Run.resumed(run, config, kind="claims")
     started = time.perf_counter()
     if model is None:
-        subject, count = f"standard networks ({preset})", seeds
-        entries = _standard(wanted, seeds, preset, opened, place, progress)
+        subject = f"standard networks ({preset})"
+        entries, count = _standard(wanted, seeds, preset, opened, place, progress, finished)
     else:
         stream = as_stream(model)
         subject, count = stream.name, 0
@@ -132,7 +138,9 @@ def _standard(
     run: Run | None,
     where: EngineConfig,
     progress: bool,
-) -> tuple[Entry, ...]:
+    finished: bool,
+) -> tuple[tuple[Entry, ...], int]:
+    """The entries, and how many seeds there are of at least one network."""
     names = list(dict.fromkeys(n for c in wanted for cells in c.cells.values() for n in cells))
     # Seed by seed: what is interrupted is then a ledger of fewer seeds. A cell of which other
     # groups were read is another cell.
@@ -141,21 +149,27 @@ def _standard(
         for seed in range(seeds)
         for name in names
     ]
-    found = run_cells(
-        cells,
-        partial(_measured, preset),
-        run=run,
-        where=where,
-        skips=DataError,  # not kept: the data may be there next time
-        title="standard networks",
-        progress=progress,
-    )
+    if finished and run is not None:
+        found = finished_cells(cells, run.path)
+    else:
+        found = run_cells(
+            cells,
+            partial(_measured, preset),
+            run=run,
+            where=where,
+            skips=DataError,  # not kept: the data may be there next time
+            title="standard networks",
+            progress=progress,
+        )
     facts: dict[tuple[str, int], Facts] = {}
     for one in cells:
         key = cell_key(one)
+        if finished and key not in found.results:
+            continue
         absent = {"values": {}, "missing": {"*": found.skipped.get(key)}}
         facts[one["network"], one["seed"]] = Facts(found.results.get(key, absent))
-    return tuple(_asked(claim, facts, seeds) for claim in wanted)
+    there = {seed for _, seed in facts}
+    return tuple(_asked(claim, facts, seeds) for claim in wanted), len(there)
 
 
 def _measured(preset: str, *, network: str, seed: int, groups: list[str]) -> Mapping[str, Any]:
@@ -167,11 +181,11 @@ def _asked(claim: Claim, facts: Mapping[tuple[str, int], Facts], seeds: int) -> 
     gaps: list[str] = []
     for kind, cells in claim.cells.items():
         try:
-            values = [ask(claim, *(facts[name, seed] for name in cells)) for seed in range(seeds)]
+            there = [s for s in range(seeds) if all((name, s) in facts for name in cells)]
+            cases = [tuple(facts[name, seed] for name in cells) for seed in there]
+            found.append(ask(claim, kind, cases))
         except Missing as reason:
             gaps.append(f"{kind}: {reason}")
-            continue
-        found.append(measured(claim, kind, values))
     return entry(claim, found, "; ".join(gaps))
 
 
@@ -196,7 +210,16 @@ def _own(
     facts: list[Facts] = []
     for part in shown(parts, stream.name, total=len(parts), enabled=progress):
         facts.append(Facts(gather(model, part, groups)))
+    _learned_as_a_whole(facts)
     return tuple(_asked_of(claim, stream, facts) for claim in wanted)
+
+
+def _learned_as_a_whole(facts: Sequence[Facts]) -> None:
+    """One network learned or did not, whichever part of the data is looked at."""
+    values = [one.content["values"] for one in facts if "skill" in one]
+    mean = sum(one["skill"] for one in values) / max(len(values), 1)
+    for one in values:
+        one["skill"] = mean
 
 
 def _parts(batches: Batches) -> list[Batches]:
@@ -217,7 +240,7 @@ def _asked_of(claim: Claim, stream: ResidualStream, facts: Sequence[Facts]) -> E
         why = f"{stream.name} has {stream.depth} blocks; a trajectory needs {FEWEST_BLOCKS}"
         return entry(claim, (), why)
     try:
-        values = [ask(claim, one) for one in facts]
+        found = ask(claim, stream.name, [(one,) for one in facts])
     except Missing as reason:
         return entry(claim, (), str(reason))
-    return entry(claim, [measured(claim, stream.name, values)])
+    return entry(claim, [found])

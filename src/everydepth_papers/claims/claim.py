@@ -10,8 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from everydepth.ablations import interval
-from everydepth_papers.claims.facts import Facts
-from everydepth_papers.verdict import Verdict, of_all, of_interval
+from everydepth_papers.claims.facts import Facts, Missing
+from everydepth_papers.premise import Checked, Premise, counting, failing
+from everydepth_papers.verdict import Verdict, of_all, of_interval, of_worst
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +21,12 @@ class Claim:
 
     test: how the number is made, in words; `value` makes it. It holds where the whole interval is
         `relation` the threshold, does not where none of it is, and is inconclusive in between.
-    cells: by kind of network, the standard trainings it compares; their facts go to `value` in this
-        order, one value a seed.
+    worst: the statement is about every case (a theorem, "in all layers"), so the largest (smallest)
+        value decides, not an interval of the mean.
+    premises: what must be true of the networks for the statement to be about them; they get the
+        same facts as `value`. A seed where one fails does not count.
+    cells: by kind of network, the standard runs it compares; their facts go to `value` in this
+        order, one value per seed.
     needs: the groups of facts that `value` reads.
     own: why it cannot be asked of your own single model; empty if it can.
     """
@@ -35,21 +40,34 @@ class Claim:
     threshold: float
     cells: Mapping[str, tuple[str, ...]]
     value: Callable[..., float]
+    premises: tuple[Premise, ...] = ()
+    worst: bool = False
     needs: tuple[str, ...] = ("trace",)
     own: str = ""
 
     def verdict(self, low: float, high: float) -> Verdict:
+        least, most = self._wanted
+        return of_interval(low, high, least=least, most=most)
+
+    def of_worst(self, values: Sequence[float]) -> Verdict:
+        least, most = self._wanted
+        return of_worst(values, least=least, most=most)
+
+    @property
+    def _wanted(self) -> tuple[float, float]:
+        """The least and the most that the number may be."""
         if self.relation == "<=":
-            return of_interval(low, high, most=self.threshold)
-        return of_interval(low, high, least=self.threshold)
+            return -math.inf, self.threshold
+        return self.threshold, math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """The number of one claim on one kind of network (or on your own model).
 
-    values: one a seed, or one a part of the data. low, high: Student's 95 % interval of their mean;
-        None for fewer than two.
+    values: one a seed, or one a part of the data, of those that count. low, high: Student's 95 %
+        interval of their mean, or the smallest and largest where the worst decides; None for fewer
+        than two. premises: each with its figure in every seed.
     """
 
     on: str
@@ -58,6 +76,7 @@ class Measured:
     high: float | None
     verdict: Verdict
     note: str = ""
+    premises: tuple[Checked, ...] = ()
 
     @property
     def mean(self) -> float | None:
@@ -83,6 +102,7 @@ class Entry:
             "test": claim.test,
             "relation": claim.relation,
             "threshold": claim.threshold,
+            "worst": claim.worst,
             "verdict": self.verdict,
             "note": self.note,
             "measured": [
@@ -94,26 +114,36 @@ class Entry:
                     "values": list(one.values),
                     "verdict": one.verdict,
                     "note": one.note,
+                    "premises": [checked.to_json() for checked in one.premises],
                 }
                 for one in self.measured
             ],
         }
 
 
-def measured(claim: Claim, on: str, values: Sequence[float]) -> Measured:
-    """The interval of some values, and the verdict. Undefined values are left out, and said."""
-    found = np.asarray(values, dtype=float)
+def measured(
+    claim: Claim, on: str, values: Sequence[float], premises: Sequence[Checked] = ()
+) -> Measured:
+    """The interval of those values that count, and the verdict. Undefined ones are left out."""
+    counted = counting(premises, len(values))
+    found = np.asarray([v for v, yes in zip(values, counted, strict=True) if yes], dtype=float)
     real = found[np.isfinite(found)]
     gone = f"{len(found) - len(real)} of {len(found)} undefined" if len(real) < len(found) else ""
-    low, high = interval(real)  # Student's: of three seeds a bootstrap would be far too narrow
     few = "one value has no interval" if len(real) == 1 else ""
+    low, high = math.nan, math.nan
+    if len(real) > 1:
+        # Student's: of a few seeds a bootstrap would be far too narrow.
+        low, high = (real.min(), real.max()) if claim.worst else interval(real)
+    worst = claim.worst and len(real) > 0
+    judged = claim.of_worst(real.tolist()) if worst else claim.verdict(low, high)
     return Measured(
         on=on,
         values=tuple(float(v) for v in real),
-        low=None if math.isnan(low) else low,
-        high=None if math.isnan(high) else high,
-        verdict=claim.verdict(low, high),
+        low=None if math.isnan(low) else float(low),
+        high=None if math.isnan(high) else float(high),
+        verdict=failing(premises, len(values)) or judged,
         note="; ".join(filter(None, (gone, few))),
+        premises=tuple(premises),
     )
 
 
@@ -126,6 +156,16 @@ def entry(claim: Claim, found: Sequence[Measured], note: str = "") -> Entry:
     return Entry(claim=claim, measured=tuple(found), verdict=overall, note=note)
 
 
-def ask(claim: Claim, *facts: Facts) -> float:
-    """The claim's number, from facts of as many cells as it compares."""
-    return float(claim.value(*facts))
+def ask(claim: Claim, on: str, cases: Sequence[tuple[Facts, ...]]) -> Measured:
+    """The claim's number in each case, facts of as many networks as it compares, judged."""
+    values = [float(claim.value(*case)) for case in cases]
+    figures = [[_figure(premise, case) for case in cases] for premise in claim.premises]
+    checked = [p.of(found) for p, found in zip(claim.premises, figures, strict=True)]
+    return measured(claim, on, values, checked)
+
+
+def _figure(premise: Premise, case: tuple[Facts, ...]) -> float | None:
+    try:
+        return premise.value(*case)
+    except Missing:  # what cannot be measured is not known to be met
+        return None

@@ -17,8 +17,9 @@ from everydepth.ablations import ablate, is_ordered, tapped, upper_bound, weight
 from everydepth.errors import EveryDepthError
 from everydepth.exits import Confidence, evaluate
 from everydepth.growth import jumpboard, score
-from everydepth.stream import as_stream, evaluating, insert, unwrapped
+from everydepth.stream import Targets, as_stream, evaluating, insert, unwrapped
 from everydepth.tracing import trace
+from everydepth_papers.evidence.gradients import raw_gradients
 
 TAU = 0.9
 """Confidence above which a sample leaves."""
@@ -103,7 +104,6 @@ _TRACED = {
     "distinguishability": "different",
     "gradient_norm": "gradient_norm",
     "gradient_mean": "signal",
-    "gradient_covariance": "within_10",
 }
 _SERIES = {"neural_collapse": "separation", "distinguishability": "different_5"}
 _GROUPS = ("prediction", "decisions", "similarity", "structure", "gradients")
@@ -127,13 +127,35 @@ def _trace(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
         if metric == "saturation":
             values[fact] = result.arrays["cumulative"]
             values["saturation_depth"] = result.meta["mean_depth"]
-        elif metric == "gradient_covariance":
-            values[fact] = result.arrays["within_10"]
         elif fact not in values:
             values[fact] = result.arrays[name] if name else result.value
     if "monotonicity" in found.results and not found.results["monotonicity"].is_gap:
         arrays = found.results["monotonicity"].arrays
         values["monotone_share"] = float(arrays["monotone_share"])
+    return values | _skill(model, data, values)
+
+
+def _skill(model: nn.Module, data: Batches, values: Mapping[str, Any]) -> dict[str, float]:
+    """What a network has over the most frequent label, or over the mean: the least to be beaten."""
+    if "accuracy" not in values and "sup_error" not in values:
+        return {}
+    stream = as_stream(model)
+    asked = [Targets.of(stream, batch, weighted=False) for batch in data]
+    if "accuracy" in values:
+        counts = torch.cat([c for one in asked if (c := one.classes) is not None]).bincount()
+        return {"skill": float(values["accuracy"][-1]) - float(counts.max() / counts.sum())}
+    spread = torch.cat([one.labels for one in asked]).double().var(0, correction=0).mean()
+    return {"skill": 1 - float(values["loss"][-1]) / max(float(spread), 1e-300)}
+
+
+def _path(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
+    """How straight features travel (Assumption 1), and if coming closer means surer (Theorem 2)."""
+    found = trace(model, data, ["straightness", "probability_rises"], progress=False).results
+    values: dict[str, Any] = {}
+    if not (straight := found["straightness"]).is_gap:
+        values["straight"] = float(straight.value)
+    if not (rises := found["probability_rises"]).is_gap:
+        values["probability_rises"] = rises.meta["share"]
     return values
 
 
@@ -146,25 +168,41 @@ def _ablate(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
 
 def _exit(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
     found = evaluate(model, data, Confidence(threshold=TAU), progress=False)
-    drop = None if found.accuracy is None else found.accuracy - (found.accuracy_full or 0.0)
-    values: dict[str, Any] = {"exit_speedup": found.layer_speedup}
-    return values if drop is None else values | {"exit_gain": drop}
+    left = np.asarray(found.exits, dtype=float)
+    values: dict[str, Any] = {
+        "exit_speedup": found.layer_speedup,
+        "exit_early": float(left[:-1].sum() / left.sum()),
+    }
+    if found.accuracy is not None:
+        values["exit_gain"] = found.accuracy - (found.accuracy_full or 0.0)
+    return values
 
 
 def _bound(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
+    """Share of samples and layers beyond Theorem 1's bound, at what attention and the MLP read."""
     stream = as_stream(model)
     ordered: list[bool] = []
-    broken: list[float] = []
+    broken: dict[str, list[float]] = {}
     with evaluating(unwrapped(stream.model)):
         widths = weight_widths(stream, data[0])
         for batch in data:
             taps = tapped(stream, batch)
-            at_x, _ = upper_bound(widths, taps)
-            ordered.append(is_ordered(at_x))
-            norms = np.stack([n[0].double().cpu().numpy() for n in taps.norms])
+            norms = [n[:2].double().cpu().numpy() for n in taps.norms]
             with np.errstate(divide="ignore"):
-                broken.append(float((np.log10(norms) > at_x).mean()))
-    return {"bound_ordered": float(np.mean(ordered)), "bound_broken": float(np.mean(broken))}
+                logs = np.log10(np.stack(norms, 1))  # x and x~, layer, sample
+            for form in ("as_printed", "corrected"):
+                bound = np.stack(upper_bound(widths, taps, form))
+                broken.setdefault(form, []).append(float((logs > bound).mean()))
+                ordered.append(is_ordered(bound[0]))
+    return {
+        "bound_ordered": float(np.mean(ordered)),
+        **{f"bound_broken_{form}": float(np.mean(share)) for form, share in broken.items()},
+    }
+
+
+def _covariance(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
+    found = raw_gradients(model, data)
+    return {name: [one[name] for one in found] for name in PROVIDES["covariance"]}
 
 
 def _jump(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
@@ -177,9 +215,8 @@ def _jump(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
     return {
         "jump_found": float(jump.found),
         "jump_gain": jump.margin / max(found.loss, 1e-12),
-        "jump_gain_held_out": (jump.margin_valid or 0.0) / max(found.loss, 1e-12),
+        "jump_gain_held_out": jump.margin_valid or 0.0,
         "alignment": None if best.alignment is None else best.alignment.cosine,
-        "site_within_10": [site.covariance.within_10 for site in found.sites],
     }
 
 
@@ -203,14 +240,24 @@ GROUPS: Mapping[str, Group] = {
     "ablate": _ablate,
     "exit": _exit,
     "bound": _bound,
+    "covariance": _covariance,
+    "path": _path,
     "jump": _jump,
     "insertion": _insertion,
 }
 PROVIDES: Mapping[str, tuple[str, ...]] = {
-    "trace": (*dict.fromkeys(_TRACED.values()), "saturation_depth", "monotone_share"),
+    "trace": (*dict.fromkeys(_TRACED.values()), "saturation_depth", "monotone_share", "skill"),
     "ablate": ("removed_accuracy", "removed_margin", "whole_accuracy", "whole_margin"),
-    "exit": ("exit_speedup", "exit_gain"),
-    "bound": ("bound_ordered", "bound_broken"),
-    "jump": ("jump_found", "jump_gain", "jump_gain_held_out", "alignment", "site_within_10"),
+    "exit": ("exit_speedup", "exit_early", "exit_gain"),
+    "bound": ("bound_ordered", "bound_broken_as_printed", "bound_broken_corrected"),
+    "covariance": (
+        "within_10",
+        "within_10_noise",
+        "norm_over_variance",
+        "disagree",
+        "disagree_bound",
+    ),
+    "path": ("straight", "probability_rises"),
+    "jump": ("jump_found", "jump_gain", "jump_gain_held_out", "alignment"),
     "insertion": ("insertion_change",),
 }

@@ -10,8 +10,10 @@ from everydepth.errors import SettingError
 from everydepth.results import Results, named, rows
 from everydepth_papers.claims.catalog import CLAIMS, checked_names
 from everydepth_papers.claims.claim import Entry, Measured
+from everydepth_papers.number import number
 from everydepth_papers.paper import PAPERS, papers_table
-from everydepth_papers.verdict import VERDICTS, Verdict
+from everydepth_papers.premise import Checked
+from everydepth_papers.verdict import VERDICTS, Verdict, few_seeds
 
 
 class Ledger(Results, kind="claims"):
@@ -67,6 +69,7 @@ class Ledger(Results, kind="claims"):
                         "high": [one["high"] for _, one in every],
                         "wanted": [_wanted(row) for row, _ in every],
                         "verdict": [one["verdict"] for _, one in every],
+                        "premises": [_premises(one) for _, one in every],
                         "test": [row["test"] for row, _ in every],
                     },
                     title="What was measured of each claim",
@@ -97,6 +100,8 @@ class Ledger(Results, kind="claims"):
         lines = [
             INTRODUCTION.format(subject=content["subject"], seeds=content["seeds"], counts=shown)
         ]
+        if warning := few_seeds(content["seeds"]):
+            lines += [warning, ""]
         if machine:
             versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
             lines += [
@@ -120,11 +125,21 @@ INTRODUCTION = """\
 
 On the {subject}, {seeds} seeds: {counts}.
 
-A claim *holds* where the whole 95 % interval (Student's, over seeds) lies on the claimed side of
-the threshold, *does not hold* where none of it does, and is *inconclusive* in between; a claim on
-several kinds of networks holds if it holds on each. The networks are small and the data too: a
-claim that does not hold here may hold at scale, and the other way round. Thresholds were fixed
-before anything was measured. What each network is: `everydepth_papers.claims.standard`.
+A claim *holds* where the whole 95 % interval (Student's, over seeds, which are paired where
+networks are compared) lies on the claimed side of the threshold, *does not hold* where none of it
+does, and is *inconclusive* in between. Where a claim is about every case, such as a theorem, the
+worst seed decides instead (*each ... to ...*). A claim on several kinds of networks holds if it
+holds on each to which it applies.
+
+No verdict without its premise: behind *given* stands what must be true of the networks for the
+claim to be about them, with its mean, its range over seeds and the seeds that met it. Seeds that do
+not are left out; where fewer than half remain, the row is *not applicable*, or *inconclusive* where
+networks did not learn. *Skill* is accuracy minus that of logistic regression on the same rows
+(language models: of a table of pairs of bytes; surfaces: 1 minus the error over that of a plane).
+
+The networks are small and the data too: a claim that does not hold here may hold at scale, and the
+other way round. Thresholds were fixed before anything was measured. What each network is:
+`everydepth_papers.claims.standard`.
 
 Ask the same of your own model: `everydepth claims MODEL --data DATA`.
 """
@@ -134,6 +149,7 @@ def _entry(row: Mapping[str, Any]) -> Entry:
     found: list[Measured] = []
     for one in row["measured"]:
         kept: dict[str, Any] = {k: v for k, v in one.items() if k not in ("mean", "values")}
+        kept["premises"] = tuple(map(Checked.of_json, one.get("premises", ())))
         found.append(Measured(**kept, values=tuple(one["values"])))
     return Entry(
         claim=CLAIMS[row["name"]],
@@ -158,11 +174,19 @@ def _line(row: Mapping[str, Any]) -> str:
     return "| " + " | ".join(cell.replace("|", "&#124;") for cell in cells) + " |"
 
 
+def _premises(one: Mapping[str, Any]) -> str:
+    """Each with its figure, and in how many cases it was met."""
+    return "; ".join(str(Checked.of_json(content)) for content in one.get("premises", ()))
+
+
 def _in_words(row: Mapping[str, Any], one: Mapping[str, Any]) -> str:
-    """`ViT 0.97 (0.95 to 0.99), wanted >= 0.9`."""
-    if one["mean"] is None:
-        return f"{one['on']}: {one['note'] or 'undefined'}"
-    spread = "no interval"
-    if one["low"] is not None:
-        spread = f"{one['low']:.3g} to {one['high']:.3g}"
-    return f"{one['on']} {one['mean']:.3g} ({spread}), wanted {_wanted(row)}"
+    """`ViT 0.97 (0.95 to 0.99): holds; given ...`."""
+    given = _premises(one)
+    words = f"{one['on']}: {one['note'] or 'no case counts'}"
+    if one["mean"] is not None:
+        spread = "no interval"
+        if one["low"] is not None:
+            spread = f"{number(one['low'])} to {number(one['high'])}"
+            spread = f"each {spread}" if row.get("worst") else spread
+        words = f"{one['on']} {number(one['mean'])} ({spread})"
+    return f"{words}: {one['verdict']}" + (f" *given {given}*" if given else "")

@@ -3,10 +3,10 @@
 | cell | network | data |
 |---|---|---|
 | `vit:*` | vision transformer, 6 blocks, width 48 | digits, clean |
-| `noisy:*` | the same | digits, a fifth of the labels flipped; skips of a layer gone in training |
+| `noisy:*` | the same, trained on clean rows first | 320 digits, 5 % of the labels flipped |
 | `resnet:*` | ResNet-14 | digits |
 | `sweep:*` | ResNets of other depths and widths | digits |
-| `mlp:*` | residual perceptron, 6 blocks, width 30 | three surfaces |
+| `mlp:*` | residual perceptron, 6 blocks, width 30 | eight surfaces |
 | `perceptron:*` | residual perceptron with and without skips | digits |
 | `lm:*` | language model on bytes, 4 blocks, width 64 | tiny Shakespeare |
 | `layer:*` | one transformer layer, constructed or trained | maps of `constructions` |
@@ -17,26 +17,30 @@ The same seed gives the same initialization and the same order of data to every 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import nn
 
 from everydepth.ablations import gradient_study, memorization, scaled_skip
 from everydepth.data import (
+    SURFACES,
     Corpus,
     Images,
     batches,
     flip_labels,
     load,
     load_digits,
-    surface_data,
     token_blocks,
 )
+from everydepth.data.sets import Rows
 from everydepth.objectives import (
     Objective,
     aligned,
@@ -46,7 +50,9 @@ from everydepth.objectives import (
     multi_classifier,
 )
 from everydepth.training import EveryDepth, UntilAccuracy, fit
-from everydepth_papers.claims.facts import Batches, gather
+from everydepth_papers.claims.facts import Batches, gather, plain
+from everydepth_papers.evidence import networks
+from everydepth_papers.evidence.baselines import linear_accuracy
 
 OBJECTIVES: Mapping[str, Callable[[], Objective]] = {
     "end_to_end": end_to_end,
@@ -55,23 +61,27 @@ OBJECTIVES: Mapping[str, Callable[[], Objective]] = {
     "multi_classifier": multi_classifier,
     "cosine": lambda: cosine_regularized(1.0),
 }
-SURFACES = ("exponential_saddle", "standing_wave_grid", "logarithmic_central_well")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large the standard networks and their trainings are."""
+    """How large the standard networks and their training runs are."""
 
     blocks: int
     width: int
+    patch: int
     rows: int | None  # of the training data; None: all
-    epochs: int
+    epochs: int  # of the vision transformer
+    resnet_epochs: int
+    sweep_epochs: int
+    perceptron_epochs: int
     noisy_rows: int
     noisy_epochs: int
     points: int
     surface_epochs: int
     lm_steps: int
     lm_blocks: int
+    lm_held: int
     sweep: tuple[tuple[int, int], ...]  # (layers, width) of ResNets: shallow and deep, narrow, wide
     maps: tuple[str, ...]
     precisions: tuple[float, ...]
@@ -82,14 +92,19 @@ SCALES: Mapping[str, Scale] = {
     "smoke": Scale(
         blocks=3,
         width=16,
+        patch=4,
         rows=128,
         epochs=1,
+        resnet_epochs=1,
+        sweep_epochs=1,
+        perceptron_epochs=1,
         noisy_rows=64,
         noisy_epochs=2,
         points=128,
         surface_epochs=1,
         lm_steps=3,
         lm_blocks=2,
+        lm_held=32,
         sweep=((8, 4), (14, 4), (8, 8), (14, 8)),
         maps=("wave",),
         precisions=(0.1,),
@@ -98,14 +113,19 @@ SCALES: Mapping[str, Scale] = {
     "standard": Scale(
         blocks=6,
         width=48,
+        patch=4,
         rows=None,
-        epochs=16,
+        epochs=40,
+        resnet_epochs=8,
+        sweep_epochs=12,
+        perceptron_epochs=16,
         noisy_rows=320,
-        noisy_epochs=60,
+        noisy_epochs=70,
         points=3000,
-        surface_epochs=30,
+        surface_epochs=100,
         lm_steps=200,
         lm_blocks=4,
+        lm_held=256,
         sweep=((8, 4), (20, 4), (8, 16), (20, 16)),
         maps=("wave", "turn", "places", "contrast", "soft_lookup", "neighbors", "prefix", "sort"),
         precisions=(0.1, 0.05),
@@ -126,11 +146,11 @@ def cell(name: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[st
 # -- images ----------------------------------------------------------------------------------------
 
 
-def _digits(scale: Scale, seed: int) -> tuple[Images, Images]:
+def _digits(rows: int | None, seed: int) -> tuple[Images, Images]:
     train, test = load_digits("train", seed=seed), load_digits("test", seed=seed)
-    if scale.rows is None:
+    if rows is None:
         return train, test
-    return train.subset(range(scale.rows)), test.subset(range(min(len(test), 64)))
+    return train.subset(range(rows)), test.first(64)
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -140,23 +160,8 @@ def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def vit(scale: Scale) -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    labels: dict[str, Any] = {"num_labels": 10}
-    return ViTForImageClassification(
-        ViTConfig(
-            image_size=8,
-            patch_size=2,
-            num_channels=1,
-            hidden_size=scale.width,
-            num_hidden_layers=scale.blocks,
-            num_attention_heads=4,
-            intermediate_size=2 * scale.width,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            **labels,
-        )
-    )
+    sizes = {"depth": scale.blocks, "width": scale.width, "heads": 4, "inner": 2 * scale.width}
+    return networks.vit(size=8, patch=scale.patch, channels=1, **sizes)
 
 
 def _resnet(layers: int, width: int) -> nn.Module:
@@ -185,13 +190,37 @@ def _trained(
     return net
 
 
+@cache
+def _linear_digits(rows: int | None, seed: int) -> float:
+    """What a network that learned beats; the same for every network of a seed."""
+    return linear_accuracy(*_digits(rows, seed))
+
+
+def _classifier(
+    model: nn.Module, seed: int, scale: Scale, groups: tuple[str, ...]
+) -> dict[str, Any]:
+    """The facts of a trained classifier, with its skill and its training accuracy by depth."""
+    from everydepth.tracing import trace
+
+    train, test = _digits(scale.rows, seed)
+    found = gather(model, _batches(test), groups, train=_batches(train.subset(range(128))))
+    fitted = trace(model, _batches(train), ["accuracy"], progress=False)["accuracy"]
+    values = found["values"]
+    values["train_accuracy"] = plain(fitted)
+    if "accuracy" in values:
+        values["skill"] = values["accuracy"][-1] - _linear_digits(scale.rows, seed)
+    return found
+
+
 def _vit(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[str, Any]:
-    train, test = _digits(scale, seed)
+    train, test = _digits(scale.rows, seed)
     model = _seeded(lambda: vit(scale), seed)
     net = _trained(model, how, train, seed, scale.epochs, 1e-3)
     if how == "multi_classifier":  # its own heads: the shared readout says nothing of them
-        return {"values": {"accuracy": _own_heads(net, test)}, "missing": {}}
-    return gather(model, _batches(test), groups, train=_batches(train.subset(range(128))))
+        own = _own_heads(net, test)
+        skill = own[-1] - _linear_digits(scale.rows, seed)
+        return {"values": {"accuracy": own, "skill": skill}, "missing": {}}
+    return _classifier(model, seed, scale, groups)
 
 
 @torch.no_grad()
@@ -212,73 +241,77 @@ def _batches(rows: Any) -> Batches:
 
 
 def _noisy(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[str, Any]:
-    train, test = _digits(scale, seed)
-    train = train.subset(range(scale.noisy_rows))
-    flipped = flip_labels(train.labels, 0.2, seed=seed, classes=10)
-    noisy = Images(train.pixel_values, flipped.labels, classes=train.classes)
-    model = _seeded(lambda: vit(scale), seed)
-    layer = {"whole": None, "first": 1, "last": scale.blocks}[how]
-    skip = None if layer is None else scaled_skip(model, layer=layer, c=0.0).attach()
-    _trained(
-        model,
-        "end_to_end",
-        noisy,
-        seed,
-        scale.noisy_epochs,
-        1e-3,
-        schedule="constant",
-        callbacks=[UntilAccuracy(noisy)],
-    )
-    found = memorization(model, noisy, test, flipped=flipped, batch_size=64, progress=False)
-    values: dict[str, Any] = {
-        "memorization": found.memorization,
-        "test_accuracy": found.test_accuracy,
-        "train_accuracy": found.train_accuracy,
-        "reached": float(found.reached),
-    }
-    if skip is None:
-        study = gradient_study(model, test, noisy, flipped=flipped, batch_size=64, progress=False)
-        taps = study.learning.std.keys() & study.memorization.std.keys()
-        apart = [
-            np.abs(study.memorization.std[t].mean(1) / study.learning.std[t].mean(1) - 1)
-            for t in sorted(taps)
-        ]
+    """A network trained on clean rows, then, with all skips and without those of a layer, on others
+    of which 5 % have a wrong label; every arm for the same number of epochs."""
+    train, test = _digits(scale.rows, seed)
+    rows, clean = train.subset(range(scale.noisy_rows)), range(scale.noisy_rows, len(train))
+    flipped = flip_labels(rows.labels, 0.05, seed=seed, classes=10)
+    noisy = Images(rows.pixel_values, flipped.labels, classes=train.classes)
+    start = _seeded(lambda: vit(scale), seed)
+    _trained(start, "end_to_end", train.subset(clean), seed, scale.epochs, 1e-3)
+    values: dict[str, Any] = {}
+    for arm, layer in {"whole": None, "first": 1, "last": scale.blocks}.items():
+        model = copy.deepcopy(start)
+        skip = None if layer is None else scaled_skip(model, layer=layer, c=0.0).attach()
+        first = UntilAccuracy(noisy, stop=False, also=test)
+        epochs = scale.noisy_epochs
+        more: dict[str, Any] = {"schedule": "constant", "callbacks": [first]}
+        _trained(model, "end_to_end", noisy, seed, epochs, 1e-3, **more)
+        found = memorization(model, noisy, test, flipped=flipped, batch_size=64, progress=False)
         values |= {
-            "gradient_ratio": study.smaller.tolist(),
-            "learning_norm": study.learning.norm.tolist(),
-            "std_apart": float(np.max(apart)),
+            f"{arm}_memorization": found.memorization,
+            f"{arm}_test_accuracy": found.test_accuracy,
+            f"{arm}_train_accuracy": found.train_accuracy,
+            f"{arm}_fitted_epoch": (first.first or {}).get("epoch"),
+            f"{arm}_fitted_test_accuracy": (first.first or {}).get("also"),
         }
-    else:
-        skip.remove()
+        if skip is None:
+            values |= _studied(model, noisy, test, flipped)
+            values["skill"] = (found.test_accuracy or 0.0) - linear_accuracy(noisy, test)
+        else:
+            skip.remove()
     return {"values": values, "missing": {}}
 
 
+def _studied(model: nn.Module, noisy: Images, test: Images, flipped: Any) -> dict[str, Any]:
+    study = gradient_study(model, test, noisy, flipped=flipped, batch_size=64, progress=False)
+    learning, memorized = study.learning, study.memorization
+    apart = [
+        np.abs(memorized.std[tap].mean(1) / learning.std[tap].mean(1) - 1)
+        for tap in sorted(learning.std.keys() & memorized.std.keys())
+    ]
+    return {
+        "gradient_ratio": study.smaller.tolist(),
+        "learning_norm": learning.norm.tolist(),
+        "std_apart": float(np.max(apart)),
+    }
+
+
 def _resnet_cell(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[str, Any]:
-    train, test = _digits(scale, seed)
+    train, _ = _digits(scale.rows, seed)
     small = scale.rows is not None
     model = _seeded(lambda: _resnet(8 if small else 14, 4 if small else 8), seed)
-    _trained(model, how, train, seed, max(1, scale.epochs // 2), 3e-3)
-    return gather(model, _batches(test), groups, train=_batches(train.subset(range(128))))
+    _trained(model, how, train, seed, scale.resnet_epochs, 3e-3)
+    return _classifier(model, seed, scale, groups)
 
 
 def _sweep(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[str, Any]:
     deep, wide = how.split("-")
     layers, width = scale.sweep[(deep == "deep") + 2 * (wide == "wide")]
-    train, test = _digits(scale, seed)
+    train, test = _digits(scale.rows, seed)
     model = _seeded(lambda: _resnet(layers, width), seed)
-    _trained(model, "end_to_end", train, seed, max(1, scale.epochs // 3), 3e-3)
+    _trained(model, "end_to_end", train, seed, scale.sweep_epochs, 3e-3)
     from everydepth.tracing import gradient_alignment, trace
 
-    both = [
-        trace(model, _batches(rows), metrics=["gradient_mean", "loss"], progress=False)
-        for rows in (train, test)
-    ]
+    metrics = ["gradient_mean", "loss", "accuracy"]
+    both = [trace(model, _batches(rows), metrics, progress=False) for rows in (train, test)]
     aligned_by_depth = gradient_alignment(*both).arrays["cosine"]
     return {
         "values": {
             "signal": float(both[0]["gradient_mean"][-1]),
             "test_loss": float(both[1]["loss"][-1]),
             "alignment": float(np.ma.mean(aligned_by_depth[:-1])),
+            "skill": float(both[1]["accuracy"][-1]) - _linear_digits(scale.rows, seed),
         },
         "missing": {},
     }
@@ -288,29 +321,41 @@ def _sweep(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[s
 
 
 def _mlp(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[str, Any]:
-    from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
-    from everydepth.tracing import trace
+    from everydepth_papers.evidence.surfaces import plane_error, train_surfaces
 
-    config = ResidualMLPConfig(num_hidden_layers=scale.blocks)
-    losses: list[list[float]] = []
-    worst: list[list[float]] = []
-    for name in SURFACES:
-        train, test = surface_data(name, n_train=scale.points, n_test=2000, seed=seed)
-        model = _seeded(lambda: ResidualMLP(config), seed)
-        _trained(model, how, train, seed, scale.surface_epochs, 3e-3)
-        found = trace(model, list(batches(test, 500)), ["mse", "sup_error"], progress=False)
-        losses.append([float(v) for v in found["mse"]])
-        worst.append([float(v) for v in found["sup_error"]])
-    return {"values": {"loss": losses, "sup_error": worst}, "missing": {}}
+    found = train_surfaces(
+        list(SURFACES),
+        {how: OBJECTIVES[how]()},
+        seed=seed,
+        epochs=scale.surface_epochs,
+        points=scale.points,
+        lr=3e-3,
+        num_hidden_layers=scale.blocks,
+    )["networks"]
+    mse, worst, cosine = (
+        [found[name][how][what] for name in SURFACES] for what in ("mse", "sup", "toward_residual")
+    )
+    planes = [plane_error(name, scale.points, seed) for name in SURFACES]
+    skill = np.mean([1 - last[-1] / plane for last, plane in zip(mse, planes, strict=True)])
+    values = {"loss": mse, "sup_error": worst, "toward_residual": cosine}
+    return {"values": values | {"skill": float(skill)}, "missing": {}}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Flat(Rows):
+    """Images as vectors."""
+
+    KEYS: ClassVar[Mapping[str, str]] = {"inputs": "inputs", "labels": "labels"}
+
+    inputs: Float[torch.Tensor, "rows pixels"]
+    labels: Int[torch.Tensor, " rows"]
 
 
 def _perceptron(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[str, Any]:
     from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
 
-    train, test = (
-        [{"inputs": b["pixel_values"].flatten(1), "labels": b["labels"]} for b in _batches(rows)]
-        for rows in _digits(scale, seed)
-    )
+    images = _digits(scale.rows, seed)
+    train, test = (_Flat(rows.pixel_values.flatten(1), rows.labels) for rows in images)
     config = ResidualMLPConfig(
         num_inputs=64,
         num_outputs=10,
@@ -321,8 +366,10 @@ def _perceptron(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> d
         skips=how == "skips",
     )
     model = _seeded(lambda: ResidualMLP(config), seed)
-    _trained(model, "end_to_end", train, seed, scale.epochs, 1e-3)
-    return gather(model, test, ("trace",))
+    _trained(model, "end_to_end", train, seed, scale.perceptron_epochs, 1e-3)
+    found = gather(model, _batches(test), ("trace",))
+    found["values"]["skill"] = found["values"]["accuracy"][-1] - _linear_digits(scale.rows, seed)
+    return found
 
 
 # -- text ------------------------------------------------------------------------------------------
@@ -359,8 +406,18 @@ def _lm(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[str,
         seed=seed,
         progress=False,
     )
-    held = _batches(test.subset(range(min(len(test), 256))))
-    return gather(model, held, ("trace",))
+    held = test.first(scale.lm_held)
+    found = gather(model, _batches(held), ("trace",))
+    found["values"]["skill"] = found["values"]["accuracy"][-1] - _pairs(ids[:cut], held)
+    return found
+
+
+def _pairs(ids: list[int], held: Any) -> float:
+    """Next-token accuracy of a table: the byte that most often followed this one in training."""
+    followed = np.zeros((256, 256))
+    np.add.at(followed, (ids[:-1], ids[1:]), 1)
+    tokens = np.stack([np.asarray(held[i]["input_ids"]) for i in range(len(held))])
+    return float((followed.argmax(1)[tokens[:, :-1]] == tokens[:, 1:]).mean())
 
 
 def _shakespeare() -> str:
@@ -399,7 +456,7 @@ def _layer(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[s
 
 def _cost(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[str, Any]:
     """Seconds of a training step, LPA over end to end: steps in turn, the best of several."""
-    train, _ = _digits(scale, seed)
+    train, _ = _digits(scale.rows, seed)
     batch = train.batch(range(64))
     nets = [
         EveryDepth(_seeded(lambda: vit(scale), seed), objective)

@@ -30,7 +30,7 @@ def claims(
             "residual."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each standard network.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Training runs of each standard network.")] = 3,
     preset: Annotated[
         str, typer.Option(help="standard, or smoke: seconds, to see that it runs.")
     ] = "standard",
@@ -40,6 +40,12 @@ def claims(
             "--run", "-o", help="A run directory; one that exists is continued (runs/claims)."
         ),
     ] = None,
+    finished: Annotated[
+        bool,
+        typer.Option(
+            "--finished", help="Train nothing: judge every claim by the seeds that --run has."
+        ),
+    ] = False,
     listed: Annotated[bool, typer.Option("--list", help="Print the claims and stop.")] = False,
     record: Annotated[
         Path | None,
@@ -52,9 +58,9 @@ def claims(
     data_root: Annotated[
         str | None, typer.Option(help="The folder that holds named data sets.")
     ] = None,
-    max_samples: Annotated[int, typer.Option(min=1, help="Stop after so many rows.")] = 1024,
+    max_samples: Annotated[int, typer.Option(min=1, help="Use only the first N rows.")] = 1024,
     batch_size: Annotated[int, typer.Option(min=1)] = 32,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 128,
+    max_length: Annotated[int, typer.Option(min=1, help="Longest text, in tokens.")] = 128,
 ) -> None:
     """Which claims of the papers hold? A ledger, measured.
 
@@ -111,6 +117,7 @@ def claims(
         seeds=seeds,
         preset=preset,
         run=run,
+        finished=finished,
         where=where,
         max_samples=max_samples,
         about=about,

@@ -17,7 +17,10 @@ WIDTH = 120  # columns of a table that is not shown in a terminal
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A recipe; --list shows them.")] = None,
     preset: Annotated[
-        str, typer.Option(help="smoke (seconds), small (minutes) or paper (as published).")
+        str,
+        typer.Option(
+            help="smoke (seconds), small (minutes), full (hours) or paper (as published)."
+        ),
     ] = "smoke",
     seeds: Annotated[
         int | None, typer.Option(help="How many, instead of the preset's own.")
@@ -27,7 +30,7 @@ def reproduce(
         typer.Option("--run", "-o", help="The run directory; runs/reproduce/NAME-PRESET if unset."),
     ] = None,
     dry: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, do none.")
+        bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
     ] = False,
     show: Annotated[bool, typer.Option("--list", help="Show all recipes with their cost.")] = False,
     recipes: Annotated[Path | None, typer.Option(help="A folder of recipes of your own.")] = None,
@@ -40,7 +43,7 @@ def reproduce(
 ) -> None:
     """Run a published result and show it beside the printed figures.
 
-    Stop it at any time, also with kill -9, and give the same command again: it does the cells that
+    Stop it at any time, even with kill -9, and give the same command again: it does the cells that
     are missing. The comparison and figure.png are in the run directory; everydepth report shows it.
 
     everydepth reproduce progressive_table1 --preset small

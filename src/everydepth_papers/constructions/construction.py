@@ -1,12 +1,14 @@
 """One transformer layer built, not trained, to a requested precision (One-Layer Transformer).
 
 The theorem says that one attention layer and one position-wise ReLU layer reach any continuous map
-of sequences on a compact domain. This is one way to do it with explicit weights.
+of sequences on a compact domain. This is our way to do it with explicit weights. The paper's own,
+heads that partition the input space and route to outputs, is not here: no text of its proof was at
+hand.
 
 1. *Attention brings each token its context*, exactly up to e^-30. Positions are one-hot codes
    beside the token; head r has queries and keys that read only the codes, so sharp that token i
-   attends to token i+r (or to token r) alone; its value is that token. One head a token brings the
-   whole sequence, one head with uniform weights brings the mean, a position-wise map needs none.
+   attends to token i+r (or to token r) alone; its value is that token. One head per token brings
+   the whole sequence, one head with uniform weights the mean, and a position-wise map needs none.
 2. *The ReLU layer is a sum of ridge functions.* One hidden layer cannot make products, hence no
    bumps with compact support in more than one variable. But it makes every piecewise linear
    function of `v.u`, and the cosine series of a function of D variables is made of those alone:
@@ -14,7 +16,7 @@ of sequences on a compact domain. This is one way to do it with explicit weights
    grid, their cosine transform, the largest terms until the rest adds up to a share of the
    precision, all terms of one direction together interpolated at knots whose distance minimizes
    the number of units for the rest of the precision.
-3. *Answers that depend on the position* need one such sum a position: units of position k get a
+3. *Answers that depend on the position* need one such sum per position: units of position k get a
    large negative bias everywhere else and are exactly zero there.
 4. *Verified before it is returned*, through the module's own forward, on points of another lattice,
    the corners and random points; a finer grid is tried until the precision is met.

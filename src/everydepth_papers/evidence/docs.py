@@ -1,18 +1,26 @@
-"""docs/results.md: every recorded result of every recipe, published against measured."""
+"""Pages of the documentation, from what is recorded beside the recipes."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from everydepth.files import write_text
 from everydepth_papers.evidence.discover import load_recipe, recipe_files
+from everydepth_papers.evidence.index import index_page
 from everydepth_papers.evidence.recipe import PRESETS, Recipe
 from everydepth_papers.evidence.reproduction import Reproduction
+from everydepth_papers.evidence.summaries import (
+    claims_figure,
+    claims_of,
+    claims_picture,
+    summary_page,
+)
 from everydepth_papers.paper import PAPERS, papers_table
 
 INTRODUCTION = """\
-# Results: published against measured
+# Tables: published against measured
 
 Written by `everydepth reproduce --docs docs/results.md` from the `results/*.json` beside each
 recipe of `everydepth_papers`; do not edit. Each table is one recipe. *Published* is what the paper
@@ -29,7 +37,9 @@ between.
 Data sets of the *small* presets are folders under `EVERYDEPTH_DATA`, named as the recipe says
 (`everydepth reproduce NAME --preset small --dry-run`): `fashion-mnist` holds the four official IDX
 files, `cifar10` the official images, text sets their official files; `*.gz` and `*.xz` are read as
-they are. Data sets of the *paper* presets come from the Hugging Face hub by name.
+they are. `all-MiniLM-L6-v2` and `stories15M` are folders that transformers opens, `cifar-10.2` has
+the npz files of its authors. A *full* preset is for a night on one machine. Data sets of the
+*paper* presets come from the Hugging Face hub by name.
 """
 
 
@@ -43,8 +53,8 @@ def recorded(folder: Path) -> list[Reproduction]:
     ]
 
 
-def results_page(recipes: Path | None = None) -> str:
-    """The page, from what is recorded."""
+def tables_page(recipes: Path | None = None) -> str:
+    """Every recorded result of every recipe, published against measured."""
     found = [(load_recipe(file), file.parent) for file in recipe_files(recipes).values()]
     found.sort(key=lambda pair: [*PAPERS, ""].index(pair[0].paper))
     sections = (_section(recipe, folder) for recipe, folder in found)
@@ -61,8 +71,32 @@ def figure_files(recipes: Path | None = None) -> dict[str, Reproduction]:
     return found
 
 
+def pages(root: Path) -> dict[str, str]:
+    """Name -> text of the pages on the five papers: the summary, all tables, and the index.
+
+    root: of a checkout, whose `benchmarks/results` holds the ledger of claims.
+    """
+    ledger = _ledger(root)
+    results = {name: recorded(file.parent) for name, file in recipe_files().items()}
+    pictures = {found.about["recipe"]: name for name, found in figure_files().items()}
+    return {
+        "results.md": summary_page(ledger, pictures),
+        "tables.md": tables_page(),
+        "paper-index.md": index_page(results),
+    }
+
+
+def _ledger(root: Path) -> dict[str, Any] | None:
+    file = root / "benchmarks" / "results" / "claims.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
 def write_docs(page: Path, recipes: Path | None = None) -> Path:
-    """Write the page, and the figures drawn again from the recorded cells, beside it."""
+    """Write the page, and the figures drawn again from the recorded cells, beside it.
+
+    Of the papers' own recipes: a summary, with all tables and an index beside it. Of other ones:
+    their tables.
+    """
     folder = page.parent / "assets" / "results"
     folder.mkdir(parents=True, exist_ok=True)
     files = recipe_files(recipes)
@@ -71,7 +105,14 @@ def write_docs(page: Path, recipes: Path | None = None) -> Path:
         figure = None if draw is None else draw(found.finished)
         if figure is not None:
             figure.savefig(folder / name, dpi=100)
-    write_text(page, results_page(recipes))
+    if recipes is not None:
+        write_text(page, tables_page(recipes))
+        return page
+    for key in PAPERS:
+        if claims := claims_of(_ledger(page.parent.parent), key):
+            claims_figure(claims).savefig(folder / claims_picture(key), dpi=100)
+    for name, text in pages(page.parent.parent).items():
+        write_text(page if name == "results.md" else page.with_name(name), text)
     return page
 
 

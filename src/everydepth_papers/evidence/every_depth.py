@@ -13,6 +13,8 @@ from torch import nn
 from everydepth.data import Images, load
 from everydepth.objectives import Objective, end_to_end, lpa
 from everydepth.training import EveryDepth, fit
+from everydepth_papers.evidence.baselines import linear_accuracy
+from everydepth_papers.evidence.figures import band
 from everydepth_papers.evidence.recipe import Cell, Finished, Row, over_seeds
 from everydepth_papers.evidence.rows import numbers, paired, where
 
@@ -37,7 +39,7 @@ def images(settings: Cell) -> tuple[Any, Any]:
     parts: list[Images] = []
     for split, rows in (("train", "rows"), ("test", "test_rows")):
         part = load(name, kind=Images, split=split)
-        part = part.subset(range(min(settings.get(rows) or len(part), len(part)))).as_float()
+        part = part.first(settings.get(rows)).as_float()
         if size is not None and part.pixel_values.shape[-1] != size:
             pixels = nn.functional.interpolate(part.pixel_values, size, mode="area")
             part = Images(pixels, part.labels, part.classes)
@@ -82,7 +84,8 @@ def trained_on_images(
     """A cell: the data named in the settings, the network built after the seed is set."""
     train, test = images(settings)
     seeded(seed)
-    return trained(build(settings), settings, seed, folder, train, test)
+    found = trained(build(settings), settings, seed, folder, train, test)
+    return {**found, "linear": linear_accuracy(train, test)}
 
 
 def pairs(results: Sequence[Finished], **settings: Any) -> list[tuple[Finished, Finished]]:
@@ -113,7 +116,11 @@ def depth_rows(
         }
         for name in NAMES.values():
             shown = printed.get(name) if depth == last else None
-            found.append(over_seeds(f"{what}, {name}, {metric}, {words}", shown, values[name]))
+            note = ""
+            if metric == "accuracy":
+                note = linear_note(both[0][0], float(np.mean(values[name])) / scale)
+            quantity = f"{what}, {name}, {metric}, {words}"
+            found.append(over_seeds(quantity, shown, values[name], note))
         gain = np.subtract(values["LPA"], values["E2E"])
         shown = None
         if depth == last and all(name in printed for name in NAMES.values()):
@@ -122,10 +129,46 @@ def depth_rows(
     return found
 
 
+def share_rows(results: Sequence[Finished], *, printed: Mapping[str, Any], like: str) -> list[Row]:
+    """Accuracy at as many depths as the paper prints, evenly over the network, for each model.
+
+    printed: by model and objective, one accuracy a printed depth; under `loss` the losses. like:
+    the model that others are set beside.
+    """
+    found: list[Row] = []
+    for model in dict.fromkeys(r.cell["model"] for r in results):
+        shown = printed.get(model, printed[like])
+        for objective, name in NAMES.items():
+            mine = where(results, objective=objective, model=model)
+            last, count = len(mine[0]["accuracy"]), len(shown[name])
+            for place, (figure, loss) in enumerate(
+                zip(shown[name], shown["loss"][name], strict=True), start=1
+            ):
+                depth = max(1, round(place * last / count))
+                values = [100 * r["accuracy"][depth - 1] for r in mine]
+                note = linear_note(mine[0], float(np.mean(values)) / 100)
+                at = f"depth {depth} of {last}"
+                found.append(over_seeds(f"{model}, {name}, accuracy, {at}", figure, values, note))
+                losses = [r["loss"][depth - 1] for r in mine]
+                found.append(over_seeds(f"{model}, {name}, loss, {at}", loss, losses))
+        found.append(last_gain(results, model, shown, "last depth"))
+        found += worst_fall(results, model, model=model)
+    return found
+
+
+def linear_note(result: Finished, accuracy: float) -> str:
+    """A linear classifier on the same rows, where one was fitted."""
+    linear = result.values.get("linear")
+    if linear is None:
+        return ""
+    side = "below" if accuracy < linear else "above"
+    return f"{side} a linear classifier's {100 * linear:.1f}"
+
+
 def last_gain(
     results: Sequence[Finished], model: str, printed: Mapping[str, Any], last: str
 ) -> Row:
-    """LPA minus E2E at the last depth, in points of accuracy. printed: one value a depth."""
+    """LPA minus E2E at the last depth, in points of accuracy. printed: one value per depth."""
     gain = [100 * (b["accuracy"][-1] - a["accuracy"][-1]) for a, b in pairs(results, model=model)]
     shown = round(printed["LPA"][-1] - printed["E2E"][-1], 2)
     return over_seeds(f"{model}, LPA - E2E, accuracy, {last}", shown, gain)
@@ -167,12 +210,17 @@ def depth_figure(
             mine = where(results, objective=objective, **dict(zip(by, key, strict=True)))
             if not mine:
                 continue
-            values = np.array([r[metric] for r in mine])
-            depths = np.arange(1, values.shape[1] + 1)
-            (line,) = place.plot(depths, values.mean(0), marker="o", markersize=3, label=name)
-            place.fill_between(
-                depths, values.min(0), values.max(0), alpha=0.2, color=line.get_color()
-            )
+            values = [r[metric] for r in mine]
+            band(place, range(1, len(values[0]) + 1), values, name)
+        linear = [
+            r["linear"]
+            for r in results
+            if "linear" in r.values
+            and metric == "accuracy"
+            and tuple(r.cell[name] for name in by) == key
+        ]
+        if linear:
+            place.axhline(np.mean(linear), color="gray", linestyle=":", label="linear classifier")
         if log:
             place.set_yscale("log")
         place.set_title(", ".join(str(part).split("/")[-1] for part in key), fontsize=9)

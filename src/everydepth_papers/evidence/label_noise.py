@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ from everydepth.objectives import end_to_end
 from everydepth.runs import Run
 from everydepth.stream import as_stream
 from everydepth.training import EveryDepth, UntilAccuracy, fit
+from everydepth_papers.evidence.networks import vit
 from everydepth_papers.evidence.recipe import Cell
 from everydepth_papers.evidence.records import (
     ablation_record,
@@ -54,7 +56,8 @@ class Task:
     """What a network is trained and tested on.
 
     labels: the true class of every training row. train: the rows with given classes as labels.
-    before: other rows with right labels, on which a network is trained first.
+    before: other rows with right labels, on which a network is trained first. learned: the training
+    rows as the loss sees them, where that is more than what counts as memorized.
     """
 
     labels: Tensor
@@ -63,6 +66,7 @@ class Task:
     classes: int
     model: Callable[[], nn.Module]
     before: Any = None
+    learned: Callable[[Tensor], Any] | None = None
 
 
 def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
@@ -82,15 +86,18 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
         seed=seed,
     )
     noisy = task.train(noise.labels)
+    learned = noisy if task.learned is None else task.learned(noise.labels)
     start = _started(task, settings, seed, folder / "start")
 
     def train(model: nn.Module, path: Path | None, seed: int) -> Any:
-        callbacks: list[Any] = [UntilAccuracy(noisy)]
+        # Every arm for the same number of epochs (App. D.3); where all labels were first fitted is
+        # noted, with the test accuracy there.
+        callbacks: list[Any] = [UntilAccuracy(noisy, stop=False, also=task.test)]
         if "watch" in settings:
             callbacks.append(
                 GradientWatch(task.test, noisy, flipped=noise, every=settings["watch"])
             )
-        return _fit(model, noisy, settings, seed, path, epochs=settings["epochs"], more=callbacks)
+        return _fit(model, learned, settings, seed, path, epochs=settings["epochs"], more=callbacks)
 
     def swept(layers: Any, scales: tuple[float, ...], run: Path) -> Any:
         return ablate(
@@ -141,7 +148,7 @@ def _studied(model: nn.Module, task: Task, noisy: Any, noise: Any, removed: Any)
         "study": study_record(study),
         "after": ablation_record(after),
         "view": view_record(unified_view(study, removed if whole else after)),
-        # Where the bound is defined, so is one query map a layer.
+        # Where the bound is defined, so is one query map per layer.
         "query_std": None if study.note else list(weight_widths(as_stream(model), batch).query),
     }
 
@@ -186,7 +193,7 @@ def _fit(
         run=folder,
         resume=True,
         keep=1,
-        save_every=settings.get("save_every", 10**6),  # short trainings start again
+        save_every=settings.get("save_every", 10**6),  # short runs start again
         callbacks=more,
         progress=False,
     )
@@ -204,10 +211,16 @@ def _cells(run: Path) -> dict[str, Path]:
 
 
 def _epochs(folder: Path) -> dict[str, Any]:
-    """How long a training went on, and whether it fitted every label."""
+    """How long a training went on, how well it fitted its labels, and when all of them first."""
     results = Run.open(folder).results()
     until = results["callbacks"]["UntilAccuracy"]
-    return {"epochs": len(until["accuracy"]), "reached": until["reached"]}
+    return {
+        "epochs": len(until["accuracy"]),
+        "reached": until["reached"],
+        "train_accuracy": until["accuracy"][-1],
+        "best_accuracy": max(until["accuracy"]),
+        "first": until["first"],
+    }
 
 
 def _watched(folder: Path) -> list[dict[str, Any]]:
@@ -227,23 +240,14 @@ def images(settings: Cell, seed: int) -> Task:
     chosen = every.subset(order[: rows + more].tolist()).normalized((mean,), (std,))
     train = chosen.subset(range(rows))
     test = load(name, split="test", kind=Images).normalized((mean,), (std,))
-    size = train.pixel_values.shape[-1]
-    config = hf.ViTConfig(
-        image_size=size,
-        patch_size=settings["patch"],
-        num_channels=1,
-        hidden_size=settings["width"],
-        num_hidden_layers=settings["depth"],
-        num_attention_heads=4,
-        intermediate_size=2 * settings["width"],
-    )
-    config.num_labels = 10
+    sizes = {name: settings[name] for name in ("patch", "width", "depth")}
+    sizes |= {"size": train.pixel_values.shape[-1], "heads": 4, "inner": 2 * settings["width"]}
     return Task(
         labels=train.labels,
         train=lambda labels: replace(train, labels=labels),
-        test=test.subset(range(min(settings["test"], len(test)))),
+        test=test.first(settings["test"]),
         classes=10,
-        model=lambda: hf.ViTForImageClassification(config),
+        model=lambda: vit(channels=1, **sizes),
         before=chosen.subset(range(rows, rows + more)) if more else None,
     )
 
@@ -328,10 +332,13 @@ def hub(settings: Cell, seed: int) -> Task:
     """The paper's own pairs of data and pretrained network, by their names on the hub."""
     name = settings["data"]
     options = {k: settings[k] for k in ("text", "label") if k in settings}
-    train, test = (
-        load(name, split=settings.get(f"{part}_split", part), **options)
-        for part in ("train", "test")
-    )
+    train: Any = load(name, split=settings.get("train_split", "train"), **options)
+    pieces: tuple[Any, ...] = (train,)
+    if "parts" in settings:  # training, validation and perhaps test rows
+        pieces = train.split(settings["parts"], seed=seed, stratified=True)
+    train = pieces[0]
+    own = settings.get("test_split", "test")
+    test: Any = pieces[2] if len(pieces) > 2 else load(name, split=own, **options)
     classes = len(train.classes)
     if isinstance(train, Images):
         images = train
@@ -348,14 +355,19 @@ def hub(settings: Cell, seed: int) -> Task:
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     length = settings["tokens"]
     if settings.get("generative"):
+
+        def written(labels: Tensor, loss_on: Any = "label") -> Tokens:
+            return label_prompts(
+                train.texts, labels, train.classes, tokenizer, length, loss_on=loss_on
+            )
+
         return Task(
             labels=train.labels,
-            train=lambda labels: label_prompts(
-                train.texts, labels, train.classes, tokenizer, length, loss_on="label"
-            ),
+            train=written,
             test=label_prompts(test.texts, test.labels, test.classes, tokenizer, length),
             classes=classes,
             model=lambda: hf.AutoModelForCausalLM.from_pretrained(settings["model"]),
+            learned=partial(written, loss_on="all"),
         )
     rows = tokenized(train, tokenizer, length)
     return Task(
@@ -426,7 +438,7 @@ def _texts(settings: Cell, seed: int) -> tuple[Texts, Texts, Texts, Texts | None
     return (
         every,
         every.subset(order[:rows]),
-        test.subset(range(min(settings["test"], len(test)))),
+        test.first(settings["test"]),
         every.subset(order[rows : rows + more]) if more else None,
     )
 

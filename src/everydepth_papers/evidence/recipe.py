@@ -13,7 +13,6 @@ Import torch and the rest of the package inside the functions, or name them with
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from everydepth.errors import SettingError
+from everydepth_papers.number import number
 from everydepth_papers.paper import paper
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Cell = dict[str, Any]
 """The settings of one unit of work, as JSON values."""
 
-PRESETS = ("smoke", "small", "paper")
+PRESETS = ("smoke", "small", "full", "paper")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,16 +99,9 @@ class Row:
         """As it is read: quantity, published, measured, spread, note."""
         spread = ""
         if self.low is not None and self.high is not None:
-            spread = f"{_number(self.low)} … {_number(self.high)}"
-        return self.quantity, _number(self.published), _number(self.measured), spread, self.note
-
-
-def _number(value: float | int | str | None) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, str) or not math.isfinite(value):
-        return str(value)
-    return f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
+            spread = f"{number(self.low, 4)} … {number(self.high, 4)}"
+        shown = number(self.published, 4), number(self.measured, 4)
+        return self.quantity, *shown, spread, self.note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +139,7 @@ class Recipe:
         if unknown or "smoke" not in self.presets:
             raise SettingError(
                 f"the recipe {self.name} has the presets {', '.join(self.presets)}; give smoke, "
-                "and small and paper where they make sense"
+                "and small, full and paper where they make sense"
             )
         if self.paper:
             paper(self.paper)  # an unknown one is refused here
@@ -182,6 +175,17 @@ def later(function: str, **settings: Any) -> Callable[..., Any]:
 def both(settings: Cell) -> list[Cell]:
     """The same cell trained end-to-end and with LPA."""
     return [{**settings, "objective": name} for name in ("end_to_end", "lpa")]
+
+
+def in_stages(marks: Sequence[int], last: Cell, **settings: Any) -> list[Cell]:
+    """A cell for each mark, which goes on where the one before stopped.
+
+    last: settings of the last one alone.
+    """
+    return [
+        {**settings, "marks": list(marks[:count]), **(last if count == len(marks) else {})}
+        for count in range(1, len(marks) + 1)
+    ]
 
 
 def published(recipe_file: str | Path) -> dict[str, Any]:

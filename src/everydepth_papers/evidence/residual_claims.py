@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from everydepth.ablations import interval, spearman
 from everydepth_papers.evidence.recipe import Finished, Row
 from everydepth_papers.evidence.rows import where
+from everydepth_papers.premise import Premise, counting, failing
 from everydepth_papers.verdict import of_cases, of_interval
 
 Floats = NDArray[np.float64]
@@ -40,15 +41,39 @@ def mean_row(
     )
 
 
-def claim(statement: str, values: Any, *, low: float = -np.inf, high: float = np.inf) -> Row:
-    """Whether the mean of a figure lies between low and high, judged by its interval."""
+FITTED = Premise(
+    test="training accuracy, wrong labels included", value=lambda figure: figure, least=0.99
+)
+"""What was not memorized says nothing of memorization: in the last epoch of a training."""
+Fitted = Sequence[float | None]
+
+
+def claim(
+    statement: str,
+    values: Any,
+    fitted: Fitted | None = None,
+    *,
+    low: float = -np.inf,
+    high: float = np.inf,
+) -> Row:
+    """Whether the mean of a figure lies between low and high, judged by its interval.
+
+    fitted: the training accuracy of every seed; those below `FITTED` do not count.
+    """
     found = np.asarray(values, dtype=float)
+    checked = [] if fitted is None else [FITTED.of(fitted)]
+    if checked:
+        counted = np.array(counting(checked, len(found)))
+        if refused := failing(checked, len(found)):
+            return Row(f"claim: {statement}", "holds", refused, note=f"given {checked[0]}")
+        found = found[counted]
     first, last = interval(found)
     both = np.isfinite([low, high]).all()  # a range has its ends, "smaller" and "larger" have not
     verdict = of_interval(first, last, least=low, most=high, strictly=not both)
     spread = (None, None) if np.isnan(first) else (_short(first), _short(last))
     where = f"{found[np.isfinite(found)].mean():.3g}" if np.isfinite(found).any() else "no figure"
     note = f"figure {where}" + ("; one seed has no interval" if len(found) == 1 else "")
+    note = "; ".join([note, *(f"given {one}" for one in checked)])
     return Row(f"claim: {statement}", "holds", verdict, *spread, note)
 
 
@@ -104,19 +129,28 @@ def removal_rows(results: Sequence[Finished]) -> list[Row]:
             mean_row(f"test accuracy %, layer {layer} without", "lower", acc[:, i], "", 100.0)
             for i, layer in enumerate(layers)
         ),
+        *_first_fitted_rows(results, layers),
     ]
     lost, drop = mem_all[:, None] - mem, acc_all[:, None] - acc
+    whole = _fitted(results, None)
+    by_layer = [_both(whole, _fitted(results, layer)) for layer in layers]
     rows += [
         claim(
             f"removing the skips of layer {layer} leaves memorization as it is (within 5 points)",
             lost[:, i],
+            by_layer[i],
             low=-SAME,
             high=SAME,
         )
         for i, layer in enumerate(layers)
     ]
     rows += [
-        claim(f"removing the skips of layer {layer} lowers test accuracy", drop[:, i], low=0.0)
+        claim(
+            f"removing the skips of layer {layer} lowers test accuracy",
+            drop[:, i],
+            by_layer[i],
+            low=0.0,
+        )
         for i, layer in enumerate(layers)
     ]
     if len(layers) > 1:
@@ -124,6 +158,7 @@ def removal_rows(results: Sequence[Finished]) -> list[Row]:
             claim(
                 f"test accuracy falls more without layer {layers[0]} than without {layers[-1]}",
                 drop[:, 0] - drop[:, -1],
+                _both(by_layer[0], by_layer[-1]),
                 low=0.0,
             )
         )
@@ -152,6 +187,7 @@ def study_rows(results: Sequence[Finished], query: Mapping[str, float] | None = 
         claim(
             f"the memorization gradient is smaller at layer {n} (ratio)",
             (mem / learn)[:, i],
+            _fitted(results, None),
             high=1.0,
         )
         for i, n in enumerate(layers)
@@ -163,6 +199,7 @@ def study_rows(results: Sequence[Finished], query: Mapping[str, float] | None = 
         claim(
             "the error of memorized samples is smaller (ratio)",
             error["memorization"] / error["learning"],
+            _fitted(results, None),
             high=1.0,
         ),
         claim(
@@ -199,6 +236,7 @@ def _spread_rows(results: Sequence[Finished]) -> list[Row]:
         claim(
             "the std of the stream is the same for both (ratio, within 5 %)",
             (std["memorization"] / std["learning"]).mean(1),
+            _fitted(results, None),
             low=1 - SAME,
             high=1 + SAME,
         ),
@@ -275,7 +313,7 @@ def _margin_rows(results: Sequence[Finished]) -> list[Row]:
     for pair in ("gradient_norm/margin", "gradient_norm/accuracy", "margin/accuracy"):
         found = [_float(r["view"]["spearman"][pair]) for r in results]
         words = pair.replace("_", " ").replace("/", " and ")
-        side = {"low": 0.0} if pair.startswith("margin") else {"high": 0.0}
+        side: dict[str, Any] = {"low": 0.0} if pair.startswith("margin") else {"high": 0.0}
         sign = "rise together" if pair.startswith("margin") else "go against each other"
         rows.append(claim(f"{words} {sign} over layers (Spearman)", found, **side))
     return rows
@@ -333,7 +371,7 @@ def epoch_rows(results: Sequence[Finished]) -> list[Row]:
 
 
 def _margin_lost(plain: Sequence[Any], without: Sequence[Any]) -> float:
-    """By how much the margin is smaller, over the epochs that both trainings reached."""
+    """By how much the margin is smaller, over the epochs that both runs reached."""
     pairs = zip(plain, without, strict=False)
     return float(np.mean([a["learning_margin"] - b["learning_margin"] for a, b in pairs]))
 
@@ -357,7 +395,7 @@ def figure(results: Sequence[Finished]) -> Any:
     ):
         values = 100 * _removed(results, name)
         plain = 100 * _untouched(results, name).mean()
-        axis.axhline(plain, ls="--", color="grey", label="all skips")
+        axis.axhline(plain, ls="--", color="gray", label="all skips")
         axis.errorbar(
             layers, values.mean(0), _half(values), fmt="o-", capsize=3, label="without its skips"
         )
@@ -417,10 +455,40 @@ def _reached(results: Sequence[Finished], index: int | None) -> str:
     return f"all training labels fitted in {int(flags.sum())} of {len(flags)} runs"
 
 
-def _epochs(results: Sequence[Finished], layer: int | None) -> list[int]:
-    """Until all labels were fitted, or to the limit."""
+def _arms(results: Sequence[Finished], layer: int | None) -> list[dict[str, Any]]:
+    """What is known of the training without the skips of a layer, or with all; seed by seed."""
     name = "untouched" if layer is None else f"layer-{layer:02d}-c-0"
-    return [r["epochs"][f"{name}-seed-{r.seed}"]["epochs"] for r in results]
+    return [r["epochs"][f"{name}-seed-{r.seed}"] for r in results]
+
+
+def _epochs(results: Sequence[Finished], layer: int | None) -> list[int]:
+    return [arm["epochs"] for arm in _arms(results, layer)]
+
+
+def _fitted(results: Sequence[Finished], layer: int | None) -> list[float | None]:
+    """Training accuracy in the last epoch; of results from before it was kept, 1 if all fitted."""
+    return [
+        arm.get("train_accuracy", 1.0 if arm["reached"] else None) for arm in _arms(results, layer)
+    ]
+
+
+def _both(one: Fitted, other: Fitted) -> list[float | None]:
+    """The smaller of the two; None where one is not known."""
+    return [None if None in pair else min(pair) for pair in zip(one, other, strict=True)]  # pyright: ignore[reportArgumentType]
+
+
+def _first_fitted_rows(results: Sequence[Finished], layers: Sequence[int]) -> list[Row]:
+    """When all labels were first fitted, and the test accuracy there."""
+    rows: list[Row] = []
+    for layer in (None, *layers):
+        first = [arm["first"] for arm in _arms(results, layer) if arm.get("first")]
+        words = "all skips" if layer is None else f"layer {layer} without"
+        if first:
+            epochs, accuracy = ([one[key] for one in first] for key in ("epoch", "also"))
+            rows.append(mean_row(f"first epoch at 100 %, {words}", None, epochs))
+            words = f"test accuracy % at the first 100 %, {words}"
+            rows.append(mean_row(words, None, accuracy, "", 100.0))
+    return rows
 
 
 def _norms(results: Sequence[Finished], side: str) -> Floats:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from everydepth_papers.evidence.recipe import Finished, Row
+from everydepth_papers.premise import Premise, counting, failing
 from everydepth_papers.verdict import of_cases
 
 
@@ -38,12 +39,32 @@ def holds_in(
     note: str = "",
     *,
     unit: str = "seeds",
+    premises: Sequence[Premise] = (),
 ) -> Row:
     """A row for a statement in words: in how many cases (seeds, pairs of seeds) it holds.
 
-    test: gets one case; the members of a pair are separate arguments.
+    test: gets one case; the members of a pair are separate arguments. premises: a case counts only
+    where they are met, and the row shows their figures.
     """
-    true = [bool(test(*case) if isinstance(case, tuple) else test(case)) for case in cases]
-    count = f"{sum(true)} of {len(true)} {unit}" if true else "no such cell in this preset"
-    words = f"{count}; {note}" if note and true else count
-    return Row(quantity, published, of_cases(true), note=words)
+    checked = [premise.checked(cases) for premise in premises]
+    counted = counting(checked, len(cases))
+    true = [
+        bool(test(*case) if isinstance(case, tuple) else test(case))
+        for case, yes in zip(cases, counted, strict=True)
+        if yes
+    ]
+    count = f"{sum(true)} of {len(true)} {unit}" if cases else "no such cell in this preset"
+    given = [f"given {one}" for one in checked if cases]
+    words = "; ".join([count, *([note] if note and true else []), *given])
+    verdict = failing(checked, len(cases)) or of_cases(true)
+    return Row(quantity, published, verdict, note=words)
+
+
+def learned(baseline: str, words: str, least: float = 0.0) -> Premise:
+    """Every network of a case predicts better, at its last depth, than what `baseline` names."""
+    return Premise(
+        test=f"accuracy of the last depth above {words}",
+        value=lambda *case: min(r["accuracy"][-1] - r[baseline] for r in case),
+        least=least,
+        failing="inconclusive",
+    )

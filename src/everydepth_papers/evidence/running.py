@@ -11,14 +11,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from everydepth.config import checked
 from everydepth.environment import DATA_VARIABLE, machine
 from everydepth.errors import DataError, SettingError
 from everydepth_papers.evidence.recipe import Cell, Finished, Preset, Recipe
 from everydepth_papers.evidence.reproduction import Reproduction
+from everydepth_papers.verdict import check_seeds
 
 BUNDLED = ("digits", "surface", "synthetic")
 
 
+@checked
 def reproduce(
     recipe: Recipe,
     preset: str = "smoke",
@@ -147,9 +150,7 @@ def check_memory(recipe: Recipe, preset: str) -> None:
 
 
 def _cells(recipe: Recipe, preset: Preset, seeds: int | None) -> list[Cell]:
-    count = preset.seeds if seeds is None else seeds
-    if count < 1:
-        raise SettingError(f"{count} seeds; use 1 or more")
+    count = check_seeds(preset.seeds if seeds is None else seeds)
     # Seed by seed, so that what is done of an interrupted recipe compares all settings.
     return [
         {"recipe": recipe.name, **cell, "seed": seed}
@@ -161,7 +162,7 @@ def _cells(recipe: Recipe, preset: Preset, seeds: int | None) -> list[Cell]:
 def _work(
     measured: Recipe, *, folder: Path | None, recipe: str, seed: int, **settings: Any
 ) -> dict[str, Any]:
-    """One cell; a folder that is kept lets a training that was cut short continue."""
+    """One cell; a folder that is kept lets a run that was cut short continue."""
     start = time.perf_counter()
     with nullcontext(folder) if folder is not None else TemporaryDirectory() as own:
         values = measured.cell(settings, seed, Path(own))
@@ -185,11 +186,11 @@ def _missing(need: str) -> str | None:
     if not root:
         return (
             f"it needs {need}, kept in a folder of that name; set {DATA_VARIABLE} to the folder "
-            f"that holds {need}/ (docs/results.md says where each comes from)"
+            f"that holds {need}/ (docs/tables.md says where each comes from)"
         )
     if not (Path(root) / need).is_dir():
         return (
             f"it needs {need}, but there is no folder {need} in {root} ({DATA_VARIABLE}); put it "
-            "there (docs/results.md says where each comes from)"
+            "there (docs/tables.md says where each comes from)"
         )
     return None

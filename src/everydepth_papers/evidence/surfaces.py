@@ -8,7 +8,8 @@ own share every call. Gradients are written out, block by block; the tests compa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ import torch
 from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.optim import Adam
+from torch.optim import SGD, Adam, Optimizer
 
 from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
-from everydepth.data import SURFACES, surface_data
+from everydepth.data import SURFACES, Points, surface_data
 from everydepth.errors import SettingError
 from everydepth.objectives import Objective
 
@@ -33,20 +34,33 @@ class ManyMLPs:
     costs no pass over the activations of its own; its last column is fixed. Units that fill the
     width up to a multiple of 16 are 0 and stay 0. `parameters`: embed (network, inputs + 1, width),
     blocks (2 L, network, width, width), head (network, width, outputs), all parts of `flat`.
+
+    one_map: blocks `x + relu(W x + b)`; the second map is the identity, and stays.
     """
 
-    def __init__(self, models: Sequence[ResidualMLP], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        models: Sequence[ResidualMLP],
+        dtype: torch.dtype = torch.float32,
+        *,
+        one_map: bool = False,
+    ) -> None:
         config = models[0].config
-        plain = config.skips and config.regression and not config.norm
-        if not plain or config.intermediate_size != config.hidden_size:
+        if not config.skips or not config.regression or config.norm:
             raise SettingError(
-                "networks with a norm, without skips, for classes or with another width inside "
-                "cannot be trained together; use ResidualMLPConfig(norm=False, skips=True, "
-                "regression=True)"
+                "networks with a norm, without skips or for classes cannot be trained together; "
+                "use ResidualMLPConfig(norm=False, skips=True, regression=True)"
             )
+        self.one_map = one_map
         self.depth: int = config.num_hidden_layers
         self.size: int = config.hidden_size
-        self.width = 16 * math.ceil((self.size + 1) / 16)
+        self.inner: int = config.intermediate_size
+        if one_map and self.inner != self.size:
+            raise SettingError(
+                f"one_map=True, but the width inside a block is {self.inner} and that of the "
+                f"stream {self.size}; a single map needs them alike"
+            )
+        self.width = 16 * math.ceil((max(self.size, self.inner) + 1) / 16)
         states = [model.state_dict() for model in models]
         maps = [f"blocks.{n}.fc{k}" for n in range(self.depth) for k in (1, 2)]
         self._one = torch.zeros(self.width)  # a 1 for the unit that is always 1
@@ -55,6 +69,9 @@ class ManyMLPs:
         blocks = torch.stack([self._stacked(states, name) for name in maps])
         embed[:, -1] += self._one.to(embed)
         blocks[0::2, :, -1] += self._one.to(embed)
+        if one_map:
+            blocks[1::2] = torch.eye(self.width).to(embed)
+            blocks[1::2, :, -1] = 0.0  # nothing is added to the unit that is always 1
         head = self._stacked(states, "head", outputs=config.num_outputs)
         parts = {"embed": embed, "blocks": blocks, "head": head}
         # One tensor for the optimizer, whose calls would otherwise cost as much as its arithmetic.
@@ -86,15 +103,18 @@ class ManyMLPs:
     def network(self, index: int, *, grad: bool = False) -> dict[str, Tensor]:
         """The state dictionary of one network, or its gradient."""
         parts = self.grads if grad else self.parameters
-        found = self._linear_of("embed", parts["embed"][index])
+        found = self._linear_of("embed", parts["embed"][index], columns=self.size)
         for place in range(2 * self.depth):
             name = f"blocks.{place // 2}.fc{1 + place % 2}"
-            found |= self._linear_of(name, parts["blocks"][place, index])
-        return found | self._linear_of("head", parts["head"][index])
+            sizes = (self.size, self.inner)[:: 1 - 2 * (place % 2)]
+            found |= self._linear_of(name, parts["blocks"][place, index], *sizes)
+        return found | self._linear_of("head", parts["head"][index], rows=self.size)
 
-    def _linear_of(self, name: str, matrix: Tensor) -> dict[str, Tensor]:
-        rows = self.size if len(matrix) == self.width else len(matrix) - 1
-        columns = self.size if matrix.shape[1] == self.width else matrix.shape[1]
+    def _linear_of(
+        self, name: str, matrix: Tensor, rows: int | None = None, columns: int | None = None
+    ) -> dict[str, Tensor]:
+        rows = len(matrix) - 1 if rows is None else rows
+        columns = matrix.shape[1] if columns is None else columns
         weight, bias = matrix[:rows, :columns].T, matrix[-1, :columns]
         return {f"{name}.weight": weight, f"{name}.bias": bias}
 
@@ -130,6 +150,8 @@ class ManyMLPs:
         torch.bmm(x.mT, dh, out=self.grads["embed"])
         for name in ("embed", "blocks"):
             self.grads[name][..., -1] = 0.0  # the unit that is always 1
+        if self.one_map:
+            self.grads["blocks"][1::2] = 0.0
         return losses
 
     def errors(
@@ -138,17 +160,49 @@ class ManyMLPs:
         targets: Float[Tensor, "networks rows outputs"],
         rows: int = 100,
     ) -> Errors:
-        """Mean squared, mean absolute and largest error of every depth 0..L."""
+        """Mean squared, mean absolute and largest error of every depth 0..L.
+
+        toward_residual: of each block 1..L, the cosine over the points of what it adds to the
+        prediction with what is missing before it, `y - z_{l-1}` (Eq. 7); residual_share: the length
+        of the one over the other.
+        """
         shape = self.depth + 1, len(targets)
         squared, absolute, largest = (inputs.new_zeros(shape, dtype=torch.float64) for _ in "abc")
+        added = inputs.new_zeros((self.depth, len(targets)), dtype=torch.float64)
         for x, y in zip(inputs.split(rows), targets.split(rows, dim=1), strict=True):
             states, _ = self._forward(self._inputs(x, len(targets)))
-            error = self._readouts(states).sub_(y).abs_().double()
+            error = self._readouts(states).sub_(y).double()
+            added += error.diff(dim=0).square().sum((2, 3))
+            error.abs_()
             squared += error.square().sum((2, 3))
             absolute += error.sum((2, 3))
             largest = largest.maximum(error.amax((2, 3)))
         count = targets[0].numel()
-        return {"mse": squared.T / count, "mae": absolute.T / count, "sup": largest.T}
+        # |y - z_l|^2 = |y - z_{l-1}|^2 - 2 <what is missing, what is added> + |what is added|^2
+        before, after = squared[:-1], squared[1:]
+        lengths = (before * added).sqrt().clamp(min=1e-300)
+        return {
+            "mse": squared.T / count,
+            "mae": absolute.T / count,
+            "sup": largest.T,
+            "toward_residual": ((before - after + added) / 2 / lengths).T,
+            "residual_share": (added / before.clamp(min=1e-300)).sqrt().T,
+        }
+
+    def predictions(
+        self, inputs: Float[Tensor, "rows inputs"]
+    ) -> Float[Tensor, "depths networks rows outputs"]:
+        """z_0 .. z_L."""
+        networks = self.parameters["head"].shape[0]
+        return self._readouts(self._forward(self._inputs(inputs, networks))[0]).clone()
+
+    def spread(self, values: Float[Tensor, " networks"]) -> Tensor:
+        """A number a network, at the places of its parameters in `flat`."""
+        shapes = {name: part.shape for name, part in self.parameters.items()}
+        found = torch.ones_like(self.flat)
+        for name, view in _views(found, shapes).items():
+            view *= values.view(-1, 1, 1) if name != "blocks" else values.view(1, -1, 1, 1)
+        return found
 
     def _inputs(self, inputs: Tensor, networks: int) -> Tensor:
         ones = inputs.new_ones(len(inputs), 1)
@@ -217,6 +271,36 @@ def order(points: int, batch_size: int, epoch: int, seed: int) -> Iterator[Tenso
     yield from rows[: points // batch_size * batch_size].split(batch_size)
 
 
+OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
+    "adam": partial(Adam, fused=True),
+    "sgd": SGD,
+    "momentum": partial(SGD, momentum=0.9),
+}
+SIDE = 24
+"""Points along a side of the grid on which predictions are kept to be drawn."""
+
+
+def grid(name: str, side: int, dtype: torch.dtype = torch.float32) -> Points:
+    """Evenly spaced points of a surface's square, edges included."""
+    surface = SURFACES[name]
+    along = torch.linspace(*surface.domain, side, dtype=torch.float64)
+    inputs = torch.cartesian_prod(along, along)
+    return Points(inputs.to(dtype), surface(inputs).unsqueeze(-1).to(dtype))
+
+
+def plane_error(name: str, points: int, seed: int) -> float:
+    """Mean squared test error of the least-squares plane: what a network that learned beats.
+
+    >>> from everydepth_papers.evidence.surfaces import plane_error
+    >>> 0.0 < plane_error("standing_wave_grid", 100, seed=0) < 1.0
+    True
+    """
+    train, test = surface_data(name, n_train=points, n_test=points, seed=seed)
+    x, x_test = (torch.cat([p.inputs, torch.ones(len(p), 1)], 1) for p in (train, test))
+    plane = torch.linalg.lstsq(x, train.labels).solution
+    return float((x_test @ plane - test.labels).square().mean())
+
+
 def train_surfaces(
     surfaces: Sequence[str],
     objectives: Mapping[str, Objective],
@@ -225,67 +309,98 @@ def train_surfaces(
     epochs: int = 300,
     points: int = 10_000,
     batch_size: int = 100,
+    optimizer: str = "adam",
     lr: float = 1e-3,
+    factors: Mapping[str, float] | None = None,
     schedule: str = "cosine",
+    one_map: bool = False,
     every: int = 25,
+    draw: str | None = None,
     dtype: torch.dtype = torch.float32,
     folder: Path | None = None,
     **sizes: Any,
 ) -> dict[str, Any]:
     """Train a network for each (surface, objective), all at once, from one start for each surface.
 
-    Adam, the same batches for all. With a folder, the state is kept there every so many epochs, and
-    a training that was cut short goes on from it, to the same numbers. Returns by surface and
-    objective: errors of every depth on the test points, and the mean squared error of the last
-    depth every so many epochs.
+    The same batches for all. factors: of the learning rate, by objective. With a folder, the state
+    is kept there every so many epochs, and a training that was cut short goes on from it, to the
+    same numbers. Returns by surface and objective: errors of every depth on random test points, the
+    mean squared and absolute error of the last depth on an even grid of as many, and the mean
+    squared error every so many epochs, of the last depth and of all. Where a training diverged,
+    errors are None. draw: a surface of which predictions of every depth are returned.
     """
     data = [
         surface_data(s, n_train=points, n_test=points, seed=seed, dtype=dtype) for s in surfaces
     ]
-    inputs, test_inputs = data[0][0].inputs, data[0][1].inputs
+    even = [grid(s, math.isqrt(points), dtype) for s in surfaces]
     each = len(objectives)
-    train = torch.stack([part.labels for part, _ in data]).repeat_interleave(each, 0)
-    test = torch.stack([part.labels for _, part in data]).repeat_interleave(each, 0)
+
+    def stacked(parts: Iterable[Points]) -> Tensor:
+        return torch.stack([part.labels for part in parts]).repeat_interleave(each, 0)
+
+    inputs, test_inputs = data[0][0].inputs, data[0][1].inputs
+    train, test = stacked(p for p, _ in data), stacked(p for _, p in data)
     begun = starts(surfaces, seed, **sizes)
-    nets = ManyMLPs([model for model in begun for _ in range(each)], dtype)
-    optimizer = Adam([nets.flat], lr=lr, fused=True)
+    models = [model for model in begun for _ in range(each)]
+    nets = ManyMLPs(models, dtype, one_map=one_map)
+    stepper = OPTIMIZERS[optimizer]([nets.flat], lr=lr)
+    scales = torch.tensor([(factors or {}).get(name, 1.0) for name in objectives]).to(dtype)
+    faster = None if bool((scales == 1).all()) else nets.spread(scales.repeat(len(surfaces)))
     total = epochs * (points // batch_size)
-    kept = _Kept(folder, nets, optimizer)
-    history = kept.load() or {0: nets.errors(test_inputs, test)["mse"][:, -1]}
+    kept = _Kept(folder, nets, stepper)
+    history = kept.load() or {0: nets.errors(test_inputs, test)["mse"]}
     for epoch in range(max(history), epochs):
         for place, rows in enumerate(order(points, batch_size, epoch, seed)):
             step = epoch * (points // batch_size) + place
             weights = [o.weights(step, total, nets.depth) for o in objectives.values()]
             weights = torch.stack(weights).to(dtype).repeat(len(surfaces), 1)
-            optimizer.param_groups[0]["lr"] = rate(step, total, lr, schedule)
+            stepper.param_groups[0]["lr"] = rate(step, total, lr, schedule)
             nets.losses_and_gradients(inputs[rows], train[:, rows], weights)
-            optimizer.step()
+            before = None if faster is None else nets.flat.clone()
+            stepper.step()
+            if before is not None and faster is not None:
+                # A step is proportional to the rate, in each of the optimizers.
+                torch.lerp(before, nets.flat, faster, out=nets.flat)
         if (epoch + 1) % every == 0 or epoch + 1 == epochs:
-            history[epoch + 1] = nets.errors(test_inputs, test)["mse"][:, -1]
+            history[epoch + 1] = nets.errors(test_inputs, test)["mse"]
             kept.save(history)
     final = nets.errors(test_inputs, test)
+    on_grid = nets.errors(even[0].inputs, stacked(even))
+    final |= {f"grid_{name}": on_grid[name][:, -1:] for name in ("mse", "mae")}
     names = [(surface, objective) for surface in surfaces for objective in objectives]
     found: dict[str, dict[str, Any]] = {surface: {} for surface in surfaces}
     for index, (surface, objective) in enumerate(names):
+        layers = torch.stack([mse[index] for mse in history.values()])
         found[surface][objective] = {
             **{name: _digits(values[index]) for name, values in final.items()},
-            "history": _digits(torch.stack([mse[index] for mse in history.values()])),
+            "history": _digits(layers[:, -1]),
+            "layers": [_digits(row, 3) for row in layers],
         }
+    drawn: dict[str, Any] = {}
+    if draw is not None:
+        shown = nets.predictions(grid(draw, SIDE, dtype).inputs)
+        first = list(surfaces).index(draw) * each
+        for place, objective in enumerate(objectives):
+            drawn[objective] = [_digits(z.flatten(), 3) for z in shown[:, first + place]]
     kept.remove()
-    return {"epochs": list(history), "networks": found}
+    return {"epochs": list(history), "networks": found, **({"drawn": drawn} if drawn else {})}
 
 
 class _Kept:
-    """Parameters, the state of Adam and the history on the disk: one file, whole or not there."""
+    """Parameters, the optimizer's state and the history on the disk: one file, whole or not."""
 
-    def __init__(self, folder: Path | None, nets: ManyMLPs, optimizer: Adam) -> None:
+    def __init__(self, folder: Path | None, nets: ManyMLPs, optimizer: Optimizer) -> None:
         self.file = None if folder is None else folder / "state.safetensors"
         self.nets, self.optimizer = nets, optimizer
 
     def save(self, history: Mapping[int, Tensor]) -> None:
         if self.file is None:
             return
-        state = {f"adam.{k}": v for k, v in self.optimizer.state[self.nets.flat].items()}
+        state = {
+            f"state.{k}": v
+            for k, v in self.optimizer.state[self.nets.flat].items()
+            if isinstance(v, Tensor)
+        }
         errors = {f"epoch.{epoch}": mse.contiguous() for epoch, mse in history.items()}
         unfinished = self.file.with_suffix(".unfinished")
         save_file({"flat": self.nets.flat, **state, **errors}, unfinished)
@@ -297,8 +412,8 @@ class _Kept:
             return None
         stored = load_file(self.file)
         self.nets.flat.copy_(stored["flat"])
-        adam = {k.removeprefix("adam."): v for k, v in stored.items() if k.startswith("adam.")}
-        self.optimizer.state[self.nets.flat] = adam
+        state = {k.removeprefix("state."): v for k, v in stored.items() if k.startswith("state.")}
+        self.optimizer.state[self.nets.flat] = state
         epochs = sorted(int(k.split(".")[1]) for k in stored if k.startswith("epoch."))
         return {epoch: stored[f"epoch.{epoch}"] for epoch in epochs}
 
@@ -307,5 +422,7 @@ class _Kept:
             self.file.unlink(missing_ok=True)
 
 
-def _digits(values: Tensor) -> list[float]:
-    return [float(f"{value:.5g}") for value in values.tolist()]
+def _digits(values: Tensor, digits: int = 5) -> list[float | None]:
+    return [
+        float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()
+    ]

@@ -11,6 +11,7 @@ from tests.zoo import CAUSAL, CLASSIFIERS, ENTRIES
 from everydepth.errors import BatchError, DepthError, SettingError, UnsupportedModelError
 from everydepth.exits.generation import generate
 from everydepth.exits.policies import Confidence
+from everydepth.stream import as_stream
 
 MODEL = CAUSAL["Llama-tied-CausalLM-left"]
 PROMPT = torch.tensor([[5, 6, 7], [8, 9, 10]])
@@ -44,6 +45,8 @@ PROMPT = torch.tensor([[5, 6, 7], [8, 9, 10]])
         ({"max_new_tokens": 0}, SettingError, "max_new_tokens 0; use 1 or more"),
         ({"max_draft": 0, "draft_depth": 1}, SettingError, "max_draft 0; use 1 or more"),
         ({"draft_vocabulary": 61}, SettingError, "draft_vocabulary 61, .* knows 60 .*use 1 to 60"),
+        ({"draft_words": [0, 60]}, SettingError, "draft_words from 0 to 60, .* use 0 to 59"),
+        ({"draft_words": ()}, SettingError, "draft_words are 0 values .* pass token ids"),
         ({"temperature": 0.0, "do_sample": True}, SettingError, "temperature 0.0, .* above 0"),
         ({"top_k": 0, "do_sample": True}, SettingError, "top_k 0; use 1 or more"),
         ({"top_p": 1.5, "do_sample": True}, SettingError, "top_p 1.5; use a number above 0"),
@@ -124,6 +127,10 @@ def test_a_model_that_does_not_predict_the_next_token_is_refused(name: str) -> N
 
 def test_attention_that_cannot_leave_out_tokens_is_refused() -> None:
     model, _ = MODEL.make()
+    stream = as_stream(model)
     model.config._attn_implementation = "flash_attention_2"  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UnsupportedModelError, match="load it with attn_implementation='sdpa'"):
-        generate(model, PROMPT)
+        generate(stream, PROMPT)
+    # Without its kernels the model cannot even be looked at.
+    with pytest.raises(UnsupportedModelError, match="the last one made up was refused"):
+        as_stream(model)

@@ -10,7 +10,9 @@ import torch
 from tests.helpers.generation import DECODERS, decoder, prompts, references, talkative
 
 from everydepth.exits.generation import generate as decode
+from everydepth.exits.generation.drafting import DraftHead
 from everydepth.exits.generation.pacing import Pace
+from everydepth.exits.generation.sampling import Sampling
 from everydepth.stream import as_stream
 
 NEW = 20
@@ -23,7 +25,7 @@ def _cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[r
     """Costs that do not depend on how busy the machine is: a draft is a tenth of a check."""
     plainly = Pace.learn
 
-    def learn(pace: Pace, accepted: Sequence[int], drafting: Sequence[float], _: float) -> None:
+    def learn(pace: Pace, accepted: Sequence[int], drafting: Sequence[float], *_: float) -> None:
         plainly(pace, accepted, [0.1] * len(drafting), 1.0)
 
     monkeypatch.setattr(Pace, "learn", learn)
@@ -75,6 +77,7 @@ def test_slots_of_rejected_tokens_are_taken_back_now_and_then() -> None:
 
 def test_prefix_and_suffix_see_every_token_once() -> None:
     model, rows = talkative("Llama-tied-CausalLM-left", quiet_after=2), prompts(1)
+    generate(model, rows, max_new_tokens=2, draft_depth=2)  # its cache is tried once
     seen = [0] * 4
 
     def count(block: int) -> Callable[..., None]:
@@ -129,6 +132,36 @@ def test_a_draft_over_a_part_of_the_vocabulary_gives_the_same_tokens() -> None:
     )
     assert few.tokens == references(model, rows, NEW)
     assert few.stats.accepted > 0
+
+
+def listed(head: DraftHead) -> list[int]:
+    """The tokens that a draft may choose from."""
+    ids = head.draft(torch.zeros(1, 1, 32), None).ids
+    assert ids is not None
+    return ids.tolist()
+
+
+def test_a_draft_may_choose_what_is_in_the_text_is_likely_or_frequent_elsewhere() -> None:
+    model = talkative("Llama-tied-CausalLM-left", quiet_after=2)
+    drawing = partial(DraftHead, as_stream(model), 2, Sampling(do_sample=True), 8)
+    logits = torch.zeros(2, as_stream(model).classes)
+    logits[0, [40, 41]], logits[0, [50, 51]], logits[1, [50, 51]] = 9.0, -9.0, 9.0
+    for words, others in ((None, set[int]()), (torch.tensor([7, 7, 9, 9, 30]), {7, 9})):
+        head = drawing(words)
+        head.see(torch.tensor([3, 4]), logits[:1])
+        assert {3, 4, 40, 41} | others <= {*listed(head)}
+        head.see(torch.tensor([3, 4]), logits[1:])  # remembered, as nothing was missing
+        assert 50 not in listed(head)
+        head.see(torch.tensor([5, 5]), logits)
+        assert {3, 4, 5, 40, 41, 50, 51} <= {*listed(head)}
+
+
+def test_words_of_other_text_change_no_token() -> None:
+    model, rows = talkative("Llama-tied-CausalLM-left", quiet_after=2), prompts(2)
+    told = {"max_new_tokens": NEW, "draft_depth": 2, "draft_vocabulary": 8, "eos_token_id": ()}
+    said = generate(model, rows, **told, draft_words=torch.arange(5, 25))
+    assert said.tokens == references(model, rows, NEW)
+    assert said.stats.accepted > 0
 
 
 def test_max_draft_is_the_most_that_is_drafted_in_a_round() -> None:

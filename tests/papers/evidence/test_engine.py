@@ -34,7 +34,7 @@ from everydepth_papers.evidence import (
     over_seeds,
     reproduce,
 )
-from everydepth_papers.evidence.docs import results_page
+from everydepth_papers.evidence.docs import tables_page
 from everydepth_papers.evidence.earlier import convert
 
 RECIPE = '''
@@ -186,7 +186,7 @@ def test_the_command_lists_runs_records_and_documents(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "figure.png").stat().st_size > 1000
     invoke("reproduce", "--docs", tmp_path / "docs" / "results.md", "--recipes", folder)
     text = (tmp_path / "docs" / "results.md").read_text()
-    assert text == results_page(folder)
+    assert text == tables_page(folder)
     assert "| a = 3 [b] | 1.5 | 3.1 | 3 … 3.2 | 3 seeds |" in text
     assert (tmp_path / "docs" / "assets" / "results" / "900_demo-smoke.png").exists()
 
@@ -213,7 +213,7 @@ def test_what_cannot_start_says_why_and_what_to_do(
     recipe, _ = find_recipe("900_demo", folder)
     with pytest.raises(SettingError, match="no preset 'large'; use smoke, small, paper"):
         reproduce(recipe, "large")
-    with pytest.raises(SettingError, match="0 seeds; use 1 or more"):
+    with pytest.raises(SettingError, match="0 seeds; use 1 or more, at most 10,000"):
         reproduce(recipe, seeds=0)
     with pytest.raises(SettingError, match=r"takes about 1e\+06 GiB, but this machine has .* free"):
         reproduce(recipe, "paper")

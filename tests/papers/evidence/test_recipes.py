@@ -9,7 +9,10 @@ import pytest
 
 from everydepth_papers.evidence import dry_run, reproduce
 from everydepth_papers.evidence.discover import load_recipe, recipe_files
-from everydepth_papers.evidence.docs import recorded, results_page
+from everydepth_papers.evidence.docs import pages, recorded
+from everydepth_papers.evidence.index import INDEX, NUMBERED, unknown
+from everydepth_papers.evidence.recipe import Row
+from everydepth_papers.paper import PAPERS
 
 FILES = recipe_files()
 DOCS = Path(__file__).parents[3] / "docs"
@@ -44,6 +47,24 @@ def test_recorded_results_are_what_the_recipe_makes_of_its_cells(name: str) -> N
         ]
 
 
-def test_the_page_of_results_is_up_to_date() -> None:
-    written = (DOCS / "results.md").read_text(encoding="utf-8")
-    assert written == results_page(), "run: everydepth reproduce --docs docs/results.md"
+def test_the_pages_of_results_are_up_to_date() -> None:
+    for name, text in pages(DOCS.parent).items():
+        written = (DOCS / name).read_text(encoding="utf-8")
+        assert written == text, f"{name}: run everydepth reproduce --docs docs/results.md"
+
+
+def test_the_index_has_every_numbered_table_and_figure_once() -> None:
+    assert unknown() == set()
+    for key, kinds in NUMBERED.items():
+        for kind, count in kinds.items():
+            found = [n for i in INDEX if (i.paper, i.kind) == (key, kind) for n in i.numbers]
+            assert sorted(found) == list(range(1, count + 1)), (key, kind)
+    assert all(item.recipes or item.why for item in INDEX)
+
+
+def test_every_paper_has_a_summary_and_tiny_numbers_are_shown_as_nothing() -> None:
+    page = pages(DOCS.parent)["results.md"]
+    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == [
+        paper.name for paper in PAPERS.values()
+    ]
+    assert Row("change", None, 4.737e-15).cells[2] == "0"

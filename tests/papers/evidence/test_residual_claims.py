@@ -19,6 +19,14 @@ def test_a_claim_holds_only_where_its_whole_interval_does() -> None:
     assert (alone.measured, alone.note) == ("inconclusive", "figure 0.5; one seed has no interval")
 
 
+def test_seeds_that_did_not_fit_their_labels_say_nothing_of_memorization() -> None:
+    some = claim("x", [0.5, 0.51, -9.0], [1.0, 0.995, 0.8], low=0.0)
+    assert some.measured == "holds"
+    assert "wrong labels included 0.932 (0.8 to 1), needed >= 0.99: 2 of 3" in some.note
+    none = claim("x", [0.5, 0.51, 0.52], [0.8, None, 1.0], low=0.0)
+    assert none.measured == "not applicable"
+
+
 def test_a_claim_carries_the_interval_that_decided_it() -> None:
     row = claim("x", [1.0, 2.0, 3.0], low=0.0)
     half = 4.302653 / 3**0.5

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from everydepth_papers.evidence import Finished
-from everydepth_papers.evidence.rows import holds_in, numbers, paired, where
+from everydepth_papers.evidence.rows import holds_in, learned, numbers, paired, where
+from everydepth_papers.evidence.summaries import EDGE, distance
 
 
 def result(seed: int, value: float, **cell: object) -> Finished:
@@ -53,3 +54,19 @@ def test_undefined_values_become_null_and_are_never_nan() -> None:
     masked = np.ma.masked_array([0.123456789, 0.0], mask=[False, True])
     assert numbers(masked) == [0.12346, None]
     assert numbers(np.eye(2)) == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_a_premise_that_was_not_measured_is_not_met() -> None:
+    learned_ = learned("linear", "a linear classifier's")
+    row = holds_in("q", "p", RESULTS[:2], lambda r: True, premises=[learned_])
+    assert row.measured == "inconclusive"
+    assert "undefined, needed >= 0: 0 of 2" in row.note
+
+
+def test_a_claim_far_from_its_threshold_is_drawn_at_the_edge() -> None:
+    claim = {"relation": ">=", "threshold": 0.0}
+    assert distance(claim, {"mean": None, "low": None, "high": None}) is None
+    assert distance(claim, {"mean": -5.0, "low": -5.1, "high": -4.9}) == (-EDGE, 1.0)
+    assert distance(claim, {"mean": 0.1, "low": -0.1, "high": 0.3}) == (0.5, 1.0)
+    assert distance(claim, {"mean": 1.0, "low": 1.0, "high": 1.0}) == (EDGE, 0.0)
+    assert distance(claim, {"mean": 0.0, "low": 0.0, "high": 0.0}) == (0.0, 0.0)

@@ -94,7 +94,7 @@ def test_a_training_cut_short_goes_on_to_the_same_numbers(
     with pytest.raises(KeyboardInterrupt):
         train_surfaces(SURFACES, OBJECTIVES, folder=tmp_path, **how)
     assert train_surfaces(SURFACES, OBJECTIVES, folder=tmp_path, **how) == whole
-    assert evaluations == 3 + 3  # epochs 3 to 5 only: after 4, after 5, at the end
+    assert evaluations == 3 + 4  # epochs 3 to 5 only: after 4, after 5, at the end, on a grid
     assert not list(tmp_path.iterdir())
 
 
@@ -148,7 +148,93 @@ def test_objectives_start_from_the_same_network_and_surfaces_from_their_own() ->
 
 
 def test_networks_that_cannot_be_stacked_are_refused() -> None:
-    with pytest.raises(SettingError, match="for classes or with another width inside cannot"):
+    with pytest.raises(SettingError, match="without skips or for classes cannot"):
         ManyMLPs([ResidualMLP(ResidualMLPConfig(norm=True))])
-    with pytest.raises(SettingError, match="with another width inside"):
-        ManyMLPs([ResidualMLP(ResidualMLPConfig(intermediate_size=60))])
+    narrow = ResidualMLP(ResidualMLPConfig(hidden_size=2, intermediate_size=30))
+    with pytest.raises(SettingError, match="a single map needs them alike"):
+        ManyMLPs([narrow], one_map=True)
+
+
+def test_blocks_of_one_map_add_relu_of_one_map() -> None:
+    model = ResidualMLP(ResidualMLPConfig(**SIZES)).double()
+    inputs, targets = torch.randn(9, 2).double(), torch.randn(1, 9, 1).double()
+    nets = ManyMLPs([model], torch.float64, one_map=True)
+    nets.losses_and_gradients(inputs, targets, torch.ones(1, 4).double())
+    h = model.embed(inputs)
+    z = [model.head(h)]
+    for block in model.blocks:
+        h = h + block.fc1(h).relu()
+        z.append(model.head(h))
+    assert torch.allclose(nets.predictions(inputs)[:, 0], torch.stack(z), rtol=1e-12)
+    sum(mse_loss(one, targets[0]) for one in z).backward()
+    for name, parameter in model.named_parameters():
+        grad = nets.network(0, grad=True)[name]
+        if ".fc2." in name:
+            assert not grad.any()
+        else:
+            assert parameter.grad is not None
+            assert torch.allclose(grad, parameter.grad, rtol=1e-10, atol=1e-12), name
+
+
+def test_a_stream_of_width_two_is_trained_as_by_autograd() -> None:
+    config = ResidualMLPConfig(hidden_size=2, intermediate_size=9, num_hidden_layers=3)
+    model = ResidualMLP(config).double()
+    inputs, targets = torch.randn(9, 2).double(), torch.randn(1, 9, 1).double()
+    nets = ManyMLPs([model], torch.float64)
+    nets.losses_and_gradients(inputs, targets, torch.ones(1, 4).double())
+    states = as_stream(model).observe({"inputs": inputs})
+    sum(mse_loss(states.logits(depth), targets[0]) for depth in range(4)).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        grad = nets.network(0, grad=True)[name]
+        assert torch.allclose(grad, parameter.grad, rtol=1e-10, atol=1e-12), name
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum"])
+def test_a_factor_of_the_rate_is_another_rate(optimizer: str) -> None:
+    how: dict[str, Any] = {
+        "seed": 0,
+        "optimizer": optimizer,
+        "dtype": torch.float64,
+        **HOW,
+        **SIZES,
+    }
+    both = {"end_to_end": end_to_end(), "faster": end_to_end()}
+    factors = {"faster": 1.5}
+    together = train_surfaces(SURFACES, both, lr=1e-2, factors=factors, **how)["networks"]
+    alone = train_surfaces(SURFACES, {"end_to_end": end_to_end()}, lr=1.5e-2, **how)["networks"]
+    for surface in SURFACES:
+        assert together[surface]["faster"]["mse"] == pytest.approx(
+            alone[surface]["end_to_end"]["mse"], rel=1e-4
+        )
+        assert together[surface]["faster"]["mse"] != together[surface]["end_to_end"]["mse"]
+
+
+def test_a_training_that_diverges_has_no_error_and_harms_no_other() -> None:
+    how: dict[str, Any] = {"seed": 0, "optimizer": "sgd", "lr": 1e-2, **HOW, **SIZES}
+    both = {"end_to_end": end_to_end(), "wild": end_to_end()}
+    found = train_surfaces(SURFACES, both, factors={"wild": 1e12}, **how)["networks"]
+    calm = train_surfaces(SURFACES, {"end_to_end": end_to_end()}, **how)["networks"]
+    for surface in SURFACES:
+        assert found[surface]["wild"]["mse"][-1] is None
+        assert found[surface]["end_to_end"] == calm[surface]["end_to_end"]
+
+
+def test_what_is_drawn_are_predictions_on_an_even_grid() -> None:
+    found = train_surfaces(SURFACES, {"lpa": lpa()}, seed=0, draw=SURFACES[1], **HOW, **SIZES)
+    assert len(found["drawn"]["lpa"]) == 4
+    assert {len(depth) for depth in found["drawn"]["lpa"]} == {24 * 24}
+
+
+def test_what_a_block_adds_is_compared_with_what_was_missing() -> None:
+    model = starts(SURFACES, 0, **SIZES)[0].double()
+    points, _ = surface_data(SURFACES[0], n_train=40, n_test=40, seed=0, dtype=torch.float64)
+    found = ManyMLPs([model], torch.float64).errors(points.inputs, points.labels[None])
+    states = as_stream(model).observe({"inputs": points.inputs})
+    z = [states.logits(depth).detach().flatten() for depth in range(4)]
+    for block in range(3):
+        added, missing = z[block + 1] - z[block], points.labels.flatten() - z[block]
+        cosine = torch.cosine_similarity(added, missing, dim=0)
+        assert found["toward_residual"][0, block].item() == pytest.approx(cosine.item())
+        share = added.norm() / missing.norm()
+        assert found["residual_share"][0, block].item() == pytest.approx(share.item())

@@ -15,12 +15,17 @@ class DraftHead:
 
     The head of a large vocabulary costs more than a few small blocks. A draft need not know rare
     tokens: one that is missing is only a draft the full depth corrects. The list is made of the
-    tokens in the text so far and of those the full depth found likely, and made anew when a token
-    turns up that was missing.
+    tokens in the text so far, of those the full depth found likely, and of those frequent in
+    `words`, a sample of other text; it is made anew when a token turns up that was missing.
     """
 
     def __init__(
-        self, stream: ResidualStream, depth: int, sampling: Sampling, size: int | None
+        self,
+        stream: ResidualStream,
+        depth: int,
+        sampling: Sampling,
+        size: int | None,
+        words: Tensor | None = None,
     ) -> None:
         self._stream, self._depth, self._sampling = stream, depth, sampling
         head, vocabulary = stream.head, stream.classes
@@ -28,6 +33,7 @@ class DraftHead:
         # Only a plain linear map can be cut to some of its rows.
         self.size = size if isinstance(head, nn.Linear) and 2 * size <= vocabulary else None
         self._ids: Tensor | None = None
+        self._words, self._turn = words, 0
 
     def see(self, tokens: Tensor, logits: Tensor) -> None:
         """Learn from tokens of the text and from logits of the full depth, `(rows, v)`."""
@@ -36,11 +42,18 @@ class DraftHead:
         if self._ids is None:
             self._likely = torch.zeros(logits.shape[-1], device=logits.device)
             self._known = torch.zeros_like(self._likely, dtype=torch.bool)
-        if bool(self._known[tokens].all()):
-            return
-        self._likely += logits.float().softmax(-1).sum(0)
-        self._likely[tokens] += 1
-        self._refresh()
+            if self._words is not None:
+                # All of the sample count as one token of the text itself.
+                share = torch.full(self._words.shape, 1 / len(self._words), device=logits.device)
+                self._likely.index_add_(0, self._words.to(logits.device), share)
+        missing = not bool(self._known[tokens].all())
+        # Rows take turns: the words of one are enough at a time, and cost little.
+        row = logits if missing else logits[self._turn % len(logits)][None]
+        self._turn += 1
+        self._likely += row.float().softmax(-1).sum(0)
+        if missing:
+            self._likely[tokens] += 1
+            self._refresh()
 
     def draft(self, h: Tensor, generator: torch.Generator | None) -> Draft:
         """Propose the token after a state `(rows, 1, dim)` of the draft's depth."""

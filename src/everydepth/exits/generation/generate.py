@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from everydepth.errors import SettingError, UnsupportedModelError
+from everydepth.config import checked
+from everydepth.errors import NonFiniteError, SettingError, UnsupportedModelError
+from everydepth.exits.generation.answering import answer, answers
 from everydepth.exits.generation.drafting import DraftHead
 from everydepth.exits.generation.early import agreement, decode_with_exits
 from everydepth.exits.generation.output import OnTokens, Output
-from everydepth.exits.generation.pacing import Pace
+from everydepth.exits.generation.pacing import Ledger, Pace
+from everydepth.exits.generation.packing import PACKED_FROM, packed_head
 from everydepth.exits.generation.request import (
+    Prompt,
     Prompts,
     check_depths,
     check_model,
@@ -26,12 +31,13 @@ from everydepth.exits.generation.request import (
 )
 from everydepth.exits.generation.rerun import has_slots, tape_for
 from everydepth.exits.generation.result import Generation, GenerationStats
-from everydepth.exits.generation.sampling import Sampling
+from everydepth.exits.generation.sampling import NoToken, Sampling
 from everydepth.exits.generation.speculative import Drafter, Drafters, decode_with_drafts
 from everydepth.exits.generation.tape import Tape
 from everydepth.exits.generation.text import OnText, Written
 from everydepth.exits.policies import Policy
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped, without_gradients
+from everydepth.stream.text import check_tokenizer
 
 _DEFAULTS = {
     "max_new_tokens": None,
@@ -44,6 +50,7 @@ _DEFAULTS = {
 }
 
 
+@checked
 def generate(
     model: nn.Module | ResidualStream,
     prompts: Prompts | None = None,
@@ -69,10 +76,14 @@ def generate(
     on_text: OnText | None = None,
     max_draft: int = 16,
     draft_vocabulary: int | None = None,
+    draft_words: Sequence[int] | Tensor | None = None,
     draft_always: bool = False,
     **options: Any,
 ) -> Generation:
     """Continue prompts with the first `depth` blocks of a causal language model (all, if None).
+
+    An encoder-decoder answers them instead, with the first blocks of its decoder: `sequences` are
+    then its own text alone, from the token that starts it, and there are no drafts and no policy.
 
     prompts: text (one string or several) with a `tokenizer`, token ids in any form, or nothing and
         a tokenizer's output as keywords: `generate(model, **tokenizer(text, return_tensors="pt"))`.
@@ -95,7 +106,9 @@ def generate(
     on_tokens: called as `on_tokens(row, tokens)` while the text grows.
     max_draft: most tokens drafted in a round; the number adapts to how many are accepted.
     draft_vocabulary: how many tokens a draft may choose from; None: a sixteenth of a
-        large vocabulary, all of a small one.
+        large vocabulary, all of a small one. Those in the text and those the full depth finds
+        likely are among them, and change nothing but the speed.
+    draft_words: tokens of text like the one expected; what is frequent there is among them, too.
     draft_always: draft in every round, even if it is slower.
     options: passed to `as_stream`.
 
@@ -115,7 +128,10 @@ def generate(
     """
     options.pop("token_type_ids", None)  # of a tokenizer's output; decoders have no use for it
     stream = as_stream(model, **options)
-    check_model(stream)
+    if reads := answers(stream):
+        _refuse_beside_answers(stream, draft_depth, policy)
+    else:
+        check_model(stream)
     given = {
         "max_new_tokens": max_new_tokens,
         "do_sample": do_sample,
@@ -130,6 +146,8 @@ def generate(
     stops_at = [stop] if isinstance(stop, str) else list(stop)
     if (stops_at or on_text is not None) and tokenizer is None:
         raise SettingError("stop and on_text are about text; pass tokenizer=, too")
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
     top, draft_depths = check_depths(stream, depth, draft_depth, policy)
     for name, value in (("max_new_tokens", max_new_tokens), ("max_draft", max_draft)):
         if value is not None and value < 1:
@@ -139,6 +157,7 @@ def generate(
             f"draft_vocabulary {draft_vocabulary}, but {stream.name} knows {stream.classes} "
             f"tokens; use 1 to {stream.classes}, or None"
         )
+    words = None if draft_words is None else _words(stream, draft_words)
     sampling = Sampling(
         **{name: settings[name] for name in ("do_sample", "temperature", "top_k", "top_p")}
     )
@@ -153,7 +172,33 @@ def generate(
     out = Output(rows, limit, stops, on_tokens, written)
     details: dict[str, Any] = {}
     start = time.perf_counter()
-    with evaluating(unwrapped(stream.model)), without_gradients(stream.model):
+    if reads:
+        said = answer(
+            *(stream, prompt, top, sampling),
+            limit=limit,
+            stops=stops,
+            pad=pad,
+            generator=generator,
+        )
+        out.emit(said[:, 1:].tolist())
+        new, lengths = out.padded(pad, said), tuple(map(len, out.tokens))
+        passes = (sum(lengths),) * top
+        stats = GenerationStats(
+            seconds=time.perf_counter() - start, tokens=sum(lengths), passes=passes
+        )
+        return Generation(
+            sequences=torch.cat([said[:, :1], new], 1),
+            prompt_length=1,
+            lengths=lengths,
+            stats=stats,
+            texts=() if written is None else written.end(),
+        )
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(unwrapped(stream.model)))
+        stack.enter_context(without_gradients(stream.model))
+        if limit >= PACKED_FROM:
+            stack.enter_context(packed_head(stream.head))
+        stack.enter_context(_with_its_depth(stream, prompt))
         room = prompt.ids.shape[1] + limit + max_draft
         if draft_depth is not None and not has_slots(stream, prompt.ids):
             raise UnsupportedModelError(
@@ -173,13 +218,13 @@ def generate(
                 _decode(tape, out, first, sampling, generator)
             else:
                 drafters: list[Drafter] = []
+                ledger = Ledger(limit)
                 for k in draft_depths:
-                    head = DraftHead(stream, k, sampling, draft_vocabulary)
+                    head = DraftHead(stream, k, sampling, draft_vocabulary, words)
                     head.see(prompt.ids[prompt.real], logits)
-                    # Depths that take turns share what may be lost in finding out.
-                    pace = Pace(limit // len(draft_depths), always=draft_always)
+                    pace = Pace(ledger, always=draft_always)
                     drafters.append(Drafter(head, pace, k, max_draft))
-                chosen = Drafters(drafters)
+                chosen = Drafters(drafters, ledger)
                 decode_with_drafts(tape, out, first, chosen, sampling, generator)
                 details |= chosen.counts
                 details["from_draft"] = tuple(map(tuple, out.drafted))
@@ -207,6 +252,29 @@ def generate(
     )
 
 
+@contextmanager
+def _with_its_depth(stream: ResidualStream, prompt: Prompt) -> Generator[None, None, None]:
+    """Where no token can be chosen, say at which depth that begins."""
+    try:
+        yield
+    except NoToken as error:
+        batch = {"input_ids": prompt.ids, "attention_mask": prompt.real.long()}
+        stream.observe(batch).check_predictions()
+        raise NonFiniteError(
+            f"{error} after some of them, though the prompt can be read; use a wider number format",
+            stream.depth,
+        ) from error
+
+
+def _refuse_beside_answers(stream: ResidualStream, draft_depth: Any, policy: Any) -> None:
+    for name, value in (("draft_depth", draft_depth), ("policy", policy)):
+        if value is not None:
+            raise UnsupportedModelError(
+                f"{name} was given, but {stream.name} is an encoder-decoder, whose own generate "
+                f"decodes; leave {name} out and choose depth="
+            )
+
+
 def _decode(
     tape: Tape, out: Output, tokens: Tensor, sampling: Sampling, generator: torch.Generator | None
 ) -> None:
@@ -221,6 +289,21 @@ def _decode(
             tokens = tokens[rows]
         tape.feed(tokens)
         tokens = sampling.draw(tape.last_logits(tape.top), generator)
+
+
+def _words(stream: ResidualStream, given: Sequence[int] | Tensor) -> Tensor:
+    words = torch.as_tensor(given).flatten()
+    if not len(words) or words.is_floating_point() or words.dtype == torch.bool:
+        raise SettingError(
+            f"draft_words are {len(words)} values of {words.dtype}; pass token ids of some text"
+        )
+    low, high = int(words.min()), int(words.max())
+    if low < 0 or high >= stream.classes:
+        raise SettingError(
+            f"draft_words from {low} to {high}, but {stream.name} knows {stream.classes} tokens; "
+            f"use 0 to {stream.classes - 1}"
+        )
+    return words
 
 
 def _generator(

@@ -37,6 +37,12 @@ class Output:
         """How many tokens the row that needs most can still take."""
         return self._limit - min(len(self.tokens[row]) for row in self.active)
 
+    def nearer(self, new: list[int]) -> int:
+        """By how many tokens the end comes nearer if the active rows get so many each: it is that
+        of the slowest row."""
+        said = [len(self.tokens[row]) for row in self.active]
+        return min(a + b for a, b in zip(said, new, strict=True)) - min(said)
+
     def emit(self, new: list[list[int]], accepted: list[int] | None = None) -> list[int] | None:
         """Add tokens to the active rows; which of those go on, or None if all do.
 

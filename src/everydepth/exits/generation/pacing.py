@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 RECENT = 9  # measurements of which the median counts: a busy moment does not stay
+STEPS = 33  # the same of plain steps, by which everything else is judged
 WINDOW = 16  # rounds whose gain decides whether drafting pays: single ones depend on luck
-TRUSTED = 2  # plain steps before the first draft: the first token of all is a slow one
-RISKED = 0.015  # of the time plain decoding would take; so much may be lost in finding out
-GUESSED = 0.4  # of a plain step, what the first draft of all may lose
-STEEP = 0.75  # of a verification of one token, what each further one may add before it was seen
+TRUSTED = 3  # plain steps before the first draft: the first token of all is a slow one
 REMEASURED = 32  # rounds after which a plain step is taken again: it grows with the text
+AHEAD = 8  # further drafts that are weighed: a second one may pay only with a third
+RISKED = 0.01  # of the time plain decoding would have taken so far
+IN_ADVANCE = 2  # plain steps, or as many as are that share of all tokens asked for
 
 
 class Recent:
     """The median of the last few measurements."""
 
-    def __init__(self) -> None:
-        self._values: deque[float] = deque(maxlen=RECENT)
+    def __init__(self, count: int = RECENT) -> None:
+        self._values: deque[float] = deque(maxlen=count)
+        self.value = 0.0
 
     def __len__(self) -> int:
         return len(self._values)
 
     def add(self, value: float) -> None:
         self._values.append(value)
-
-    @property
-    def value(self) -> float:
-        return median(self._values)
+        self.value = median(self._values)
 
 
 class ByLength:
@@ -37,27 +37,71 @@ class ByLength:
 
     def __init__(self) -> None:
         self._seen: dict[int, Recent] = {}
+        self._found: dict[int, float] = {}
 
     def __bool__(self) -> bool:
         return bool(self._seen)
 
     def add(self, length: int, value: float) -> None:
         self._seen.setdefault(length, Recent()).add(value)
+        self._found = {}
 
     def at(self, length: int) -> float:
-        known = sorted(self._seen)
-        if len(known) == 1 or length <= known[0]:
-            return self._seen[known[0]].value
-        above = next((i for i, k in enumerate(known) if k >= length), len(known) - 1)
-        low, high = known[above - 1], known[above]
-        a, b = self._seen[low].value, self._seen[high].value
-        return max(a, a + (b - a) * (length - low) / (high - low))
+        if length not in self._found:
+            self._found[length] = self._between(length)
+        return self._found[length]
 
     def most(self, length: int) -> float:
-        """What may have to be reckoned with, for a length beyond those seen."""
-        known = max(self._seen)
-        beyond = max(length - known, 0) * STEEP * self._seen[min(self._seen)].value
-        return self.at(min(length, known)) + beyond
+        """What has to be reckoned with: beyond the lengths seen, that of single tokens."""
+        return self.at(min(length, max(self._seen))) + self._beyond(length) * self.at(1)
+
+    def _beyond(self, length: int) -> int:
+        return max(length - max(self._seen), 0)
+
+    def _between(self, length: int) -> float:
+        known = sorted(self._seen)
+        low, high = next(((a, b) for a, b in pairwise(known) if length <= b), (known[-2:] * 2)[:2])
+        a, b = self._seen[low].value, self._seen[high].value
+        if length <= low or low == high:
+            return a
+        return max(a, a + (b - a) * (length - low) / (high - low))
+
+
+class Ledger:
+    """What drafting has lost against plain steps, and what it may still lose.
+
+    At any time that is a hundredth of what plain decoding would have taken so far, and a hundredth
+    of all that is asked for in advance, but at most two plain steps. So a text never takes more
+    than two percent longer than plain decoding, wherever it runs; one that ends before its time,
+    one percent and two steps. What drafting won may be lost again.
+
+    tokens: so many are asked for.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._asked, self._done, self._lost = tokens, 0.0, 0.0
+        self.plain = Recent(STEPS)
+
+    def expect(self, tokens: int) -> None:
+        """So many more tokens are asked for."""
+        self._asked += tokens
+
+    def learn_plain(self, seconds: float) -> None:
+        """A step without drafts took so long."""
+        self.plain.add(seconds)
+        self._done += 1
+
+    def learn(self, tokens: float, seconds: float) -> None:
+        """A round with drafts brought the end nearer by so many tokens."""
+        self._done += tokens
+        if len(self.plain):
+            self._lost += seconds - tokens * self.plain.value
+
+    @property
+    def left(self) -> float:
+        """Seconds that may still be lost."""
+        advance = min(IN_ADVANCE, RISKED * self._asked)
+        return self.plain.value * (RISKED * self._done + advance) - self._lost
 
 
 class Pace:
@@ -65,28 +109,28 @@ class Pace:
 
     With S_i the chance that the first i drafts are all accepted, a round of n drafts gives
     `E_n = S_0 + ... + S_{n-1}` tokens (the last draft, if wrong, is replaced at no cost) and costs
-    `C_n = verify_n + n draft`. Another draft pays if `S_n / C' > E_n / C_n` with C' what it adds.
-    The chance of a draft is learnt while decoding, for each tenth of its confidence, as are all
-    costs.
+    `C_n = verify_n + n draft`. From n drafts it pays to go on to m if `E_m - E_n` tokens take
+    longer than `C_m - C_n` otherwise: at the rate of recent rounds or of plain steps, whichever is
+    higher. The chance of a draft is learned while decoding, for each tenth of its confidence, as
+    are all costs.
 
-    What drafting has lost against plain steps so far is kept below a small share of what plain
-    decoding of all tokens would take: so it can never be much slower, wherever it runs.
+    A round is only begun, and only prolonged, if the ledger could bear that no draft is right.
 
+    ledger: shared by all depths that draft for one text.
     always: draft in every round, whatever it costs.
     """
 
     BINS = 10
 
-    def __init__(self, tokens: int, *, always: bool = False) -> None:
-        self._tokens, self._always = tokens, always
-        self._plain, self._draft, self._verify = Recent(), Recent(), ByLength()
-        self._lost = 0.0
-        self._rounds = self._since = self._longest = 0
-        self._waits, self._failed = 0, 0
+    def __init__(self, ledger: Ledger, *, always: bool = False) -> None:
+        self._ledger, self._always = ledger, always
+        self._draft, self._verify = Recent(), ByLength()
+        self._since = self._waits = self._failed = 0
         # Two imagined drafts a bin say that the confidence is right.
-        centres = [(i + 0.5) / self.BINS for i in range(self.BINS)]
-        self._tried, self._right = [2.0] * self.BINS, [2 * c for c in centres]
+        centers = [(i + 0.5) / self.BINS for i in range(self.BINS)]
+        self._tried, self._right = [2.0] * self.BINS, [2 * c for c in centers]
         self._gains: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._chances: deque[float] = deque(maxlen=WINDOW)
 
     @property
     def rate(self) -> float:
@@ -100,60 +144,69 @@ class Pace:
         """Whether the next round drafts."""
         if self._always:
             return True
-        if len(self._plain) < TRUSTED or self._since >= REMEASURED:
+        plain = self._ledger.plain
+        if len(plain) < TRUSTED or self._since >= REMEASURED:
             self._since = 0
             return False
-        plain = self._plain.value
-        if not self._rounds:
-            return GUESSED * plain <= self._left
-        # A round of one draft gives one token and cannot pay: it shows what drafts cost.
-        if self._longest > 1:
-            if self.rate * plain >= 1:
-                return True
-            # It did not pay lately: try again, ever more rarely, while the risk can be borne.
+        if self.rate * plain.value < 1:
+            # It did not pay lately: try again, ever more rarely.
             self._waits -= 1
             if self._waits >= 0:
                 return False
-        return self._worst(2) <= self._left
-
-    @property
-    def _left(self) -> float:
-        """Seconds that may still be lost."""
-        return RISKED * self._tokens * self._plain.value - self._lost
+        return self._worst(1) <= self._ledger.left
 
     def _worst(self, drafts: int) -> float:
         """What a round loses if no draft is right."""
-        return drafts * self._draft.value + self._verify.most(drafts) - self._plain.value
+        plain = self._ledger.plain.value
+        if not self._verify:
+            return plain  # a draft is a part of a plain step, and verifying it another
+        return drafts * self._draft.value + self._verify.most(drafts) - plain
 
     def begin(self, rows: int) -> None:
         self._alive = [1.0] * rows
-        self._expected = 0.0
         self._bins: list[list[int]] = []
 
     def goes_on(self, confidence: Sequence[float]) -> bool:
         """Note the confidences of one draft a row; True if another draft pays."""
         bins = [min(int(c * self.BINS), self.BINS - 1) for c in confidence]
         self._bins.append(bins)
-        self._expected += sum(self._alive) / len(self._alive)
         for row, i in enumerate(bins):
             self._alive[row] *= self._right[i] / self._tried[i]
-        n = len(self._bins)
-        if not self._verify or not len(self._draft):
+        if not self._verify:
             return False  # what one costs has to be seen before two are made
-        if not self._always and self._worst(n + 1) > self._left:
-            return False
-        draft, verify = self._draft.value, self._verify.at(n)
-        more = draft + self._verify.at(n + 1) - verify
+        n, draft, verify = len(self._bins), self._draft.value, self._verify
         alive = sum(self._alive) / len(self._alive)
-        return alive * (n * draft + verify) > self._expected * more
+        chance = sum(self._chances) / len(self._chances) if self._chances else alive
+        here, gained, rate = verify.at(n), 0.0, self._value
+        for m in range(n + 1, n + 1 + AHEAD):
+            if not self._always and self._worst(m) > self._ledger.left:
+                return False
+            gained += alive
+            alive *= chance
+            if gained > rate * ((m - n) * draft + verify.at(m) - here):
+                return True
+        return False
 
-    def learn_plain(self, seconds: float) -> None:
-        """A step without drafts took so long."""
-        self._plain.add(seconds)
+    @property
+    def _value(self) -> float:
+        """Tokens a second that there are otherwise."""
+        plain = self._ledger.plain
+        recent = self.rate if self._gains else 0.0
+        return max(recent, 1 / plain.value if len(plain) and plain.value else 0.0)
 
-    def learn(self, accepted: Sequence[int], drafting: Sequence[float], verifying: float) -> None:
-        """What became of the drafts since `begin`, and what they and judging them took."""
-        n = len(self._bins)
+    def learn(
+        self,
+        accepted: Sequence[int],
+        drafting: Sequence[float],
+        verifying: float,
+        gained: int | None = None,
+    ) -> None:
+        """What became of the drafts since `begin`, and what they and judging them took.
+
+        gained: by how many tokens the end has come nearer, where it is that of the slowest row;
+            None: the mean of all rows.
+        """
+        n, rows, known = len(self._bins), len(accepted), bool(self._verify)
         for row, count in enumerate(accepted):
             for step, bins in enumerate(self._bins[: count + 1]):
                 self._tried[bins[row]] += 1
@@ -162,16 +215,23 @@ class Pace:
             self._draft.add(seconds)
         self._verify.add(n, verifying)
         took = sum(drafting) + verifying
-        gained = sum(min(count + 1, n) for count in accepted) / len(accepted)
-        if n > 1 >= self._longest:
-            self._gains.clear()
-        self._longest = max(self._longest, n)
-        self._gains.append((gained, took))
-        self._rounds += 1
+        mean = sum(min(count + 1, n) for count in accepted) / rows
+        self._ledger.learn(mean if gained is None else float(gained), took)
         self._since += 1
-        if not len(self._plain):
-            return
-        self._lost += took - gained * self._plain.value
-        pays = self.rate * self._plain.value >= 1
+        if not known:
+            return  # one draft, whatever its confidence: it shows what drafts cost
+        self._gains.append((self._expected(rows), took))
+        pays = self.rate * self._ledger.plain.value >= 1
         self._failed = 0 if pays else self._failed + 1
         self._waits = 0 if pays else min(4 * 2**self._failed, 256)
+
+    def _expected(self, rows: int) -> float:
+        """Tokens a row that such a round gives: chances depend less on luck than what it gave."""
+        alive, tokens = [1.0] * rows, 0.0
+        for bins in self._bins:
+            tokens += sum(alive)
+            for row, i in enumerate(bins):
+                chance = self._right[i] / self._tried[i]
+                alive[row] *= chance
+                self._chances.append(chance)
+        return tokens / rows

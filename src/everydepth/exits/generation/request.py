@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +59,11 @@ def with_config(given: dict[str, Any], config: Any, defaults: Mapping[str, Any])
     """The settings, with those of a `GenerationConfig` where none was given beside it."""
     if config is None:
         return given
+    if not hasattr(config, "to_diff_dict"):
+        raise SettingError(
+            f"generation_config is {config!r:.80}; pass a GenerationConfig of transformers, such "
+            "as model.generation_config, or leave it out"
+        )
     said = {
         name: value
         for name, value in config.to_diff_dict().items()
@@ -83,10 +89,11 @@ def with_config(given: dict[str, Any], config: Any, defaults: Mapping[str, Any])
 
 
 def check_model(stream: ResidualStream) -> None:
+    """That it gives the next token of a text, and that rows may differ in length."""
     if stream.task != "causal_lm":
         raise UnsupportedModelError(
             f"{stream.name} predicts {stream.task}, not the next token; "
-            "load the model with a language-modelling head (AutoModelForCausalLM)"
+            "load the model with a language-modeling head (AutoModelForCausalLM)"
         )
     if stream.attention not in (None, *ATTENTION):
         raise UnsupportedModelError(
@@ -111,15 +118,15 @@ def check_depths(
             f"draft_depth={draft_depth} and a policy: drafting keeps every token of depth {top}, a "
             "policy gives some away; choose one"
         )
-    given = (draft_depth,) if isinstance(draft_depth, int) else tuple(draft_depth)
+    given: list[Any] = np.atleast_1d(cast(Any, draft_depth)).tolist()
     for k in given:
-        if isinstance(k, bool) or not 1 <= k < top:
+        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k < top:
             allowed = f"use 1 to {top - 1}" if top > 1 else "one block leaves nothing to draft with"
             raise DepthError(
                 f"draft_depth {k!r}, but it must be shallower than depth {top}, "
                 f"which decides; {allowed}"
             )
-    return top, given
+    return top, tuple(given)
 
 
 def check_prompt(
@@ -197,6 +204,11 @@ def _as_tensors(
         raise BatchError(
             "an attention_mask came with lists of tokens, which need none; "
             "leave it out, or pass a tensor of padded ids"
+        )
+    if not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BatchError(
+            f"the prompt is a {type(prompts).__name__}; pass a tensor or lists of token numbers, "
+            "or text with tokenizer="
         )
     rows = [list(row) if isinstance(row, Sequence) else [row] for row in prompts]
     if rows and not isinstance(prompts[0], Sequence):

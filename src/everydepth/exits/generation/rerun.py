@@ -124,6 +124,8 @@ def _how(stream: ResidualStream, ids: Tensor) -> str:
         ways = {"slots": _by_slots, "own": _by_own_cache}
         with evaluating(model), torch.no_grad():
             wanted = stream.prediction(stream.call(stream.arguments({"input_ids": text}, None)))
+            if not wanted.isfinite().all():
+                return "slots"  # nothing to compare with; whoever chooses a token will say so
             working = (how for how, way in ways.items() if _works(way, stream, text, wanted))
             _known[model] = next(working, "none")
     return _known[model]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from everydepth.errors import SettingError
+from everydepth.errors import NonFiniteError, SettingError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,7 @@ class Sampling:
 
     def probabilities(self, logits: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
         """The distribution that is drawn from."""
+        check_finite(logits.amax(-1))
         logits = logits.float() if logits.dtype != torch.float64 else logits
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
@@ -61,8 +62,20 @@ class Sampling:
         self, logits: Float[Tensor, "rows v"], generator: torch.Generator | None
     ) -> Int[Tensor, " rows"]:
         if not self.do_sample:
-            return logits.argmax(-1)
+            most, best = logits.max(-1)
+            check_finite(most)
+            return best
         return torch.multinomial(self.probabilities(logits), 1, generator=generator)[:, 0]
+
+
+def check_finite(most: Tensor) -> None:
+    """An error if no token can be chosen, from the largest logits: a NaN is the largest."""
+    if not bool(torch.isfinite(most).all()):
+        raise NoToken("the predictions of the next token are NaN or infinite", -1)
+
+
+class NoToken(NonFiniteError):
+    """Where the model is not at hand to say at which depth it begins."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,8 @@ class Verdict:
 
 def judge_greedy(logits: Float[Tensor, "rows n v"], drafts: list[Draft]) -> Verdict:
     """Accept what the full depth would have chosen."""
-    wanted = logits.argmax(-1)
+    most, wanted = logits.max(-1)
+    check_finite(most)
     right = wanted == torch.stack([draft.tokens for draft in drafts], 1)
     accepted = right.long().cumprod(1).sum(1)
     return Verdict(accepted, _at(wanted, accepted.clamp(max=len(drafts) - 1)))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from everydepth.exits.generation.drafting import DraftHead
 from everydepth.exits.generation.output import Output
-from everydepth.exits.generation.pacing import Pace
+from everydepth.exits.generation.pacing import Ledger, Pace
 from everydepth.exits.generation.sampling import (
     Draft,
     Sampling,
@@ -53,21 +53,22 @@ class Drafter:
         drafts: list[Draft],
         accepted: list[int],
         seconds: float,
+        gained: int,
         seen: Tensor,
         logits: Tensor,
     ) -> None:
         self.lengths.append(len(drafts))
         self.accepted += sum(accepted)
         self.drafted += sum(min(count + 1, len(drafts)) for count in accepted)
-        self.pace.learn(accepted, self._took, seconds)
+        self.pace.learn(accepted, self._took, seconds, gained)
         self._head.see(seen, logits)
 
 
 class Drafters:
     """One drafter a depth; the one that gives most tokens a second goes on."""
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self._drafters = tuple(drafters)
+    def __init__(self, drafters: Sequence[Drafter], ledger: Ledger) -> None:
+        self._drafters, self.ledger = tuple(drafters), ledger
         self.lengths: list[int] = []
 
     @property
@@ -83,10 +84,6 @@ class Drafters:
         """Who drafts in this round; None for a plain step."""
         best = max(self._drafters, key=lambda d: d.pace.rate)
         return best if best.pace.drafts() else None
-
-    def learn_plain(self, seconds: float) -> None:
-        for drafter in self._drafters:
-            drafter.pace.learn_plain(seconds)
 
 
 def decode_with_drafts(
@@ -120,7 +117,7 @@ def decode_with_drafts(
             tape.feed(tokens)
             tokens = sampling.draw(tape.last_logits(tape.top), generator)
             new, accepted = [[token] for token in tokens.tolist()], None
-            drafters.learn_plain(clock() - start)
+            drafters.ledger.learn_plain(clock() - start)
             continue
         drafts = drafter.draft(tape, tokens, out.remaining, generator)
         drafters.lengths.append(len(drafts))
@@ -132,8 +129,10 @@ def decode_with_drafts(
             verdict = judge_greedy(logits, drafts)
         span, accepted = len(drafts), verdict.accepted.tolist()
         tokens = torch.where(verdict.accepted == span, drafts[-1].tokens, verdict.correction)
-        tape.reject([min(count + 1, span) for count in accepted], span)
-        drafter.learn(drafts, accepted, clock() - start, tokens, logits[:, -1])
+        kept = [min(count + 1, span) for count in accepted]
+        tape.reject(kept, span)
+        seconds = clock() - start
+        drafter.learn(drafts, accepted, seconds, out.nearer(kept), tokens, logits[:, -1])
         columns = [draft.tokens.tolist() for draft in drafts]
         last = tokens.tolist()
         new = [

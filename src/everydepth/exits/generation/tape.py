@@ -39,11 +39,13 @@ class Tape:
         """`ids` is left-padded; `real` is True at its tokens. `room`: slots to allocate ahead.
 
         read: the depths that will be read out beside the top. An exit there sees every token, as it
-        may attend to all of them.
+        may attend to all of them, but not before it is asked: until then their states wait.
         """
         self.stream, self.top = stream, top
-        self._exits = {*read, top} & {*stream.exits}
-        self.cache = SlotCache(stream.depth + len(stream.exits), room)
+        # By exit: the first slot it has not seen, and the states that wait for it.
+        self._exits = dict.fromkeys({*read, top} & {*stream.exits}, 0)
+        self._outside: dict[int, list[Tensor]] = {depth: [] for depth in self._exits}
+        self.cache = SlotCache(stream.depth + sum(map(len, stream.exits.values())), room)
         self._limit = stream.positions or sys.maxsize
         self._windows = tuple(stream.window(depth) for depth in range(1, stream.depth + 1))
         self._narrowest = min((w for w in self._windows if w is not None), default=None)
@@ -108,11 +110,19 @@ class Tape:
             if depth < self.top:
                 self._waiting[depth].append(h)
             if depth in self._exits:
-                read = self.stream.exit_state(cursor)
-                h = read if depth == to else h
+                self._outside[depth].append(h)
+                h = self._read(depth)[:, first - last :] if depth == to else h
             self.passes[depth - 1] += sum(self._kept) if first == 0 else h.shape[0] * h.shape[1]
         assert h is not None, "nothing was fed since the last call"
         return h
+
+    def _read(self, depth: int) -> Tensor:
+        """Let an exit see what waits for it."""
+        states, end = self._outside[depth], self._seen[depth]
+        cursor = self._started(self._exits[depth], end)
+        h = states[0] if len(states) == 1 else torch.cat(states, 1)
+        self._exits[depth], self._outside[depth] = end, []
+        return self.stream.exit_state(replace(cursor, depth=depth, h=h))
 
     def logits(self, to: int) -> Tensor:
         """Bring every token to depth `to`, and read those out that were not yet there."""
@@ -143,6 +153,9 @@ class Tape:
         else:
             self._next = self._next - span + longest
         self._seen = [end] * (self.top + 1)
+        for depth, seen in self._exits.items():
+            self._exits[depth], states = min(seen, end), self._outside[depth]
+            self._outside[depth] = [torch.cat(states, 1)[:, : end - seen]] if seen < end else []
         self._cursor = None
         # Unused slots cost time in every call; moving the others costs as much as a few calls.
         if end - max(self._kept) > max(32, max(self._kept) // 4):
@@ -155,6 +168,7 @@ class Tape:
         self._tokens, self._positions = self._tokens[rows], self._positions[rows]
         self._real, self._next = self._real[rows], self._next[rows]
         self._waiting = [[h[rows] for h in states] for states in self._waiting]
+        self._outside = {k: [h[rows] for h in states] for k, states in self._outside.items()}
         self._kept = [self._kept[row] for row in kept]
         self._cursor = None
 
@@ -216,6 +230,9 @@ class Tape:
 
     def _compact(self) -> None:
         """Move the kept tokens of every row to the front."""
+        for depth in self._exits:
+            if self._outside[depth]:
+                self._read(depth)
         length = max(self._kept)
         # Not kept first and then, in order, kept: rows end together, as left padding does.
         order = self._real[:, : self.length].long().argsort(dim=1, stable=True)[:, -length:]
@@ -223,5 +240,6 @@ class Tape:
         for slots in (self._tokens, self._positions, self._real):
             slots[:, :length] = slots.gather(1, order)
         self._seen = [length] * (self.top + 1)
+        self._exits, self._cursor = dict.fromkeys(self._exits, length), None
         self._ragged = min(self._kept) < length
         self.compactions += 1

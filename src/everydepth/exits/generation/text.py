@@ -35,6 +35,7 @@ class TextStream:
         self._tokens = list(before[-self.WINDOW :])
         # Of the window; the text of what is before `_upto` is held or gone.
         self._from, self._upto = 0, len(self._tokens)
+        self._before = self._decode(0, self._upto)
         self._held = ""
         self.stopped = False
 
@@ -43,12 +44,13 @@ class TextStream:
         if self.stopped:
             return ""
         self._tokens.extend(tokens)
-        before = self._decode(self._from, self._upto)
         whole = self._decode(self._from, len(self._tokens))
         if last or not whole.endswith(HALF):
-            self._held += whole[len(before) :]
-            self._upto = len(self._tokens)
-            self._from = max(self._from, self._upto - self.WINDOW)
+            self._held += whole[len(self._before) :]
+            self._before, self._upto = whole, len(self._tokens)
+            if self._upto - self._from > 2 * self.WINDOW:
+                self._from = self._upto - self.WINDOW
+                self._before = self._decode(self._from, self._upto)
         return self._released(last)
 
     def _decode(self, first: int, end: int) -> str:

@@ -1,4 +1,4 @@
-"""From results to charts: one function a kind, the same for one run and for several.
+"""From results to charts: one function per kind, the same for one run and for several.
 
 Several runs share a chart, one color each, where lines and bars allow it; matrices and grids stand
 side by side on one scale of colors.

@@ -1,6 +1,6 @@
 """Charts as matplotlib figures for paper: half a page wide, 8 pt, embedded fonts.
 
-No pyplot and no global setting: figures stay out of the caller's way, also in threads.
+No pyplot and no global setting: figures stay out of the caller's way, even in threads.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ class _Part:
     value: Key
     scale: float | Tensor
     out: ModuleCall
+    turn: tuple[int, ...] | None = None
 
 
 class BlockParts:
@@ -60,6 +61,7 @@ class BlockParts:
                         proj=proj,
                         mixing=mixing,
                         others=others,
+                        weights=self._last_weights(part, x, (proj, *others)),
                         skip=None if each.skip is None or place else each.skip.module,
                         post=each.post,
                         call=self._number(part.out),
@@ -67,6 +69,7 @@ class BlockParts:
                         scale=part.scale,
                         weight=1.0 if place else each.weight,
                         beside=place > 0,
+                        turn=part.turn,
                     )
                 )
         parallel = len(branches) > 1 and len(set(read)) == 1
@@ -87,8 +90,8 @@ class BlockParts:
     # -- what is added ----------------------------------------------------------------------------
 
     def _parts(self, each: Sum) -> list[_Part]:
-        """The summands of a connection, each given by a module."""
-        return list(self._split(each.out, each.scale))
+        """The summands of a connection, each given by a module, in the order in which they ran."""
+        return sorted(self._split(each.out, each.scale), key=lambda part: part.out.order)
 
     def _split(self, key: Key, scale: float | Tensor) -> Sequence[_Part]:
         call = self._giver(key)
@@ -104,6 +107,10 @@ class BlockParts:
             and len(operation.reads) > 1
         ):
             return [part for side in operation.reads[:2] for part in self._split(side, scale)]
+        before, turn = self._turned(key)
+        call = None if turn is None else self._giver(before)
+        if call is not None:
+            return [_Part(before, scale, call, turn)]
         raise NotFound("what is added to the stream is not the output of a module")
 
     def _giver(self, key: Key) -> ModuleCall | None:
@@ -118,6 +125,18 @@ class BlockParts:
         return self.paths.moved(
             key, frozenset(("view", "_unsafe_view", "reshape", "alias", "unsqueeze", "squeeze"))
         )
+
+    def _turned(self, key: Key) -> tuple[Key, tuple[int, ...] | None]:
+        """A value before its axes were reordered, and their order; None if they were not."""
+        operation = self.recording.producer(key)
+        axes = list(range(self.recording.values[key].ndim))
+        if operation is not None and base(operation) == "permute":
+            return operation.reads[0], tuple(axes[axis] for axis in operation.args[1])
+        if operation is not None and base(operation) == "transpose":
+            a, b = operation.args[1:3]
+            axes[a], axes[b] = axes[b], axes[a]
+            return operation.reads[0], tuple(axes)
+        return key, None
 
     def _number(self, out: ModuleCall) -> int:
         """Which call of its module it is within this pass of the block."""
@@ -139,8 +158,11 @@ class BlockParts:
                 and call.end <= self._time(each.after)
                 and (call is part.out or part.out.inside(call) or not used.isdisjoint(call.made))
             ]
+            # Where windows are cut before the sum, the reader of windows.
+            arranged = [call for call in readers if call.state == each.side]
             if readers:
-                return min(readers, key=lambda call: (call.begin, -call.order)), x
+                first = min(arranged or readers, key=lambda call: (call.begin, -call.order))
+                return first, x
         if each.x == self.link.call.state:
             # Modules get only a part or an arrangement of the stream: the block reads it whole.
             return self.link.call, each.x
@@ -164,13 +186,31 @@ class BlockParts:
         norm, found = self._last_maps(part.value, 0)
         if norm is not None:
             return norm, found[0] if found else None, ()
-        if not found:
-            owner = self._owner(part)
-            if owner is None:
-                raise NotFound("no linear map is the last of it")
-            found = [owner]
+        if not found:  # a Fourier transform, a pool, weights that are no module's
+            found = [self._owner(part) or part.out.module]
         family = self._family(found)
         return family[0], None, tuple(family[1:])
+
+    def _last_weights(
+        self, part: _Part, x: Key, last: Sequence[nn.Module]
+    ) -> tuple[nn.Parameter, ...]:
+        """Of maps that hold several matrices (experts in one), those that a summand ends with."""
+        own = {id(p): p for m in last for p in m.parameters(recurse=False)}
+        if not any(sum(p.ndim > 2 for p in m.parameters(recurse=False)) > 1 for m in last):
+            return ()
+        read: dict[int, list[int]] = {}
+        for place, op in enumerate(self.paths.cone(part.value, x)):
+            for key in op.reads:
+                held = self.recording.tensors[self.paths.moved(key, MOVES)[0]]
+                if id(held) in own:
+                    read.setdefault(id(held), []).append(place)
+        matrices = [held for held in read if own[held].ndim > 2]
+        if len(matrices) < 2:
+            return ()
+        final = max(matrices, key=lambda held: max(read[held]))
+        # A bias that is added behind it is a summand of its own.
+        behind = [h for h in read if h not in matrices and max(read[h]) > min(read[final])]
+        return tuple(own[held] for held in (final, *behind))
 
     def _family(self, found: Sequence[nn.Module]) -> list[nn.Module]:
         """With one expert all its kin, also those this batch was not sent to."""
@@ -246,43 +286,59 @@ class BlockParts:
         """By its operations: attention mixes tokens by weights, a convolution by a kernel."""
         cone = self.paths.cone(part.value, x)
         names = {base(op) for op in cone}
-        attends = any("scaled_dot_product" in name for name in names) or any(
-            base(op) in ("_softmax", "softmax") and self.recording.values[op.made[0]].ndim >= 4
-            for op in cone
-            if op.made
-        )
-        if attends:
-            return "cross_attention" if self._foreign(cone, x) else "attention"
-        if "convolution" in names or "mkldnn_convolution" in names or "cudnn_convolution" in names:
+        values = self._attended(cone)
+        if values:
+            own = _computed(cone, {x})
+            return "attention" if own.intersection(values) else "cross_attention"
+        if any("convolution" in name for name in names):
             ndim = self.recording.values[x].ndim
             return "conv" if ndim == 4 else "mixer"
-        if "cumsum" in names and not names & {"topk", "sort", "argsort", "histc", "bincount"}:
-            return "mixer"  # a recurrence over tokens; experts are counted with the others
+        if any("fft" in name or "pool" in name for name in names):
+            return "mixer"
+        # Experts count and sort their tokens; otherwise a running sum goes over them, and a product
+        # of two values that were both computed is one of tokens with tokens.
+        routed = names & {"topk", "sort", "argsort", "histc", "bincount", "argmax", "max"}
+        if not routed and ("cumsum" in names or any(self._product(op) for op in cone)):
+            return "mixer"
         return "mlp"
 
-    def _foreign(self, cone: Sequence[Operation], x: Key) -> bool:
-        """Whether a matrix product reads a state from outside that is not the stream's."""
-        state = self.recording.values[x]
-        made = {key for op in cone for key in op.made}
+    def _attended(self, cone: Sequence[Operation]) -> set[Key]:
+        """The values that are averaged by softmax weights; empty where nothing attends."""
+        found: set[Key] = set()
+        weights: set[Key] = set()
         for op in cone:
-            if base(op) not in ("addmm", "mm", "linear", "bmm", "native_layer_norm", "view"):
-                continue
-            for key in op.reads:
-                value = self.recording.values.get(key)
-                if (
-                    value is not None
-                    and key not in made
-                    and key != x
-                    and value.ndim == 3
-                    and state.ndim == 3
-                    and value.is_floating_point()
-                    and value.shape[0] == state.shape[0]
-                    and not isinstance(value, nn.Parameter)
-                    and value.shape[-1] > 1
-                    and not self._reads(key, x)
-                ):
-                    return True
-        return False
+            name = base(op)
+            if "scaled_dot_product" in name:
+                found.add(op.reads[2])
+            elif "softmax" in name:
+                weights.update(op.made)
+                # Weights of tokens in heads, whatever is done with them.
+                found.update(op.reads if self.recording.values[op.made[0]].ndim > 3 else ())
+            elif name in MOVES or name in _WEIGHS:
+                weights.update(op.made if weights.intersection(op.reads) else ())
+            elif weights.intersection(op.reads) and self._product(op):
+                found.update(key for key in op.reads if key not in weights)
+        return found
+
+    def _product(self, operation: Operation) -> bool:
+        """A product of matrices none of which is a parameter."""
+        if base(operation) not in ("bmm", "baddbmm"):
+            return False
+        values = (self.recording.values[key] for key in operation.reads[-2:])
+        return not any(self.paths.constant(value) for value in values)
+
+
+# What may be done to the weights of an average before it is taken.
+_WEIGHS = frozenset(("mul", "mul_", "div", "div_", "masked_fill", "add", "add_", "where"))
+
+
+def _computed(cone: Sequence[Operation], start: set[Key]) -> set[Key]:
+    """All values computed from some, by operations in order."""
+    found = set(start)
+    for op in cone:
+        if found.intersection(op.reads):
+            found.update(op.made)
+    return found
 
 
 def _matrix(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -76,14 +76,17 @@ def _follows(reach: Reach, first: Chain, then: Chain) -> bool:
     end, start = first.links[-1].call.given, then.links[0].call.state
     assert end is not None
     assert start is not None
-    if start == end or _same(reach.recording, start, end):
+    if same(reach.recording, start, end):
         return True
     alike = _pattern(first.paths[-1]) == _pattern(then.paths[0])
     return alike and reach.leads(end, start)
 
 
-def _same(recording: Recording, a: Key, b: Key) -> bool:
-    return equal(recording.values[a], recording.values[b])
+def same(recording: Recording, a: Key | None, b: Key | None) -> bool:
+    """Whether two values of a recording are one, or equal."""
+    if a is None or b is None:
+        return False
+    return a == b or equal(recording.values[a], recording.values[b])
 
 
 def _pattern(path: str) -> str:
@@ -103,27 +106,27 @@ def _groups(model: nn.Module, recording: Recording) -> list[Chain]:
     taken: list[Chain] = []
     inside: list[str] = []
     spare: list[Chain] = []
-    for path, children in _lists(model):
+    lists = dict(_lists(model))
+    known: dict[str, tuple[list[Link], int]] = {}
+
+    def called(path: str) -> tuple[list[Link], int]:
+        if path not in known:
+            known[path] = _called(paths, lists[path], by_module)
+        return known[path]
+
+    def kept(pattern: str) -> int:
+        """Stages of one kind are all taken as they are, or none: most members decide."""
+        alike = [called(other) for other in lists if _pattern(other) == pattern]
+        return sum(2 * sum(link.identity for link in links) - count for links, count in alike)
+
+    for path in lists:
         if any(path == done or path.startswith(f"{done}.") for done in inside):
             continue
-        called = sorted(
-            (
-                (call, name)
-                for name, child in children
-                for call in by_module.get(id(child), ())
-                if call.state is not None and call.given is not None
-            ),
-            key=lambda pair: pair[0].begin,
-        )
-        links = [
-            Link(call, sums, name)
-            for call, name in called
-            if call.given != call.state and (sums := _sums(paths, call))
-        ]
+        links, _ = called(path)
         if not links:
             continue
         chain = Chain(tuple(links), (path,))
-        if sum(link.identity for link in links) * 2 > len(called):
+        if kept(_pattern(path)) > 0:
             taken.append(chain)
             inside.append(path)
         else:
@@ -134,6 +137,29 @@ def _groups(model: nn.Module, recording: Recording) -> list[Chain]:
             taken.append(chain)
             inside.append(path)
     return taken
+
+
+def _called(
+    paths: Paths,
+    children: Sequence[tuple[str, nn.Module]],
+    by_module: Mapping[int, Sequence[ModuleCall]],
+) -> tuple[list[Link], int]:
+    """The residual ones among the calls of a list's members, in order, and how many calls."""
+    called = sorted(
+        (
+            (call, name)
+            for name, child in children
+            for call in by_module.get(id(child), ())
+            if call.state is not None and call.given is not None
+        ),
+        key=lambda pair: pair[0].begin,
+    )
+    links = [
+        Link(call, sums, name)
+        for call, name in called
+        if call.given != call.state and (sums := _sums(paths, call))
+    ]
+    return links, len(called)
 
 
 def _sums(paths: Paths, call: ModuleCall) -> tuple[Sum, ...] | None:

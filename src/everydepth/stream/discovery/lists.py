@@ -8,7 +8,14 @@ from typing import TypeVar
 from torch import nn
 
 from everydepth.errors import UnsupportedModelError
-from everydepth.stream.edit import BlockList, adopted, copy_without, correct_configs, edited
+from everydepth.stream.edit import (
+    BlockList,
+    adopted,
+    copy_without,
+    correct_configs,
+    edited,
+    settle,
+)
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -86,7 +93,8 @@ def lengthened(
     copied = copy_without(model, (), share=share)
     new: BlockList = copied.get_submodule(path)  # pyright: ignore[reportAssignmentType]
     together = list(new)
-    together.insert(place, adopted(block, model, copied).train(held.training))
+    block = adopted(block, model, copied).train(held.training)
+    together.insert(place, block)
     del new[:]
     new.extend(together)
     counts = [len(each) for each in lists.values()]
@@ -95,6 +103,8 @@ def lengthened(
         order = list(range(len(held)))
         order.insert(place, list(held).index(blocks[like - 1]))
         correct_configs(copied, path, order, len(held))
+    if not share:
+        settle(model, copied, [block], len(blocks))
     return copied
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -74,6 +75,7 @@ class Recording:
     versions: dict[int, int] = field(default_factory=dict[int, int])
     values: dict[Key, Tensor] = field(default_factory=dict[Key, Tensor])
     producers: dict[Key, int] = field(default_factory=dict[Key, int])
+    writers: dict[Key, int] = field(default_factory=dict[Key, int])
     drops: dict[Key, float] = field(default_factory=dict[Key, float])
     output: Any = None
 
@@ -91,6 +93,13 @@ class Recording:
         """The operation that made a value; None if it came from outside."""
         index = self.producers.get(key)
         return None if index is None else self.operations[index]
+
+    def origin(self, key: Key) -> int | None:
+        """Where a value was made, also as a whole of which a part was written to."""
+        index = self.producers.get(key)
+        if index is None and key[1]:
+            index = self.writers.get((_memory(self.tensors[key[0]]), key[1]))
+        return index
 
 
 def _memory(tensor: Tensor) -> int:
@@ -143,9 +152,14 @@ class _Operations(TorchDispatchMode):
         for tensor in written:
             # The memory is about to hold another value.
             recording.values[recording.key(tensor)] = tensor.clone()
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            # A number of a model without weights. Models ask whether all tokens are real, or of
+            # one text: so they are.
+            return args[0].dtype is torch.bool
         output = func(*args, **kwargs)
         for memory in {_memory(tensor) for tensor in written}:
             recording.versions[memory] = recording.versions.get(memory, 0) + 1
+            recording.writers[memory, recording.versions[memory]] = len(recording.operations)
         made = recording.keys(output)
         index = len(recording.operations)
         for key in made:

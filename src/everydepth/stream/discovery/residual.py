@@ -117,6 +117,8 @@ class Paths:
     def __init__(self, recording: Recording, calls: Sequence[ModuleCall]) -> None:
         self.recording, self.calls = recording, calls
         self.by_output: dict[Key, list[ModuleCall]] = {}
+        # Also by a dropout or drop path, which does nothing in eval mode.
+        self._given = {call.given for call in calls}
         for call in calls:
             if call.given is not None and call.given != call.state:
                 self.by_output.setdefault(call.given, []).append(call)
@@ -149,14 +151,18 @@ class Paths:
             value, factor = self.factor(end, start, inside=True)
             return None if value == end else self._after(start, end, value, Times(factor))
         if name in _ACTIVATIONS:
-            return self._after(start, end, operation.reads[0], _ACTIVATIONS[name]())
+            before = operation.reads[0]
+            own = (c.module for c in self.by_output.get(end, ()) if c.state == before)
+            post = next(own, None) or _ACTIVATIONS[name]()
+            return self._after(start, end, before, post)
         for call in sorted(self.by_output.get(end, ()), key=lambda c: -c.order):
             if call.state is not None and not any(map(_mixes, call.module.modules())):
                 post = call.module if call.plain else First(call.module)
                 found = self._after(start, end, call.state, post)
                 if found is not None:
                     return found
-        return None
+        # A bias is added by what follows a sum; only where no module does is it a summand.
+        return self._sum(start, end, operation, biased=True) if name in _SUMS else None
 
     def _after(
         self, start: Key, end: Key, before: Key, module: nn.Module
@@ -177,7 +183,7 @@ class Paths:
         scale: float | Tensor = 1.0
         while True:
             operation = self.recording.producer(key)
-            given = self.by_output.get(key) and not inside
+            given = key in self._given and not inside
             inside = False
             if operation is None or key == stop or given:
                 return key, scale
@@ -186,10 +192,10 @@ class Paths:
                 a, b = operation.args[:2]
                 tensors = [isinstance(v, Tensor) for v in (a, b)]
                 if tensors == [True, False] or (
-                    all(tensors) and isinstance(b, Tensor) and self._constant(b)
+                    all(tensors) and isinstance(b, Tensor) and self.constant(b)
                 ):
                     value, constant = operation.reads[0], b
-                elif name.startswith("mul") and isinstance(a, Tensor) and self._constant(a):
+                elif name.startswith("mul") and isinstance(a, Tensor) and self.constant(a):
                     value, constant = operation.reads[1], a
                 else:
                     return key, scale
@@ -199,7 +205,7 @@ class Paths:
             else:
                 return key, scale
 
-    def _constant(self, tensor: Tensor) -> bool:
+    def constant(self, tensor: Tensor) -> bool:
         """A parameter or buffer, or one of these moved: not computed from the batch."""
         key = self.recording.key(tensor)
         while True:
@@ -221,7 +227,9 @@ class Paths:
                 return key
             key = operation.reads[0]
 
-    def _sum(self, start: Key, end: Key, operation: Operation) -> tuple[Sum, ...] | None:
+    def _sum(
+        self, start: Key, end: Key, operation: Operation, *, biased: bool = False
+    ) -> tuple[Sum, ...] | None:
         if len(operation.reads) < 2:
             return None
         sides = operation.reads[0], operation.reads[1]
@@ -236,6 +244,8 @@ class Paths:
                 continue
             x = before[-1].end if before else start
             out, scale = self.factor(sides[1 - i])
+            if self.constant(self.recording.values[out]) is not biased:
+                continue
             options.append(
                 (
                     *before,
@@ -278,12 +288,12 @@ class Paths:
 
     def cone(self, value: Key, x: Key) -> list[Operation]:
         """The operations through which a value was computed, back to `x`."""
-        producers, operations = self.recording.producers, self.recording.operations
-        begin = producers.get(x, -1)
+        operations = self.recording.operations
+        begin = self.recording.producers.get(x, -1)
         seen: set[int] = set()
         todo = [value]
         while todo:
-            index = producers.get(todo.pop())
+            index = self.recording.origin(todo.pop())
             if index is not None and index > begin and index not in seen:
                 seen.add(index)
                 todo.extend(operations[index].reads)
@@ -300,4 +310,5 @@ def _mixes(module: nn.Module) -> bool:
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
+    known = not (a.is_meta or b.is_meta)  # of a model without weights only shapes are
+    return known and a.shape == b.shape and torch.equal(a, b)

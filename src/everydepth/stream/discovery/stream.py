@@ -15,9 +15,10 @@ from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream, Task
 from everydepth.stream.cursor import CallAxes
 from everydepth.stream.discovery.branches import BlockParts, NotFound
-from everydepth.stream.discovery.chain import Chain, chains, predicting, skips
-from everydepth.stream.discovery.example import examples, parameters_of
+from everydepth.stream.discovery.chain import Chain, chains, predicting, same, skips
+from everydepth.stream.discovery.example import ROWS, examples, parameters_of
 from everydepth.stream.discovery.lists import lengthened, shortened
+from everydepth.stream.discovery.memory import recall, remember
 from everydepth.stream.discovery.readout import Capped, Parts, Pick, Whole, parts, picks
 from everydepth.stream.discovery.recording import Recording, recording
 from everydepth.stream.discovery.tail import Form, Tail
@@ -34,6 +35,7 @@ _FAILURES = (
     KeyError,
     AttributeError,
     AssertionError,
+    ImportError,
 )
 
 
@@ -66,6 +68,7 @@ class Structure:
     others: the names of other chains in the model.
     axis: the dimension of a state that counts the rows.
     outputs: how many numbers a prediction has.
+    batch: what it was seen on.
     """
 
     blocks: tuple[Block, ...]
@@ -79,6 +82,7 @@ class Structure:
     others: tuple[str, ...]
     axis: int
     outputs: int
+    batch: Mapping[str, Any]
 
 
 @final
@@ -117,24 +121,47 @@ class DiscoveredStream(ResidualStream):
 
     @property
     def structure(self) -> Structure:
-        if self._found is None:
-            self._found = self._from_example()
+        if self._found is None and not self._recalled():
+            self._keep(self._from_example())
+        assert self._found is not None
         return self._found
 
+    def _recalled(self) -> bool:
+        """Whether this model was looked at before, and is still what it was."""
+        known = recall(self._inner, (self.model, self._stream))
+        if known is not None:
+            self._found, self._more = known
+        return known is not None
+
+    def _keep(self, found: Structure) -> None:
+        self._found = found
+        if found.batch:  # not of a model that has no weights yet
+            remember(self._inner, (self.model, self._stream), (found, self._more))
+
     def confirm(self, batch: Mapping[str, Any]) -> None:
-        if self._found is None:
-            self._found = self._look(batch)
+        if self._found is None and not self._recalled():
+            # Every value of the pass is kept for a moment: of a large batch a part is enough.
+            rows = self.rows(batch)
+            few = batch if rows <= ROWS else select_rows(batch, torch.arange(ROWS), rows)
+            self._keep(self._look(few))
+
+    def trial(self) -> Mapping[str, Any]:
+        weights = (p.dtype for p in self._inner.parameters() if p.is_floating_point())
+        dtype = next(weights, torch.float32)
+        return {
+            key: value.to(self.device, dtype if value.is_floating_point() else None)
+            if isinstance(value, Tensor)
+            else value
+            for key, value in self.structure.batch.items()
+        }
 
     def _from_example(self) -> Structure:
-        errors: list[Exception] = []
+        errors: list[BaseException | None] = []
         for batch in examples(self._inner):
             try:
-                with torch.no_grad(), evaluating(self._inner):
-                    self._try(batch)
-            except _FAILURES as error:
-                errors.append(error)
-                continue
-            return self._look(batch)
+                return self._look(batch)
+            except BatchError as error:
+                errors.append(error.__cause__)
         reason = f"; the last one made up was refused: {errors[-1]}" if errors else ""
         raise UnsupportedModelError(
             f"how {type(self._inner).__name__} runs is not known before a batch{reason}; pass one: "
@@ -157,6 +184,12 @@ class DiscoveredStream(ResidualStream):
             return self._seen(batch)
 
     def _seen(self, batch: Mapping[str, Any]) -> Structure:
+        pieces = getattr(getattr(self._inner, "config", None), "chunk_size_feed_forward", 0)
+        if pieces:
+            raise UnsupportedModelError(
+                f"chunk_size_feed_forward is {pieces}, which runs one residual connection in "
+                "pieces; load the model with 0"
+            )
         with recording(self._inner) as record:
             try:
                 record.output = self._try(batch)
@@ -168,6 +201,13 @@ class DiscoveredStream(ResidualStream):
                 ) from error
         prediction = self.prediction(record.output)
         chain, others = self._chain(record, prediction)
+        skips = {
+            number: link.sums[0].skip.module
+            for number, link in enumerate(chain.links, start=1)
+            if link.sums[0].skip is not None
+        }
+        if prediction.is_meta:
+            return self._outline(record, chain, others, skips, prediction)
         blocks: list[Block] = []
         missing: dict[int, str] = {}
         for number, link in enumerate(chain.links, start=1):
@@ -176,18 +216,13 @@ class DiscoveredStream(ResidualStream):
             except NotFound as reason:
                 missing[number] = str(reason)
                 blocks.append(Block(module=link.call.module, plain=link.call.plain))
-        skips = {
-            number: link.sums[0].skip.module
-            for number, link in enumerate(chain.links, start=1)
-            if link.sums[0].skip is not None
-        }
         forms = [
             Form.of(link.call, None if after is None else after.call)
             for link, after in zip(chain.links, (*chain.links[1:], None), strict=True)
         ]
         tail = Tail(lambda given: self.call(self.arguments(given, None)), blocks, forms, skips)
         direct = tuple(
-            link.call.given == after.call.state or _equal(record, link.call.given, after.call.state)
+            same(record, link.call.given, after.call.state)
             for link, after in zip(chain.links, chain.links[1:], strict=False)
         )
         changes = [*(not same for same in direct), False]
@@ -228,6 +263,40 @@ class DiscoveredStream(ResidualStream):
             others,
             axis,
             size,
+            batch,
+        )
+
+    def _outline(
+        self,
+        record: Recording,
+        chain: Chain,
+        others: tuple[str, ...],
+        skips: Mapping[int, nn.Module],
+        prediction: Tensor,
+    ) -> Structure:
+        """What shapes alone tell, of a model without weights: its blocks, so that it can be cut."""
+        blocks = tuple(
+            Block(module=link.call.module, plain=link.call.plain) for link in chain.links
+        )
+        forms = [Form.of(link.call, None) for link in chain.links]
+        end, outputs = chain.links[-1].call.given, prediction.shape[-1]
+        assert end is not None
+        found = parts(record, end, record.key(prediction))
+        readout = Readout("tail", found.linear or Whole(outputs), found)
+        told = dict.fromkeys(range(1, len(blocks) + 1), "the model has no weights yet")
+        return Structure(
+            blocks=blocks,
+            tail=Tail(lambda given: self.call(self.arguments(given, None)), blocks, forms, skips),
+            direct=(True,) * (len(blocks) - 1),
+            still=(True,) * (len(blocks) + 1),
+            readout=readout,
+            task="classification",
+            paths=chain.paths,
+            missing=told,
+            others=others,
+            axis=0,
+            outputs=outputs,
+            batch={},
         )
 
     def _row_axis(self, last: nn.Module, h: Tensor, batch: Mapping[str, Any]) -> int:
@@ -301,7 +370,11 @@ class DiscoveredStream(ResidualStream):
         head = Capped(found.linear, found.after) if found.after else found.linear
         h = record.values[end]
         if found.whole:
-            picked = self._picked(found, head, tail, h, batch)
+            # Classifiers may score every token and pick afterwards; the last bits depend on it.
+            calls = [call for call in record.calls if call.module is found.linear and call.given]
+            scored = record.values[calls[-1].given].shape if calls and calls[-1].given else None
+            late = scored is not None and scored[:-1] != prediction.shape[:-1]
+            picked = self._picked(found, head, tail, h, batch, late=late)
             if picked is not None:
                 return picked
         try:
@@ -313,7 +386,14 @@ class DiscoveredStream(ResidualStream):
         return Readout("tail", whole, found)
 
     def _picked(
-        self, found: Parts, head: nn.Module, tail: Tail, h: Tensor, batch: Mapping[str, Any]
+        self,
+        found: Parts,
+        head: nn.Module,
+        tail: Tail,
+        h: Tensor,
+        batch: Mapping[str, Any],
+        *,
+        late: bool,
     ) -> Readout | None:
         """The one way of picking that agrees with the tail on every variant of the batch."""
         last = len(tail.blocks)
@@ -329,17 +409,16 @@ class DiscoveredStream(ResidualStream):
                 continue
         close: Readout | None = None
         for name, pick in picks(_text_config(self._inner)).items():
-            for late in (False, True):
-                ready = Readout("modules", head, found, pick, name, late)
-                try:
-                    got = [_read(ready, state, given) for state, given, _ in wanted]
-                except (*_FAILURES, EveryDepthError):
-                    continue
-                pairs = [(a, z) for a, (_, _, z) in zip(got, wanted, strict=True)]
-                if all(_same(a, z) for a, z in pairs):
-                    return replace(ready, exact=True)
-                if close is None and all(_near(a, z) for a, z in pairs):
-                    close = ready
+            ready = Readout("modules", head, found, pick, name, late)
+            try:
+                got = [_read(ready, state, given) for state, given, _ in wanted]
+            except (*_FAILURES, EveryDepthError):
+                continue
+            pairs = [(a, z) for a, (_, _, z) in zip(got, wanted, strict=True)]
+            if all(_same(a, z) for a, z in pairs):
+                return replace(ready, exact=True)
+            if close is None and all(_near(a, z) for a, z in pairs):
+                close = ready
         return close
 
     def _task(self, prediction: Tensor, batch: Mapping[str, Any]) -> Task:
@@ -534,7 +613,7 @@ class DiscoveredStream(ResidualStream):
 
     @property
     def slotted(self) -> bool | None:
-        return None if self._caches else False
+        return None if self._caches and self.task == "causal_lm" else False
 
     @property
     def row_axis(self) -> int:
@@ -619,11 +698,6 @@ def _prediction(output: Any) -> Tensor:
             return value
     values = output.values() if isinstance(output, Mapping) else output
     return next(v for v in values if isinstance(v, Tensor) and v.is_floating_point())
-
-
-def _equal(record: Recording, a: Any, b: Any) -> bool:
-    x, y = record.values[a], record.values[b]
-    return x.shape == y.shape and torch.equal(x, y)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

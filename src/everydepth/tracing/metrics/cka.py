@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from everydepth.results.result import Result, defined, gap
+from everydepth.results.result import Result
 from everydepth.tracing.crossproducts import CrossProducts, MinibatchCKA
 from everydepth.tracing.metric import FeatureMetric, register_metric
-from everydepth.tracing.metrics.shared import DEPTH
 from everydepth.tracing.observation import FeatureRows
+from everydepth.tracing.sums import DEPTH
 
 
 @register_metric
@@ -43,46 +43,38 @@ class Cka(FeatureMetric):
                 self.exact = CrossProducts(*sizes)
             else:
                 self.chunks = MinibatchCKA()
-            self.shape = len(x), len(x if y is None else y)
         self.rows += x.shape[1]
         (self.exact or self.chunks).add(x, y)  # pyright: ignore[reportOptionalMemberAccess]
 
     def compute(self) -> Result:
         if self.rows < 2:
-            return gap(self.name, "matrix", f"CKA compares samples, and there is {self.rows}")
-        arrays: dict[str, np.ndarray] = {
-            "depth": self.depths(self.shape[0] - 1),
-            "columns": self.depths(self.shape[1] - 1),
-        }
+            return self.gap(f"CKA compares samples, and there is {self.rows}")
+        series: dict[str, np.ndarray] = {}
         notes: list[str] = []
         if self.exact is not None:
             found = self.exact.similarity()
-            arrays["value"] = defined(found.biased)
+            series["value"] = found.biased
             if self.rows >= 4:
-                arrays["unbiased"] = defined(found.unbiased)
+                series["unbiased"] = found.unbiased
             else:
                 notes.append(f"the unbiased estimate needs 4 samples, and there are {self.rows}")
             how = "exact, from products of features summed over all samples"
         else:
             assert self.chunks is not None
             if self.rows < 4:
-                return gap(self.name, "matrix", f"HSIC_1 needs 4 samples; there are {self.rows}")
-            arrays["value"] = defined(self.chunks.similarity())
+                return self.gap(f"HSIC_1 needs 4 samples; there are {self.rows}")
+            series["value"] = self.chunks.similarity()
             how = "HSIC_1 averaged over chunks of rows"
             notes.append(
                 f"estimated from chunks: exact CKA needs {self.needed / 2**20:,.0f} MiB, more than "
                 f"the memory budget of {self.memory / 2**20:,.0f} MiB"
             )
-        if isinstance(arrays["value"], np.ma.MaskedArray):
+        if np.isnan(series["value"]).any():
             notes.append("undefined where a feature is the same for all samples")
-        series = tuple(k for k in ("value", "unbiased") if k in arrays)
-        return Result(
-            name=self.name,
-            kind="matrix",
-            series=series,
-            arrays=arrays,
+        return self.over_depths(
+            series,
+            beside={"columns": self.depths(series["value"].shape[1] - 1)},
             labels={
-                "depth": DEPTH,
                 "columns": f"{DEPTH} of the second model" if self.between else DEPTH,
                 "value": "linear CKA",
                 "unbiased": "linear CKA, unbiased",
@@ -99,7 +91,6 @@ class CkaBetween(Cka):
     name = "cka_between"
     title = "CKA with the other model"
     about = "Depths of one model by another."
-    section = "similarity"
     needs = frozenset({"against"})
     some_depths = False
     between = True
@@ -112,7 +103,6 @@ class TokenCka(Cka):
     name = "token_cka"
     title = "Linear CKA of tokens"
     about = "The same over every token."
-    section = "similarity"
     needs = frozenset({"tokens"})
     some_depths = False
     level = "token"

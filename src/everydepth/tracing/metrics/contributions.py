@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everydepth.results.result import Result, defined, gap
+from everydepth.results.result import Result
 from everydepth.stream import Block, BranchRecord, Task
 from everydepth.tracing.metric import BatchMetric, register_metric
-from everydepth.tracing.metrics.shared import DEPTH, array, depths
+from everydepth.tracing.metrics.predictive import LABELS, NUMBERS, UNLABELED
 from everydepth.tracing.observation import BlockRecords, Observation
 from everydepth.tracing.predictions import LOGIT_BYTES
+from everydepth.tracing.sums import Sums, array
 
 FEW_OUTPUTS: frozenset[Task] = frozenset({"classification", "regression"})
 
@@ -36,37 +37,83 @@ class Contributions(BatchMetric):
     tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})
 
     def __init__(self) -> None:
-        self.steps: Tensor | None = None
-        self.followed: Tensor | None = None
+        self.sums = Sums()
         self.rows = 0
 
     def update(self, observation: Observation) -> None:
         p = observation.predictions
-        found = p.step.sum(1, dtype=torch.float64), p.followed.sum(1, dtype=torch.float64)
-        self.steps = found[0] if self.steps is None else self.steps + found[0]
-        self.followed = found[1] if self.followed is None else self.followed + found[1]
+        self.sums.add(
+            steps=p.step.sum(1, dtype=torch.float64),
+            followed=p.followed.sum(1, dtype=torch.float64),
+        )
         self.rows += p.step.shape[1]
 
     def compute(self) -> Result:
-        if self.steps is None or self.followed is None or not self.rows:
-            return gap(self.name, "curve", "no data was seen")
-        followed = array(self.followed) / self.rows
-        norm = array(self.steps) / self.rows
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=("norm", "target"),
-            arrays={
-                "depth": self.depths(len(norm), 1),
-                "norm": norm,
-                "target": np.diff(followed),
-                "start": followed[:1],
-                "end": followed[-1:],
-            },
+        if not self.rows:
+            return self.gap("no data was seen")
+        followed = self.sums.array("followed") / self.rows
+        return self.over_depths(
+            {"norm": self.sums.array("steps") / self.rows, "target": np.diff(followed)},
+            first=1,
+            beside={"start": followed[:1], "end": followed[-1:]},
             labels={
-                "depth": DEPTH,
                 "norm": "‖z after - z before‖ (logit)",
                 "target": "added to the target's logit (logit)",
+            },
+            meta={"rows": self.rows},
+        )
+
+
+@register_metric
+class ResidualTarget(BatchMetric):
+    """Does block l add what is still missing, `y - z_{l-1}`? Its ideal, Eqs. 7 and 8.
+
+    cosine: over all of the data, of what the block adds in output space with what is missing.
+    share: the length of the one over that of the other; 1 for a block that adds all of it.
+    """
+
+    reads = frozenset({"error", "step"})
+    some_depths = True
+    name = "residual_target"
+    title = "Toward what is missing"
+    about = "How far a block's contribution points to what the prediction before it lacks."
+    section = "blocks"
+    group = "contributions"
+    needs = LABELS
+    tasks = NUMBERS
+    better = "higher"
+
+    def __init__(self) -> None:
+        self.sums = Sums()
+        self.rows = 0
+
+    def update(self, observation: Observation) -> None:
+        p = observation.predictions
+        if observation.targets is None:
+            return
+        self.sums.add(
+            missing=p.error.double().square().sum(1), added=p.step.double().square().sum(1)
+        )
+        self.rows += p.step.shape[1]
+
+    def compute(self) -> Result:
+        if not self.rows:
+            return self.gap(UNLABELED)
+        missing, added = self.sums.array("missing"), self.sums.array("added")
+        before, after = missing[:-1], missing[1:]
+        # |y - z_l|^2 = |y - z_{l-1}|^2 - 2 <missing, added> + |added|^2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cosine = (before - after + added) / 2 / np.sqrt(before * added)
+            share = np.sqrt(added / before)
+        return self.over_depths(
+            {
+                "cosine": np.where(np.isfinite(cosine), cosine, np.nan),
+                "share": np.where(np.isfinite(share), share, np.nan),
+            },
+            first=1,
+            labels={
+                "cosine": "cosine of what the block adds with what is missing",
+                "share": "‖what the block adds‖ / ‖what is missing‖",
             },
             meta={"rows": self.rows},
         )
@@ -89,7 +136,7 @@ class BranchContributions(BatchMetric):
     group = "contributions"
     needs = frozenset({"branches"})
     tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})
-    # It takes twice the readouts, which is dear with a large vocabulary.
+    # It takes twice the readouts, which is expensive with a large vocabulary.
     default = FEW_OUTPUTS
 
     def __init__(self) -> None:
@@ -135,28 +182,17 @@ class BranchContributions(BatchMetric):
 
     def compute(self) -> Result:
         if not self.rows:
-            return gap(self.name, "curve", "no data was seen")
-        arrays: dict[str, np.ndarray] = {"depth": depths(self.depth, 1)}
-        labels = {"depth": DEPTH}
+            return self.gap("no data was seen")
+        series: dict[str, np.ndarray] = {}
+        labels: dict[str, str] = {}
         names = list(dict.fromkeys(name for name, _ in self.sums))
-        for k, suffix in enumerate(("", "_target")):
+        missing = np.full(2, np.nan)
+        for k, (suffix, what) in enumerate((("", "‖added‖"), ("_target", "added to the target"))):
             for name in names:
-                missing = np.full(2, np.nan)
-                column = [self.sums.get((name, d), missing)[k] for d in arrays["depth"]]
-                arrays[f"{name}{suffix}"] = defined(np.array(column) / self.rows)
-                word = name.replace("_", " ")
-                labels[f"{name}{suffix}"] = (
-                    f"{word}: added to the target (logit)" if k else f"{word}: ‖added‖ (logit)"
-                )
-        series = (*names, *(f"{name}_target" for name in names))
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=series,
-            arrays=arrays,
-            labels=labels,
-            meta={"rows": self.rows},
-        )
+                column = [self.sums.get((name, d), missing)[k] for d in range(1, self.depth + 1)]
+                series[f"{name}{suffix}"] = np.array(column) / self.rows
+                labels[f"{name}{suffix}"] = f"{name.replace('_', ' ')}: {what} (logit)"
+        return self.over_depths(series, first=1, labels=labels, meta={"rows": self.rows})
 
 
 def branch_names(block: Block) -> list[str]:

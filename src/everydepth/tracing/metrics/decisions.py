@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from everydepth.errors import SettingError
-from everydepth.results.result import Result, gap
+from everydepth.results.result import Result
+from everydepth.stream.states import holds_from
 from everydepth.tracing.metric import BatchMetric, register_metric
-from everydepth.tracing.metrics.predictive import CLASSES, LABELS
-from everydepth.tracing.metrics.shared import DEPTH, Kept, array
+from everydepth.tracing.metrics.predictive import CLASSES, LABELS, UNLABELED
 from everydepth.tracing.observation import Observation
+from everydepth.tracing.sums import Kept, Sums
 
 MARGIN_BYTES = 2**26
 SAMPLE_BYTES = 2**25
@@ -19,12 +20,7 @@ SAMPLE_BYTES = 2**25
 
 def saturation_depth(top: Tensor) -> Tensor:
     """(depths 0..L, rows) decisions -> (rows,) smallest l from which on they are the last one."""
-    return _from_where(top == top[-1])
-
-
-def _from_where(good: Tensor) -> Tensor:
-    """The smallest depth from which on all are true; L + 1 where the last is not."""
-    return (~good.flip(0).int().cumprod(0).bool()).sum(0)
+    return holds_from(top == top[-1])
 
 
 @register_metric
@@ -42,33 +38,74 @@ class Saturation(BatchMetric):
     tasks = CLASSES
 
     def __init__(self) -> None:
-        self.count: Tensor | None = None
+        self.sums = Sums()
 
     def update(self, observation: Observation) -> None:
         at = saturation_depth(observation.predictions.top)
-        found = torch.bincount(at, minlength=observation.depth + 1)
-        self.count = found if self.count is None else self.count + found
+        self.sums.add(count=torch.bincount(at, minlength=observation.depth + 1))
 
     def compute(self) -> Result:
-        if self.count is None or not bool(self.count.any()):
-            return gap(self.name, "histogram", "no data was seen")
-        count = array(self.count)
+        if not self.sums or not bool(self.sums["count"].any()):
+            return self.gap("no data was seen")
+        count = self.sums.array("count")
         where = self.depths(len(count) - 1)
-        return Result(
-            name=self.name,
-            kind="histogram",
-            series=("count",),
-            arrays={
-                "depth": where,
-                "count": count,
-                "cumulative": np.cumsum(count) / count.sum(),
-            },
+        return self.over_depths(
+            {"count": count},
+            beside={"cumulative": np.cumsum(count) / count.sum()},
             labels={
-                "depth": DEPTH,
                 "count": "predictions that become final",
                 "cumulative": "share that is final",
             },
             meta={"rows": int(count.sum()), "mean_depth": float(where @ count / count.sum())},
+        )
+
+
+@register_metric
+class ProbabilityRises(BatchMetric):
+    """Where a feature comes closer to the last one, how often the label gets more probable.
+
+    Theorem 2 of Tracing Representations says: always. Steps from depth 1 on; closer is a larger
+    cosine with the last depth.
+    """
+
+    reads = frozenset({"loss"})
+    name = "probability_rises"
+    title = "Closer, therefore surer?"
+    about = "Share of samples whose label gains probability, of those that come closer to the end."
+    unit = "share"
+    section = "decisions"
+    group = "decisions"
+    needs = LABELS
+    tasks = CLASSES
+    default = False
+
+    def __init__(self) -> None:
+        self.sums = Sums()
+
+    def update(self, observation: Observation) -> None:
+        p = observation.predictions
+        if observation.targets is None or observation.depth < 2:
+            return
+        h = observation.features[1:, p.labelled].double()
+        near = torch.cosine_similarity(h, h[-1:], dim=-1)
+        closer = near[1:] > near[:-1]
+        # The probability of the label is exp(-loss).
+        rises = p.loss[1:, p.labelled].double().diff(dim=0) < 0
+        self.sums.add(closer=closer.sum(1), both=(closer & rises).sum(1))
+
+    def compute(self) -> Result:
+        if not self.sums or not bool(self.sums["closer"].any()):
+            return self.gap("no labeled sample comes closer to the last depth anywhere")
+        closer, both = self.sums.array("closer"), self.sums.array("both")
+        return self.over_depths(
+            {"value": np.where(closer > 0, both / np.maximum(closer, 1), np.nan)},
+            first=2,
+            beside={"closer": closer},
+            labels={
+                "value": "share whose label gains probability",
+                "closer": "samples that come closer",
+            },
+            meta={"share": float(both.sum() / closer.sum())},
         )
 
 
@@ -103,13 +140,13 @@ class PredictionDepth(BatchMetric):
         right = torch.full_like(p.top[0], -1)
         if targets is not None:
             self.labelled = True
-            right = torch.where(p.labelled, _from_where(p.top == targets).int(), -1)
+            right = torch.where(p.labelled, holds_from(p.top == targets).int(), -1)
         sample = observation.row_sample.to(right.device)
         self.kept.add(torch.stack([sample, saturation_depth(p.top), right], 1))
 
     def compute(self) -> Result:
         if not self.rows:
-            return gap(self.name, "table", "no data was seen")
+            return self.gap("no data was seen")
         sample, final, right = self.kept.values().astype(np.int64).T
         arrays = {"final_from": self.depth_of(final), "sample": sample}
         if self.labelled:
@@ -118,7 +155,7 @@ class PredictionDepth(BatchMetric):
         cut = self.kept.rows < self.rows
         return Result(
             name=self.name,
-            kind="table",
+            kind=self.kind,
             series=tuple(name for name in ("final_from", "right_from") if name in arrays),
             arrays=arrays,
             labels={
@@ -145,27 +182,23 @@ class Margin(BatchMetric):
     tasks = CLASSES
 
     def __init__(self) -> None:
-        self.total: Tensor | None = None
+        self.sums = Sums()
         self.rows = 0
         self.kept = Kept(MARGIN_BYTES)
 
     def update(self, observation: Observation) -> None:
         margin = observation.predictions.margin
-        found = margin.sum(1, dtype=torch.float64)
-        self.total = found if self.total is None else self.total + found
+        self.sums.add(margin=margin.sum(1, dtype=torch.float64))
         self.rows += margin.shape[1]
         self.kept.add(margin.T)
 
     def compute(self) -> Result:
-        if self.total is None or not self.rows:
-            return gap(self.name, "curve", "no data was seen")
-        value = array(self.total) / self.rows
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=("value",),
-            arrays={"depth": self.depths(len(value) - 1), "value": value, **self.kept.quantiles()},
-            labels={"depth": DEPTH, "value": "margin, top-1 minus top-2 (logit)"},
+        if not self.rows:
+            return self.gap("no data was seen")
+        return self.over_depths(
+            {"value": self.sums.array("margin") / self.rows},
+            beside=self.kept.quantiles(),
+            labels={"value": "margin, top-1 minus top-2 (logit)"},
             meta={"rows": self.rows, "quantile_rows": self.kept.rows},
         )
 
@@ -204,25 +237,24 @@ class EffectiveDepth(BatchMetric):
 
     def __init__(self, epsilons: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1)) -> None:
         self.epsilons = epsilons
-        self.right: Tensor | None = None
+        self.sums = Sums()
         self.rows = 0
 
     def update(self, observation: Observation) -> None:
         p, targets = observation.predictions, observation.targets
         if targets is None:
             return
-        found = ((p.top == targets) & p.labelled).sum(1)
-        self.right = found if self.right is None else self.right + found
+        self.sums.add(right=((p.top == targets) & p.labelled).sum(1))
         self.rows += int(p.labelled.sum())
 
     def compute(self) -> Result:
-        if self.right is None or not self.rows:
-            return gap(self.name, "table", "no row of the data has a label")
-        accuracy = array(self.right) / self.rows
+        if not self.rows:
+            return self.gap(UNLABELED)
+        accuracy = self.sums.array("right") / self.rows
         found = self.depth_of(np.array([effective_depth(accuracy, e) for e in self.epsilons]))
         return Result(
             name=self.name,
-            kind="table",
+            kind=self.kind,
             series=("epsilon", "relative", "absolute"),
             arrays={
                 "epsilon": np.array(self.epsilons),

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from everydepth.errors import LabelError
-from everydepth.results.result import Result, gap
+from everydepth.results.result import Result
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.predictive import LABELS
-from everydepth.tracing.metrics.shared import DEPTH, array, depths
 from everydepth.tracing.observation import Observation
+from everydepth.tracing.sums import DEPTH, array
 
 IOU = 0.5
 MOST = 100  # detections counted per image
@@ -24,7 +24,7 @@ RECALLS = np.linspace(0, 1, 101)  # at which precision is read
 class AP50(BatchMetric):
     """Mean over classes of the average precision at an overlap of one half.
 
-    Labels are one mapping per image with `class_labels` and `boxes` (centre x, centre y, width,
+    Labels are one mapping per image with `class_labels` and `boxes` (center x, center y, width,
     height, as shares of the image). The last class of the head means "no object".
     """
 
@@ -60,16 +60,13 @@ class AP50(BatchMetric):
 
     def compute(self) -> Result:
         if not self.truth:
-            return gap(self.name, "curve", "the images hold no objects")
+            return self.gap("the images hold no objects")
         value = np.empty(len(self.found))
         for depth, parts in enumerate(self.found):
             rows = np.concatenate(parts)
             value[depth] = np.mean([average_precision(rows, c, n) for c, n in self.truth.items()])
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=("value",),
-            arrays={"depth": depths(len(value) - 1), "value": value},
+        return self.over_depths(
+            {"value": value},
             labels={"depth": "decoder layer", "value": "AP50"},
             meta={"objects": sum(self.truth.values()), "classes": len(self.truth), "unit": DEPTH},
         )
@@ -81,7 +78,7 @@ def _truth(label: Any) -> tuple[Tensor, Tensor]:
     except (KeyError, TypeError) as error:
         raise LabelError(
             f"a label is {type(label).__name__} without 'class_labels' and 'boxes' ({error}); give "
-            "one mapping per image, boxes as (centre x, centre y, width, height) from 0 to 1"
+            "one mapping per image, boxes as (center x, center y, width, height) from 0 to 1"
         ) from error
 
 
@@ -112,8 +109,8 @@ def average_precision(rows: np.ndarray, kind: int, objects: int) -> float:
 
 
 def _corners(boxes: Tensor) -> Tensor:
-    centre, size = boxes[..., :2], boxes[..., 2:]
-    return torch.cat([centre - size / 2, centre + size / 2], -1)
+    center, size = boxes[..., :2], boxes[..., 2:]
+    return torch.cat([center - size / 2, center + size / 2], -1)
 
 
 def iou(a: Tensor, b: Tensor) -> Tensor:

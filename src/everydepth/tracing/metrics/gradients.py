@@ -6,14 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
-from everydepth.results.result import Result, defined, gap
+from everydepth.results.result import Result, defined
+from everydepth.stream.gradients import disagreement_bound
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
 from everydepth.tracing.metrics.contributions import branch_names
-from everydepth.tracing.metrics.predictive import CLASSES, NUMBERS
-from everydepth.tracing.metrics.shared import DEPTH, Kept, array, depths
+from everydepth.tracing.metrics.predictive import CLASSES, NUMBERS, UNLABELED
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.record import Trace
+from everydepth.tracing.sums import DEPTH, Kept, Sums, array
 
 GRADIENTS: frozenset[Need] = frozenset({"gradients", "labels"})
 QUANTILE_BYTES = 2**25
@@ -21,8 +23,16 @@ COORDINATES = 64  # coordinates of which the covariance is formed; evenly spaced
 SPECTRUM_ROWS = 512  # samples from which the largest variance is estimated
 
 
+class _OfGradients(BatchMetric):
+    section = "gradients"
+    group = "gradients"
+    needs = GRADIENTS
+    tasks = CLASSES | NUMBERS
+    default = False
+
+
 @register_metric
-class GradientNorm(BatchMetric):
+class GradientNorm(_OfGradients):
     """Mean over samples of `||dLoss/dh_l||`, and at the entry of every branch of block l.
 
     A sample's loss is its own; its gradient is taken over all tokens of the state. Series are
@@ -35,14 +45,9 @@ class GradientNorm(BatchMetric):
     about = (
         "Length of the gradient of the loss of one sample at each depth; boxes show the samples."
     )
-    section = "gradients"
-    group = "gradients"
-    needs = GRADIENTS
-    tasks = CLASSES | NUMBERS
-    default = False
 
     def __init__(self) -> None:
-        self.states: Tensor | None = None
+        self.sums = Sums()
         self.branches: dict[tuple[str, int], float] = {}
         self.samples = 0
         self.kept = Kept(QUANTILE_BYTES)
@@ -50,8 +55,7 @@ class GradientNorm(BatchMetric):
     def update(self, observation: Observation) -> None:
         taps = observation.gradients
         assert taps is not None
-        found = taps.state_norms.sum(1, dtype=torch.float64)
-        self.states = found if self.states is None else self.states + found
+        self.sums.add(norms=taps.state_norms.sum(1, dtype=torch.float64))
         self.samples += len(taps.losses)
         self.kept.add(taps.state_norms.T)
         for depth, block in enumerate(observation.stream.blocks, start=1):
@@ -61,24 +65,19 @@ class GradientNorm(BatchMetric):
                 self.branches[key] = self.branches.get(key, 0.0) + float(norm.double().sum())
 
     def compute(self) -> Result:
-        if self.states is None or not self.samples:
-            return gap(self.name, "curve", "no row of the data has a label")
-        value = array(self.states) / self.samples
+        if not self.samples:
+            return self.gap(UNLABELED)
+        value = self.sums.array("norms") / self.samples
         names = list(dict.fromkeys(name for name, _ in self.branches))
-        where = depths(len(value) - 1)
         taps = {
-            name: defined(
-                np.array([self.branches.get((name, d), np.nan) for d in where]) / self.samples
-            )
+            name: np.array([self.branches.get((name, d), np.nan) for d in range(len(value))])
+            / self.samples
             for name in names
         }
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=("value", *names),
-            arrays={"depth": where, "value": value, **taps, **self.kept.quantiles()},
+        return self.over_depths(
+            {"value": value, **taps},
+            beside=self.kept.quantiles(),
             labels={
-                "depth": DEPTH,
                 "value": "at the state: ‖gradient of the loss‖ (nat per unit)",
                 **{
                     n: f"where {n.replace('_', ' ')} reads: ‖gradient of the loss‖ (nat per unit)"
@@ -90,7 +89,7 @@ class GradientNorm(BatchMetric):
 
 
 @register_metric
-class GradientMean(BatchMetric):
+class GradientMean(_OfGradients):
     """`||gbar_l||`, the mean gradient over samples, with what the alignment bound needs.
 
     The gradient is summed over tokens or positions. Arrays `mean_<l>` hold the vectors;
@@ -100,11 +99,6 @@ class GradientMean(BatchMetric):
     name = "gradient_mean"
     title = "Mean gradient"
     about = "Length of the mean gradient: what all samples together would change."
-    section = "gradients"
-    group = "gradients"
-    needs = GRADIENTS
-    tasks = CLASSES | NUMBERS
-    default = False
 
     def __init__(self) -> None:
         self.sums: list[Tensor] = []
@@ -126,25 +120,20 @@ class GradientMean(BatchMetric):
 
     def compute(self) -> Result:
         if self.squares is None or not self.samples:
-            return gap(self.name, "curve", "no row of the data has a label")
+            return self.gap(UNLABELED)
         means = [array(s) / self.samples for s in self.sums]
         norm = np.array([np.linalg.norm(m) for m in means])
         total = array(self.squares) / self.samples - norm**2
         largest = np.array([_largest([r[i] for r in self.rows]) for i in range(len(means))])
         exact = self.samples <= SPECTRUM_ROWS
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=("value",),
-            arrays={
-                "depth": depths(len(means) - 1),
-                "value": norm,
+        return self.over_depths(
+            {"value": norm},
+            beside={
                 "variance": np.maximum(total, 0),
                 "largest_variance": largest,
                 **{f"mean_{i}": m for i, m in enumerate(means)},
             },
             labels={
-                "depth": DEPTH,
                 "value": "‖mean gradient‖ (nat per unit)",
                 "variance": "tr Σ",
                 "largest_variance": "‖Σ‖",
@@ -168,62 +157,79 @@ def _largest(parts: list[Tensor]) -> float:
 
 
 @register_metric
-class GradientCovariance(BatchMetric):
+class GradientCovariance(_OfGradients):
     """The covariance of the gradient's coordinates: how far from diagonal it is.
 
     within_1, within_10: share of off-diagonal entries below 1 % and 10 % of the mean variance.
-    `covariance` (depth, i, j) is a heat map of evenly spaced coordinates, `coordinates` which;
-    nothing of the size dim x dim is formed.
+    noise_10: the same share for half the difference of the covariances of two halves of the
+    samples, which estimation alone leaves. `covariance` (depth, i, j) is a heat map of evenly
+    spaced coordinates, `coordinates` which; nothing of the size dim x dim is formed.
+
+    pooled: of the sum over tokens or positions. `GradientCovariance(pooled=False)` takes raw
+        coordinates, as Depth Expansion's Figure 1 does: a sum correlates what was uncorrelated.
     """
 
     name = "gradient_covariance"
     title = "Gradient covariance"
     about = "How much of the covariance lies on its diagonal."
-    section = "gradients"
-    group = "gradients"
-    needs = GRADIENTS
-    tasks = CLASSES | NUMBERS
-    default = False
 
-    def __init__(self, coordinates: int = COORDINATES) -> None:
+    def __init__(self, coordinates: int = COORDINATES, pooled: bool = True) -> None:
         if coordinates < 2:
             raise SettingError(f"coordinates={coordinates}; use 2 or more")
-        self.wanted = coordinates
-        self.sums: list[tuple[Tensor, Tensor]] = []
+        self.wanted, self.pooled = coordinates, pooled
+        # Of every second sample each: count, sum and products of the chosen coordinates, by depth.
+        self.halves: list[list[tuple[int, Tensor, Tensor]]] = [[], []]
+        self.sizes: list[int] = []
         self.chosen: list[Tensor] = []
         self.samples = 0
 
     def update(self, observation: Observation) -> None:
         taps = observation.gradients
         assert taps is not None
+        rows = taps.vectors if self.pooled else [g.flatten(1) for g in taps.states]
+        sizes = [g.shape[1] for g in rows]
         if not self.chosen:
+            self.sizes = sizes
             self.chosen = [
-                torch.linspace(0, g.shape[1] - 1, min(self.wanted, g.shape[1])).round().long()
-                for g in taps.vectors
+                torch.linspace(0, size - 1, min(self.wanted, size)).round().long() for size in sizes
             ]
-        found: list[tuple[Tensor, Tensor]] = []
-        for g, where in zip(taps.vectors, self.chosen, strict=True):
-            part = g[:, where.to(g.device)].double()
-            found.append((part.sum(0), part.T @ part))
-        old = self.sums
-        self.sums = (
-            [(a + c, b + d) for (a, b), (c, d) in zip(old, found, strict=True)] if old else found
-        )
+        elif sizes != self.sizes:
+            raise SettingError(
+                "the states of two batches differ in size, so they share no raw coordinates; pad "
+                "to one length, or use pooled=True"
+            )
+        parts = [
+            g[:, where.to(g.device)].double() for g, where in zip(rows, self.chosen, strict=True)
+        ]
+        for half in (0, 1):
+            first = (half - self.samples) % 2
+            own = [part[first::2] for part in parts]
+            found = [(len(part), part.sum(0), part.T @ part) for part in own]
+            old = self.halves[half]
+            self.halves[half] = (
+                [(n + m, a + c, b + d) for (n, a, b), (m, c, d) in zip(old, found, strict=True)]
+                if old
+                else found
+            )
         self.samples += len(taps.losses)
 
     def compute(self) -> Result:
         if self.samples < 2:
-            return gap(self.name, "curve", f"a covariance needs 2 samples, there is {self.samples}")
+            return self.gap(f"a covariance needs 2 samples, there is {self.samples}")
         n = self.samples
-        matrices = [array(b / n - torch.outer(a, a) / n**2) for a, b in self.sums]
+        both = list(zip(*self.halves, strict=True))
+        matrices = [_covariance(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in both]
+        apart = [(_covariance(*a) - _covariance(*b)) / 2 for a, b in both]
         edges = np.array([-np.inf, *np.linspace(-1, 1, 41), np.inf])
-        shares, counts = np.full((2, len(matrices)), np.nan), np.zeros((len(matrices), 42))
-        for i, matrix in enumerate(matrices):
+        shares, counts = np.full((3, len(matrices)), np.nan), np.zeros((len(matrices), 42))
+        for i, (matrix, noise) in enumerate(zip(matrices, apart, strict=True)):
             mean = np.trace(matrix) / len(matrix)
             if mean <= 0 or len(matrix) < 2:
                 continue
             off = matrix[~np.eye(len(matrix), dtype=bool)] / mean
-            shares[:, i] = [(np.abs(off) <= bound).mean() for bound in (0.01, 0.1)]
+            chance = noise[~np.eye(len(matrix), dtype=bool)] / mean
+            shares[:2, i] = [(np.abs(off) <= bound).mean() for bound in (0.01, 0.1)]
+            shares[2, i] = (np.abs(chance) <= 0.1).mean()
             counts[i] = np.histogram(off, edges)[0]
         width = max(map(len, matrices))
         heat = np.full((len(matrices), width, width), np.nan)
@@ -231,30 +237,35 @@ class GradientCovariance(BatchMetric):
         for i, (matrix, coordinates) in enumerate(zip(matrices, self.chosen, strict=True)):
             heat[i, : len(matrix), : len(matrix)] = matrix
             where[i, : len(matrix)] = array(coordinates)
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=("within_10", "within_1"),
-            arrays={
-                "depth": depths(len(matrices) - 1),
-                "within_10": defined(shares[1]),
-                "within_1": defined(shares[0]),
+        return self.over_depths(
+            {"within_10": shares[1], "within_1": shares[0], "noise_10": shares[2]},
+            beside={
                 "covariance": defined(heat),
                 "coordinates": where,
                 "counts": counts,
                 "edges": edges[1:-1],
             },
             labels={
-                "depth": DEPTH,
                 "within_10": "off-diagonal below 10 % of the mean variance (share)",
                 "within_1": "off-diagonal below 1 % of the mean variance (share)",
+                "noise_10": "the same below 10 %, noise alone (share)",
                 "edges": "covariance / mean variance",
                 "maps": "coordinate of the gradient",
             },
-            meta={"samples": n, "coordinates": width, "maps": "covariance"},
+            meta={
+                "samples": n,
+                "coordinates": width,
+                "maps": "covariance",
+                "pooled": self.pooled,
+            },
         )
 
 
+def _covariance(n: int, total: Tensor, products: Tensor) -> np.ndarray:
+    return array(products / n - torch.outer(total, total) / n**2)
+
+
+@checked
 def gradient_alignment(train: Trace, test: Trace) -> Result:
     """Do the mean gradients of two data sets point the same way, at every depth?
 
@@ -285,10 +296,9 @@ def gradient_alignment(train: Trace, test: Trace) -> Result:
         lengths = np.linalg.norm(x) * np.linalg.norm(y)
         if lengths > 0:
             cosine[i] = x @ y / lengths
-        mu, kappa, total = a.value[i] ** 2, a.arrays["largest_variance"][i], a.arrays["variance"][i]
+        mu, top, total = a.value[i] ** 2, a.arrays["largest_variance"][i], a.arrays["variance"][i]
         if mu > 0:
-            sum_ = 4 * kappa / (n * mu) + 4 * kappa / (m * mu)
-            bound[i] = min(1.0, sum_ + 4 * kappa * total / (n * m * mu**2))
+            bound[i] = disagreement_bound(float(mu), float(top), float(total), n, m)
     undefined = np.flatnonzero(np.isnan(cosine))
     where = ", ".join(map(str, undefined))
     return Result(
@@ -299,7 +309,7 @@ def gradient_alignment(train: Trace, test: Trace) -> Result:
         section="gradients",
         series=("cosine", "bound"),
         arrays={
-            "depth": depths(last),
+            "depth": np.arange(last + 1),
             "cosine": defined(cosine),
             "bound": defined(bound),
         },

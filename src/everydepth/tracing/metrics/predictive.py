@@ -9,21 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everydepth.results.result import Result, gap
+from everydepth.results.result import Result
 from everydepth.stream import Task
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
-from everydepth.tracing.metrics.shared import DEPTH, array
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.predictions import Predictions
+from everydepth.tracing.sums import Sums, array
 
 CLASSES: frozenset[Task] = frozenset({"classification", "causal_lm", "masked_lm"})
 NUMBERS: frozenset[Task] = frozenset({"regression"})
 LABELS: frozenset[Need] = frozenset({"labels"})
+UNLABELED = "no row of the data has a label"
 
 
 class _Mean(BatchMetric):
-    """The mean over labelled rows of one value per depth, summed in float64."""
+    """The mean over labeled rows of one value per depth, summed in float64."""
 
+    section = "prediction"
     group = "prediction"
     needs = LABELS
     tasks = CLASSES
@@ -31,8 +33,7 @@ class _Mean(BatchMetric):
     label: ClassVar[str]
 
     def __init__(self) -> None:
-        self.total: Tensor | None = None
-        self.squares: Tensor | None = None
+        self.sums = Sums()
         self.count = 0
 
     @abstractmethod
@@ -44,9 +45,7 @@ class _Mean(BatchMetric):
         if targets is None:
             return
         values = self.values(p, targets)[:, p.labelled].double()
-        found, squares = values.sum(1), values.square().sum(1)
-        self.total = found if self.total is None else self.total + found
-        self.squares = squares if self.squares is None else self.squares + squares
+        self.sums.add(total=values.sum(1), squares=values.square().sum(1))
         self.count += int(p.labelled.sum())
 
     def finish(self, mean: np.ndarray) -> np.ndarray:
@@ -57,24 +56,22 @@ class _Mean(BatchMetric):
         return np.ones_like(mean)
 
     def compute(self) -> Result:
-        if self.total is None or self.squares is None or self.count == 0:
-            return gap(self.name, self.kind, "no row of the data has a label")
-        mean = array(self.total) / self.count
+        if self.count == 0:
+            return self.gap(UNLABELED)
+        total = self.sums.array("total")
+        mean = total / self.count
         value = self.finish(mean)
-        arrays = {"depth": self.depths(len(value) - 1), "value": value}
+        beside: dict[str, np.ndarray] = {}
         if self.drawn is not None:
-            error = self.drawn.error(array(self.total), array(self.squares), self.count)
-            arrays["standard_error"] = error * self.slope(mean)
+            error = self.drawn.error(total, self.sums.array("squares"), self.count)
+            beside["standard_error"] = error * self.slope(mean)
         bad = np.flatnonzero(~np.isfinite(value))
-        note = f"not finite at depth {', '.join(map(str, bad))}" if len(bad) else None
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=("value",),
-            arrays=arrays,
-            labels={"depth": DEPTH, "value": self.label},
+        return self.over_depths(
+            {"value": value},
+            beside=beside,
+            labels={"value": self.label},
             meta={"rows": self.count},
-            note=note,
+            note=f"not finite at depth {', '.join(map(str, bad))}" if len(bad) else None,
         )
 
 
@@ -88,7 +85,6 @@ class Accuracy(_Mean):
     about = "Accuracy, if the network stopped at this depth and used the shared readout."
     unit = "share"
     better = "higher"
-    section = "prediction"
     label = "accuracy"
     tasks = frozenset({"classification", "masked_lm"})
 
@@ -103,11 +99,67 @@ class NextTokenAccuracy(Accuracy):
     name = "next_token_accuracy"
     title = "Next-token accuracy"
     about = "Next-token accuracy, if the network stopped at this depth and used the shared readout."
+    label = "next-token accuracy"
+    tasks = frozenset({"causal_lm"})
+
+
+@register_metric
+class F1(BatchMetric):
+    """Harmonic mean of precision and recall: of class 1 of two, else the mean over classes.
+
+    What GLUE judges MRPC and QQP by, where one class is more frequent than the other.
+    """
+
+    reads = frozenset({"top"})
+    some_depths = True
+    name = "f1"
+    title = "F1"
+    about = "F1, if the network stopped at this depth and used the shared readout."
     unit = "share"
     better = "higher"
     section = "prediction"
-    label = "next-token accuracy"
-    tasks = frozenset({"causal_lm"})
+    group = "prediction"
+    needs = LABELS
+    tasks = frozenset({"classification"})
+    default = False
+
+    def __init__(self) -> None:
+        self.sums = Sums()  # (right, predicted, actual) x depth x class
+        self.count = 0
+
+    def update(self, observation: Observation) -> None:
+        p, targets = observation.predictions, observation.targets
+        if targets is None:
+            return
+        classes = observation.outputs
+        top, label = p.top[:, p.labelled].long(), targets[p.labelled].long()
+        labels = label.expand_as(top)
+        right = torch.where(top == labels, 1.0, 0.0).double()
+        found = right.new_zeros(3, len(top), classes)
+        for total, where, one in zip(
+            found,
+            (top, top, labels),
+            (right, torch.ones_like(right), torch.ones_like(right)),
+            strict=True,
+        ):
+            total.scatter_add_(1, where, one)
+        self.sums.add(counts=found)
+        self.count += len(label)
+
+    def compute(self) -> Result:
+        if not self.count:
+            return self.gap(UNLABELED)
+        right, predicted, actual = self.sums.array("counts")
+        f1 = 2 * right / np.maximum(predicted + actual, 1)
+        binary = f1.shape[1] == 2
+        seen = actual[0] > 0
+        value = f1[:, 1] if binary else f1[:, seen].mean(1)
+        return self.over_depths(
+            {"value": value},
+            beside={"by_class": f1},
+            labels={"value": "F1 of class 1" if binary else "F1, mean over classes"},
+            meta={"rows": self.count},
+        )
 
 
 @register_metric
@@ -120,7 +172,6 @@ class Loss(_Mean):
     about = "Cross-entropy of the prediction read out at each depth; lower is better."
     unit = "nat"
     better = "lower"
-    section = "prediction"
     label = "cross-entropy (nat)"
 
     def values(self, p: Predictions, targets: Tensor) -> Tensor:
@@ -134,8 +185,7 @@ class Perplexity(Loss):
     name = "perplexity"
     title = "Perplexity"
     about = "Among how many equally likely tokens the prediction of each depth hesitates."
-    better = "lower"
-    section = "prediction"
+    unit = ""
     label = "perplexity"
     tasks = frozenset({"causal_lm", "masked_lm"})
 
@@ -157,7 +207,6 @@ class Top5(_Mean):
     about = "Top-5 accuracy, if the network stopped at this depth and used the shared readout."
     unit = "share"
     better = "higher"
-    section = "prediction"
     label = "top-5 accuracy"
 
     def values(self, p: Predictions, targets: Tensor) -> Tensor:
@@ -173,7 +222,6 @@ class PredictionError(_Mean):
     title = "Distance to the truth"
     about = "Length of the difference between predicted probabilities and the right answer."
     better = "lower"
-    section = "prediction"
     label = "prediction error ‖softmax(z) - y‖"
 
     def values(self, p: Predictions, targets: Tensor) -> Tensor:
@@ -187,7 +235,6 @@ class MeanSquaredError(_Mean):
     title = "Mean squared error"
     about = "Mean squared error of each depth; lower is better."
     better = "lower"
-    section = "prediction"
     label = "mean squared error"
     tasks = NUMBERS
 
@@ -202,7 +249,6 @@ class MeanAbsoluteError(_Mean):
     title = "Absolute error"
     about = "Mean absolute error of each depth."
     better = "lower"
-    section = "prediction"
     label = "mean absolute error"
     tasks = NUMBERS
 
@@ -234,13 +280,9 @@ class SupError(BatchMetric):
 
     def compute(self) -> Result:
         if self.worst is None:
-            return gap(self.name, "curve", "no data was seen")
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=("value",),
-            arrays={"depth": self.depths(len(self.worst) - 1), "value": array(self.worst)},
-            labels={"depth": DEPTH, "value": "largest error over the data"},
+            return self.gap("no data was seen")
+        return self.over_depths(
+            {"value": array(self.worst)}, labels={"value": "largest error over the data"}
         )
 
 
@@ -263,7 +305,7 @@ class Calibration(BatchMetric):
 
     def __init__(self, bins: int = 15) -> None:
         self.bins = bins
-        self.sums: Tensor | None = None  # (count, confidence, right) x depth x bin
+        self.sums = Sums()  # (count, confidence, right) x depth x bin
 
     def update(self, observation: Observation) -> None:
         p, targets = observation.predictions, observation.targets
@@ -277,25 +319,20 @@ class Calibration(BatchMetric):
         parts = (torch.ones_like(confidence), confidence, right)
         for total, value in zip(zeros, parts, strict=True):
             total.scatter_add_(1, bin_of, value)
-        self.sums = zeros if self.sums is None else self.sums + zeros
+        self.sums.add(bins=zeros)
 
     def compute(self) -> Result:
-        if self.sums is None or not bool(self.sums[0].any()):
-            return gap(self.name, "curve", "no row of the data has a label")
-        count, confidence, right = array(self.sums)
-        value = np.abs(confidence - right).sum(1) / count.sum(1)
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=("value",),
-            arrays={
-                "depth": self.depths(len(value) - 1),
-                "value": value,
+        if not self.sums or not bool(self.sums["bins"][0].any()):
+            return self.gap(UNLABELED)
+        count, confidence, right = self.sums.array("bins")
+        return self.over_depths(
+            {"value": np.abs(confidence - right).sum(1) / count.sum(1)},
+            beside={
                 "bin_count": count,
                 "bin_confidence": confidence / np.maximum(count, 1),
                 "bin_accuracy": right / np.maximum(count, 1),
             },
-            labels={"depth": DEPTH, "value": "expected calibration error"},
+            labels={"value": "expected calibration error"},
             meta={"bins": self.bins},
         )
 
@@ -316,7 +353,7 @@ class Monotonicity(BatchMetric):
     tasks = CLASSES | NUMBERS
 
     def __init__(self) -> None:
-        self.total: Tensor | None = None
+        self.sums = Sums()
         self.count = 0
         self.falling = 0
 
@@ -325,14 +362,14 @@ class Monotonicity(BatchMetric):
         if observation.targets is None:
             return
         loss = p.loss[:, p.labelled].double()
-        self.total = loss.sum(1) if self.total is None else self.total + loss.sum(1)
+        self.sums.add(loss=loss.sum(1))
         self.count += loss.shape[1]
         self.falling += int((loss.diff(dim=0) <= 0).all(0).sum())
 
     def compute(self) -> Result:
-        if self.total is None or self.count == 0:
-            return gap(self.name, "scalar", "no row of the data has a label")
-        mean = array(self.total) / self.count
+        if self.count == 0:
+            return self.gap(UNLABELED)
+        mean = self.sums.array("loss") / self.count
         rise = np.diff(mean)
         worst = int(rise.argmax())
         largest = max(float(rise[worst]), 0.0)
@@ -345,7 +382,7 @@ class Monotonicity(BatchMetric):
         }
         return Result(
             name=self.name,
-            kind="scalar",
+            kind=self.kind,
             series=tuple(numbers),
             arrays={name: np.asarray(value) for name, value in numbers.items()},
             labels={

@@ -8,25 +8,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everydepth.results.result import Result, defined, gap
+from everydepth.results.result import Result
 from everydepth.tracing.metric import FeatureMetric, register_metric
-from everydepth.tracing.metrics.shared import DEPTH, Kept, array, depths
 from everydepth.tracing.observation import FeatureRows
+from everydepth.tracing.sums import DEPTH, Kept, Sums
 
-# A centred feature below this share of its mean's length is rounding noise, not a direction.
+# A centered feature below this share of its mean's length is rounding noise, not a direction.
 CONSTANT = 1e-6
 QUANTILE_BYTES = 2**26  # per-sample values kept for quantiles; 2,048 rows of 13 x 13 are 1.4 MB
 
 
-class Centring:
-    """The mean of every depth from the first look, unit vectors around it in the second."""
+class Centering:
+    """The mean of every depth from the first look, unit vectors around it in the second.
 
-    def __init__(self) -> None:
+    on: whether to center; without, the vectors start at zero and one look would do.
+    """
+
+    def __init__(self, on: bool = True) -> None:
+        self.on = on
         self.sum: Tensor | None = None
         self.rows = 0
 
     def add(self, features: Tensor) -> None:
         found = features.sum(1, dtype=torch.float64)
+        if not self.on:
+            found = torch.zeros_like(found)
         self.sum = found if self.sum is None else self.sum + found
         self.rows += features.shape[1]
 
@@ -34,17 +40,21 @@ class Centring:
         """(row, depth, dim) unit vectors, zero where there is no direction; (row, depth) where."""
         assert self.sum is not None
         mean = self.sum / self.rows
-        centred = features - mean[:, None].to(features.dtype)
-        length = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
+        centered = features - mean[:, None].to(features.dtype)
+        length = torch.linalg.vector_norm(centered, dim=-1, keepdim=True)
         floor = CONSTANT * torch.linalg.vector_norm(mean, dim=-1)[:, None, None]
         real = length > floor.clamp(min=torch.finfo(length.dtype).tiny)
-        unit = torch.where(real, centred / length, 0)
+        unit = torch.where(real, centered / length, 0)
         return unit.transpose(0, 1), real[..., 0].T
 
 
 @register_metric
 class Cos(FeatureMetric):
-    """Mean cosine of the centred features of every pair of depths, with quantiles over samples."""
+    """Mean cosine of the centered features of every pair of depths, with quantiles over samples.
+
+    centered: `Cos(centered=False)` keeps what all samples share, such as the gap between two
+        modalities (Tracing Representations, Figures 22 and 23).
+    """
 
     name = "cos"
     title = "Cosine similarity"
@@ -56,10 +66,9 @@ class Cos(FeatureMetric):
     passes = 2
     sides: ClassVar[tuple[Literal["own", "other"], Literal["own", "other"]]] = ("own", "own")
 
-    def __init__(self) -> None:
-        self.centring = Centring(), Centring()
-        self.total: Tensor | None = None
-        self.count: Tensor | None = None
+    def __init__(self, centered: bool = True) -> None:
+        self.centering = Centering(centered), Centering(centered)
+        self.sums = Sums()
         self.kept = Kept(QUANTILE_BYTES)
         self.widths = (0, 0)
 
@@ -73,51 +82,39 @@ class Cos(FeatureMetric):
             return
         same = self.sides[0] == self.sides[1]
         if not rows.second:
-            self.centring[0].add(a)
+            self.centering[0].add(a)
             if not same:
-                self.centring[1].add(b)
+                self.centering[1].add(b)
             return
-        left, left_real = self.centring[0].units(a)
-        right, right_real = (left, left_real) if same else self.centring[1].units(b)
+        left, left_real = self.centering[0].units(a)
+        right, right_real = (left, left_real) if same else self.centering[1].units(b)
         cosine = left @ right.mT  # (row, depth, depth)
-        total = cosine.sum(0, dtype=torch.float64)
         count = left_real.T.double() @ right_real.double()
-        self.total = total if self.total is None else self.total + total
-        self.count = count if self.count is None else self.count + count
+        self.sums.add(total=cosine.sum(0, dtype=torch.float64), count=count)
         self.kept.add(cosine)
 
     def compute(self) -> Result:
-        rows = self.centring[0].rows
+        rows = self.centering[0].rows
         if self.widths[0] != self.widths[1]:
-            return gap(
-                self.name,
-                "matrix",
+            return self.gap(
                 f"features of width {self.widths[0]} and {self.widths[1]} have no cosine; "
                 "CKA compares them (cka_between)",
             )
-        if rows < 2:
-            return gap(self.name, "matrix", f"{rows} sample: centred, its feature is zero")
-        if self.total is None or self.count is None:
-            return gap(self.name, "matrix", NO_SECOND_LOOK)
-        total, count = array(self.total), array(self.count)
-        value = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-        names = (self.depths(len(value) - 1), self.depths(value.shape[1] - 1))
-        return Result(
-            name=self.name,
-            kind="matrix",
-            series=("value",),
-            arrays={
-                "depth": names[0],
-                "columns": names[1],
-                "value": defined(value),
-                **self.kept.quantiles(np.isnan(value)),
-            },
+        centered = self.centering[0].on
+        if centered and rows < 2:
+            return self.gap(f"{rows} sample: centered, its feature is zero")
+        if not self.sums:
+            return self.gap(NO_SECOND_LOOK)
+        value = _means(self.sums)
+        columns = self.depths(value.shape[1] - 1)
+        return self.over_depths(
+            {"value": value},
+            beside={"columns": columns, **self.kept.quantiles(np.isnan(value))},
             labels={
-                "depth": DEPTH,
                 "columns": DEPTH if self.sides[0] == self.sides[1] else f"{DEPTH}, second model",
-                "value": "COS",
+                "value": "COS" if centered else "COS, not centered",
             },
-            meta={"rows": rows, "quantile_rows": self.kept.rows},
+            meta={"rows": rows, "quantile_rows": self.kept.rows, "centered": centered},
             note=constant_note(value),
         )
 
@@ -126,6 +123,12 @@ NO_SECOND_LOOK = (
     "the mean is known only after the first pass, and there was no second look at the data; raise "
     "memory_budget, or pass data that can be iterated again (a list or a DataLoader)"
 )
+
+
+def _means(sums: Sums) -> np.ndarray:
+    """`total` over `count`; NaN where nothing was counted."""
+    total, count = sums.array("total"), sums.array("count")
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def constant_note(value: np.ndarray) -> str | None:
@@ -144,7 +147,6 @@ class CosBetween(Cos):
     name = "cos_between"
     title = "Cosine with the other model"
     about = "Depths of one model by another."
-    section = "similarity"
     needs = frozenset({"against"})
     some_depths = False
     sides = ("own", "other")
@@ -157,7 +159,6 @@ class EmbeddingCos(Cos):
     name = "embedding_cos"
     title = "Cosine of embeddings"
     about = "Mean cosine of the embeddings that every two depths give."
-    section = "similarity"
     level = "readout"
     tasks = frozenset({"embedding"})
 
@@ -169,7 +170,6 @@ class EmbeddingCosOther(EmbeddingCos):
     name = "embedding_cos_other"
     title = "Cosine of embeddings, second tower"
     about = "The same for the second tower."
-    section = "similarity"
     needs = frozenset({"against"})
     some_depths = False
     sides = ("other", "other")
@@ -182,7 +182,6 @@ class EmbeddingCosBetween(EmbeddingCos):
     name = "embedding_cos_between"
     title = "Cosine between the towers"
     about = "Mean cosine of the embeddings of a pair, by the depth of each tower."
-    section = "similarity"
     needs = frozenset({"against"})
     some_depths = False
     sides = ("own", "other")
@@ -190,7 +189,7 @@ class EmbeddingCosBetween(EmbeddingCos):
 
 @register_metric
 class AdjacentCos(FeatureMetric):
-    """Cosine of each depth with the one before it, centred; quantiles over samples."""
+    """Cosine of each depth with the one before it, centered; quantiles over samples."""
 
     name = "adjacent_cos"
     title = "Neighbors"
@@ -201,43 +200,82 @@ class AdjacentCos(FeatureMetric):
     passes = 2
 
     def __init__(self) -> None:
-        self.centring = Centring()
-        self.total: Tensor | None = None
-        self.count: Tensor | None = None
+        self.centering = Centering()
+        self.sums = Sums()
         self.kept = Kept(QUANTILE_BYTES)
 
     def update(self, rows: FeatureRows) -> None:
         if not rows.second:
-            self.centring.add(rows.features)
+            self.centering.add(rows.features)
             return
-        unit, real = self.centring.units(rows.features)
+        unit, real = self.centering.units(rows.features)
         cosine = (unit[:, 1:] * unit[:, :-1]).sum(-1)
-        total, count = cosine.sum(0, dtype=torch.float64), (real[:, 1:] & real[:, :-1]).sum(0)
-        self.total = total if self.total is None else self.total + total
-        self.count = count if self.count is None else self.count + count
+        count = (real[:, 1:] & real[:, :-1]).sum(0)
+        self.sums.add(total=cosine.sum(0, dtype=torch.float64), count=count)
         self.kept.add(cosine)
 
     def compute(self) -> Result:
-        if self.centring.rows < 2:
-            return gap(self.name, "curve", "one sample: centred, its feature is zero")
-        if self.total is None or self.count is None:
-            return gap(self.name, "curve", NO_SECOND_LOOK)
-        total, count = array(self.total), array(self.count)
-        value = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+        if self.centering.rows < 2:
+            return self.gap("one sample: centered, its feature is zero")
+        if not self.sums:
+            return self.gap(NO_SECOND_LOOK)
+        value = _means(self.sums)
         undefined = np.flatnonzero(np.isnan(value)) + 1
         where = ", ".join(map(str, undefined))
+        return self.over_depths(
+            {"value": value},
+            first=1,
+            beside=self.kept.quantiles(np.isnan(value)),
+            labels={"value": "COS with the depth before"},
+            meta={"rows": self.centering.rows, "quantile_rows": self.kept.rows},
+            note=f"undefined at depth {where}: a constant feature" if where else None,
+        )
+
+
+@register_metric
+class Straightness(FeatureMetric):
+    """`||h_L - h_1||` over the length of the path from h_1 to h_L; 1 is a straight line.
+
+    Tracing Representations assumes that features travel along one (Assumption 1, Eq. 6).
+    """
+
+    name = "straightness"
+    title = "How straight features travel"
+    about = "Distance of the first and the last depth over the length of the path between them."
+    section = "blocks"
+    kind = "scalar"
+    group = "similarity"
+    default = False
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.rows = 0
+        self.kept = Kept(QUANTILE_BYTES)
+
+    def update(self, rows: FeatureRows) -> None:
+        h = rows.features[1:].double()  # at depth 0 all samples may have the same feature
+        if len(h) < 2:
+            return
+        path = torch.linalg.vector_norm(h.diff(dim=0), dim=-1).sum(0)
+        straight = torch.linalg.vector_norm(h[-1] - h[0], dim=-1) / path.clamp(min=1e-12)
+        self.total += float(straight.sum())
+        self.rows += len(straight)
+        self.kept.add(straight[:, None])
+
+    def compute(self) -> Result:
+        if not self.rows:
+            return self.gap("a path needs two blocks or more, and data")
+        quantiles = self.kept.quantiles()
         return Result(
             name=self.name,
-            kind="curve",
+            kind=self.kind,
             series=("value",),
             arrays={
-                "depth": self.depths(len(value), 1),
-                "value": defined(value),
-                **self.kept.quantiles(np.isnan(value)),
+                "value": np.asarray(self.total / self.rows),
+                **{name: np.asarray(value.item()) for name, value in quantiles.items()},
             },
-            labels={"depth": DEPTH, "value": "COS with the depth before"},
-            meta={"rows": self.centring.rows, "quantile_rows": self.kept.rows},
-            note=f"undefined at depth {where}: a constant feature" if where else None,
+            labels={"value": "distance of depths 1 and L / length of the path"},
+            meta={"rows": self.rows, "quantile_rows": self.kept.rows},
         )
 
 
@@ -255,9 +293,7 @@ class NormRatio(FeatureMetric):
     group = "similarity"
 
     def __init__(self) -> None:
-        self.ratio: Tensor | None = None
-        self.norms: Tensor | None = None
-        self.still: Tensor | None = None
+        self.sums = Sums()
         self.rows = 0
         self.kept = Kept(QUANTILE_BYTES)
 
@@ -267,40 +303,28 @@ class NormRatio(FeatureMetric):
         change = torch.linalg.vector_norm(h[1:] - h[:-1], dim=-1)
         moved = change > 0
         ratio = torch.where(moved, norm[:-1] / change, 0)
-        sums = (
-            ratio.sum(1, dtype=torch.float64),
-            norm.sum(1, dtype=torch.float64),
-            (~moved).sum(1),
-        )
-        before = (self.ratio, self.norms, self.still)
-        self.ratio, self.norms, self.still = (
-            new if old is None else old + new for old, new in zip(before, sums, strict=True)
+        self.sums.add(
+            total=ratio.sum(1, dtype=torch.float64),
+            norms=norm.sum(1, dtype=torch.float64),
+            count=moved.sum(1),
         )
         self.rows += h.shape[1]
         self.kept.add(ratio.T)
 
     def compute(self) -> Result:
-        if self.ratio is None or self.norms is None or self.still is None:
-            return gap(self.name, "curve", "no data was seen")
-        moved = self.rows - array(self.still)
-        value = np.where(moved > 0, array(self.ratio) / np.maximum(moved, 1), np.nan)
-        still = np.flatnonzero(moved < self.rows) + 1
+        if not self.sums:
+            return self.gap("no data was seen")
+        value = _means(self.sums)
+        still = np.flatnonzero(self.sums.array("count") < self.rows) + 1
         note = f"block {', '.join(map(str, still))} leaves some samples unchanged (not counted)"
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=("value",),
-            arrays={
-                "depth": depths(len(value), 1),
-                "value": defined(value),
-                "norm": array(self.norms) / self.rows,
+        return self.over_depths(
+            {"value": value},
+            first=1,
+            beside={
+                "norm": self.sums.array("norms") / self.rows,
                 **self.kept.quantiles(np.isnan(value)),
             },
-            labels={
-                "depth": DEPTH,
-                "value": "‖h before‖ / ‖what the block adds‖",
-                "norm": "‖h‖",
-            },
+            labels={"value": "‖h before‖ / ‖what the block adds‖", "norm": "‖h‖"},
             meta={"rows": self.rows, "quantile_rows": self.kept.rows},
             note=note if len(still) else None,
         )

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from everydepth.results.result import Result, defined, gap
-from everydepth.stream import plain_values, real_tokens
+from everydepth.results.result import Result
+from everydepth.stream import at_least_float32, plain_values, real_tokens
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.contributions import branch_names
-from everydepth.tracing.metrics.shared import DEPTH, depths
 from everydepth.tracing.observation import BlockRecords, Observation
 
 
@@ -26,11 +25,11 @@ class _Moments:
 
     @classmethod
     def of(cls, values: Tensor) -> _Moments:
-        x = values if values.dtype == torch.float64 else values.float()
+        x = at_least_float32(values)
         n, mean = x.numel(), float(x.mean())
         # Row norms summed in float64 keep the digits; torch.var is twenty times slower.
         squares = _squares(x) - n * mean**2
-        if squares < n * mean**2:  # most digits cancelled: centre first
+        if squares < n * mean**2:  # most digits cancelled: center first
             squares = _squares(x - mean)
         return cls(n, mean, squares)
 
@@ -84,25 +83,17 @@ class StreamStd(BatchMetric):
 
     def compute(self) -> Result:
         if not self.moments:
-            return gap(self.name, "curve", "no data was seen")
+            return self.gap("no data was seen")
         names = tuple(dict.fromkeys(name for name, _ in self.moments))
-        where = depths(self.depth, 1)
+        where = range(1, self.depth + 1)
         columns = {
             name: np.array(
                 [self.moments[name, d].std if (name, d) in self.moments else np.nan for d in where]
             )
             for name in names
         }
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=names,
-            arrays={"depth": where, **{n: defined(c) for n, c in columns.items()}},
-            labels={
-                "depth": DEPTH,
-                **{n: f"where {n.replace('_', ' ')} reads: std of the stream" for n in names},
-            },
-        )
+        labels = {n: f"where {n.replace('_', ' ')} reads: std of the stream" for n in names}
+        return self.over_depths(columns, first=1, labels=labels)
 
 
 @register_metric
@@ -129,21 +120,9 @@ class WeightStd(BatchMetric):
 
     def compute(self) -> Result:
         if not self.columns:
-            return gap(self.name, "curve", "the blocks have no weight matrices")
-        last = len(next(iter(self.columns.values())))
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=tuple(self.columns),
-            arrays={
-                "depth": depths(last, 1),
-                **{name: defined(column) for name, column in self.columns.items()},
-            },
-            labels={
-                "depth": DEPTH,
-                **{name: f"{name.replace('_', ' ')}: std of the weights" for name in self.columns},
-            },
-        )
+            return self.gap("the blocks have no weight matrices")
+        labels = {name: f"{name.replace('_', ' ')}: std of the weights" for name in self.columns}
+        return self.over_depths(self.columns, first=1, labels=labels)
 
 
 def _weights(module: nn.Module) -> list[tuple[str, float]]:

@@ -8,24 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everydepth.results.result import Result, defined, gap
+from everydepth.results.result import Result
 from everydepth.stream import IGNORE_INDEX
 from everydepth.tracing.metric import FeatureMetric, register_metric
-from everydepth.tracing.metrics.predictive import LABELS
-from everydepth.tracing.metrics.shared import DEPTH, array, depths
+from everydepth.tracing.metrics.predictive import LABELS, UNLABELED
 from everydepth.tracing.metrics.similarity import NO_SECOND_LOOK
 from everydepth.tracing.observation import FeatureRows
+from everydepth.tracing.sums import array
 
 RANK = 1e-10  # singular values of the class means below this share of the largest are zero
 
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """Of one depth: classes seen, their centred means (class, dim), and the basis these span."""
+    """Of one depth: classes seen, their centered means (class, dim), and the basis these span."""
 
     seen: Tensor
     means: Tensor
-    centred: Tensor
+    centered: Tensor
     basis: Tensor
     variances: Tensor  # eigenvalues of Sigma_B along the basis
 
@@ -34,10 +34,10 @@ class ClassMeans:
         seen = counts > 0
         means = torch.zeros_like(sums)
         means[seen] = sums[seen] / counts[seen, None]
-        centred = means[seen] - means[seen].mean(0)
-        _, s, vh = torch.linalg.svd(centred, full_matrices=False)
+        centered = means[seen] - means[seen].mean(0)
+        _, s, vh = torch.linalg.svd(centered, full_matrices=False)
         kept = s > RANK * s.max().clamp(min=torch.finfo(s.dtype).tiny)
-        return ClassMeans(seen, means, centred, vh[kept], s[kept].square() / int(seen.sum()))
+        return ClassMeans(seen, means, centered, vh[kept], s[kept].square() / int(seen.sum()))
 
 
 @register_metric
@@ -45,13 +45,13 @@ class NeuralCollapse(FeatureMetric):
     """NC1, NC2 and NC3 of every depth, in the coordinates the head sees (after the final norm).
 
     nc1: `tr(Sigma_W Sigma_B^+) / K`. nc2_norms: spread of the class means' lengths over their mean.
-    nc2_angles: mean of |cos + 1/(K-1)| over pairs of class means. nc3: distance of the normalised
-    head from the normalised class means. separation: `log tr(Sigma_W Sigma_B^+)`.
+    nc2_angles: mean of |cos + 1/(K-1)| over pairs of class means. nc3: distance of the normalized
+    head from the normalized class means. separation: `log tr(Sigma_W Sigma_B^+)`.
     """
 
     name = "neural_collapse"
     title = "Neural collapse"
-    about = "How near the features are to one point a class, equally far apart; 0 is collapsed."
+    about = "How near the features are to one point per class, equally far apart; 0 is collapsed."
     section = "structure"
     group = "structure"
     needs = LABELS
@@ -97,19 +97,17 @@ class NeuralCollapse(FeatureMetric):
 
     def compute(self) -> Result:
         if self.counts is None:
-            return gap(self.name, "curve", "no row of the data has a label")
+            return self.gap(UNLABELED)
         seen, classes = int((self.counts > 0).sum()), len(self.counts)
         if seen < 2:
-            return gap(self.name, "curve", f"needs 2 classes or more, and the data has {seen}")
+            return self.gap(f"needs 2 classes or more, and the data has {seen}")
         if self.rows <= seen:
-            return gap(
-                self.name,
-                "curve",
+            return self.gap(
                 f"needs more samples than classes; {self.rows} samples in {seen} classes leave "
                 "nothing to vary within a class",
             )
         if self.means is None:
-            return gap(self.name, "curve", NO_SECOND_LOOK)
+            return self.gap(NO_SECOND_LOOK)
         columns = np.array([self._depth(i) for i in range(len(self.means))]).T
         names = ("nc1", "nc2_norms", "nc2_angles", "nc3", "separation")
         notes: list[str] = []
@@ -119,16 +117,9 @@ class NeuralCollapse(FeatureMetric):
         if len(constant):
             where = ", ".join(map(str, constant))
             notes.append(f"at depth {where} all classes have one mean: nothing to measure")
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=names,
-            arrays={
-                "depth": depths(len(self.means) - 1),
-                **{name: defined(c) for name, c in zip(names, columns, strict=True)},
-            },
+        return self.over_depths(
+            dict(zip(names, columns, strict=True)),
             labels={
-                "depth": DEPTH,
                 "nc1": "NC1, within- over between-class variance",
                 "nc2_norms": "NC2, spread of the means' lengths",
                 "nc2_angles": "NC2, distance from equal angles",
@@ -142,19 +133,19 @@ class NeuralCollapse(FeatureMetric):
     def _depth(self, i: int) -> list[float]:
         assert self.means is not None
         m = self.means[i]
-        spread = torch.linalg.vector_norm(m.centred, dim=-1)
+        spread = torch.linalg.vector_norm(m.centered, dim=-1)
         scale = torch.linalg.vector_norm(m.means[m.seen], dim=-1).max()
         if float(spread.max()) <= 1e-6 * float(scale):  # float32 features that are all alike
             return [float("nan")] * 5
-        k = len(m.centred)
+        k = len(m.centered)
         ratio = float((self.within[i] / self.second_rows / m.variances).sum())
-        unit = m.centred / spread.clamp(min=torch.finfo(spread.dtype).tiny)[:, None]
+        unit = m.centered / spread.clamp(min=torch.finfo(spread.dtype).tiny)[:, None]
         cosine = (unit @ unit.T)[~torch.eye(k, dtype=torch.bool, device=unit.device)]
         nc3 = float("nan")
-        if self.head is not None and self.head.shape[-1] == m.centred.shape[-1]:
+        if self.head is not None and self.head.shape[-1] == m.centered.shape[-1]:
             w = self.head[m.seen] if len(self.head) == len(m.seen) else self.head
-            if w.shape == m.centred.shape:
-                gap_ = w / w.norm() - m.centred / m.centred.norm()
+            if w.shape == m.centered.shape:
+                gap_ = w / w.norm() - m.centered / m.centered.norm()
                 nc3 = float(gap_.norm())
         return [
             ratio / k,
@@ -169,8 +160,8 @@ class NeuralCollapse(FeatureMetric):
 class Distinguishability(FeatureMetric):
     """Are inputs with different targets kept apart?
 
-    different_1, _5, _10: share of the k nearest neighbours with another label. gap: the 1 %
-    quantile of distances between differently labelled pairs over the median of all distances.
+    different_1, _5, _10: share of the k nearest neighbors with another label. gap: the 1 %
+    quantile of distances between differently labeled pairs over the median of all distances.
     Distances are between the first `samples` rows.
     """
 
@@ -196,11 +187,11 @@ class Distinguishability(FeatureMetric):
 
     def compute(self) -> Result:
         if self.rows < 2:
-            return gap(self.name, "curve", f"needs 2 labelled samples, and there is {self.rows}")
+            return self.gap(f"needs 2 labeled samples, and there is {self.rows}")
         h = torch.cat([features for features, _ in self.kept], 1)
         y = torch.cat([targets for _, targets in self.kept])
         if bool((y == y[0]).all()):
-            return gap(self.name, "curve", "all samples have one label: there is nothing to merge")
+            return self.gap("all samples have one label: there is nothing to merge")
         ks = [k for k in (1, 5, 10) if k < self.rows]
         pairs = Pairs.of(y)
         columns = np.array([self._depth(x, y, ks, pairs) for x in h]).T
@@ -209,16 +200,9 @@ class Distinguishability(FeatureMetric):
         constant = np.flatnonzero(np.isnan(columns[0]))
         where = ", ".join(map(str, constant))
         same = f"all samples have one feature at depth {where}: undefined" if where else None
-        return Result(
-            name=self.name,
-            kind="curve",
-            series=names,
-            arrays={
-                "depth": depths(len(h) - 1),
-                **{name: defined(c) for name, c in zip(names, columns, strict=True)},
-            },
+        return self.over_depths(
+            dict(zip(names, columns, strict=True)),
             labels={
-                "depth": DEPTH,
                 **{f"different_{k}": f"other label among {k} nearest (share)" for k in ks},
                 "gap": "1 % distance between labels / median distance",
             },
@@ -232,7 +216,7 @@ class Distinguishability(FeatureMetric):
         x = x - x.mean(0)
         if float(x.norm(dim=-1).max()) <= 1e-6 * float(scale):
             return [float("nan")] * (len(ks) + 1)
-        # Of centred rows the products lose no digits that a distance between samples needs.
+        # Of centered rows the products lose no digits that a distance between samples needs.
         squares = x.square().sum(1)
         distance = (squares[:, None] + squares - 2 * (x @ x.T)).clamp(min=0)
         distance.fill_diagonal_(torch.inf)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
+from everydepth_papers.evidence.networks import vit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,19 +22,13 @@ PUBLISHED = published(__file__)
 
 
 def build(kind: str, side: int, channels: int = 1, labels: int = 10) -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
     from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 
     if kind == "resnet":
-        sizes: dict[str, Any] = {"blocks_per_stage": (1, 1), "widths": (8, 16)}
-        return CifarResNet(CifarResNetConfig(**sizes, num_channels=channels, num_labels=labels))
-    shape: dict[str, Any] = {"num_labels": labels}
-    config = ViTConfig(
-        image_size=side, patch_size=2, num_channels=channels, hidden_size=32,
-        num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, **shape,
-    )  # fmt: skip
-    return ViTForImageClassification(config)
+        stages: dict[str, Any] = {"blocks_per_stage": (1, 1), "widths": (8, 16)}
+        return CifarResNet(CifarResNetConfig(**stages, num_channels=channels, num_labels=labels))
+    sizes = {"depth": 3, "width": 32, "heads": 4, "inner": 64}
+    return vit(size=side, patch=2, channels=channels, classes=labels, **sizes)
 
 
 def images(name: str, split: str, most: int | None, pool: int) -> Images:
@@ -42,7 +37,7 @@ def images(name: str, split: str, most: int | None, pool: int) -> Images:
     from everydepth.data import load
 
     found = cast("Images", load(name, split=split))
-    found = (found if most is None else found.subset(range(most))).as_float()
+    found = found.first(most).as_float()
     return replace(found, pixel_values=F.avg_pool2d(found.pixel_values, pool))
 
 
@@ -191,8 +186,8 @@ RECIPE = Recipe(
     item="Sections 4 to 6 (Conditions 1 and 2, Theorems 1 to 3)",
     presets={
         "smoke": Preset(
-            cells=cells((20,), data="digits", rows=200, test_rows=100, pool=1, after_steps=5),
-            cost="5 s, 1 core",
+            cells=cells((20,), data="digits", rows=80, test_rows=60, pool=1, after_steps=3),
+            cost="3 s, 1 core",
         ),
         "small": Preset(
             cells=cells(

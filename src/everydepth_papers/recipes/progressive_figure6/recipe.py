@@ -7,33 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from everydepth_papers.evidence import (
-    Cell,
-    Finished,
-    Preset,
-    Recipe,
-    Row,
-    both,
-    data_folder,
-    later,
-    published,
-)
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, both, later, published
 from everydepth_papers.evidence.networks import unloaded
-from everydepth_papers.evidence.rows import holds_in
+from everydepth_papers.evidence.rows import holds_in, learned
+from everydepth_papers.evidence.texts import GLUE, glue, majority, pretrained
 
 PUBLISHED = published(__file__)
+LEARNED = learned("majority", "the most frequent answer", 0.02)
 HUB = "Qwen/Qwen2-0.5B"
-GLUE = "nyu-mll/glue"
-COLUMNS = {
-    "cola": ("sentence", None),
-    "sst2": ("sentence", None),
-    "mrpc": ("sentence1", "sentence2"),
-    "mnli": ("premise", "hypothesis"),
-    "qnli": ("question", "sentence"),
-    "qqp": ("question1", "question2"),
-}
-# Which local split has labels and was not trained on.
-HELD_OUT = {"sst2": "test", "cola": "valid", "mrpc": "test", "rte": "dev"}
+TASKS = ("cola", "sst2", "mrpc", "mnli", "qnli", "qqp")
 SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -46,50 +28,15 @@ SIZES = {
 
 def build(settings: Cell) -> tuple[Any, Any]:
     """The model with a new head, and its tokenizer."""
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
-
-    from everydepth.exits.load import quiet_transformers
-
     classes = settings["classes"]
     if settings["model"] == "random":
+        from transformers import LlamaConfig, LlamaForSequenceClassification
+
         config = LlamaConfig(**SIZES, num_labels=classes, pad_token_id=0)
         return LlamaForSequenceClassification(config), None
-    if settings["model"] == HUB:
-        from transformers import Qwen2ForSequenceClassification
-
-        kind, home = Qwen2ForSequenceClassification, HUB
-    else:
-        kind, home = LlamaForSequenceClassification, str(data_folder(settings["model"]))
-    with quiet_transformers():  # which reports that the head is new
-        model: Any = kind.from_pretrained(home, num_labels=classes)
-    tokenizer = AutoTokenizer.from_pretrained(home)
+    model, tokenizer = pretrained(settings["model"], "SequenceClassification", num_labels=classes)
     model.config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
-
-
-def texts(settings: Cell) -> tuple[Any, Any]:
-    """Labeled texts to train on, and others to test on."""
-    from everydepth.data import Texts, load
-
-    task = settings["task"]
-    if settings["data"] == GLUE:
-        text, pair = COLUMNS[task]
-        other = "validation_matched" if task == "mnli" else "validation"
-        how: dict[str, Any] = {"task": task, "text": text, "pair": pair}
-        parts = [load(GLUE, kind=Texts, split=split, **how) for split in ("train", other)]
-    else:
-        parts = [load(task, kind=Texts, split=split) for split in ("train", HELD_OUT[task])]
-    counts = (settings.get("rows"), settings.get("test_rows"))
-    train, test = (
-        part if count is None else part.subset(_spread(len(part), count))
-        for part, count in zip(parts, counts, strict=True)
-    )
-    return train, test
-
-
-def _spread(length: int, count: int) -> list[int]:
-    """So many rows, evenly over a file that may be sorted."""
-    return [i * length // min(count, length) for i in range(min(count, length))]
 
 
 def counted_tokens(rows: int, seed: int) -> Any:
@@ -112,10 +59,9 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
     if tokenizer is None:
         parts = [counted_tokens(200, 0), counted_tokens(200, 1)]
     else:
-        parts = [tokenized(part, tokenizer, settings["length"]) for part in texts(settings)]
-    labels = parts[1].labels
-    majority = max(int((labels == c).sum()) for c in range(settings["classes"])) / len(labels)
-    return {**trained(model, settings, seed, folder, *parts), "majority": round(majority, 4)}
+        parts = [tokenized(part, tokenizer, settings["length"]) for part in glue(settings)]
+    found = trained(model, settings, seed, folder, *parts)
+    return {**found, "majority": majority(parts[1].labels)}
 
 
 def rows(results: Sequence[Finished]) -> list[Row]:
@@ -136,6 +82,7 @@ def rows(results: Sequence[Finished]) -> list[Row]:
                 PUBLISHED["early"],
                 pairs(results, task=task),
                 lambda a, b: sum(b["accuracy"][:-1]) > sum(a["accuracy"][:-1]),
+                premises=[LEARNED],
             )
         )
     return found
@@ -147,7 +94,7 @@ SMALL = {
     "classes": 2,
     "length": 64,
     "rows": 12_800,
-    "test_rows": 500,
+    "look": 500,
     "steps": 400,
     "batch": 32,
     "lr": 1e-3,
@@ -203,7 +150,7 @@ RECIPE = Recipe(
         "paper": Preset(
             cells=[
                 c
-                for task in COLUMNS
+                for task in TASKS
                 for c in both({**PAPER, "task": task, "classes": 3 if task == "mnli" else 2})
             ],
             cost="about 40 GPU hours on one A6000",

@@ -16,43 +16,44 @@ from everydepth_papers.evidence import (
     Recipe,
     Row,
     both,
-    data_folder,
     later,
     over_seeds,
     published,
 )
 from everydepth_papers.evidence.networks import unloaded
 from everydepth_papers.evidence.rows import holds_in
+from everydepth_papers.evidence.texts import KNOWS_WORDS, frequency_perplexity, pretrained
 
 PUBLISHED = published(__file__)
 HUB = "Qwen/Qwen2-0.5B"
 SETS: dict[str, dict[str, Any]] = {
     "Salesforce/wikitext": {"task": "wikitext-2-raw-v1", "text": "text"},
-    "tatsu-lab/alpaca": {"text": "instruction", "pair": "output"},
-    "databricks/databricks-dolly-15k": {"text": "instruction", "pair": "response"},
+    "tatsu-lab/alpaca": {},
+    "databricks/databricks-dolly-15k": {},
     "openai/gsm8k": {"task": "main", "text": "question", "pair": "answer"},
+}
+# Of sets with more than two texts a row: which, in order; the middle one may be empty.
+COLUMNS = {
+    "tatsu-lab/alpaca": ("instruction", "input", "output"),
+    "databricks/databricks-dolly-15k": ("instruction", "context", "response"),
 }
 HELD_OUT = 0.1  # of a set that has no test split of its own
 
 
 def build(settings: Cell) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    if settings["model"] != "random":
+        return pretrained(settings["model"])
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    if settings["model"] == "random":
-        config = LlamaConfig(
-            vocab_size=16,
-            hidden_size=32,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=32,
-        )
-        return LlamaForCausalLM(config), None
-    from everydepth.exits.load import quiet_transformers
-
-    home = HUB if settings["model"] == HUB else str(data_folder(settings["model"]))
-    with quiet_transformers():
-        return AutoModelForCausalLM.from_pretrained(home), AutoTokenizer.from_pretrained(home)
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
+    return LlamaForCausalLM(config), None
 
 
 def lines(settings: Cell) -> tuple[str, str]:
@@ -69,9 +70,12 @@ def lines(settings: Cell) -> tuple[str, str]:
         if isinstance(found, Corpus):
             parts.append(found.text)
             continue
-        pairs = found.pairs or ("",) * len(found.texts)
-        rows = [f"{a}\n{b}".strip() for a, b in zip(found.texts, pairs, strict=True)]
-        parts.append("\n\n".join(rows))
+        if name in COLUMNS:
+            columns = tuple(found.columns[column] for column in COLUMNS[name])
+        else:
+            columns = (found.texts, found.pairs or ())
+        rows = zip(*filter(len, columns), strict=True)
+        parts.append("\n\n".join("\n".join(filter(None, row)) for row in rows))
     if len(parts) == 1:
         cut = int(len(parts[0]) * (1 - HELD_OUT))
         parts = [parts[0][:cut], parts[0][cut:]]
@@ -85,7 +89,7 @@ def blocks(text: str, tokenizer: Any, length: int, most: int | None) -> Any:
     used = text if most is None else text[: most * length * 8]
     ids = tokenizer(used, add_special_tokens=False, verbose=False)["input_ids"]
     rows = token_blocks(ids, length)
-    return rows if most is None else rows.subset(range(min(most, len(rows))))
+    return rows.first(most)
 
 
 def chain(rows: int, seed: int) -> Any:
@@ -116,7 +120,8 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
         counts = (settings.get("rows"), settings.get("test_rows"))
         both = zip(lines(settings), counts, strict=True)
         parts = [blocks(text, tokenizer, length, count) for text, count in both]
-    return trained(model, settings, seed, folder, *parts)
+    found = trained(model, settings, seed, folder, *parts)
+    return {**found, "frequencies": frequency_perplexity(*parts)}
 
 
 def rows(results: Sequence[Finished]) -> list[Row]:
@@ -141,6 +146,7 @@ def rows(results: Sequence[Finished]) -> list[Row]:
                 PUBLISHED["lower"],
                 both,
                 lambda a, b: bool(np.less(b["perplexity"][:-1], a["perplexity"][:-1]).all()),
+                premises=[KNOWS_WORDS],
             )
         )
         found.append(
@@ -149,6 +155,7 @@ def rows(results: Sequence[Finished]) -> list[Row]:
                 PUBLISHED["lower"],
                 both,
                 lambda a, b: bool((np.diff(b["perplexity"]) <= 0).all()),
+                premises=[KNOWS_WORDS],
             )
         )
         ratio = [b["perplexity"][-1] / a["perplexity"][-1] for a, b in both]

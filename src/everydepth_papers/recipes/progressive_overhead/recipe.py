@@ -7,27 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
+from everydepth_papers.evidence.networks import vit
 
 PUBLISHED = published(__file__)
 
 
 def build(depth: int, width: int) -> Any:
     """The paper's ViT on images of 32 x 32: heads of size 64, an MLP of four times the width."""
-    from transformers import ViTConfig, ViTForImageClassification
-
-    return ViTForImageClassification(
-        ViTConfig(
-            image_size=32,
-            patch_size=4,
-            hidden_size=width,
-            num_hidden_layers=depth,
-            num_attention_heads=max(1, width // 64),
-            intermediate_size=4 * width,
-            num_labels=10,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    )
+    return vit(size=32, patch=4, depth=depth, width=width, heads=max(1, width // 64))
 
 
 def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from everydepth_papers.evidence import (
-    Cell,
-    Finished,
-    Preset,
-    Recipe,
-    Row,
-    both,
-    later,
-    over_seeds,
-    published,
-)
+from everydepth_papers.evidence import Cell, Preset, Recipe, both, later, published
 from everydepth_papers.evidence.networks import unloaded
-from everydepth_papers.evidence.rows import where
 
 PUBLISHED = published(__file__)
 HUB = {
     "ViT-Base": "facebook/deit-base-patch16-224",
     "ViT-Small": "facebook/deit-small-patch16-224",
 }
-SHARES = 6  # the paper prints six depths: 1/6, 2/6, ... of the network
 
 
 def build(settings: Cell) -> Any:
@@ -47,25 +34,6 @@ def build(settings: Cell) -> Any:
         weights = data_folder("resnet-cifar10") / "resnet32.safetensors"
         model.load_state_dict(load_file(weights))
     return model
-
-
-def rows(results: Sequence[Finished]) -> list[Row]:
-    from everydepth_papers.evidence.every_depth import NAMES, last_gain, worst_fall
-
-    found: list[Row] = []
-    for model in dict.fromkeys(r.cell["model"] for r in results):
-        printed = PUBLISHED.get(model, PUBLISHED["ViT-Base"])
-        for objective, name in NAMES.items():
-            mine = where(results, objective=objective, model=model)
-            last = len(mine[0]["accuracy"])
-            for share in range(1, SHARES + 1):
-                depth = max(1, round(share * last / SHARES))
-                values = [100 * r["accuracy"][depth - 1] for r in mine]
-                quantity = f"{model}, {name}, accuracy, block {depth} of {last}"
-                found.append(over_seeds(quantity, printed[name][share - 1], values))
-        found.append(last_gain(results, model, printed, "last block"))
-        found += worst_fall(results, model, model=model)
-    return found
 
 
 TUNE = {"optimizer": "sgd", "lr": 0.02, "batch": 32, "warmup": 0.1}
@@ -123,6 +91,22 @@ RECIPE = Recipe(
             needs=("cifar10", "resnet-cifar10"),
             memory_gib=2.0,
         ),
+        "full": Preset(
+            cells=both(
+                {
+                    **TUNE,
+                    "model": "resnet32",
+                    "layers": 32,
+                    "channels": 3,
+                    "data": "cifar10",
+                    "epochs": 3,
+                }
+            ),
+            seeds=3,
+            cost="about 3 h, 1 core",
+            needs=("cifar10", "resnet-cifar10"),
+            memory_gib=4.0,
+        ),
         "paper": Preset(
             cells=[c for model in HUB for c in both({**IMAGENET, "model": model})],
             cost="8 GPUs for about a day",
@@ -136,6 +120,6 @@ RECIPE = Recipe(
         ),
     },
     cell=later("every_depth:trained_on_images", build=build),
-    rows=rows,
+    rows=later("every_depth:share_rows", printed=PUBLISHED, like="ViT-Base"),
     figure=later("every_depth:depth_figure", by=("model", "data")),
 )

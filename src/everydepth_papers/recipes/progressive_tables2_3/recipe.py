@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from everydepth_papers.evidence import (
-    Cell,
-    Finished,
-    Preset,
-    Recipe,
-    Row,
-    both,
-    later,
-    published,
-)
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, both, later, published
+from everydepth_papers.evidence.networks import vit
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,29 +17,9 @@ DATA = {
     "C100": ("uoft-cs/cifar100",),
     "FM": ("zalando-datasets/fashion_mnist", "fashion-mnist"),
 }
+LARGE_VIT = {"width": 192, "heads": 3, "size": 32, "patch": 4}
 # The model a small one stands for.
 LARGE = {"small vit": "vit-12", "small resnet": "resnet-18"}
-
-
-def vit(
-    depth: int, width: int, heads: int, size: int, patch: int, channels: int, classes: int
-) -> Any:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    return ViTForImageClassification(
-        ViTConfig(
-            image_size=size,
-            patch_size=patch,
-            num_channels=channels,
-            hidden_size=width,
-            num_hidden_layers=depth,
-            num_attention_heads=heads,
-            intermediate_size=4 * width,
-            num_labels=classes,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    )
 
 
 def resnet(layers: int, classes: int) -> Any:
@@ -76,9 +48,10 @@ def build(settings: Cell) -> nn.Module:
         )
         return CifarResNet(config)
     if name == "small vit":
-        return vit(settings["depth"], 48, 3, settings["size"], settings["patch"], channels, classes)
+        seen = {"size": settings["size"], "patch": settings["patch"], "channels": channels}
+        return vit(depth=settings["depth"], width=48, heads=3, **seen, classes=classes)
     if name.startswith("vit-"):
-        return vit(int(name[4:]), 192, 3, 32, 4, 3, classes)
+        return vit(depth=int(name[4:]), **LARGE_VIT, classes=classes)
     return resnet(int(name[7:]), classes)
 
 
@@ -89,7 +62,10 @@ def rows(results: Sequence[Finished]) -> list[Row]:
     for model, data in dict.fromkeys((r.cell["model"], r.cell["data"]) for r in results):
         short = next((k for k, names in DATA.items() if data in names), data)
         printed = PUBLISHED.get(f"{LARGE.get(model, model)} {short}", {})
-        found += depth_rows(results, f"{model}, {short}", printed, model=model, data=data)
+        mine = {"model": model, "data": data}
+        found += depth_rows(results, f"{model}, {short}", printed, **mine)
+        losses = printed.get("loss", {})
+        found += depth_rows(results, f"{model}, {short}", losses, "loss", scale=1.0, **mine)
         found += worst_fall(results, f"{model}, {short}", model=model, data=data)
     return found
 
@@ -151,8 +127,8 @@ RECIPE = Recipe(
             cost="about 15 GPU days on one A6000 (28 s an epoch for ViT-12, as printed)",
             needs=tuple(names[0] for names in DATA.values()),
             models={
-                "ViT-12": lambda: vit(12, 192, 3, 32, 4, 3, 10),
-                "ViT-24": lambda: vit(24, 192, 3, 32, 4, 3, 10),
+                "ViT-12": lambda: vit(depth=12, **LARGE_VIT),
+                "ViT-24": lambda: vit(depth=24, **LARGE_VIT),
                 "ResNet-18": lambda: resnet(18, 10),
                 "ResNet-34": lambda: resnet(34, 10),
             },

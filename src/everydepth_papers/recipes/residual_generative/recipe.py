@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from everydepth_papers.evidence import Preset, Recipe, later
-from everydepth_papers.evidence.networks import hub_models
+from everydepth_papers.evidence import Preset
+from everydepth_papers.evidence.networks import hub_models, noisy_set
+from everydepth_papers.evidence.relay import relay
 
 SMALL = {
     "name": "Emotions-stories260K",
@@ -40,18 +41,8 @@ SMOKE = {
     "study": False,
 }
 FINE = {
-    "task": "hub",
     "generative": True,
-    "data": "cardiffnlp/tweet_topic_single",
-    "text": "text",
-    "label": "label",
-    "train_split": "train_coling2022",
-    "test_split": "test_coling2022",
-    "of_class": 3,
-    "noise": 0.01,
-    "epochs": 70,
-    "batch": 16,
-    "lr": 2e-5,
+    **noisy_set("cardiffnlp/tweet_topic_single"),
     "tokens": 512,
     "study": False,
     "scales": [0.25, 0.5, 0.75],
@@ -62,32 +53,21 @@ PAPER = (
 )
 
 
-RECIPE = Recipe(
+RECIPE = relay(
     name="residual_generative",
     title="Memorized labels of a language model that writes them, without skips",
-    paper="residual",
     item="Figures 4, 12 and 13",
-    presets={
-        "smoke": Preset(cells=(SMOKE,), cost="4 s"),
-        "small": Preset(
-            cells=(SMALL,), seeds=3, cost="3 min, 1 core", needs=("emotion", "stories260K")
-        ),
-        "paper": Preset(
-            cells=tuple({**FINE, **one} for one in PAPER),
-            cost="2 networks x 16 to 34 fine-tunings of up to 70 epochs; about 15 GPU days",
-            needs=(str(FINE["data"]),),
-            models=hub_models(PAPER, "CausalLM"),
-            memory_gib=24.0,
-            launch="accelerate launch",
-        ),
-    },
-    cell=later("label_noise:cell"),
-    rows=later("residual_claims:rows"),
-    figure=later("residual_claims:figure"),
+    smoke=(SMOKE,),
+    smoke_cost="4 s",
+    small=Preset(cells=(SMALL,), seeds=3, cost="6 min, 1 core", needs=("emotion", "stories260K")),
+    paper=[{**FINE, **one} for one in PAPER],
+    models=hub_models(PAPER, "CausalLM"),
+    cost="2 networks x 16 to 34 fine-tunings of 70 epochs; about 15 GPU days",
+    memory_gib=24.0,
     about=(
         "Small: stories260K, a pretrained Llama of 5 blocks; the loss is on the label's tokens "
         "alone; first trained on 1,000 clean texts, then on 160 others of which 10 % name a wrong "
-        "label, at most 60 epochs. A label counts as memorized if greedy decoding writes it. A "
+        "label, for 60 epochs. A label counts as memorized if greedy decoding writes it. A "
         "GPT-2 of 4 blocks trained from nothing on the same texts did not learn them. Scaling "
         "(Figure 13) is measured on the classifier of residual_removal_language."
     ),

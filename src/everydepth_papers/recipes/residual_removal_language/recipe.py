@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from everydepth_papers.evidence import Preset, Recipe, later, published
-from everydepth_papers.evidence.networks import hub_models
+from everydepth_papers.evidence import Preset, published
+from everydepth_papers.evidence.networks import hub_models, noisy_set
+from everydepth_papers.evidence.relay import relay
 
 PUBLISHED = published(__file__)
 
@@ -40,72 +41,42 @@ SMOKE = {
     "epochs": 2,
     "scales": [0.5],
 }
-FINE = {
-    "task": "hub",
-    "noise": 0.01,
-    "epochs": 70,
-    "batch": 16,
-    "lr": 2e-5,
-    "tokens": 512,
-    "scales": [0.25, 0.5, 0.75],
-}
-TOPICS = {
-    "data": "cardiffnlp/tweet_topic_single",
-    "text": "text",
-    "label": "label",
-    "train_split": "train_coling2022",
-    "test_split": "test_coling2022",
-    "of_class": 3,
-}
+FINE = {"tokens": 512, "scales": [0.25, 0.5, 0.75]}
+TOPICS = noisy_set("cardiffnlp/tweet_topic_single")
 PAPER = (
     {
         "name": "Emotions-GPT2-Medium",
-        "data": "dair-ai/emotion",
-        "text": "text",
-        "label": "label",
+        **noisy_set("dair-ai/emotion"),
         "model": "openai-community/gpt2-medium",
-        "of_class": 5,
     },
     {
         "name": "20NewsGroup-GPT2-Small",
-        "data": "SetFit/20_newsgroups",
-        "text": "text",
-        "label": "label",
+        **noisy_set("SetFit/20_newsgroups"),
         "model": "openai-community/gpt2",
-        "of_class": 1,
     },
     {**TOPICS, "name": "TweetTopic-Smol-LM", "model": "HuggingFaceTB/SmolLM2-135M"},
     {**TOPICS, "name": "TweetTopic-Qwen2", "model": "Qwen/Qwen2-0.5B"},
 )
 
 
-RECIPE = Recipe(
+RECIPE = relay(
     name="residual_removal_language",
     title="Do skips carry memorization? A GPT-2 trained without, or with scaled, skips",
-    paper="residual",
     item="Figures 1, 2, 5-10, 13-24, Table 2 (language)",
-    presets={
-        "smoke": Preset(cells=(SMOKE,), cost="5 s"),
-        "small": Preset(cells=(SMALL,), seeds=3, cost="5 min, 1 core", needs=("emotion",)),
-        "paper": Preset(
-            cells=tuple({**FINE, **one} for one in PAPER),
-            cost="4 networks x 16 to 34 fine-tunings of up to 70 epochs; about 40 GPU days",
-            needs=tuple(dict.fromkeys(str(one["data"]) for one in PAPER)),
-            models=hub_models(PAPER, "SequenceClassification"),
-            memory_gib=24.0,
-            launch="accelerate launch",
-        ),
-    },
-    cell=later("label_noise:cell"),
-    rows=later("residual_claims:rows", query=PUBLISHED["query_std"]),
-    figure=later("residual_claims:figure"),
+    smoke=(SMOKE,),
+    small=Preset(cells=(SMALL,), seeds=3, cost="12 min, 1 core", needs=("emotion",)),
+    paper=[{**FINE, **one} for one in PAPER],
+    models=hub_models(PAPER, "SequenceClassification"),
+    cost="4 networks x 16 to 34 fine-tunings of 70 epochs; about 40 GPU days",
+    memory_gib=24.0,
+    query=PUBLISHED["query_std"],
     about=(
         "Small: a GPT-2 of 4 blocks whose tokens are words, first trained on 1,200 clean texts, "
-        "then on 240 others of which 5 % have a wrong label, until all training labels are fitted "
-        "(at most 100 epochs). The learning rate was chosen on the untouched network with another "
-        "seed, for reaching 100 %; nothing was tuned for a claim. In a first run the limit was 30 "
-        "epochs, at which 8 of the 15 trainings had not fitted all labels; it was raised for that "
-        "reason, and they were trained again. The paper's figures have no printed numbers, so a "
-        "row says what the text claims."
+        "then on 240 others of which 5 % have a wrong label, every arm for 100 epochs (the "
+        "recorded run stopped each when all labels were fitted). The learning rate was chosen on "
+        "the untouched network with another seed, for reaching 100 %; nothing was tuned for a "
+        "claim. In a first run the limit was 30 epochs, at which 8 of the 15 trainings had not "
+        "fitted all labels; it was raised for that reason, and they were trained again. The "
+        "paper's figures have no printed numbers, so a row says what the text claims."
     ),
 )

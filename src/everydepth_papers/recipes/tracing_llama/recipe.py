@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, data_folder, published
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, published
 from everydepth_papers.evidence.rows import holds_in, numbers
+from everydepth_papers.evidence.texts import pretrained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,11 +59,7 @@ def model_and_tokenizer(name: str) -> tuple[Any, Any]:
         from everydepth.cli.presets import byte_tokenizer
 
         return tiny(), byte_tokenizer()
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    place = name if "/" in name else str(data_folder(name))
-    model = AutoModelForCausalLM.from_pretrained(place, dtype="float32")
-    return model, AutoTokenizer.from_pretrained(place)
+    return pretrained(name)
 
 
 def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
-from everydepth_papers.evidence.rows import holds_in, numbers, paired, where
+from everydepth_papers.evidence.figures import band
+from everydepth_papers.evidence.rows import holds_in, learned, numbers, paired, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
 PUBLISHED = published(__file__)
+LEARNED = learned("linear", "a linear classifier's")
 
 
 def build(settings: Cell) -> nn.Module:
@@ -45,10 +47,11 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
 
     import everydepth as ed
     from everydepth.data import Images, batches, load
+    from everydepth_papers.evidence.baselines import linear_accuracy
 
     torch.manual_seed(seed)
     parts = (load(settings["data"], kind=Images, split=split) for split in ("train", "test"))
-    train, test = (part.subset(range(min(settings["rows"], len(part)))) for part in parts)
+    train, test = (part.first(settings["rows"]) for part in parts)
     model = build(settings)
     ed.fit(
         ed.EveryDepth(model, ed.end_to_end()),
@@ -61,6 +64,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     shown = batches(test, 250, transform=flat)
     seen = ed.trace(model, shown, ("accuracy", "cos", "cka"), progress=False)
     return {
+        "linear": linear_accuracy(train, test),
         "accuracy": numbers(seen["accuracy"]),
         "cos": numbers(seen["cos"][:, -1]),
         "cka": numbers(seen["cka"][:, -1]),
@@ -110,12 +114,14 @@ def rows(results: Sequence[Finished]) -> list[Row]:
             PUBLISHED["rotation"],
             both,
             lambda w, wo: gap(wo) > gap(w),
+            premises=[LEARNED],
         ),
         holds_in(
             "Fig. 12: CKA follows accuracy better with skips",
             PUBLISHED["with"],
             both,
             lambda w, wo: correlation(w, "cka", "accuracy") > correlation(wo, "cka", "accuracy"),
+            premises=[LEARNED],
         ),
         holds_in(
             "Fig. 12: with skips the readout works below the last layer, without it does not",
@@ -123,6 +129,7 @@ def rows(results: Sequence[Finished]) -> list[Row]:
             both,
             lambda w, wo: np.mean(w["accuracy"][:-1]) > np.mean(wo["accuracy"][:-1]) + 0.1,
             "mean accuracy over depths 0 to L-1, a difference above 10 points",
+            premises=[LEARNED],
         ),
     ]
 
@@ -134,7 +141,8 @@ def figure(results: Sequence[Finished]) -> Figure:
     for axis, skips in zip(page.subplots(1, 2, sharey=True), (False, True), strict=True):
         group = where(results, skips=skips)
         for name in ("accuracy", "cos", "cka"):
-            axis.plot(np.mean([r[name] for r in group], 0), marker="o", label=name)
+            values = [r[name] for r in group]
+            band(axis, range(len(values[0])), values, name)
         axis.set(title=f"{'with' if skips else 'without'} skips", xlabel="depth (blocks)")
         axis.legend()
     return page

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
+from everydepth_papers.evidence.figures import band
+from everydepth_papers.evidence.networks import vit
 from everydepth_papers.evidence.rows import holds_in, numbers, paired, where
+from everydepth_papers.premise import Premise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,27 +21,33 @@ if TYPE_CHECKING:
     import everydepth as ed
 
 PUBLISHED = published(__file__)
-METRICS = ("accuracy", "cos", "cka", "saturation", "neural_collapse", "norm_ratio", "adjacent_cos")
+METRICS = (
+    "accuracy", "cos", "cka", "saturation", "neural_collapse", "norm_ratio", "adjacent_cos",
+    "straightness", "probability_rises",
+)  # fmt: skip
+LEARNED = Premise(
+    test="accuracy of the last layer above a linear classifier's",
+    value=lambda *case: min(best_read(r)[-1] - r["linear"] for r in case),
+    failing="inconclusive",
+)
+LEAVES = Premise(
+    test="share that leaves before the last layer",
+    value=lambda *case: min(1 - r["exit"]["leaving"][-1] / sum(r["exit"]["leaving"]) for r in case),
+    least=0.05,
+)
 TAU = 0.9  # confidence at which a sample leaves; the paper does not give its own
+SWEPT = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # accuracy against speed-up
 
 
 def build(settings: Cell) -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
+    if "pretrained" in settings:
+        from transformers import ViTForImageClassification
 
-    return ViTForImageClassification(
-        ViTConfig(
-            image_size=settings["size"],
-            patch_size=settings["patch"],
-            num_channels=settings["channels"],
-            hidden_size=settings["width"],
-            num_hidden_layers=settings["depth"],
-            num_attention_heads=settings["heads"],
-            intermediate_size=settings["inner"],
-            num_labels=settings["classes"],
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
+        return ViTForImageClassification.from_pretrained(
+            settings["pretrained"], num_labels=settings["classes"], ignore_mismatched_sizes=True
         )
-    )
+    names = ("size", "patch", "channels", "classes", "depth", "width", "heads", "inner")
+    return vit(**{name: settings[name] for name in names})
 
 
 def objective(name: str) -> ed.Objective:
@@ -49,24 +58,10 @@ def objective(name: str) -> ed.Objective:
         "aligned": ed.aligned(),
         "uniform": ed.aligned("uniform"),
         "cosine": ed.cosine_regularized(1.0),
-        "multi": ed.multi_classifier(),
+        # The same turns as aligned training takes, without and with a divergence to the last head.
+        "multi": ed.multi_classifier(alternate=True),
+        "multi_kl": ed.multi_classifier(1.0, alternate=True),
     }[name]
-
-
-def data(settings: Cell) -> tuple[Any, Any]:
-    """Training and test rows, normalized."""
-    from everydepth.data import Images, load
-    from everydepth_papers.evidence.hub_images import HubImages
-
-    name, rows, size = settings["data"], settings["rows"], settings["size"]
-    if "/" in name:
-        test = "validation" if "imagenet" in name else "test"
-        return HubImages(name, "train", size=size, augment=True), HubImages(name, test, size=size)
-    parts = (load(name, kind=Images, split=split) for split in ("train", "test"))
-    train, test = (part.subset(range(min(rows, len(part)))) for part in parts)
-    pixels = train.as_float().pixel_values
-    mean, std = pixels.mean((0, 2, 3)).tolist(), pixels.std((0, 2, 3)).tolist()
-    return train.normalized(mean, std), test.normalized(mean, std)
 
 
 def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
@@ -74,9 +69,11 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     import torch
 
     import everydepth as ed
+    from everydepth_papers.evidence.baselines import linear_accuracy
+    from everydepth_papers.evidence.every_depth import images
 
     torch.manual_seed(seed)
-    train, test = data(settings)
+    train, test = images({**settings, "test_rows": settings["look"]})
     net = ed.EveryDepth(build(settings), objective(settings["objective"]))
     long = settings["epochs"] > 20
     done = ed.fit(
@@ -113,7 +110,10 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
         "separation": numbers(collapse["separation"]),
         "adjacent": numbers(seen["adjacent_cos"]),
         "norm_ratio": numbers(seen.results["norm_ratio"].arrays["q50"]),
+        "straight": float(seen["straightness"]),
+        "closer_is_surer": seen.results["probability_rises"].meta.get("share"),
         "exit": exits(net, test, settings["look"]),
+        "linear": linear_accuracy(train, test),
     }
     if settings["objective"] in ("standard", "aligned") and "transfer" in settings:
         values |= elsewhere(net.model, test, settings)
@@ -133,7 +133,21 @@ def exits(net: ed.EveryDepth, test: Any, rows: int) -> dict[str, Any]:
             net.model, part, ed.Confidence(threshold=TAU), batch_size=250, repeats=3, progress=False
         )
         facts = {"accuracy": found.accuracy, "layers": found.layer_speedup}
-        return {**facts, "measured": found.measured_speedup, "leaving": list(found.exits)}
+        swept: list[dict[str, Any]] = []
+        for tau in SWEPT:
+            one = ed.evaluate(
+                net.model, part, ed.Confidence(threshold=tau), batch_size=250, progress=False
+            )
+            swept.append(
+                {
+                    "tau": tau,
+                    "accuracy": one.accuracy,
+                    "layers": one.layer_speedup,
+                    "measured": one.measured_speedup,
+                }
+            )
+        facts |= {"measured": found.measured_speedup, "swept": swept}
+        return {**facts, "leaving": list(found.exits)}
     last = net.stream.depth
     leaving, right = np.zeros(last, dtype=int), 0
     for batch in torch.utils.data.DataLoader(part, batch_size=250):
@@ -167,7 +181,11 @@ def elsewhere(model: nn.Module, test: Any, settings: Cell) -> dict[str, Any]:
         parts: list[Any] = [HubImages(other, split, size=size) for split in ("train", "test")]
         name = settings["data"]
         split = "validation" if "imagenet" in name else "test"
-        shifted: Any = HubImages(name, split, size=size, noise=settings["shift"])
+        shifted: Any = (
+            drawn_again(settings["shift"], size)
+            if isinstance(settings["shift"], str)
+            else HubImages(name, split, size=size, noise=settings["shift"])
+        )
     else:
         parts = []
         for split in ("train", "test"):
@@ -184,6 +202,21 @@ def elsewhere(model: nn.Module, test: Any, settings: Cell) -> dict[str, Any]:
         "probe": numbers(probe.value),
         "shifted": numbers(ed.trace(model, shifted, "accuracy", **look)["accuracy"]),
     }
+
+
+def drawn_again(name: str, size: int) -> Any:
+    """CIFAR-10.2, the test set drawn again: `cifar102_test.npz` (images, labels) in its folder."""
+    import torch
+    from torch.nn.functional import interpolate
+
+    from everydepth.data import Images
+    from everydepth_papers.evidence import data_folder
+    from everydepth_papers.evidence.hub_images import MEAN, STD
+
+    with np.load(data_folder(name) / "cifar102_test.npz", allow_pickle=False) as stored:
+        pixels, labels = torch.from_numpy(stored["images"]), torch.from_numpy(stored["labels"])
+    scaled = interpolate(pixels.permute(0, 3, 1, 2).float() / 255, size, mode="bilinear")
+    return Images(scaled, labels.long(), tuple(map(str, range(10)))).normalized(MEAN, STD)
 
 
 # -- published against measured -----------------------------------------------------------------
@@ -218,7 +251,8 @@ def closer(result: Finished) -> bool:
 
 def best_read(result: Finished) -> list[float]:
     """Accuracy by depth, through own classifiers where there are several."""
-    return result["own_accuracy" if result.cell["objective"] == "multi" else "accuracy"]
+    several = result.cell["objective"].startswith("multi")
+    return result["own_accuracy" if several else "accuracy"]
 
 
 def effective(result: Finished) -> float:
@@ -228,11 +262,26 @@ def effective(result: Finished) -> float:
     return float(effective_depth(np.array(result["train_accuracy"]), 0.02)[1])
 
 
+EPSILON = 0.05  # of Definition 1, which needs a training accuracy of 1 - EPSILON
+
+
+def best_fit(result: Finished) -> float:
+    return max(result["train_accuracy"])
+
+
+def absolute(result: Finished) -> float:
+    """Definition 1: the smallest depth whose training accuracy is at least 1 - EPSILON."""
+    from everydepth.tracing import effective_depth
+
+    return float(effective_depth(np.array(result["train_accuracy"]), EPSILON)[0])
+
+
 def rows(results: Sequence[Finished]) -> list[Row]:
     deepest = max(r.cell["depth"] for r in results)
     of = {
         name: where(results, objective=name, depth=deepest)
-        for name in ("standard", "aligned", "uniform", "cosine", "multi")
+        for name in (*FIVE, "multi_kl")
+        if name in FIVE or where(results, objective=name)
     }
     standard, aligned, multi = of["standard"], of["aligned"], of["multi"]
     both = paired(aligned, standard)
@@ -240,7 +289,7 @@ def rows(results: Sequence[Finished]) -> list[Row]:
     found: list[Row] = []
 
     def say(quantity: str, key: str, cases: Sequence[Any], test: Any, note: str = "") -> None:
-        found.append(holds_in(quantity, p[key], cases, test, note))
+        found.append(holds_in(quantity, p[key], cases, test, note, premises=[LEARNED]))
 
     def mean(quantity: str, printed: Any, values: Sequence[float], note: str = "") -> None:
         found.append(over_seeds(quantity, printed, values, note))
@@ -282,6 +331,7 @@ def rows(results: Sequence[Finished]) -> list[Row]:
         both,
         lambda a, s: to_last(a)[:-1].mean() > to_last(s)[:-1].mean(),
     )
+    mean("accuracy of a linear classifier on the same rows", None, [r["linear"] for r in standard])
     for name, group in of.items():
         mean(
             f"Fig. 1b/4b/6/14/15: accuracy below the last layer, {name}",
@@ -327,6 +377,16 @@ def rows(results: Sequence[Finished]) -> list[Row]:
             [effective(r) for r in group],
             "within 2 points of the network's own accuracy; the paper's 1 - eps is not reached",
         )
+    for name, group in (("standard", standard), ("aligned", aligned)):
+        reached = [r for r in group if best_fit(r) >= 1 - EPSILON]
+        found.append(
+            over_seeds(
+                f"Fig. 5a: depth at which training accuracy reaches {1 - EPSILON:.0%}, {name}",
+                None,
+                [absolute(r) for r in reached],
+                f"Definition 1 as printed; reached by {len(reached)} of {len(group)}",
+            )
+        )
     for depth in sorted({r.cell["depth"] for r in results} - {deepest}):
         say(
             f"Fig. 5a: cut at {depth}, aligned beats a standard network of {depth} layers",
@@ -361,6 +421,13 @@ def rows(results: Sequence[Finished]) -> list[Row]:
         [float(np.mean(r["norm_ratio"])) for r in standard],
         "standard training",
     )
+    for quantity, key, said in (
+        ("Assumption 1: how straight features travel", "straight", "1 (a geodesic)"),
+        ("Theorem 2: label gains probability where COS rises", "closer_is_surer", "always"),
+    ):
+        known = [r for r in standard if r.values.get(key) is not None]
+        if known:
+            mean(f"{quantity}, standard", said, [r[key] for r in known], "share, mean of samples")
     say(
         "Fig. 14: the regularizer gains less accuracy below the last layer than aligned training",
         "regularizer",
@@ -428,6 +495,7 @@ def exit_rows(
             standard,
             late,
             sure,
+            premises=[LEARNED],
         ),
         holds_in(
             "Fig. 7: aligned, most leave early",
@@ -435,6 +503,7 @@ def exit_rows(
             aligned,
             lambda r: not late(r),
             sure,
+            premises=[LEARNED],
         ),
     ]
     printed = {"aligned": ("accuracy_aligned_exit", "speedup_aligned")}
@@ -464,68 +533,109 @@ def exit_rows(
             p["on_par"],
             paired(aligned, multi),
             lambda a, m: a["exit"]["accuracy"] > m["exit"]["accuracy"] - 0.02,
+            premises=[LEARNED, LEAVES],
         )
     )
     return found
 
 
 def figure(results: Sequence[Finished]) -> Figure:
-    """COS, accuracy and saturation by depth (Figures 1, 4, 14, 15), and two heat maps."""
+    """COS, accuracy, saturation, CKA by depth (Figures 1, 4, 14, 15), exits, and heat maps."""
     from matplotlib.figure import Figure
 
     deepest = max(r.cell["depth"] for r in results)
     names = dict.fromkeys(r.cell["objective"] for r in results)
-    page = Figure(figsize=(13, 6.5), layout="constrained")
-    top = page.subplots(2, 3)
-    curves = (("COS with the last layer", to_last), ("accuracy", lambda r: best_read(r)[1:]))
-    more = (("share saturated", lambda r: r["saturated"][1:]), ("CKA", lambda r: r["cka"][1:]))
-    for axis, (title, curve) in zip(top.flat, (*curves, *more), strict=False):
+    depths = range(1, deepest + 1)
+    page = Figure(figsize=(15, 6.5), layout="constrained")
+    top = page.subplots(2, 4)
+    panels: dict[str, Any] = {
+        "COS with the last layer": to_last,
+        "accuracy": lambda r: best_read(r)[1:],
+        "share saturated": lambda r: r["saturated"][1:],
+        "CKA with the last layer": lambda r: r["cka"][1:],
+    }
+    for axis, (title, curve) in zip(top[0], panels.items(), strict=True):
         for name in names:
             mine = where(results, objective=name, depth=deepest)
-            axis.plot(
-                range(1, deepest + 1),
-                np.mean([np.array(curve(r), float) for r in mine], 0),
-                marker="o",
-                label=name,
-            )
+            band(axis, depths, [np.array(curve(r), float) for r in mine], name)
         axis.set(title=title, xlabel="depth (blocks)")
-    top[0, 0].legend()
-    for axis, name in zip(top[1, 1:], ("standard", "aligned"), strict=True):
+    linear = np.mean([r["linear"] for r in results if "linear" in r.values] or [np.nan])
+    top[0, 1].axhline(linear, color="gray", linestyle=":", label="linear classifier")
+    for axis in top[0, :2]:
+        axis.legend(fontsize=8)
+    for axis, name in zip(top[1, :2], ("standard", "aligned"), strict=True):
         mine = where(results, objective=name, depth=deepest)
         cos = np.mean([np.array(r["cos"], object)[1:, 1:].astype(float) for r in mine], 0)
         edge = (0.5, deepest + 0.5)
         drawn = axis.imshow(cos, vmin=0, vmax=1, origin="lower", extent=(*edge, *edge))
         axis.set(title=f"COS of all pairs, {name}", xlabel="depth", ylabel="depth")
         page.colorbar(drawn, ax=axis)
+    for name in ("standard", "aligned", "multi"):
+        mine = where(results, objective=name, depth=deepest)
+        left = np.array([np.divide(r["exit"]["leaving"], sum(r["exit"]["leaving"])) for r in mine])
+        band(top[1, 2], depths, left, name)
+    top[1, 2].set(title=f"share leaving, confidence {TAU:g}", xlabel="depth (blocks)")
+    _draw_sweep(top[1, 3], where(results, depth=deepest))
     return page
+
+
+def _draw_sweep(axis: Any, results: Sequence[Finished]) -> None:
+    """Accuracy against speed-up, counted in layers, for all thresholds."""
+    for name in ("standard", "aligned"):
+        swept = [r["exit"]["swept"] for r in where(results, objective=name) if "swept" in r["exit"]]
+        if swept:
+            speed, accuracy = (
+                np.mean([[one[key] for one in seed] for seed in swept], 0)
+                for key in ("layers", "accuracy")
+            )
+            axis.plot(speed, accuracy, marker="o", markersize=3, label=name)
+    if not axis.lines:  # results from before thresholds were swept
+        axis.remove()
+        return
+    axis.set(title="exits, thresholds swept", xlabel="speed-up by layers", ylabel="accuracy")
+    axis.legend(fontsize=8)
 
 
 # -- presets ------------------------------------------------------------------------------------
 
+# By rule, before it was run: the ViT, rate and data of progressive_tables2_3, which passed a linear
+# classifier there after one pass; twice that.
 SMALL: Cell = {
-    "data": "fashion-mnist", "rows": 4000, "look": 2000, "size": 28, "patch": 7, "channels": 1,
-    "classes": 10, "depth": 6, "width": 48, "heads": 4, "inner": 96, "epochs": 3, "batch": 64,
-    "lr": 3e-3, "decay": 0.01, "schedule": "cosine", "warmup": 0.1, "transfer": "digits",
+    "data": "fashion-mnist", "rows": 60_000, "look": 2000, "size": 28, "patch": 7, "channels": 1,
+    "classes": 10, "depth": 6, "width": 48, "heads": 3, "inner": 192, "epochs": 2, "batch": 64,
+    "lr": 2e-3, "decay": 0.01, "schedule": "cosine", "warmup": 0.1, "transfer": "digits",
     "shift": 0.3,
 }  # fmt: skip
 SMOKE: Cell = {
     **SMALL, "data": "digits", "rows": 200, "look": 100, "size": 8, "patch": 4, "depth": 3,
-    "width": 16, "inner": 16, "epochs": 1,
+    "width": 16, "heads": 2, "inner": 16, "epochs": 1,
 }  # fmt: skip
 CIFAR: Cell = {
     **SMALL, "data": "uoft-cs/cifar10", "rows": 50_000, "look": 10_000, "size": 224, "patch": 16,
     "channels": 3, "depth": 12, "width": 384, "heads": 6, "inner": 1536, "epochs": 200,
-    "batch": 256, "lr": 0.1, "decay": 1e-4, "schedule": "multistep", "warmup": 0,
-    "transfer": "uoft-cs/cifar100",
+    "batch": 256, "lr": 0.1, "decay": 1e-4, "schedule": "multi_step", "warmup": 0,
+    "transfer": "uoft-cs/cifar100", "shift": "cifar-10.2",
 }  # fmt: skip
-IMAGENET: Cell = {**CIFAR, "data": "ILSVRC/imagenet-1k", "classes": 1000, "look": 50_000}
+# Figure 1: pretrained on ImageNet, fine-tuned; rate and epochs are ours, the paper gives none.
+TUNED: Cell = {
+    **CIFAR, "pretrained": "facebook/deit-small-patch16-224", "epochs": 10, "lr": 1e-4,
+    "schedule": "cosine", "warmup": 0.1,
+}  # fmt: skip
+# Settings fixed before any of it was run; the rate is that of Tables 2 and 3 here.
+FULL: Cell = {
+    **SMALL, "rows": 60_000, "look": 10_000, "patch": 4, "width": 64, "inner": 128, "epochs": 10,
+    "batch": 128, "lr": 1e-3,
+}  # fmt: skip
+IMAGENET: Cell = {
+    **CIFAR, "data": "ILSVRC/imagenet-1k", "classes": 1000, "look": 50_000, "shift": 0.3,
+}  # fmt: skip
 FIVE = ("standard", "aligned", "multi", "cosine", "uniform")
 
 
 def cells(settings: Cell, *depths: int) -> list[Cell]:
-    """The five objectives, and standard networks of smaller depth."""
+    """The five objectives and the sixth, and standard networks of smaller depth."""
     shorter = [{**settings, "objective": "standard", "depth": depth} for depth in depths]
-    return [*({**settings, "objective": name} for name in FIVE), *shorter]
+    return [*({**settings, "objective": name} for name in (*FIVE, "multi_kl")), *shorter]
 
 
 RECIPE = Recipe(
@@ -536,12 +646,24 @@ RECIPE = Recipe(
     presets={
         "smoke": Preset(cells=cells(SMOKE), cost="6 s"),
         "small": Preset(
-            cells=cells(SMALL, 3, 4), seeds=3, cost="3 min, 1 core", needs=("fashion-mnist",)
+            cells=cells(SMALL, 3, 4), seeds=3, cost="35 min, 1 core", needs=("fashion-mnist",)
+        ),
+        "full": Preset(
+            cells=cells(FULL, 3, 4),
+            seeds=3,
+            cost="about 20 h, 1 core",
+            needs=("fashion-mnist",),
+            models={"ViT of 6 blocks": lambda: build(FULL)},
+            memory_gib=4.0,
         ),
         "paper": Preset(
-            cells=[*cells(CIFAR, 6, 9), *cells(IMAGENET)],
+            cells=[
+                *cells(CIFAR, 6, 9),
+                *cells(IMAGENET),
+                *({**TUNED, "objective": name} for name in ("standard", "aligned")),
+            ],
             cost="days on 4 GPUs of 24 GB",
-            needs=("uoft-cs/cifar10", "uoft-cs/cifar100", "ILSVRC/imagenet-1k"),
+            needs=("uoft-cs/cifar10", "uoft-cs/cifar100", "ILSVRC/imagenet-1k", "cifar-10.2"),
             models={"DeiT-S": lambda: build(IMAGENET)},
             memory_gib=20.0,
             launch="accelerate launch --multi_gpu",
@@ -551,8 +673,10 @@ RECIPE = Recipe(
     rows=rows,
     figure=figure,
     about=(
-        "Small: a ViT of 6 layers and width 48 on 4,000 images of Fashion-MNIST, 3 epochs. The "
-        "probe goes to scikit-learn's digits; the shift is a move by one pixel and Gaussian noise. "
+        "Small: a ViT of 6 layers and width 48 on Fashion-MNIST, 2 epochs (a first run saw 4,000 "
+        "images 3 times and stayed below a linear classifier). The probe goes to scikit-learn's "
+        "digits; the shift is a move by one pixel and Gaussian noise; the paper preset takes "
+        "CIFAR-10.2, as its folder cifar-10.2 holds it. "
         "The paper prints AdamW with a learning rate of 0.1 for its vision experiments, kept in "
         "the paper preset; it gives neither its exit threshold (0.9 here) nor beta (1 here), and "
         "its data sets for transfer and shift are lost, so those are ours."

@@ -1,4 +1,4 @@
-"""Small helpers of several metrics."""
+"""What metrics gather over batches: sums by name, and values of the first rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 DEPTH = "depth (blocks)"
 
 
-def depths(last: int, first: int = 0) -> np.ndarray:
-    return np.arange(first, last + 1)
-
-
 def array(values: Tensor) -> np.ndarray:
     return values.detach().cpu().numpy()
+
+
+class Sums(dict[str, Tensor]):
+    """Sums over batches, by name; empty before the first."""
+
+    def add(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self[name] = self[name] + value if name in self else value
+
+    def array(self, name: str) -> np.ndarray:
+        return array(self[name])
 
 
 class Kept:

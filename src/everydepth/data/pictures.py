@@ -19,9 +19,10 @@ from torch.nn.functional import interpolate
 
 from everydepth.errors import DataError
 
+Pixels = Float[Tensor, "channels height width"]
 LARGEST_UPLOAD = 8 * 2**20  # bytes
 MOST_PIXELS = 25_000_000
-# No format that is a program (EPS, PDF) and none of the many that nobody uploads.
+# No format that is a program (EPS, PDF) and none of the many that no one uploads.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 BRIGHT = 0.5  # a border brighter than this is paper, and the ink is dark
 
@@ -71,7 +72,7 @@ def from_data_url(url: str) -> Image.Image:
         raise DataError(f"the picture is broken ({error}); send it again") from error
 
 
-def to_data_url(pixels: Float[Tensor, "channels height width"]) -> str:
+def to_data_url(pixels: Pixels) -> str:
     """Pixels in 0..1 as a PNG inside a page."""
     values = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
     gray = values.shape[0] == 1
@@ -79,6 +80,11 @@ def to_data_url(pixels: Float[Tensor, "channels height width"]) -> str:
     out = io.BytesIO()
     picture.save(out, "PNG")
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def floats(pixels: Tensor) -> Tensor:
+    """Bytes, or floats already, in 0..1."""
+    return pixels.float() if pixels.is_floating_point() else pixels.float() / 255
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,20 +97,24 @@ class Lens:
     std: Sequence[float] | None = None
 
     @staticmethod
-    def of(config: Any, preprocessing: Mapping[str, Any]) -> Lens:
-        """From a model's config and the preprocessor_config.json beside it."""
-        size = getattr(config, "image_size", None) or 224
+    def of(config: Any, preprocessing: Mapping[str, Any], *, like: Tensor | None = None) -> Lens:
+        """From a model's config and the preprocessor_config.json beside it.
+
+        like: pixels whose size and channels count where the config names none.
+        """
+        channels, usual = (3, 224) if like is None else (like.shape[1], tuple(like.shape[-2:]))
+        size = getattr(config, "image_size", None) or usual
         pair = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         mean, std = preprocessing.get("image_mean"), preprocessing.get("image_std")
         used = bool(mean and std) and preprocessing.get("do_normalize", True)
         return Lens(
             size=pair,
-            channels=int(getattr(config, "num_channels", 3)),
+            channels=int(getattr(config, "num_channels", channels)),
             mean=mean if used else None,
             std=std if used else None,
         )
 
-    def look(self, picture: Image.Image) -> Float[Tensor, "channels height width"]:
+    def look(self, picture: Image.Image) -> Pixels:
         """A picture as pixels in 0..1 of the model's size.
 
         A model of gray pictures of ink on a dark ground, such as digits, gets them so: bright

@@ -1,0 +1,78 @@
+"""Encoder-decoders: the prompt is read by one stream and answered by another, the decoder's."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from everydepth.errors import UnsupportedModelError
+from everydepth.exits.generation.request import Prompt
+from everydepth.exits.generation.sampling import Sampling
+from everydepth.stream import ResidualStream, evaluating, rewrapped, unwrapped
+
+
+def answers(stream: ResidualStream) -> bool:
+    """Whether the model reads a prompt and begins a text of its own."""
+    model: Any = unwrapped(stream.model)
+    return bool(
+        getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        and getattr(model, "generation_config", None) is not None
+        and "input_ids" in stream.inputs
+    )
+
+
+def answer(
+    stream: ResidualStream,
+    prompt: Prompt,
+    depth: int,
+    sampling: Sampling,
+    *,
+    limit: int,
+    stops: list[int],
+    pad: int,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """The tokens of each row, the one that starts them first, from the model cut to `depth`.
+
+    The model's own `generate` decodes: it knows what its encoder and its cache are like.
+    """
+    cut = rewrapped(stream.model, stream.truncated(depth, share=True))
+    model: Any = unwrapped(cut)
+    settings = deepcopy(model.generation_config)
+    starts = settings.decoder_start_token_id, settings.bos_token_id
+    if starts == (None, None):
+        raise UnsupportedModelError(
+            f"{stream.name} does not say which token starts an answer: decoder_start_token_id and "
+            "bos_token_id are None; set model.generation_config.decoder_start_token_id"
+        )
+    settings.update(
+        max_new_tokens=limit,
+        max_length=None,
+        num_beams=1,
+        min_length=0,
+        do_sample=sampling.do_sample,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k or 0,
+        top_p=1.0 if sampling.top_p is None else sampling.top_p,
+        eos_token_id=stops or None,
+        pad_token_id=pad,
+        return_dict_in_generate=False,
+    )
+    ids, real = _right_padded(prompt, pad)
+    devices = [ids.device] if ids.device.type == "cuda" else []
+    with evaluating(model), torch.random.fork_rng(devices, enabled=generator is not None):
+        if generator is not None:
+            # Its `generate` draws from the global state alone.
+            seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
+            torch.manual_seed(int(seed))
+        return model.generate(ids, attention_mask=real.long(), generation_config=settings)
+
+
+def _right_padded(prompt: Prompt, pad: int) -> tuple[Tensor, Tensor]:
+    """Encoders count positions from the first token, so padding comes last."""
+    order = (~prompt.real).long().argsort(dim=1, stable=True)
+    real = prompt.real.gather(1, order)
+    return prompt.ids.gather(1, order).masked_fill(~real, pad), real

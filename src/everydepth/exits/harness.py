@@ -1,0 +1,58 @@
+"""A depth as a model of lm-evaluation-harness: `--model everydepth --model_args pretrained=...`.
+
+    python -m everydepth.exits.harness run --model everydepth \\
+        --model_args pretrained=runs/balcony,depth=12 --tasks gsm8k,wikitext
+
+The arguments are those of `lm_eval`, which knows a model once its module is imported.
+"""
+
+# lm-evaluation-harness is untyped where it is inherited from.
+# pyright: reportUntypedBaseClass=false, reportUnknownMemberType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.huggingface import HFLM
+except ImportError as error:
+    from everydepth.errors import SettingError
+
+    raise SettingError(
+        f"evaluation in lm-evaluation-harness needs the package lm_eval ({error}); run "
+        "pip install 'everydepth[harness]'"
+    ) from error
+
+from everydepth.exits.load import load, load_tokenizer
+from everydepth.stream import as_stream, at_depth, unwrapped
+
+
+@register_model("everydepth")
+class DepthLM(HFLM):
+    """The first `depth` blocks of a causal language model (all, if None), read out by its own head.
+
+    pretrained: as `ed.load` takes it: a folder, a run directory, or a Hugging Face name. Where the
+        depth has a balcony, it is used. kwargs: those of the harness's own `hf` model.
+
+    >>> from everydepth.exits.harness import DepthLM
+    >>> _ = llama.save_pretrained("llama"), tokenizer.save_pretrained("llama")
+    >>> DepthLM("llama", depth=2).model.config.num_hidden_layers
+    2
+    """
+
+    def __init__(
+        self, pretrained: str, depth: int | None = None, device: str = "cpu", **kwargs: Any
+    ) -> None:
+        stream = as_stream(load(pretrained))
+        # The last depth is the model itself, without what may stand beside it.
+        cut = at_depth(stream, stream.depth if depth is None else depth, share=True)
+        plain: Any = unwrapped(cut)
+        super().__init__(
+            pretrained=plain.to(device), tokenizer=load_tokenizer(pretrained), **kwargs
+        )
+
+
+if __name__ == "__main__":
+    cli_evaluate()

@@ -1,0 +1,172 @@
+"""Weights in eight or four bits, and what that costs at every depth."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from everydepth.errors import UnsupportedModelError
+from everydepth.exits.onnx import opened, write
+from everydepth.exits.quality import Totals, quality_of, watch, watch_given
+from everydepth.stream import ResidualStream, nothing_asked
+from everydepth.stream.rows import pick_rows
+
+Weights = Literal["float32", "int8", "int4"]
+
+_BLOCK = 32  # weights that share a scale in four bits
+# What each kind of quantized weight becomes in a graph; without one of these nothing was narrowed.
+_NODES = {
+    "int8": ("MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul"),
+    "int4": ("MatMulNBits",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Narrowed:
+    """What fewer bits save, and what they cost on the data given, one number a depth."""
+
+    weights: Weights
+    bytes: int
+    bytes_before: int
+    metric: str
+    quality: list[float]
+    quality_before: list[float]
+    samples: int
+
+
+@torch.no_grad()
+def narrow(
+    stream: ResidualStream,
+    path: Path,
+    example: Mapping[str, Tensor],
+    data: Iterable[Mapping[str, Any]],
+    weights: Weights,
+) -> Narrowed:
+    """Replace a float graph by one with narrow weights, and measure every depth of both.
+
+    example: the inputs the graph was traced with.
+    data: batches, with labels if the quality is to be measured by them; otherwise the narrow graph
+        is compared with the model.
+    """
+    before = path.stat().st_size
+    if path.with_name(f"{path.name}.data").exists():
+        raise UnsupportedModelError(
+            f"{stream.name} is too large for one file, and only graphs of one file are narrowed; "
+            "leave weights= out, or export a shallower depth"
+        )
+    _write(path, weights)
+    onnx: Any = import_module("onnx")
+    kinds = {node.op_type for node in onnx.load(path).graph.node}
+    if not kinds & set(_NODES[weights]):
+        raise UnsupportedModelError(
+            f"ONNX Runtime found nothing in {stream.name} to store as {weights}; leave weights= out"
+        )
+    # The same blocks, narrowed in the same way, in a graph that also reads out below the last.
+    every = path.with_name("every.onnx")
+    write(stream, example, every, None, every=True)
+    _unshare(every)
+    _write(every, weights)
+    session, names = opened(every), list(example)
+
+    def found(batch: Mapping[str, Any]) -> list[Tensor]:
+        logits = session.run(None, {name: batch[name].numpy() for name in names})
+        return [torch.as_tensor(depth) for depth in logits]
+
+    costs = measured(stream, found, data, weights, path.stat().st_size, before)
+    every.unlink()
+    return costs
+
+
+@torch.no_grad()
+def measured(
+    stream: ResidualStream,
+    found: Callable[[Mapping[str, Any]], Sequence[Tensor]],
+    data: Iterable[Mapping[str, Any]],
+    weights: Weights,
+    size: int,
+    before: int,
+) -> Narrowed:
+    """The model's quality at every depth, and that of what `found` says there of a batch.
+
+    size, before: bytes in fewer bits, and in float32.
+    """
+    depths = range(1, stream.depth + 1)
+    totals: tuple[Totals, Totals] | None = None
+    for rows in data:
+        count = stream.rows(rows)
+        for row in range(count):  # all words of all depths of a batch may be gigabytes
+            batch = pick_rows(rows, slice(row, row + 1), count)
+            if totals is None:
+                totals = quality_of(stream, batch), quality_of(stream, batch)
+            states = stream.observe(batch)
+            watch(totals[0], states, depths)
+            watch_given(totals[1], stream, batch, found(batch), states.logits(stream.depth))
+    if totals is None:
+        raise nothing_asked()
+    wide, narrowed = totals
+    return Narrowed(
+        weights=weights,
+        bytes=size,
+        bytes_before=before,
+        metric=wide.metric,
+        quality=[narrowed.quality(depth) for depth in depths],
+        quality_before=[wide.quality(depth) for depth in depths],
+        samples=wide.samples,
+    )
+
+
+def _unshare(path: Path) -> None:
+    """Give every Gemm a matrix of its own: the quantizer turns one that several share more than
+    once. They are heads of classifiers, which are small."""
+    onnx: Any = import_module("onnx")
+    model: Any = onnx.load(path)
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    gemms = [node for node in model.graph.node if node.op_type == "Gemm"]
+    for number, node in enumerate(gemms):
+        if node.input[1] in tensors:
+            own = model.graph.initializer.add()
+            own.CopyFrom(tensors[node.input[1]])
+            own.name = node.input[1] = f"{own.name}.{number}"
+    onnx.save(model, path)
+
+
+def _write(path: Path, weights: Weights) -> None:
+    # The quantizer advises a step of preparation that graphs of torch do not need.
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    onnx: Any = import_module("onnx")
+    graph: Any = onnx.load(path)
+    del graph.graph.value_info[:]  # of tensors before torch optimized the graph
+    try:
+        if weights == "int8":
+            quantization: Any = import_module("onnxruntime.quantization")
+            quantization.quantize_dynamic(graph, path, weight_type=quantization.QuantType.QInt8)
+        else:
+            module: Any = import_module("onnxruntime.quantization.matmul_nbits_quantizer")
+            found = module.MatMulNBitsQuantizer(graph, block_size=_BLOCK)
+            found.process()
+            onnx.save(found.model.model, path)
+    finally:
+        logging.disable(before)
+
+
+def words(found: Narrowed) -> str:
+    """For a model card."""
+    rows = [
+        f"| {depth} | {before:.4g} | {now:.4g} |"
+        for depth, (before, now) in enumerate(
+            zip(found.quality_before, found.quality, strict=True), start=1
+        )
+    ]
+    return (
+        f"Weights in {found.weights}: {found.bytes:,} bytes instead of {found.bytes_before:,}. The "
+        f"{found.metric} at every depth, on {found.samples:,} samples:\n\n"
+        f"| depth | float32 | {found.weights} |\n|---|---|---|\n" + "\n".join(rows)
+    )

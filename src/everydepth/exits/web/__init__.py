@@ -1,0 +1,5 @@
+"""A network as a web page that answers while it downloads, block after block."""
+
+from everydepth.exits.web.pages import write
+
+__all__ = ["write"]

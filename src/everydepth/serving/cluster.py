@@ -1,0 +1,112 @@
+"""Many replicas of one server behind one address, here or on many machines, through Ray Serve."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from everydepth.errors import SettingError
+from everydepth.serving.recipe import Recipe
+
+APPLICATION = "everydepth"
+PATIENCE = 60.0  # seconds a replica that is replaced may take to end what it has begun
+
+
+def replica_counts(text: str) -> tuple[int, int]:
+    """The least and the most replicas of a text like 2 or 1-8.
+
+    >>> from everydepth.serving.cluster import replica_counts
+    >>> replica_counts("2"), replica_counts("1-8")
+    ((2, 2), (1, 8))
+    """
+    least, dash, most = text.partition("-")
+    parts = (least, most if dash else least)
+    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise SettingError(f"--replicas {text}; write a number like 2, or a range like 1-8")
+    if int(parts[0]) > int(parts[1]):
+        raise SettingError(f"--replicas {text}; the range ends before it begins")
+    return int(parts[0]), int(parts[1])
+
+
+class Replica:
+    """One of several: builds the application where it runs."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return self._recipe.app()
+
+
+def deployment(recipe: Recipe, replicas: str = "1", *, cpus: float = 1.0) -> Any:
+    """The application of a recipe as a deployment of Ray Serve: `bind(recipe)` makes it whole.
+
+    Every replica builds its own engine. As many requests are with a replica as share its batch, and
+    as many again; what is more waits at the door, so that no replica is late alone. With a
+    range like 1-8 there are as many replicas as the requests need. A deployment that replaces
+    another does it one replica after the other, and each may end what it has begun.
+    """
+    if find_spec("ray") is None or find_spec("grpc_reflection") is None:
+        raise SettingError(
+            "--ray needs Ray Serve; install the extras: pip install 'everydepth[serve,ray]'"
+        )
+    from ray import serve
+
+    least, most = replica_counts(replicas)
+    places = recipe.config.places
+    scale: dict[str, Any] = {"num_replicas": least}
+    if least < most:
+        scale = {
+            "autoscaling_config": {
+                "min_replicas": least,
+                "max_replicas": most,
+                "target_ongoing_requests": places,
+            }
+        }
+    return serve.deployment(
+        serve.ingress()(Replica),
+        name=APPLICATION,
+        max_ongoing_requests=2 * places,
+        graceful_shutdown_timeout_s=PATIENCE,
+        ray_actor_options={"num_cpus": cpus},
+        **scale,
+    )
+
+
+@contextmanager
+def cluster(
+    recipe: Recipe, replicas: str, *, host: str, port: int, address: str | None = None
+) -> Generator[None, None, None]:
+    """Inside the context the replicas answer at `host:port`.
+
+    address: of a running Ray cluster, "auto" for the one of this machine; by default one is
+    started here.
+    """
+    found = deployment(recipe, replicas)
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized():
+        options: dict[str, Any] = {"address": address, "log_to_driver": False}
+        if address is None and "RAY_ADDRESS" not in os.environ:
+            # Ray's workers yield to every other process; those of a server should not.
+            options |= {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
+        ray.init(**options)
+    serve.start(http_options={"host": host, "port": port, "location": "HeadOnly"})
+    try:
+        serve.run(found.bind(recipe), name=APPLICATION, route_prefix="/")
+        yield
+    finally:
+        serve.shutdown()
+        if address is None:
+            ray.shutdown()
+
+
+def restart(recipe: Recipe, replicas: str) -> None:
+    """Inside `cluster`: exchange every replica for a new one; no request is lost."""
+    from ray import serve
+
+    serve.run(deployment(recipe, replicas).bind(recipe), name=APPLICATION, route_prefix="/")

@@ -1,0 +1,220 @@
+"""Rows that draft: together, and only where it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from everydepth.exits.generation.drafting import DraftHead
+from everydepth.exits.generation.pacing import Ledger, Pace
+from everydepth.exits.generation.sampling import (
+    Draft,
+    Sampling,
+    Verdict,
+    judge_greedy,
+    judge_sampled,
+)
+from everydepth.serving.courses import Asked, Course, Said, Team
+from everydepth.stream import ResidualStream
+
+LONGEST = 16
+"""Drafts before the top judges them, at most."""
+
+
+class DraftTeam(Team):
+    """Rows of one draft's depth and one top: they draft and are judged in the same rounds.
+
+    So one readout over the likely words serves all of them, the blocks above run once for all
+    drafts, and one `Pace` learns from every request what drafts, verifications and plain rounds
+    cost here, whatever else is in the batch. Where drafts do not pay, rounds are plain.
+
+    always: draft in every round, whatever it costs.
+    """
+
+    def __init__(
+        self,
+        stream: ResidualStream,
+        draft_depth: int,
+        top: int,
+        sampling: Sampling | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        always: bool = False,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._clock = clock
+        self.depth, self.top = draft_depth, top
+        self.sampling, self.generator = sampling or Sampling(), generator
+        self._head = DraftHead(stream, draft_depth, self.sampling, None)
+        self._ledger = Ledger(0)
+        self._pace = Pace(self._ledger, always=always)
+        self._since: float | None = None
+        # Of the round of drafts that is under way: who takes part, and what was drafted.
+        self._members: Sequence[Course] = ()
+        self._drafts: list[Draft] = []
+        self._took: list[float] = []
+        self._torn = False
+
+    def expect(self, tokens: int) -> None:
+        """So many more tokens will be asked for."""
+        self._ledger.expect(tokens)
+
+    def drafting(self, course: Course) -> bool:
+        return course in self._members
+
+    @property
+    def drafted(self) -> int:
+        """Drafts that wait to be judged."""
+        return len(self._drafts)
+
+    # -- what the batch calls ---------------------------------------------------------------------
+
+    def begin(self, courses: Sequence[Course]) -> None:
+        ready = [course for course in courses if isinstance(course, Drafting) and course.read]
+        if not ready:
+            self._over()
+            self._since = None
+            return
+        if self._since is None:
+            self._since = self._clock()
+        if not self._drafts:
+            if self._pace.drafts():
+                self._members = ready
+                self._pace.begin(len(ready))
+            return
+        kept = [i for i, course in enumerate(self._members) if course in ready]
+        if len(kept) < len(self._members):  # somebody has left: judge what there is
+            self._torn = True
+            self._members = [self._members[i] for i in kept]
+            rows = torch.tensor(kept, device=self._drafts[0].tokens.device)
+            self._drafts = [_of_rows(draft, rows) for draft in self._drafts]
+            if not kept:
+                self._over()
+
+    def see(self, depth: int, asked: Sequence[Asked]) -> list[Said | None]:
+        if depth == self.depth:
+            return self._drafted([one.h for one in asked], min(one.remaining for one in asked))
+        said: dict[Course, Said] = {}
+        members = [one for one in asked if self.drafting(one.course)]
+        plain = [one for one in asked if not self.drafting(one.course)]
+        if members:
+            said |= self._judged(members)
+        elif any(isinstance(one.course, Drafting) and one.course.read for one in plain):
+            self._ledger.learn_plain(self._elapsed())
+        for one in plain:
+            said[one.course] = self._plain(one)
+        return [said[one.course] for one in asked]
+
+    # -- what it does -----------------------------------------------------------------------------
+
+    def _plain(self, one: Asked) -> Said:
+        course = one.course
+        assert isinstance(course, Drafting)
+        if course.prompt is not None:
+            self._head.see(torch.tensor(course.prompt, device=one.logits.device), one.logits)
+            course.prompt = None
+        return Said((int(self.sampling.draw(one.logits, self.generator)),))
+
+    def _drafted(self, states: Sequence[Tensor], most: int) -> list[Said | None]:
+        draft = self._head.draft(torch.cat([h[:, -1:] for h in states]), self.generator)
+        self._drafts.append(draft)
+        confidence = draft.confidence.tolist()
+        self._took.append(self._elapsed())
+        more = not self._torn and self._pace.goes_on(confidence)
+        if not more or len(self._drafts) >= min(most, LONGEST):
+            return [None] * len(states)
+        return [Said((), feed=token) for token in draft.tokens.tolist()]
+
+    def _judged(self, members: Sequence[Asked]) -> dict[Course, Said]:
+        drafts, span = self._drafts, len(self._drafts)
+        logits = torch.stack([one.logits for one in members])
+        verdict = self._verdict(logits, drafts)
+        last = torch.where(verdict.accepted == span, drafts[-1].tokens, verdict.correction)
+        accepted, columns = verdict.accepted.tolist(), [d.tokens.tolist() for d in drafts]
+        if not self._torn:
+            self._pace.learn(accepted, self._took, self._elapsed())
+        self._head.see(last, logits[:, -1])
+        self._over()
+        said: dict[Course, Said] = {}
+        for row, (one, count, token) in enumerate(
+            zip(members, accepted, last.tolist(), strict=True)
+        ):
+            kept = [column[row] for column in columns[: min(count, span - 1)]]
+            said[one.course] = Said((*kept, token), dropped=span - min(count + 1, span))
+        return said
+
+    def _verdict(self, logits: Tensor, drafts: list[Draft]) -> Verdict:
+        if self.sampling.do_sample:
+            return judge_sampled(self.sampling.probabilities(logits), drafts, self.generator)
+        return judge_greedy(logits, drafts)
+
+    def _elapsed(self) -> float:
+        """Seconds since the last time; with what the other rows of the batch took meanwhile."""
+        now, since = self._clock(), self._since
+        self._since = now
+        return 0.0 if since is None else now - since
+
+    def _over(self) -> None:
+        self._members, self._drafts, self._took, self._torn = (), [], [], False
+
+
+def _of_rows(draft: Draft, rows: Tensor) -> Draft:
+    q = None if draft.q is None else draft.q[rows]
+    return Draft(draft.tokens[rows], draft.confidence[rows], q, draft.ids)
+
+
+class Drafting(Course):
+    """Several tokens a round: drafted at a shallow depth, judged by the top, which decides.
+
+    tokens: how many it may get.
+    """
+
+    def __init__(self, team: DraftTeam, *, prompt: Sequence[int], tokens: int) -> None:
+        super().__init__(team.top, team.sampling, team.generator)
+        self._team = team
+        self.prompt: list[int] | None = list(prompt)
+        team.expect(tokens)
+
+    @property
+    def team(self) -> DraftTeam:
+        return self._team
+
+    @property
+    def read(self) -> bool:
+        """Whether the prompt has been read."""
+        return self.prompt is None
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        return (self.team.depth, self.top) if self.team.drafting(self) else (self.top,)
+
+    def wants(self, depth: int) -> int:
+        if not self.team.drafting(self):
+            return 1
+        return 0 if depth == self.team.depth else self.team.drafted
+
+    def see(self, depth: int, asked: Asked) -> Said | None:
+        return self.team.see(depth, [asked])[0]
+
+
+class DraftTeams:
+    """The teams of a server, one for every pair of depths.
+
+    Rows that draw have a generator of their own each, and so a team of their own.
+    """
+
+    def __init__(self, stream: ResidualStream) -> None:
+        self._stream = stream
+        self._known: dict[tuple[int, int], DraftTeam] = {}
+
+    def of(
+        self, draft_depth: int, top: int, sampling: Sampling, generator: torch.Generator | None
+    ) -> DraftTeam:
+        if sampling.do_sample:
+            return DraftTeam(self._stream, draft_depth, top, sampling, generator)
+        if (draft_depth, top) not in self._known:
+            self._known[draft_depth, top] = DraftTeam(self._stream, draft_depth, top)
+        return self._known[draft_depth, top]

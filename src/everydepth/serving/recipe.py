@@ -1,0 +1,93 @@
+"""All that a server is made of, by name: what a process on another machine needs to build one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from everydepth.errors import SettingError
+from everydepth.serving.config import ServeConfig
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from torch import nn
+
+    from everydepth.exits.policies import Policy
+    from everydepth.exits.profile import Profile
+    from everydepth.serving.serve import Served
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A server, written down: folders and files, names and settings.
+
+    model: a folder or a name that `everydepth.load` takes. policies: like risk-0.01=policy.json.
+
+    >>> from everydepth.serving import Recipe
+    >>> Recipe(model="runs/tiny").called
+    'tiny'
+    """
+
+    model: str
+    name: str | None = None
+    profile: Path | None = None
+    policies: tuple[str, ...] = ()
+    certificate: Path | None = None
+    device: str | None = None
+    key: str | None = field(default=None, repr=False)
+    config: ServeConfig = field(default_factory=ServeConfig)
+
+    @property
+    def called(self) -> str:
+        """What clients call the model; by default its folder's name."""
+        return self.name or Path(self.model).resolve().name
+
+    def network(self) -> nn.Module:
+        from everydepth.exits.load import load
+
+        return load(self.model).to(self.device or "cpu")  # pyright: ignore[reportArgumentType]
+
+    def known(self) -> Profile | None:
+        from everydepth.exits.profile import Profile
+
+        return None if self.profile is None else Profile.load(self.profile)
+
+    def promised(self) -> Policy | None:
+        from everydepth.exits.policies import Policy
+
+        return None if self.certificate is None else Policy.load(self.certificate)
+
+    def served(self) -> Served:
+        """Everything loaded."""
+        from everydepth.exits.load import load_tokenizer, model_folder
+        from everydepth.serving.serve import Served
+        from everydepth.stream import as_stream
+
+        network = self.network()
+        reads = "input_ids" in as_stream(network).inputs
+        return Served(
+            name=self.called,
+            model=network,
+            tokenizer=load_tokenizer(self.model) if reads else None,
+            folder=Path(model_folder(self.model)),
+            policies=dict(_named(text) for text in self.policies),
+            profile=self.known(),
+            certificate=self.promised(),
+        )
+
+    def app(self) -> FastAPI:
+        """The application, ready for any ASGI server."""
+        from everydepth.serving.serve import application
+
+        return application(self.served(), self.config, key=self.key)
+
+
+def _named(text: str) -> tuple[str, Policy]:
+    """risk-0.01=policy.json as its name and what the file holds."""
+    from everydepth.exits.policies import Policy
+
+    name, _, file = text.partition("=")
+    if not name or not file:
+        raise SettingError(f"--policy {text}; write NAME=FILE, like risk-0.01=policy.json")
+    return name, Policy.load(Path(file))

@@ -1,0 +1,115 @@
+"""ResNet-56 from its published weights to a network that is usable at every rung."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, in_stages, later
+from everydepth_papers.evidence.rows import where
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import nn
+
+PUBLISHED = 93.39  # % of the test images, as the authors of the weights state
+
+
+def build() -> nn.Module:
+    from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
+
+    return CifarResNet(CifarResNetConfig.of_depth(56, shortcut="pad", num_labels=10))
+
+
+def rows(results: Sequence[Finished]) -> list[Row]:
+    found: list[Row] = []
+    for result in results:
+        arm, last = result.cell["arm"], result["rungs"][-1]
+        steps = f"{result.cell['marks'][-1]} steps, {result['cpu_seconds'] / 60:.1f} CPU min"
+        for depth in result["rungs"]:
+            shown = PUBLISHED if depth == last == 27 else None
+            value = round(100 * result["accuracy"][depth - 1], 2)
+            found.append(Row(f"{arm}, accuracy, depth {depth} of {last}", shown, value, note=steps))
+        if "exits" in result.values:
+            seen = result["exits"]
+            note = f"accuracy lost at most {seen['risk']:g}; {seen['note']}"
+            left = f"{arm}, early exit at the rungs"
+            found += [
+                Row(f"{left}, accuracy", None, round(100 * seen["accuracy"], 2), note=note),
+                Row(f"{left}, of full depth", None, round(100 * seen["accuracy_full"], 2)),
+                Row(f"{left}, mean depth", None, round(seen["mean_depth"], 2)),
+                Row(f"{left}, blocks saved", None, round(seen["layer_speedup"], 3), note="ratio"),
+                Row(f"{left}, clock", None, round(seen["measured_speedup"], 3), note="ratio"),
+            ]
+    return found
+
+
+def figure(results: Sequence[Finished]) -> Figure:
+    """Accuracy of every depth, before and after."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(5.2, 3.4), layout="constrained")
+    axis = drawn.subplots()
+    for arm in dict.fromkeys(result.cell["arm"] for result in results):
+        for result in where(results, arm=arm):
+            label = f"{arm}, {result['cpu_seconds'] / 60:.0f} CPU min"
+            if result.cell["marks"] == [0]:
+                label = "as published"
+            values = [100 * value for value in result["accuracy"]]
+            axis.plot(range(1, len(values) + 1), values, marker=".", label=label)
+    axis.set(xlabel="depth (blocks)", ylabel="accuracy on test images (%)")
+    axis.legend(fontsize=8)
+    return drawn
+
+
+SMALL: Cell = {
+    "model": "resnet56", "data": "cifar10", "test_rows": 10_000, "batch": 64, "lr": 0.01,
+    "save_every": 25,
+}  # fmt: skip
+SMOKE: Cell = {
+    "model": "tiny", "data": "digits", "test_rows": 200, "batch": 8, "lr": 0.01, "save_every": 1,
+}  # fmt: skip
+LADDER, EXITS = "ladder+distilled", {"exits": True, "risk": 0.01}
+SMOKE_EXITS = {"exits": True, "risk": 0.5}
+
+RECIPE = Recipe(
+    name="resnet56",
+    title="ResNet-56 on CIFAR-10, usable at every rung",
+    item="A pretrained model",
+    presets={
+        "smoke": Preset(
+            cells=[
+                *in_stages((0, 2), SMOKE_EXITS, arm=LADDER, **SMOKE),
+                *in_stages((2,), SMOKE_EXITS, arm="balcony", **SMOKE),
+            ],
+            cost="2 s",
+        ),
+        "small": Preset(
+            cells=in_stages((0, 150), EXITS, arm=LADDER, **SMALL),
+            cost="12 min of one core",
+            needs=("resnet-cifar10", "cifar10"),
+            memory_gib=3.0,
+        ),
+        "paper": Preset(
+            cells=[
+                *in_stages((0, 150, 1000, 3900), EXITS, arm=LADDER, **SMALL),
+                *in_stages((1000,), EXITS, arm="balcony", **SMALL),
+            ],
+            cost="3 h of one core",
+            needs=("resnet-cifar10", "cifar10"),
+            models={"resnet56": build},
+            memory_gib=3.0,
+        ),
+    },
+    cell=later("cifar_tuning:cell"),
+    rows=rows,
+    figure=figure,
+    about=(
+        "`ladder().distilled()`: four depths learn from labels and from the last depth, at every "
+        "step; SGD, crops and mirror images. `resnet-cifar10` under EVERYDEPTH_DATA has "
+        "resnet56.safetensors, input in 0..1, normalized as ImageNet's. Thresholds of the early "
+        "exit are calibrated on one half of the test images and judged on the other. small: 150 "
+        "steps of 64; paper: five epochs, and balconies beside a frozen network; with the same "
+        "--run the one goes on where the other stopped."
+    ),
+)

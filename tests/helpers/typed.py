@@ -1,0 +1,60 @@
+"""Types and shapes checked while tests run, at a price that a suite can pay.
+
+jaxtyping's import hook wraps every function twice and binds its arguments by name, which doubled
+the time of the suite. Only what has a shape to compare needs that; all other functions are checked
+by beartype alone, and those made inside a function, anew at each of its calls, are not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, get_type_hints
+
+import jaxtyping
+
+_whole = jaxtyping.jaxtyped
+
+
+def sparing(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """In the place of `jaxtyping.jaxtyped`, which the import hook puts on functions and classes."""
+
+    def decorated(what: Any) -> Any:
+        if not inspect.isfunction(what) or _has_shapes(what):
+            return _whole(what, typechecker=typechecker)
+        if "<locals>" in what.__qualname__:
+            return what
+        names = what.__globals__
+        what.__annotations__ = {k: _resolved(v, names) for k, v in what.__annotations__.items()}
+        checked = typechecker(what)
+
+        @wraps(what)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            off = jaxtyping.config.jaxtyping_disable
+            return (what if off else checked)(*args, **kwargs)
+
+        return called
+
+    return decorated
+
+
+def _has_shapes(function: Any) -> bool:
+    """Whether an annotation is made of jaxtyping's words, or of a name that stands for one."""
+    words = {word for a in function.__annotations__.values() for word in re.findall(r"\w+", str(a))}
+    found = (function.__globals__.get(word) for word in words)
+    return any(str(getattr(kind, "__module__", "")).startswith("jaxtyping") for kind in found)
+
+
+def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
+    """What a string means; anything, where a name is not known yet, as jaxtyping has it."""
+
+    def named(value: Any) -> None: ...
+
+    named.__annotations__ = {"value": annotation}
+    try:
+        return get_type_hints(named, names, include_extras=True)["value"]
+    except Exception:  # noqa: BLE001 - whatever a half-known type raises
+        return Any

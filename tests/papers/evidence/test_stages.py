@@ -1,0 +1,65 @@
+"""Tuning in stages: what is done is not repeated, and the clock goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import everydepth as ed
+from everydepth_papers.evidence import in_stages
+from everydepth_papers.evidence.balconies import model_and_tokenizer, quality
+from everydepth_papers.evidence.stages import Spent, tuned
+
+
+def settings(*marks: int) -> dict[str, Any]:
+    return {"marks": list(marks), "lr": 1e-2, "save_every": 1}
+
+
+def data(begin: int, end: int) -> list[dict[str, torch.Tensor]]:
+    rows = torch.arange(6 * 12).view(6, 12) % 97
+    return [{"input_ids": row[None]} for row in rows[begin:end]]
+
+
+def test_cells_of_stages_go_on_where_the_one_before_stopped() -> None:
+    cells = in_stages((0, 5, 9), {"decode": True}, lr=0.1)
+    assert [cell["marks"] for cell in cells] == [[0], [0, 5], [0, 5, 9]]
+    assert [cell.get("decode", False) for cell in cells] == [False, False, True]
+
+
+def test_a_later_mark_continues_the_earlier_stage_instead_of_repeating_it(tmp_path: Path) -> None:
+    first = ed.balcony(model_and_tokenizer("tiny")[0], [2])
+    spent = tuned(first, data, settings(0, 2), 0, tmp_path, shuffle=False)
+    assert spent > 0
+    after = [parameter.clone() for parameter in first.parameters()]
+    tuned(first, data, settings(0, 2), 0, tmp_path, shuffle=False)
+    assert all(map(torch.equal, first.parameters(), after))
+    further = ed.balcony(model_and_tokenizer("tiny")[0], [2])
+    tuned(further, data, settings(0, 2, 4), 0, tmp_path, shuffle=False)
+    straight = ed.balcony(model_and_tokenizer("tiny")[0], [2])
+    tuned(straight, data, settings(0, 2, 4), 0, tmp_path / "other", shuffle=False)
+    for mine, other in zip(further.parameters(), straight.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_cpu_seconds_of_a_resumed_run_are_added_up() -> None:
+    clock = Spent()
+    clock.load_state_dict({"cpu_seconds": 100.0})
+    clock.on_start(None)
+    assert 100 <= clock.state_dict()["cpu_seconds"] < 101
+    assert clock.results()["cpu_seconds"] >= 100
+
+
+def test_quality_is_that_of_the_plain_computation() -> None:
+    model, _ = model_and_tokenizer("tiny")
+    ids = torch.arange(24).view(2, 12)
+    found = quality(model, ids, [3, 8])
+    with torch.no_grad():
+        expected = model(ids, labels=ids).loss.item()
+        first = ed.at_depth(model, 3)(ids)
+        agreed = (first.logits.argmax(-1) == model(ids).logits.argmax(-1))[:, :-1]
+    assert found["nll"][1] == pytest.approx(expected, abs=1e-4)
+    assert found["agreement"] == pytest.approx([agreed.double().mean().item(), 1.0], abs=1e-4)
+    assert found["tokens"] == 22

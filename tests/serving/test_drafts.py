@@ -1,0 +1,128 @@
+"""Rows that draft do it together, only where it pays, and lose nothing when one of them leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+from tests.helpers.generation import DECODERS, decoder, talkative
+from tests.serving.conftest import Talker
+from torch import nn
+
+import everydepth as ed
+from everydepth.exits.generation.drafting import DraftHead
+from everydepth.exits.generation.sampling import Draft, Sampling
+from everydepth.serving import (
+    Course,
+    Drafting,
+    DraftTeam,
+    Plain,
+    Request,
+    Row,
+    Scheduler,
+    SharedBatch,
+)
+from everydepth.stream import ResidualStream, as_stream
+
+
+def seconds(
+    model: nn.Module, course_of: Callable[[ResidualStream, Callable[[], float]], Course]
+) -> float:
+    """What 200 tokens of one row take, if a call of a block is a second and a draft's words two."""
+    stream, now = as_stream(model), [0.0]
+
+    def tick(*_: Any) -> None:
+        now[0] += 1
+
+    def dear(head: DraftHead, *given: Any) -> Draft:
+        now[0] += 2
+        return draft(head, *given)
+
+    draft = DraftHead.draft
+    batch = SharedBatch(stream)
+    batch.join(Row(course_of(stream, lambda: now[0]), [3, 4], limit=200))
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(DraftHead, "draft", dear))
+        for block in stream.blocks:
+            # A part of each block: the block itself is also called to learn how it is called.
+            part = next(block.module.children())
+            stack.callback(part.register_forward_pre_hook(tick).remove)
+        while batch.rows:
+            batch.round()
+    return now[0]
+
+
+def test_drafts_that_are_never_right_cost_next_to_nothing(talker: Talker) -> None:
+    def drafting(stream: ResidualStream, clock: Callable[[], float]) -> Course:
+        team = DraftTeam(stream, 1, stream.depth, clock=clock)
+        return Drafting(team, prompt=[3, 4], tokens=200)
+
+    def eager(stream: ResidualStream, clock: Callable[[], float]) -> Course:
+        team = DraftTeam(stream, 1, stream.depth, clock=clock, always=True)
+        return Drafting(team, prompt=[3, 4], tokens=200)
+
+    plain = seconds(talker.model, lambda stream, _: Plain(stream.depth, Sampling()))
+    assert plain <= seconds(talker.model, drafting) <= 1.02 * plain
+    assert seconds(talker.model, eager) > 1.02 * plain
+
+
+def test_a_row_that_leaves_in_the_middle_of_drafts_leaves_the_others_their_tokens() -> None:
+    model = talkative(decoder(DECODERS[0]))
+    stream = as_stream(model)
+    batch, team = SharedBatch(stream), DraftTeam(stream, 1, stream.depth, always=True)
+    rows = [
+        Row(Drafting(team, prompt=[3, 4, 5 + i], tokens=9), [3, 4, 5 + i], limit=9)
+        for i in range(3)
+    ]
+    for row in rows:
+        batch.join(row)
+    for _ in range(200):
+        batch.round()
+        if team.drafted:
+            break
+    assert team.drafted, "two drafts in a row never came"
+    batch.leave(rows[1])
+    while batch.rows:
+        batch.round()
+    for i in (0, 2):
+        told = {"max_new_tokens": 9, "eos_token_id": ()}
+        assert rows[i].said == ed.generate(model, [3, 4, 5 + i], **told).tokens[0]
+
+
+def test_rows_of_a_team_share_the_calls_of_a_round_of_drafts() -> None:
+    stream = as_stream(talkative(decoder(DECODERS[0])))
+    batch, team = SharedBatch(stream), DraftTeam(stream, 1, stream.depth, always=True)
+    for i in range(4):
+        prompt = [3, 4, 5 + i]
+        batch.join(Row(Drafting(team, prompt=prompt, tokens=8), prompt, limit=8))
+    batch.round()
+    batch.round()  # one draft each, judged at once
+    assert batch.work.calls == stream.depth
+    assert batch.work.readouts == 4
+
+
+def test_requests_that_draft_get_the_text_of_the_full_depth_from_a_scheduler() -> None:
+    model = talkative(decoder(DECODERS[0]))
+    scheduler = Scheduler(as_stream(model), places=3)
+    drawing = Sampling(do_sample=True, temperature=0.7)
+    tickets = [
+        scheduler.submit(
+            Request(
+                prompt=(3, 4, 5 + i),
+                max_tokens=7,
+                draft_depth=1 + i % 2,
+                sampling=drawing if i == 4 else Sampling(),
+                seed=1 if i == 4 else None,
+            )
+        )
+        for i in range(6)
+    ]
+    while scheduler.step():
+        pass
+    for i, ticket in enumerate(tickets):
+        assert len(ticket.tokens) == 7
+        if i != 4:
+            alone = ed.generate(model, [3, 4, 5 + i], max_new_tokens=7, eos_token_id=())
+            assert ticket.tokens == alone.tokens[0]
