@@ -77,7 +77,7 @@ def tiny_model(folder: Path) -> Path:
 # -- making a model whose shallow depths draft well ---------------------------------------------
 
 
-def own_stories(model: Any, count: int, length: int) -> Tensor:
+def own_stories(model: Any, count: int, length: int, *, first_seed: int = 0) -> Tensor:
     """Texts drawn from the model itself, 64 at a time."""
     start = torch.full((64, 1), model.config.bos_token_id)
     drawn = [
@@ -90,7 +90,9 @@ def own_stories(model: Any, count: int, length: int) -> Tensor:
             seed=seed,
             eos_token_id=(),
         ).sequences
-        for seed in track(range(math.ceil(count / 64)), description="stories")
+        for seed in track(
+            range(first_seed, first_seed + math.ceil(count / 64)), description="stories"
+        )
     ]
     return torch.cat(drawn)[:count]
 

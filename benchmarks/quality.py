@@ -186,7 +186,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def trajectory(cells: list[dict[str, Any]], model: str, objective: str) -> np.ndarray | None:
-    """Accuracy in points, one row a seed, one column a depth."""
+    """Accuracy in points, one row per seed, one column per depth."""
     found = [c["accuracy"] for c in cells if (c["model"], c["objective"]) == (model, objective)]
     return 100 * np.array(found) if found else None
 

@@ -1,6 +1,6 @@
 """Serving: our server and `transformers serve` under the same load; the governor under overload.
 
-    python benchmarks/serving.py [--model stories15M] [--seconds 60] [--smoke]
+    python benchmarks/serving.py [--model stories15M] [--tuned runs/stories15M-lpa] [--smoke]
 
 `--model` is the folder of a small language model with its tokenizer (by default stories15M of
 EVERYDEPTH_DATA); both servers get one copy of it in float32, one compute thread each, and the same
@@ -8,14 +8,22 @@ prompts, greedy, so many clients at once. The two alternate; tokens a CPU second
 process are less disturbed by other programs than the clock. `transformers serve` needs the package
 `openai`; where it is missing the peer is left out, and said so.
 
-Depth: the server at depth k beside a server of the cut model. Governor: requests arrive at twice
-the rate that full depth sustains, with and without a target.
+Depth: the server at depth k beside a server of the cut model. Drafting: also with a model that was
+trained for it (`--tuned`, made by benchmarks/decoding.py).
+
+Governor: for a minute, requests with long prompts and short answers arrive at random, at twice the
+rate that full depth sustains, with and without a target. The model (`--governed`) should be trained
+for every depth; with short prompts and a head of 32,000 words no depth is twice as fast as the
+whole. A certified depth is the floor. The engine computes all tokens on a clock of CPU seconds
+(`everydepth.serving.replay`), because a clock on the wall would measure what else the machine does;
+HTTP is not part of it. A simulation from a profile (`--simulate`) is compared with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -28,12 +36,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import numpy as np
 import psutil
 import torch
-from decoding import tiny_model
+from decoding import own_stories, tiny_model
 from record import RESULTS, SMOKE, record, sized
 from rich.console import Console
 from rich.table import Table
@@ -41,6 +50,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import everydepth as ed
 from everydepth.environment import DATA_VARIABLE
+from everydepth.exits.certify import certified_depth, certify_depth, depth_risks
+from everydepth.serving import (
+    Arrival,
+    Deadline,
+    Fixed,
+    Governor,
+    LoadResult,
+    replay,
+    simulate,
+)
+from everydepth.serving.simulation import price_of
 
 PROMPTS = (
     "Once upon a time",
@@ -49,7 +69,13 @@ PROMPTS = (
     "The old man had a red boat. He",
 )
 NAME = "stories15M"
-WANTED = {"tokens a CPU second over transformers serve": 1.2, "depth k over a cut model": 1 / 1.15}
+WANTED = {
+    "tokens a CPU second over transformers serve": 1.2,
+    "tokens a CPU second over transformers serve, batching": 1.2,
+    "drafting over plain, tuned": 1.0,
+    "drafting over plain": 0.98,
+    "depth k over a cut model": 1 / 1.15,
+}
 
 
 @dataclass(frozen=True)
@@ -66,13 +92,15 @@ class Server:
 
 
 @contextmanager
-def started(command: list[str], port: int, model: str) -> Generator[Server, None, None]:
+def started(
+    command: list[str], port: int, model: str, *, patience: float = 180
+) -> Generator[Server, None, None]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         url = f"http://127.0.0.1:{port}"
-        end = time.monotonic() + 180
+        end = time.monotonic() + patience
         while True:
             if process.poll() is not None or time.monotonic() > end:
                 raise SystemExit(f"{' '.join(command)} did not start")
@@ -136,49 +164,6 @@ async def loaded(server: Server, clients: int, requests: int, tokens: int, **bod
         return count, server.cpu() - cpu, time.perf_counter() - begin, texts
 
 
-async def arriving(server: Server, rate: float, seconds: float, tokens: int) -> dict[str, Any]:
-    """Requests at a fixed rate, whether or not earlier ones are answered."""
-    limits = httpx.Limits(max_connections=None)
-    took: list[float] = []
-    depths: list[int] = []
-    failed = 0
-    async with httpx.AsyncClient(timeout=600, limits=limits) as client:
-
-        async def one(i: int) -> None:
-            nonlocal failed
-            begin = time.perf_counter()
-            try:
-                found = await answered(client, server, PROMPTS[i % 4], max_tokens=tokens)
-            except httpx.HTTPError:
-                failed += 1
-                return
-            took.append(time.perf_counter() - begin)
-            depths.append(found["choices"][0]["depth"])
-
-        tasks: list[asyncio.Task[None]] = []
-        begin = time.perf_counter()
-        for i in range(max(1, int(rate * seconds))):
-            await asyncio.sleep(max(0.0, begin + i / rate - time.perf_counter()))
-            tasks.append(asyncio.create_task(one(i)))
-        await asyncio.gather(*tasks)
-    return {
-        "requests": len(tasks),
-        "lost": failed,
-        "p50_seconds": float(np.quantile(took, 0.5)),
-        "p95_seconds": float(np.quantile(took, 0.95)),
-        "mean_depth": float(np.mean(depths)),
-        "least_depth": int(min(depths)),
-        "depths": depths,
-    }
-
-
-def held_out(model: Any, tokenizer: Any) -> list[float]:
-    """The loss of every depth on text the model itself would write: quality, for the record."""
-    ids = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
-    found = ed.trace(model, [dict(ids)], ["loss"], progress=False)
-    return [float(value) for value in found["loss"]]
-
-
 def copied(source: str, folder: Path) -> tuple[Any, Any]:
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(source)
@@ -196,29 +181,52 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=sized(32, 4))
     parser.add_argument("--tokens", type=int, default=sized(64, 4))
     parser.add_argument("--rounds", type=int, default=sized(3, 1))
-    parser.add_argument("--seconds", type=float, default=sized(60.0, 2.0))
-    parser.add_argument("--target", type=float, default=3.0, help="seconds; of the governor")
+    parser.add_argument("--tuned", default=None, help="the same model, trained for every depth")
+    parser.add_argument("--seconds", type=float, default=sized(60.0, 0.2))
+    parser.add_argument("--target", type=float, default=2.0, help="seconds; of the governor")
+    parser.add_argument("--governed", type=Path, default=Path("runs", f"{NAME}-lpa"))
+    parser.add_argument("--risk", type=float, default=0.1, help="predictions the floor may change")
+    parser.add_argument("--part", choices=("all", "servers", "overload"), default="all")
     given = parser.parse_args()
     if SMOKE:
-        given.model = str(tiny_model(RESULTS / NAME))
+        given.model = given.tuned = str(tiny_model(RESULTS / NAME))
+        given.governed, given.risk = Path(given.model), 0.9
+    torch.set_num_threads(1)
     console = Console()
+    before = RESULTS / "serving.json"
+    kept = json.loads(before.read_text()) if given.part != "all" and before.is_file() else {}
+    figures = {k: v for k, v in kept.items() if k != "machine"}
+    if given.part != "overload":
+        figures |= servers(given, console)
+    if given.part != "servers" and not given.governed.is_dir():
+        console.print(f"no model in {given.governed}: left out (benchmarks/decoding.py makes it)")
+    elif given.part != "servers":
+        figures["overload"] = overload(given, console)
+    console.print(f"wrote {record('serving', figures)}")
+
+
+def servers(given: Any, console: Console) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         whole, half = Path(temporary) / "whole", Path(temporary) / "half"
         model, tokenizer = copied(given.model, whole)
         depth = ed.as_stream(model).depth
         ed.at_depth(model, depth // 2).save_pretrained(half)
         tokenizer.save_pretrained(half)
-        figures = {
+        tuned = None
+        if given.tuned is not None:
+            tuned = Path(temporary) / "tuned"
+            copied(given.tuned, tuned)
+        return {
             "model": Path(given.model).name,
             "depth": depth,
-            "loss_by_depth": held_out(model, tokenizer),
             "load": {k: vars(given)[k] for k in ("clients", "requests", "tokens", "rounds")},
-            **measured(given, console, whole, half, depth),
+            **measured(given, console, whole, half, tuned, depth),
         }
-    console.print(f"wrote {record('serving', figures)}")
 
 
-def measured(given: Any, console: Console, whole: Path, half: Path, depth: int) -> dict[str, Any]:
+def measured(
+    given: Any, console: Console, whole: Path, half: Path, tuned: Path | None, depth: int
+) -> dict[str, Any]:
     ways: dict[str, tuple[Server, dict[str, Any]]] = {}
     best: dict[str, float] = {}
     texts: dict[str, Any] = {}
@@ -230,6 +238,10 @@ def measured(given: Any, console: Console, whole: Path, half: Path, depth: int) 
         ways["ours, drafting"] = (mine, {"draft_depth": k})
         ways[f"ours, depth {k}"] = (mine, {"depth": k})
         ways[f"ours, model cut to {k}"] = (stack.enter_context(ours(half)), {})
+        if tuned is not None:
+            ready = stack.enter_context(ours(tuned))
+            ways["ours, tuned, full depth"] = (ready, {})
+            ways["ours, tuned, drafting"] = (ready, {"draft_depth": max(1, depth // 3)})
         if find_spec("openai") is None:
             console.print("openai is not installed: transformers serve is left out")
         else:
@@ -257,34 +269,76 @@ def measured(given: Any, console: Console, whole: Path, half: Path, depth: int) 
         figures["depth k over a cut model"] = (
             best[f"ours, depth {k}"] / best[f"ours, model cut to {k}"]
         )
-        if "transformers serve" in best:
-            figures["tokens a CPU second over transformers serve"] = (
-                best["ours, full depth"] / best["transformers serve"]
+        figures["drafting over plain"] = best["ours, drafting"] / best["ours, full depth"]
+        if tuned is not None:
+            figures["drafting over plain, tuned"] = (
+                best["ours, tuned, drafting"] / best["ours, tuned, full depth"]
             )
-    figures |= overload(given, console, whole, best["ours, full depth"])
+        for peer in ("transformers serve", "transformers serve, batching"):
+            if peer in best:
+                figures[f"tokens a CPU second over {peer}"] = best["ours, full depth"] / best[peer]
     figures["wanted"] = WANTED
     return figures
 
 
-def overload(given: Any, console: Console, whole: Path, speed: float) -> dict[str, Any]:
-    """Twice what full depth sustains, by the clock as it is now."""
-    rows: dict[str, Any] = {}
-    with ours(whole) as server:
-        count, _, seconds, _ = asyncio.run(loaded(server, 16, sized(2 * 16, 4), given.tokens))
-        rate = 2 * count / seconds / given.tokens
-        rows["full depth"] = asyncio.run(arriving(server, rate, given.seconds, given.tokens))
-    with ours(whole, "--target", str(given.target)) as server:
-        asyncio.run(loaded(server, 8, sized(8, 2), given.tokens))  # learns prices
-        rows["governor"] = asyncio.run(arriving(server, rate, given.seconds, given.tokens))
-    table = Table("at twice the load", "requests", "lost", "p50 s", "p95 s", "mean depth")
-    for name, row in rows.items():
-        row.pop("depths")
-        cells = (f"{row['p50_seconds']:.2f}", f"{row['p95_seconds']:.2f}")
-        table.add_row(
-            name, str(row["requests"]), str(row["lost"]), *cells, f"{row['mean_depth']:.2f}"
-        )
+def overload(given: Any, console: Console) -> dict[str, Any]:
+    """Twice what full depth sustains, for a minute; and what a simulation says of it."""
+    model = AutoModelForCausalLM.from_pretrained(given.governed, dtype=torch.float32).eval()
+    stream = ed.as_stream(model)
+    last, (prompt, tokens) = stream.depth, sized((128, 8), (6, 4))
+    drawn = own_stories(model, sized(64, 8), sized(64, 8), first_seed=1000)
+    seen = [{"input_ids": part} for part in drawn.split(16)]
+    quality = [float(value) for value in 1 - depth_risks(stream, seen).mean(0)]
+    policy = certify_depth(model, seen, risk=given.risk, progress=False)
+    floor = certified_depth(policy, stream)
+
+    def load(rate: float, seconds: float) -> list[Arrival]:
+        """Arrivals at random: the same for all."""
+        gaps = np.random.default_rng(0).exponential(1 / rate, int(2 * rate * seconds) + 8)
+        times = [float(at) for at in np.cumsum(gaps) if at <= seconds]
+        return [Arrival(at=at, prompt=prompt, tokens=tokens) for at in times]
+
+    def row(ran: Any, seconds: float, way: Governor) -> dict[str, float]:
+        return ran(load(rate, seconds), way).numbers | {"seconds": seconds}
+
+    def real(arrivals: list[Arrival], way: Governor) -> LoadResult:
+        return replay(stream, arrivals, governor=way, quality=quality)
+
+    def simulated(arrivals: list[Arrival], way: Governor) -> LoadResult:
+        return simulate(stream, arrivals, price, governor=way, quality=quality)
+
+    busy = [Arrival(at=0, prompt=prompt, tokens=tokens)] * sized(64, 4)
+    rate = 2 * real(busy, Fixed(last)).numbers["tokens_per_second"] / tokens
+    with patch.object(time, "perf_counter", time.process_time):  # others use this machine, too
+        profile = ed.profile(model, seen[:1], batch_size=8, progress=False)
+    price = price_of(profile)
+    # Without a governor the queue only grows: a third of the minute shows how.
+    third, depths = given.seconds / 3, range(floor, last + 1)
+    rows = {
+        "governor": row(real, given.seconds, Deadline(given.target, depths)),
+        "full depth": row(real, third, Fixed(last)),
+        "governor, simulated": row(simulated, given.seconds, Deadline(given.target, depths)),
+        "full depth, simulated": row(simulated, third, Fixed(last)),
+    }
+    table = Table("at twice the load", "requests", "p50 s", "p95 s", "mean depth", "as full depth")
+    for name, found in rows.items():
+        cells = (f"{found[key]:.2f}" for key in ("p50_seconds", "p95_seconds", "mean_depth"))
+        table.add_row(name, f"{found['requests']:.0f}", *cells, f"{found['mean_quality']:.3f}")
     console.print(table)
-    return {"overload": rows | {"requests_per_second": rate, "target_seconds": given.target}}
+    assert policy.certificate is not None
+    return rows | {
+        "model": given.governed.name,
+        "arrivals": len(load(rate, given.seconds)),
+        "requests_per_cpu_second": rate,
+        "prompt_tokens": prompt,
+        "new_tokens": tokens,
+        "target_seconds": given.target,
+        "predictions_as_full_depth": quality,
+        "certified_depth": floor,
+        "quality_floor": quality[floor - 1],
+        "certificate": policy.certificate.note,
+        "price_of_the_profile": vars(price),
+    }
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def main(name: str | None = None, file: str | None = None) -> None:
     rows = token_blocks(tokenizer(text, add_special_tokens=False)["input_ids"], 64)
     train, test = rows.split((0.8, 0.2))
 
-    # One other depth a step, drawn anew: a vocabulary is read out twice a step, not once a depth.
+    # One other depth per step, drawn anew: the vocabulary is read out twice, not once per depth.
     net = ed.EveryDepth(model, objective=ed.lpa().sampled(1))
     ed.fit(net, train, steps=150, batch_size=4, lr=3e-3 if name is None else 2e-5)
     for depth, value in enumerate(ed.trace(model, test, ["perplexity"])["perplexity"]):

@@ -29,7 +29,6 @@ def train(folder: str, steps: int, *, resume: bool = False) -> ed.EveryDepth:
         per_device_train_batch_size=32,
         learning_rate=3e-3,
         lr_scheduler_type="constant",
-        remove_unused_columns=False,  # EveryDepth.forward takes whatever the model takes
         report_to="none",
         disable_tqdm=True,
     )

@@ -2,13 +2,15 @@
 
     python benchmarks/engines/llama_cpp.py SmolLM2-135M-Instruct.Q4_1.gguf [--drafts 6,12,18]
         [--parts memory,decoding,depths]
+    python benchmarks/engines/llama_cpp.py --pair FOLDER
 
 Needs `pip install "everydepth[gguf]"` (34 MB). Each depth is cut by `cut_gguf`, which runs it
 beside the whole file with the other blocks silent; the same prompt goes through the dequantized
 model in transformers, whose depths are all read off one forward pass. llama.cpp rounds activations
 to eight bits before it multiplies them with quantized weights, transformers does not: tokens may
-differ where two are about as probable. One thread; ways of decoding alternate, each has its best of
-several rounds.
+differ where two are about as probable. `--pair`: a model and its tuned draft, as pair.py writes
+them, the rest kept as recorded. One thread; ways of decoding alternate, each has its best of
+several rounds, in CPU seconds.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from everydepth.engines.llama_worker import parameters
 
 PROMPT = "Once upon a time"
 NEW, ROUNDS = 96, 3
+AT_ONCE = (1, 2, 3, 5, 8)
 
 
 def server(path: Path, draft: Path | None = None, most: int = 4) -> Any:
@@ -57,12 +60,41 @@ def server(path: Path, draft: Path | None = None, most: int = 4) -> Any:
 
 
 def decoded(engine: Any) -> tuple[str, float, dict[str, Any]]:
-    """Greedy text of one prompt, and tokens a second."""
+    """Greedy text of one prompt, and tokens per CPU second: the engine has one thread."""
     request = {"prompt": PROMPT, "n_predict": NEW, "temperature": 0, "cache_prompt": False}
-    began = time.perf_counter()
+    began = time.process_time()
     found = engine.handle_completions(request | {"ignore_eos": True, "timings_per_token": True})
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     return found["choices"][0]["text"], NEW / seconds, found.get("timings", {})
+
+
+def costs(engine: Any) -> dict[int, float]:
+    """CPU milliseconds for some tokens at once, behind 64 others; the best of several rounds.
+
+    Only the last of them is read out, all are when a draft is checked: that costs more.
+    """
+    best: dict[int, float] = {}
+    for turn in range(ROUNDS):
+        begin = [*range(1000, 1064), 2000 + turn]
+        request = {"n_predict": 1, "temperature": 0, "cache_prompt": True}
+        engine.handle_completions(request | {"prompt": begin})
+        for count in AT_ONCE:
+            first = 3000 + 100 * (turn + 1) * count  # none of them is in the cache
+            asked = [*begin, *range(first, first + count)]
+            began = time.process_time()
+            engine.handle_completions(request | {"prompt": asked})
+            spent = 1000 * (time.process_time() - began)
+            best[count] = round(min(best.get(count, spent), spent), 1)
+    return best
+
+
+def at_best(whole: dict[int, float], draft: dict[int, float]) -> dict[int, float]:
+    """How much faster drafting could be if all that is drafted were accepted, by its length."""
+    return {
+        n - 1: round(n * whole[1] / ((n - 1) * draft[1] + cost), 2)
+        for n, cost in whole.items()
+        if n > 1
+    }
 
 
 def own_memory(path: Path, depth: int, folder: Path) -> float:
@@ -120,6 +152,29 @@ def drafting(path: Path, drafts: list[int], folder: Path, console: Console) -> d
             cut_gguf(path, small, depth=depth)
         engines[f"depth {depth} alone"] = server(small)
         engines[f"whole, drafted by depth {depth}"] = server(path, small)
+    return {"decoding": raced(engines, console)}
+
+
+def tuned_pair(folder: Path, console: Console) -> dict[str, Any]:
+    """A model with the draft that was tuned for it, of which more or less is drafted at once."""
+    whole, draft = folder / "whole.gguf", folder / "draft.gguf"
+    engines = {"whole": server(whole), "draft alone": server(draft)}
+    for most in (1, 2, 4):
+        engines[f"drafted, {most} at once"] = server(whole, draft, most)
+    found = {
+        "about": json.loads((folder / "pair.json").read_text()),
+        "date": date.today().isoformat(),
+        "decoding": raced(engines, console),
+        "CPU ms for tokens at once, whole": (mine := costs(engines["whole"])),
+        "CPU ms for tokens at once, draft": (theirs := costs(engines["draft alone"])),
+        "speed-up if all were accepted": at_best(mine, theirs),
+    }
+    console.print(found)
+    return found
+
+
+def raced(engines: dict[str, Any], console: Console) -> dict[str, Any]:
+    """What each says, as fast as it says it in the best of several rounds."""
     best: dict[str, float] = dict.fromkeys(engines, 0.0)
     texts: dict[str, str] = {}
     accepted: dict[str, float] = {}
@@ -129,7 +184,9 @@ def drafting(path: Path, drafts: list[int], folder: Path, console: Console) -> d
             best[name] = max(best[name], speed)
             if timings.get("draft_n"):
                 accepted[name] = timings["draft_n_accepted"] / timings["draft_n"]
-    table = Table("way", "tokens a second", "same text as the whole", "drafted tokens accepted")
+    table = Table(
+        "way", "tokens per CPU second", "same text as the whole", "drafted tokens accepted"
+    )
     found: dict[str, Any] = {}
     for name, speed in best.items():
         same = texts[name] == texts["whole"]
@@ -141,12 +198,13 @@ def drafting(path: Path, drafts: list[int], folder: Path, console: Console) -> d
         share = f"{accepted[name]:.0%}" if name in accepted else ""
         table.add_row(name, f"{speed:.1f}", str(same), share)
     console.print(table)
-    return {"decoding": found}
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=Path, nargs="?")
+    parser.add_argument("--pair", type=Path)
     parser.add_argument("--drafts", default="6,12,18")
     parser.add_argument(
         "--parts", default="memory,decoding,depths", help="measure these, keep the rest as recorded"
@@ -158,13 +216,13 @@ def main() -> None:
     parts = arguments.parts.split(",")
     before = RESULTS / "llama_cpp.json"
     figures: dict[str, Any] = json.loads(before.read_text()) if before.exists() else {}
-    figures |= {
-        "date": date.today().isoformat(),
-        "file": arguments.file.name,
-        "xllamacpp": version("xllamacpp"),
-        "gguf": version("gguf"),
-    }
+    figures |= {"xllamacpp": version("xllamacpp"), "gguf": version("gguf")}
     figures.pop("machine", None)
+    if arguments.pair is not None:
+        figures.setdefault("pairs", {})[arguments.pair.name] = tuned_pair(arguments.pair, console)
+        console.print(record("llama_cpp", figures))
+        return
+    figures |= {"date": date.today().isoformat(), "file": arguments.file.name}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if "memory" in parts:

