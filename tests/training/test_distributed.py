@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tests.helpers import training as small
 from tests.helpers.processes import in_two, launch
+from tests.helpers.sharing import made_once
 from tests.helpers.training import same
 from tests.helpers.two_processes import train
 from torch import Tensor
@@ -21,10 +22,12 @@ from everydepth.runs import Run
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All scenarios in one launch, because starting processes takes longer than the rest."""
-    place = tmp_path_factory.mktemp("two")
-    in_two("-m", "tests.helpers.two_processes", str(place))
-    train(place / "one")
-    return place
+
+    def make(place: Path) -> None:
+        in_two("-m", "tests.helpers.two_processes", str(place))
+        train(place / "one")
+
+    return made_once(tmp_path_factory, "two", make)
 
 
 def trained(run: Path) -> dict[str, Tensor]:
