@@ -172,6 +172,77 @@ class ManyTurned(nn.Module):
         return self.out(self.stage(self.stem(image)).mean((2, 3)))
 
 
+class NamedStage(nn.Module):
+    """Blocks under names of their own, as some libraries keep them."""
+
+    def __init__(self, width: int, then: int) -> None:
+        super().__init__()
+        self.b1, self.b2 = Bump(width, then), Bump(then, then)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b2(self.b1(x))
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.s1, self.s2 = nn.Conv2d(3, 8, 4, 4), NamedStage(8, 8), NamedStage(8, 16)
+        self.out = nn.Linear(16, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.out(self.s2(self.s1(self.stem(image))).mean((2, 3)))
+
+
+class Sized(nn.Module):
+    """Mixes tokens, then convolves them as a picture, whose size goes in and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.map = nn.LayerNorm(8), mix(8)
+        self.conv = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+
+    def forward(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
+        x = x + self.map(self.norm(x))
+        y = self.conv(x.transpose(1, 2).unflatten(2, size)).flatten(2).transpose(1, 2)
+        return x + y, (size[0], size[1])
+
+
+class Positioned(nn.Module):
+    """Two stages; after the first block of each, positions are added by a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5)
+        self.stages = nn.ModuleList(nn.ModuleList(Sized() for _ in range(3)) for _ in range(2))
+        self.places = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.between = nn.Conv2d(8, 8, 2, 2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        for number, (stage, place) in enumerate(zip(self.stages, self.places, strict=True)):
+            x = self.between(x) if number else x
+            size = (x.shape[2], x.shape[3])
+            x = x.flatten(2).transpose(1, 2)
+            for index, block in enumerate(stage):
+                x, size = block(x, size)
+                x = place(x) if index == 0 else x
+            x = x.transpose(1, 2).unflatten(2, size)
+        return self.out(x.mean((2, 3)))
+
+
+class Ghost(nn.Module):
+    """What it adds is put together from two maps, one of which reads the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.cheap = nn.Linear(WIDTH, WIDTH // 2), nn.Linear(WIDTH // 2, WIDTH // 2)
+        self.last = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(torch.tanh(x))
+        return x + self.last(torch.cat([y, self.cheap(y)], -1))
+
+
 def tokens() -> dict[str, Tensor]:
     return {"tokens": torch.randint(0, WORDS, (3, 6))}
 
@@ -182,6 +253,9 @@ OWN: dict[str, tuple[Any, Any, int]] = {
     "convolutional stages": (Pictures, lambda: {"image": torch.randn(3, 3, 12, 12)}, 4),
     "a branch without weights": (lambda: Words(Transforms), tokens, 3),
     "axes turned in a block": (ManyTurned, lambda: {"image": torch.randn(3, 3, 20, 20)}, 3),
+    "blocks under names": (Named, lambda: {"image": torch.randn(3, 3, 32, 32)}, 4),
+    "something after a first block": (Positioned, lambda: {"image": torch.randn(3, 3, 32, 24)}, 6),
+    "a branch put together": (lambda: Words(Ghost), tokens, 3),
 }
 
 
@@ -202,6 +276,82 @@ def test_verbs_work_on_a_model_nobody_described(name: str, verb: str, tmp_path: 
     build, feed, _ = OWN[name]
     stream = ed.as_stream(build().eval())
     VERBS[verb](stream, labelled(stream, feed()), tmp_path)
+
+
+class Fused(nn.Module):
+    """Reads the end of every stage for its prediction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 1, 1)
+        self.stages = nn.ModuleList(
+            [nn.Sequential(Bump(8, 8), Bump(8, 8)), nn.Sequential(Bump(8, 16), Bump(16, 16))]
+        )
+        self.out = nn.Linear(24, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x, ends = self.stem(image), []
+        for stage in self.stages:
+            x = stage(x)
+            ends.append(x.mean((2, 3)))
+        return self.out(torch.cat(ends, 1))
+
+
+class Queried(nn.Module):
+    """Gives all blocks of a stage what was read off the state before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 5)
+        self.stages = nn.ModuleList(nn.ModuleList(Asked() for _ in range(2)) for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for stage in self.stages:
+            query = x.mean(1, keepdim=True)
+            for block in stage:
+                x = block(x, query)
+        return self.out(x.mean(1))
+
+
+class Asked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = mix()
+
+    def forward(self, x: Tensor, query: Tensor) -> Tensor:
+        return x + self.map(x * query)
+
+
+@pytest.mark.parametrize(
+    ("build", "feed"),
+    [(Fused, lambda: {"image": torch.randn(3, 3, 12, 12)}), (Queried, tokens)],
+)
+def test_of_a_model_that_reads_its_early_stages_the_last_is_followed_and_said_so(
+    build: Any, feed: Any
+) -> None:
+    model = build().eval()
+    stream = ed.as_stream(model, example=feed())
+    assert stream.depth == 2
+    assert "before the stream: stages.0: the prediction reads more" in str(stream)
+    report = ed.check_stream(stream, feed())
+    assert report.ok, str(report)
+
+
+def test_a_block_under_a_name_of_its_own_cannot_be_inserted() -> None:
+    with pytest.raises(UnsupportedModelError, match="names of their own and not in a list"):
+        ed.insert(Named().eval(), after=4)
+
+
+def test_a_cut_model_has_something_silent_only_where_a_block_would_be_missed() -> None:
+    cut = ed.at_depth(Positioned().eval(), 1)
+    assert [len(stage) for stage in cut.stages] == [2, 2]
+    assert isinstance(cut.stages[0][0], Sized)
+    assert not list(cut.stages[0][1].parameters())
+    assert not list(cut.stages[1].parameters())
+    named = ed.at_depth(Named().eval(), 1)
+    assert isinstance(named.s1.b2, nn.Identity)
+    assert isinstance(named.s2.b1, nn.Conv2d)
 
 
 def test_a_branch_without_weights_is_known_but_cannot_be_silent_in_a_new_block() -> None:
@@ -449,6 +599,18 @@ def test_a_tail_that_is_random_is_refused() -> None:
         ed.as_stream(Random(Parallel))
 
 
+def test_a_tail_that_keeps_a_state_between_calls_is_refused() -> None:
+    class Counting(Words):
+        calls = 0
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(tokens) * self.calls
+
+    with pytest.raises(UnsupportedModelError, match="keep a state between calls"):
+        ed.as_stream(Counting(Parallel))
+
+
 def test_a_network_without_skips_is_told_so() -> None:
     plain = nn.Sequential(nn.Linear(4, 4), nn.Sequential(mix(4), mix(4)), nn.Linear(4, 2))
     with pytest.raises(UnsupportedModelError, match="has no residual connection"):
@@ -472,8 +634,10 @@ def test_skips_outside_of_modules_are_told_from_none() -> None:
 
 
 def test_a_batch_the_model_refuses_comes_with_the_models_own_words() -> None:
-    with pytest.raises(BatchError, match=r"itself refused the batch .*\(2, 7\)"):
+    with pytest.raises(BatchError, match=r"itself refused the batch .*\(2, 7\)") as error:
         ed.as_stream(Pictures().eval(), example={"image": torch.randn(2, 7)})
+    assert isinstance(error.value.__cause__, RuntimeError)
+    assert str(error.value.__cause__) in str(error.value)
 
 
 def test_two_streams_of_equal_right_are_both_named() -> None:
@@ -578,6 +742,28 @@ def test_a_verb_applies_unless_it_says_which_property_is_missing(tmp_path: Path)
     assert applies("predict", RuntimeError(CLASSES))
 
 
+def test_a_class_that_scales_by_its_number_of_blocks_is_deepened_with_its_config() -> None:
+    model, _ = KNOWN["causal:MiniCPM3ForCausalLM"].make()
+    big = ed.insert(model, after=1)
+    built = type(model)(big.config)
+    scales = [layer.residual_scale for layer in built.model.layers]
+    assert scales == pytest.approx([model.model.layers[0].residual_scale] * 4, rel=1e-12)
+    assert [layer.residual_scale for layer in big.model.layers] == pytest.approx(scales)
+
+
+def test_a_norm_that_was_left_out_does_not_hide_the_skip_from_growth(tmp_path: Path) -> None:
+    model, batch = KNOWN["token:LiltForTokenClassification"].make()
+    stream = ed.as_stream(model)
+    VERBS["growth"](stream, labelled(stream, batch), tmp_path)
+
+
+def test_a_model_that_would_not_call_a_new_block_says_so(tmp_path: Path) -> None:
+    model, batch = KNOWN["causal:MllamaForCausalLM"].make()
+    stream = ed.as_stream(model)
+    with pytest.raises(UnsupportedModelError, match="does not call a new block after depth 3"):
+        VERBS["growth"](stream, labelled(stream, batch), tmp_path)
+
+
 def test_the_table_of_models_says_what_was_found_and_what_was_not() -> None:
     row = measured(KNOWN["causal:GPTJForCausalLM"], verbs=False)
     broken = {"name": "token:Other", "error": "UnsupportedModelError: no chain; say"}
@@ -586,6 +772,7 @@ def test_the_table_of_models_says_what_was_found_and_what_was_not() -> None:
     page = rendered([row, broken, bare, unbuilt])
     assert "2 with residual connections build and run. 1 of them (50.0%) keep" in page
     assert "1 have no residual connection and are told so. 1 do not build or run." in page
+    assert "| image:Bare | - | no residual connection |" in page
     assert "| causal:GPTJForCausalLM | 3 | attention, mlp | modules | yes |" in page
     assert "not followed: UnsupportedModelError: no chain |" in page
     assert "- `masked:Large`: ValueError: too large" in page

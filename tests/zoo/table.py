@@ -10,6 +10,7 @@ import argparse
 import json
 import random
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ class Verdicts:
     def of(cls, rows: Iterable[dict[str, Any]]) -> Verdicts:
         rows = list(rows)
         built = [row for row in rows if "unbuilt" not in row]
-        bare = [row for row in built if "has no residual connection" in row.get("error", "")]
+        bare = [row for row in built if _bare(row)]
         whole = [r for r in built if "checks" in r and False not in r["checks"].values()]
         tried = [row for row in built if any(verb in row for verb in VERBS)]
         used = [r for r in tried if all(r.get(v) in (True, None) for v in VERBS)]
@@ -138,6 +139,10 @@ class Verdicts:
             f"residual connection known.{verbs if self.tried else ''} {self.bare} have no "
             f"residual connection and are told so. {self.unbuilt} do not build or run."
         )
+
+
+def _bare(row: Mapping[str, Any]) -> bool:
+    return "has no residual connection" in row.get("error", "")
 
 
 LIBRARIES = {
@@ -197,8 +202,9 @@ def _plain(text: str) -> str:
 
 def _line(row: dict[str, Any], verbs: list[str]) -> str:
     if "checks" not in row:
-        reason = _plain(row.get("error", "").partition(";")[0])
-        cells = [row["name"], "-", f"not followed: {reason}", *[""] * (1 + len(CLAUSES))]
+        reason = f"not followed: {_plain(row.get('error', '').partition(';')[0])}"
+        reason = "no residual connection" if _bare(row) else reason
+        cells = [row["name"], "-", reason, *[""] * (1 + len(CLAUSES))]
         return "| " + " | ".join([*cells, *[""] * len(verbs)]) + " |"
     kinds = list(dict.fromkeys(", ".join(kinds) or "not known" for kinds in row["branches"]))
     marks = [_MARKS[row["checks"].get(name)] for name in CLAUSES]
@@ -225,6 +231,7 @@ def main() -> None:
     parser.add_argument("--library", choices=list(LIBRARIES), default="transformers")
     parser.add_argument("--verbs", action="store_true", help="run every verb, too")
     parser.add_argument("--first", type=int, help="measure so many more, drawn by a seed")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none after them")
     given = parser.parse_args()
     torch.set_num_threads(1)
     text = given.rows.read_text() if given.rows.exists() else ""
@@ -234,7 +241,10 @@ def main() -> None:
     left = [entry for entry in entries(given.library) if entry.name not in known]
     if given.verbs:  # in any order, as time may not last for all
         random.Random(0).shuffle(left)
+    end = time.monotonic() + 60 * given.minutes
     for entry in left[: given.first]:
+        if time.monotonic() > end:
+            break
         with given.rows.open("a") as file:
             # Said first, and held against it only if the process does not live to say more.
             file.write(json.dumps({"name": entry.name, "error": "the process crashed"}) + "\n")

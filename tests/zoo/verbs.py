@@ -26,7 +26,7 @@ SHARED = "one module (that is called )?at several depths"
 EXPERTS = "only that of a single linear map or convolution can be scored"
 NO_BRANCHES = "declares no branches|without its branches"
 NOT_STOCK = "is not a Hugging Face model"
-NO_SILENCE = "no block can be inserted"
+NO_SILENCE = "no block can be inserted|a silent block after depth .* changes what"
 NO_WORDS = "cannot describe|from the place or the number of"
 
 # Verb -> properties of a network without which it cannot act, in the words of its error.

@@ -69,14 +69,15 @@ class Branch:
 
     def turned(self, out: Tensor, x: Tensor) -> Tensor:
         """What `out` gave, in the axes of the stream `x`."""
-        if self.turn is None:
+        # Where `entry` is given the stream in the axes of `out`, there is nothing to turn.
+        if self.turn is None or x.ndim != len(self.turn):
             return out
         sizes = dict(zip(self.turn, x.shape, strict=True))
         return out.reshape([sizes[axis] for axis in range(x.ndim)]).permute(self.turn)
 
     def unturned(self, value: Tensor, out: Tensor) -> Tensor:
         """A value in the axes of the stream, in the shape of what `out` gave."""
-        if self.turn is not None:
+        if self.turn is not None and value.ndim == len(self.turn):
             value = value.permute([self.turn.index(axis) for axis in range(value.ndim)])
         return value if value.shape == out.shape else value.reshape(out.shape)
 

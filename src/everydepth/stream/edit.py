@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -393,24 +394,53 @@ def settle(model: nn.Module, copied: nn.Module, new: Iterable[nn.Module], last: 
     twins = dict(after.named_modules())
     for name, module in list(copied.named_modules()):
         twin = twins.get(name)
-        if twin is None:
-            continue
-        if hasattr(module, "drop_prob") or hasattr(twin, "drop_prob"):
+        if twin is not None and (hasattr(module, "drop_prob") or hasattr(twin, "drop_prob")):
             holder, _, own = name.rpartition(".")
             kept = copy.deepcopy(twin).train(module.training)
             setattr(copied.get_submodule(holder), own, kept)
-        elif module in inside:
-            vars(module).update(
-                {key: vars(twin)[key] for key in _floats(module) if key in vars(twin)}
-            )
-    wanted, found = _numbers(after), _numbers(copied)
-    wrong = next((key for key in found if wanted.get(key, found[key]) != found[key]), None)
+    names = dict(copied.named_modules())
+    own = {(n, k): v for (n, k), v in _numbers(copied).items() if names[n] not in inside}
+    after = _described(copied, own, after)
+    wanted = _numbers(after)
+    for (name, key), value in wanted.items():
+        if name in names and names[name] in inside and key in vars(names[name]):
+            vars(names[name])[key] = value
+    wrong = next((k for k, v in own.items() if not _close(wanted.get(k, v), v)), None)
     if wrong is not None:
         raise UnsupportedModelError(
             f"{type(copied).__name__} computes {'.'.join(wrong)} from the place or the number of "
-            f"its blocks, so one more would change it ({found[wrong]:g} would be "
+            f"its blocks, so one more would change it ({own[wrong]:g} would be "
             f"{wanted[wrong]:g} after saving and loading); if it is the place, insert after={last}"
         )
+
+
+def _described(
+    model: nn.Module, own: Mapping[tuple[str, str], float], built: nn.Module
+) -> nn.Module:
+    """A model built from the config, corrected so that its blocks get the numbers they have.
+
+    Some classes divide a scale in the config by the root of how many blocks there are: with one
+    more, the scale must be larger for the same quotient. Which number it is, a built model tells.
+    """
+    told = _numbers(built)
+    ratios = [v / told[k] for k, v in own.items() if told.get(k) and not _close(told[k], v)]
+    if not ratios or not _close(min(ratios), max(ratios)):
+        return built
+    for _, config in _tree(model.config):
+        for name, value in list(_fields(config)):
+            if type(value) is not float or value == 0.0:
+                continue
+            setattr(config, name, value * ratios[0])
+            other = _built(type(model), copy.deepcopy(model.config))
+            told = {} if other is None else _numbers(other)
+            if other is not None and all(_close(told.get(k, v), v) for k, v in own.items()):
+                return other
+            setattr(config, name, value)
+    return built
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-12)
 
 
 def _floats(module: nn.Module) -> list[str]:

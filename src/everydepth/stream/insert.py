@@ -107,6 +107,11 @@ def inserted(
     block.train(pattern.training)
     grown = stream.inserted(after, block, like, share=share)
     deeper = as_stream(rewrapped(stream.model, grown), **stream.options)
+    if deeper.depth == stream.depth:
+        raise UnsupportedModelError(
+            f"{stream.name} does not call a new block after depth {after}: its forward runs "
+            f"{stream.depth} blocks whatever its list holds, so no block can be inserted there"
+        )
     if _leave_out_norms(deeper.blocks[after]):
         deeper = as_stream(deeper.model, **stream.options)
     new = deeper.blocks[after]
@@ -118,7 +123,11 @@ def inserted(
             if trainable and branch.mixing is not None:
                 neutral: Any = branch.proj
                 neutral.reset_parameters()  # weight 1, bias 0, and running statistics 0 and 1
-                last = branch.mixing.parameters(recurse=False)
+                last = (
+                    parameter
+                    for module in (branch.mixing, *branch.others)
+                    for parameter in module.parameters(recurse=False)
+                )
             for parameter in last:
                 parameter.zero_()
     _check_same(stream, deeper, after)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from everydepth.stream.block import Block, Branch, BranchKind
 from everydepth.stream.discovery.chain import Link
 from everydepth.stream.discovery.recording import Key, ModuleCall, Operation, Recording
-from everydepth.stream.discovery.residual import KEEPS, MOVES, Paths, Sum, base
+from everydepth.stream.discovery.residual import KEEPS, MOVES, Paths, Sum, Turned, base
 
 
 class NotFound(Exception):
@@ -29,6 +29,17 @@ class _Part:
     turn: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True)
+class _Last:
+    """A map that ends a summand, so that its zeros make it zero.
+
+    mixing: where it is a norm, which acts on single channels, the linear map before it.
+    """
+
+    module: nn.Module
+    mixing: nn.Module | None = None
+
+
 class BlockParts:
     """Finds the modules of one block's branches in a recording."""
 
@@ -36,7 +47,7 @@ class BlockParts:
         self.recording, self.link = recording, link
         self.inner = [call for call in recording.calls if call.inside(link.call)]
         self.paths = Paths(recording, self.inner)
-        self._maps: dict[Key, tuple[nn.Module | None, list[nn.Module]]] = {}
+        self._maps: dict[Key, list[_Last]] = {}
         self.by_output: dict[Key, list[ModuleCall]] = {}
         for call in self.inner:
             if call.given is not None:
@@ -107,7 +118,7 @@ class BlockParts:
             and len(operation.reads) > 1
         ):
             return [part for side in operation.reads[:2] for part in self._split(side, scale)]
-        before, turn = self._turned(key)
+        before, turn = self.paths.turned(key)
         call = None if turn is None else self._giver(before)
         if call is not None:
             return [_Part(before, scale, call, turn)]
@@ -126,18 +137,6 @@ class BlockParts:
             key, frozenset(("view", "_unsafe_view", "reshape", "alias", "unsqueeze", "squeeze"))
         )
 
-    def _turned(self, key: Key) -> tuple[Key, tuple[int, ...] | None]:
-        """A value before its axes were reordered, and their order; None if they were not."""
-        operation = self.recording.producer(key)
-        axes = list(range(self.recording.values[key].ndim))
-        if operation is not None and base(operation) == "permute":
-            return operation.reads[0], tuple(axes[axis] for axis in operation.args[1])
-        if operation is not None and base(operation) == "transpose":
-            a, b = operation.args[1:3]
-            axes[a], axes[b] = axes[b], axes[a]
-            return operation.reads[0], tuple(axes)
-        return key, None
-
     def _number(self, out: ModuleCall) -> int:
         """Which call of its module it is within this pass of the block."""
         before = [c for c in self.inner if c.module is out.module and c.begin <= out.begin]
@@ -147,6 +146,8 @@ class BlockParts:
 
     def _entry(self, each: Sum, part: _Part, streams: Sequence[Key]) -> tuple[ModuleCall, Key]:
         """The first module that reads the stream for this summand, and the value it reads."""
+        if isinstance(each.post, Turned) and each.x == self.link.call.state:
+            return self.link.call, each.x  # what is applied to the sum needs its own arrangement
         for x in (each.x, *(s for s in streams if s != each.x)):
             cone = self.paths.cone(part.value, x)
             used = {part.value, *(key for operation in cone for key in operation.reads)}
@@ -158,23 +159,39 @@ class BlockParts:
                 and call.end <= self._time(each.after)
                 and (call is part.out or part.out.inside(call) or not used.isdisjoint(call.made))
             ]
+            # What passes the stream on may pass it to the skip, too.
+            readers = [c for c in readers if not isinstance(c.module, nn.Identity)] or readers
             # Where windows are cut before the sum, the reader of windows.
             arranged = [call for call in readers if call.state == each.side]
-            if readers:
-                first = min(arranged or readers, key=lambda call: (call.begin, -call.order))
+            if not readers:
+                continue
+            first = min(arranged or readers, key=lambda call: (call.begin, -call.order))
+            if arranged or part.turn is not None or not self._turns(first.state, x):
                 return first, x
+            break  # it reads the stream in axes other than those of the sum
         if each.x == self.link.call.state:
             # Modules get only a part or an arrangement of the stream: the block reads it whole.
             return self.link.call, each.x
-        raise NotFound("no module reads the stream for it")
+        raise NotFound("no module reads the stream for it as it is")
 
     def _reads(self, state: Key, x: Key) -> bool:
+        return self._moves(state, x) is not None
+
+    def _turns(self, state: Key | None, x: Key) -> bool:
+        """Whether axes of the stream are reordered on the way to a module."""
+        moves = () if state is None else self._moves(state, x) or ()
+        return not {"permute", "transpose"}.isdisjoint(moves)
+
+    def _moves(self, state: Key, x: Key) -> list[str] | None:
+        """What only moves the numbers of a value on the way to another; None if more happens."""
+        names: list[str] = []
         while state != x:
             operation = self.recording.producer(state)
             if operation is None or base(operation) not in KEEPS or not operation.reads:
-                return False
+                return None
+            names.append(base(operation))
             state = operation.reads[0]
-        return True
+        return names
 
     def _time(self, key: Key) -> int:
         return self.recording.producers.get(key, len(self.recording.operations))
@@ -183,13 +200,11 @@ class BlockParts:
 
     def _projection(self, part: _Part) -> tuple[nn.Module, nn.Module | None, tuple[nn.Module, ...]]:
         """The maps that silence a summand: the last linear one, what it mixes by, all others."""
-        norm, found = self._last_maps(part.value, 0)
-        if norm is not None:
-            return norm, found[0] if found else None, ()
+        found = list(dict.fromkeys(self._last_maps(part.value, 0)))
         if not found:  # a Fourier transform, a pool, weights that are no module's
-            found = [self._owner(part) or part.out.module]
-        family = self._family(found)
-        return family[0], None, tuple(family[1:])
+            found = [_Last(self._owner(part) or part.out.module)]
+        proj, *others = self._family([last.module for last in found])
+        return proj, found[0].mixing, tuple(others)
 
     def _last_weights(
         self, part: _Part, x: Key, last: Sequence[nn.Module]
@@ -229,15 +244,15 @@ class BlockParts:
         own = [c for c in given if next(c.module.parameters(recurse=False), None) is not None]
         return min(own, key=lambda call: call.order).module if own else None
 
-    def _last_maps(self, key: Key, depth: int) -> tuple[nn.Module | None, list[nn.Module]]:
-        """Back from a summand to the linear maps whose zeros would make it zero."""
+    def _last_maps(self, key: Key, depth: int) -> list[_Last]:
+        """Back from a summand to the maps whose zeros would make it zero."""
         if key in self._maps or depth > 60:
-            return self._maps.get(key, (None, []))
-        self._maps[key] = (None, [])  # no way back leads through itself
+            return self._maps.get(key, [])
+        self._maps[key] = []  # no way back leads through itself
         self._maps[key] = self._find_maps(key, depth)
         return self._maps[key]
 
-    def _find_maps(self, key: Key, depth: int) -> tuple[nn.Module | None, list[nn.Module]]:
+    def _find_maps(self, key: Key, depth: int) -> list[_Last]:
         leaves = [
             call
             for call in self.by_output.get(key, ())
@@ -250,35 +265,23 @@ class BlockParts:
             if call.state == call.given:
                 continue  # a dropout in eval mode, an identity
             if _matrix(module):
-                return None, [module]
-            if next(module.parameters(recurse=False), None) is not None or _keeps_zero(
-                module, self.recording.values[call.state]
-            ):
-                if not _keeps_zero(module, self.recording.values[call.state]):
-                    return module, self._last_maps(call.state, depth + 1)[1]
+                return [_Last(module)]
+            if _keeps_zero(module, self.recording.values[call.state]):
                 return self._last_maps(call.state, depth + 1)
+            if next(module.parameters(recurse=False), None) is not None:
+                before = self._last_maps(call.state, depth + 1)
+                return [_Last(module, before[0].mixing or before[0].module if before else None)]
         operation = self.recording.producer(key)
         if operation is None or not operation.reads:
-            return None, []
+            return []
         name = base(operation)
-        if name in MOVES or name in ("sum", "mean", "index_add", "index_add_", "scatter_add_"):
-            return self._first_of(operation.reads, depth)
-        if name in ("mul", "mul_", "div", "div_"):
-            return self._first_of(operation.reads, depth)
-        if name in ("add", "add_"):
-            both = [self._last_maps(read, depth + 1) for read in operation.reads[:2]]
-            if all(found for _, found in both):
-                return None, [m for _, found in both for m in found]
-        return None, []
-
-    def _first_of(
-        self, reads: Sequence[Key], depth: int
-    ) -> tuple[nn.Module | None, list[nn.Module]]:
-        for read in reads:
-            norm, found = self._last_maps(read, depth + 1)
-            if found or norm is not None:
-                return norm, found
-        return None, []
+        if name in ("add", "add_", "cat"):  # zero if each of its parts is
+            parts = [self._last_maps(read, depth + 1) for read in operation.reads]
+            if all(parts):
+                return [last for part in parts for last in part]
+        if name in MOVES or name in _KEEP_ZERO:
+            return next(filter(None, (self._last_maps(r, depth + 1) for r in operation.reads)), [])
+        return []
 
     # -- what it computes -------------------------------------------------------------------------
 
@@ -328,6 +331,10 @@ class BlockParts:
         return not any(self.paths.constant(value) for value in values)
 
 
+# Sums and products, of which a zero stays one.
+_KEEP_ZERO = frozenset(
+    ("sum", "mean", "index_add", "index_add_", "scatter_add_", "mul", "mul_", "div", "div_")
+)
 # What may be done to the weights of an average before it is taken.
 _WEIGHS = frozenset(("mul", "mul_", "div", "div_", "masked_fill", "add", "add_", "where"))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain as chained
+from itertools import groupby
 
 from torch import Tensor, nn
 
@@ -14,11 +16,14 @@ from everydepth.stream.discovery.residual import Paths, Sum, base, equal
 
 @dataclass(frozen=True)
 class Link:
-    """One block of a chain: the call of a module, and the residual sums from its input on."""
+    """One block of a chain: the call of a module, and the residual sums from its input on.
+
+    held: the path of the list that holds the block; of a block that none holds, where it is.
+    """
 
     call: ModuleCall
     sums: tuple[Sum, ...]
-    path: str
+    held: str
 
     @property
     def identity(self) -> bool:
@@ -28,17 +33,25 @@ class Link:
 
 @dataclass(frozen=True)
 class Chain:
-    """Residual blocks in the order in which they are called, each fed by the one before.
-
-    paths: the module lists that hold them.
-    """
+    """Residual blocks in the order in which they are called, each fed by the one before."""
 
     links: tuple[Link, ...]
-    paths: tuple[str, ...]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The module lists that hold the blocks."""
+        return tuple(dict.fromkeys(link.held for link in self.links))
 
     @property
     def name(self) -> str:
         return " + ".join(self.paths)
+
+    @property
+    def end(self) -> Key:
+        """The value that the last block gives."""
+        end = self.links[-1].call.given
+        assert end is not None
+        return end
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -50,21 +63,23 @@ class Chain:
         own = {id(p): p.numel() for module in self.modules for p in module.parameters()}
         return sum(own.values())
 
+    def ends(self) -> Iterator[Chain]:
+        """The chain, the chain without its first list, without its first two, and so on."""
+        runs = [tuple(run) for _, run in groupby(self.links, key=lambda link: link.held)]
+        for first in range(len(runs)):
+            yield Chain(tuple(chained.from_iterable(runs[first:])))
+
 
 def chains(model: nn.Module, recording: Recording) -> list[Chain]:
     """Every chain of residual blocks, in the order in which they ran."""
-    groups = _groups(model, recording)
+    groups = _groups(model, recording) or _apart(model, recording)
     groups.sort(key=lambda group: group.links[0].call.begin)
     found: list[Chain] = []
     reach = Reach(recording)
     for group in groups:
         for index in range(len(found) - 1, -1, -1):
             if _follows(reach, found[index], group):
-                joined = Chain(
-                    found[index].links + group.links,
-                    tuple(dict.fromkeys(found[index].paths + group.paths)),
-                )
-                found[index] = joined
+                found[index] = Chain(found[index].links + group.links)
                 break
         else:
             found.append(group)
@@ -73,8 +88,7 @@ def chains(model: nn.Module, recording: Recording) -> list[Chain]:
 
 def _follows(reach: Reach, first: Chain, then: Chain) -> bool:
     """Whether one list goes on where another ended: stages of one stream."""
-    end, start = first.links[-1].call.given, then.links[0].call.state
-    assert end is not None
+    end, start = first.end, then.links[0].call.state
     assert start is not None
     if same(reach.recording, start, end):
         return True
@@ -111,7 +125,7 @@ def _groups(model: nn.Module, recording: Recording) -> list[Chain]:
 
     def called(path: str) -> tuple[list[Link], int]:
         if path not in known:
-            known[path] = _called(paths, lists[path], by_module)
+            known[path] = _called(paths, path, lists[path], by_module)
         return known[path]
 
     def kept(pattern: str) -> int:
@@ -125,7 +139,7 @@ def _groups(model: nn.Module, recording: Recording) -> list[Chain]:
         links, _ = called(path)
         if not links:
             continue
-        chain = Chain(tuple(links), (path,))
+        chain = Chain(tuple(links))
         if kept(_pattern(path)) > 0:
             taken.append(chain)
             inside.append(path)
@@ -139,44 +153,65 @@ def _groups(model: nn.Module, recording: Recording) -> list[Chain]:
     return taken
 
 
+def _apart(model: nn.Module, recording: Recording) -> list[Chain]:
+    """Residual modules that no list holds: blocks under names of their own, the innermost ones."""
+    paths = Paths(recording, [call for call in recording.calls if call.end >= 0])
+    names = {id(module): name for name, module in model.named_modules()}
+    links: list[Link] = []
+    for call in sorted(paths.calls, key=lambda call: call.order):
+        holds = any(link.call.inside(call) for link in links)
+        sums = None if holds or not _changes(call) else _sums(paths, call)
+        if sums:
+            holder, _, name = names[id(call.module)].rpartition(".")
+            links.append(Link(call, sums, holder or name))
+    return [Chain((link,)) for link in links]
+
+
 def _called(
     paths: Paths,
-    children: Sequence[tuple[str, nn.Module]],
+    held: str,
+    children: Sequence[nn.Module],
     by_module: Mapping[int, Sequence[ModuleCall]],
 ) -> tuple[list[Link], int]:
     """The residual ones among the calls of a list's members, in order, and how many calls."""
     called = sorted(
         (
-            (call, name)
-            for name, child in children
+            call
+            for child in children
             for call in by_module.get(id(child), ())
             if call.state is not None and call.given is not None
         ),
-        key=lambda pair: pair[0].begin,
+        key=lambda call: call.begin,
     )
     links = [
-        Link(call, sums, name)
-        for call, name in called
-        if call.given != call.state and (sums := _sums(paths, call))
+        Link(call, sums, held) for call in called if _changes(call) and (sums := _sums(paths, call))
     ]
     return links, len(called)
+
+
+def _changes(call: ModuleCall) -> bool:
+    return call.state is not None and call.given is not None and call.given != call.state
 
 
 def _sums(paths: Paths, call: ModuleCall) -> tuple[Sum, ...] | None:
     assert call.state is not None
     assert call.given is not None
     found = paths.between(call.state, call.given)
-    # What another module computed before is no skip of this one.
-    own = found is not None and all(s.skip is None or s.skip.inside(call) for s in found)
-    return found if own else None
+    # What another module computed before is no skip of this one, and what needs more than a state
+    # cannot be read alone.
+    own = found is not None and all(
+        s.skip is None or (s.skip.inside(call) and len(s.skip.arguments) == 1) for s in found
+    )
+    # A bias alone is no branch.
+    computed = (not paths.constant(paths.recording.values[s.out]) for s in found or ())
+    return found if own and any(computed) else None
 
 
-def _lists(model: nn.Module) -> Iterator[tuple[str, list[tuple[str, nn.Module]]]]:
+def _lists(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
     """The lists of modules, outermost first; a module called again and again is a list of one."""
     for path, module in model.named_modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
-            prefix = f"{path}." if path else ""
-            yield path, [(f"{prefix}{name}", child) for name, child in module.named_children()]
+            yield path, list(module.children())
 
 
 class Reach:
@@ -230,8 +265,6 @@ def predicting(found: Sequence[Chain], recording: Recording, prediction: Tensor)
             for link in other.links
             if link.call.given is not None
         ]
-        end = chain.links[-1].call.given
-        assert end is not None
-        if reach.leads(end, goal, around=others):
+        if reach.leads(chain.end, goal, around=others):
             result.append(chain)
     return result

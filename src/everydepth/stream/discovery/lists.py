@@ -8,6 +8,7 @@ from typing import TypeVar
 from torch import nn
 
 from everydepth.errors import UnsupportedModelError
+from everydepth.stream.discovery.tail import Tail
 from everydepth.stream.edit import (
     BlockList,
     adopted,
@@ -21,17 +22,12 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def shortened(
-    model: Model,
-    blocks: Sequence[nn.Module],
-    depth: int,
-    skips: Mapping[int, nn.Module],
-    *,
-    share: bool,
+    model: Model, blocks: Sequence[nn.Module], depth: int, tail: Tail, *, share: bool
 ) -> Model:
     """A copy of `model` with the first `depth` of `blocks`.
 
-    skips: block (from 1) -> the module on its skip, where that changes the shape. It takes the
-        place of a block that goes, as a silent block is no more than its skip.
+    A block goes without a trace where its list is all that knows of it. Elsewhere what it would
+    give if it added nothing takes its place: its skip, where that changes the shape.
     """
     lists = _lists(model, blocks)
     if len(set(blocks)) < len(blocks):
@@ -40,26 +36,53 @@ def shortened(
         ((path, held),) = lists.items()
         if list(held) == list(blocks):
             return edited(model, held, range(depth), share=share)
+    paths = {module: path for path, module in model.named_modules()}
     gone = {block: number for number, block in enumerate(blocks, start=1) if number > depth}
-    dropped = [block for block, number in gone.items() if number not in skips]
+    left = {block: n for block, n in gone.items() if _has_place(model, blocks, n, lists, tail)}
+    dropped = [block for block, number in gone.items() if number not in tail.skips]
     copied = copy_without(model, dropped, share=share)
+    for block, number in left.items():
+        skip = tail.skips.get(number)
+        own = None if skip is None else _same_place(block, skip, copied.get_submodule(paths[block]))
+        copied.set_submodule(paths[block], tail.stand_in(number, own))
+    kept = {
+        path: [place for place, block in enumerate(held) if block not in gone or block in left]
+        for path, held in lists.items()
+    }
     counts = [len(held) for held in lists.values()]
-    left = [sum(b not in gone or gone[b] in skips for b in held) for held in lists.values()]
-    staged = _stages(copied, counts, left)
-    for path, held in lists.items():
-        kept = [
-            place for place, block in enumerate(held) if block not in gone or gone[block] in skips
-        ]
+    staged = _stages(copied, counts, [len(places) for places in kept.values()])
+    for path, places in kept.items():
         new: BlockList = copied.get_submodule(path)  # pyright: ignore[reportAssignmentType]
         olds = list(new)
         del new[:]
-        for place in kept:
-            number = gone.get(held[place])
-            old = olds[place]
-            new.append(old if number is None else _same_place(held[place], skips[number], old))
+        new.extend([olds[place] for place in places])
         if not staged:
-            correct_configs(copied, path, kept, len(held))
+            correct_configs(copied, path, places, len(olds))
     return copied
+
+
+def _has_place(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    number: int,
+    lists: Mapping[str, BlockList],
+    tail: Tail,
+) -> bool:
+    """Whether the model's forward would miss a block (from 1), whatever it computes.
+
+    It does where the block has a name of its own or changes the shape on its skip, and where the
+    model does something else before or after this place of a list, which it may know by number.
+    """
+    held = next((list(each) for each in lists.values() if blocks[number - 1] in list(each)), None)
+    if held is None or number in tail.skips:
+        return True
+    if hasattr(model, "config"):  # which says how many there are in a list
+        return False
+    near = [(number, number - 1), (number - 2, number - 2)]
+    return any(
+        0 <= other < len(blocks) and blocks[other] in held and not tail.direct[between]
+        for other, between in near
+    )
 
 
 def _stages(model: nn.Module, before: list[int], after: list[int]) -> bool:
@@ -88,7 +111,13 @@ def lengthened(
             f"{type(model).__name__} calls one module at several depths, so a new block cannot be "
             "put between them"
         )
-    path, held = next((p, each) for p, each in lists.items() if blocks[like - 1] in list(each))
+    pattern = blocks[like - 1]
+    path, held = next(((p, h) for p, h in lists.items() if pattern in list(h)), ("", None))
+    if held is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} keeps its blocks under names of their own and not in a list, "
+            "so no block can be inserted between them"
+        )
     place = list(held).index(blocks[like - 1]) + (like <= after)
     copied = copy_without(model, (), share=share)
     new: BlockList = copied.get_submodule(path)  # pyright: ignore[reportAssignmentType]

@@ -73,6 +73,17 @@ class Times(nn.Module):
         return x * self.factor
 
 
+class Turned(nn.Module):
+    """A module that is given the state with its axes in another order."""
+
+    def __init__(self, module: nn.Module, order: tuple[int, ...]) -> None:
+        super().__init__()
+        self.module, self.order = module, order
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x.permute(self.order))
+
+
 class First(nn.Module):
     """A module that gives more than the state: the state alone."""
 
@@ -158,7 +169,9 @@ class Paths:
         for call in sorted(self.by_output.get(end, ()), key=lambda c: -c.order):
             if call.state is not None and not any(map(_mixes, call.module.modules())):
                 post = call.module if call.plain else First(call.module)
-                found = self._after(start, end, call.state, post)
+                before, order = self.turned(call.state)
+                post = post if order is None else Turned(post, order)
+                found = self._after(start, end, before, post)
                 if found is not None:
                     return found
         # A bias is added by what follows a sum; only where no module does is it a summand.
@@ -227,6 +240,18 @@ class Paths:
                 return key
             key = operation.reads[0]
 
+    def turned(self, key: Key) -> tuple[Key, tuple[int, ...] | None]:
+        """A value before its axes were reordered, and their order; None if they were not."""
+        operation = self.recording.producer(key)
+        axes = list(range(self.recording.values[key].ndim))
+        if operation is not None and base(operation) == "permute":
+            return operation.reads[0], tuple(axes[axis] for axis in operation.args[1])
+        if operation is not None and base(operation) == "transpose":
+            a, b = operation.args[1:3]
+            axes[a], axes[b] = axes[b], axes[a]
+            return operation.reads[0], tuple(axes)
+        return key, None
+
     def _sum(
         self, start: Key, end: Key, operation: Operation, *, biased: bool = False
     ) -> tuple[Sum, ...] | None:
@@ -242,27 +267,34 @@ class Paths:
             before = self.between(start, side)
             if before is None:
                 continue
-            x = before[-1].end if before else start
             out, scale = self.factor(sides[1 - i])
             if self.constant(self.recording.values[out]) is not biased:
                 continue
-            options.append(
-                (
-                    *before,
-                    Sum(
-                        x,
-                        side,
-                        out,
-                        end,
-                        weight=_times(weight, weights[i]),
-                        scale=_times(scale, weights[1 - i]),
-                    ),
-                )
-            )
+            before, skip = self._on_skip(before, side, out)
+            x = before[-1].end if before else start
+            found = Sum(
+                x, side, out, end, skip=skip, weight=_times(weight, weights[i]),
+                scale=_times(scale, weights[1 - i]),
+            )  # fmt: skip
+            options.append((*before, found))
         if options:
             # Two ways to the start: a branch with a sum of its own inside; the skip is the shorter.
             return min(options, key=len)
         return self._skipped(start, end, sides, weights)
+
+    def _on_skip(
+        self, before: tuple[Sum, ...], side: Key, out: Key
+    ) -> tuple[tuple[Sum, ...], ModuleCall | None]:
+        """What was applied to a sum is on the next skip if the next branch reads the bare sum."""
+        if not before or before[-1].post is None:
+            return before, None
+        last = before[-1]
+        given = self.by_output.get(side, ()) if side == last.end else ()
+        call = next((call for call in given if call.state == last.after), None)
+        read = {key for operation in self.cone(out, last.after) for key in operation.reads}
+        if call is None or last.end in read or last.after not in read:
+            return before, None
+        return (*before[:-1], replace(last, post=None, then=None)), call
 
     def _skipped(
         self, start: Key, end: Key, sides: tuple[Key, Key], weights: tuple[float, float]

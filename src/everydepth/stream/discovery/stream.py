@@ -20,7 +20,8 @@ from everydepth.stream.discovery.example import ROWS, examples, parameters_of
 from everydepth.stream.discovery.lists import lengthened, shortened
 from everydepth.stream.discovery.memory import recall, remember
 from everydepth.stream.discovery.readout import Capped, Parts, Pick, Whole, parts, picks
-from everydepth.stream.discovery.recording import Recording, recording
+from everydepth.stream.discovery.recording import Recording, recording, tensors_in
+from everydepth.stream.discovery.residual import equal
 from everydepth.stream.discovery.tail import Form, Tail
 from everydepth.stream.modes import evaluating
 from everydepth.stream.rows import row_axes, select_rows
@@ -62,10 +63,9 @@ class Readout:
 class Structure:
     """What one batch told about a model.
 
-    direct: for each depth but the last, whether the next block receives just what a block gave.
-    still: for each depth, whether nothing but blocks lies between it and the last.
     missing: block -> why its branches are not known.
     others: the names of other chains in the model.
+    early: lists of residual blocks before the stream, of which the model reads more than a state.
     axis: the dimension of a state that counts the rows.
     outputs: how many numbers a prediction has.
     batch: what it was seen on.
@@ -73,13 +73,12 @@ class Structure:
 
     blocks: tuple[Block, ...]
     tail: Tail
-    direct: tuple[bool, ...]
-    still: tuple[bool, ...]
     readout: Readout
     task: Task
     paths: tuple[str, ...]
     missing: Mapping[int, str]
     others: tuple[str, ...]
+    early: tuple[str, ...]
     axis: int
     outputs: int
     batch: Mapping[str, Any]
@@ -200,14 +199,45 @@ class DiscoveredStream(ResidualStream):
                     f"runs: {type(error).__name__}: {error}"
                 ) from error
         prediction = self.prediction(record.output)
-        chain, others = self._chain(record, prediction)
-        skips = {
-            number: link.sums[0].skip.module
-            for number, link in enumerate(chain.links, start=1)
-            if link.sums[0].skip is not None
-        }
+        whole, others = self._chain(record, prediction)
         if prediction.is_meta:
-            return self._outline(record, chain, others, skips, prediction)
+            return self._outline(record, whole, others, prediction)
+        chain, tail, missing = self._predicting(record, whole, prediction, batch)
+        return Structure(
+            blocks=tuple(tail.blocks),
+            tail=tail,
+            readout=self._readout(record, chain, tail, prediction, batch),
+            task=self._task(prediction, batch),
+            paths=chain.paths,
+            missing=missing,
+            others=others,
+            early=tuple(path for path in whole.paths if path not in chain.paths),
+            axis=self._row_axis(tail.blocks[-1].module, record.values[chain.end], batch),
+            outputs=prediction.shape[-1],
+            batch=batch,
+        )
+
+    def _predicting(
+        self, record: Recording, whole: Chain, prediction: Tensor, batch: Mapping[str, Any]
+    ) -> tuple[Chain, Tail, dict[int, str]]:
+        """The longest end of a chain that predicts alone, its tail, and why branches are unknown.
+
+        A model may read its early stages on the way to the prediction, or give later ones more of
+        them than a state: these are then no part of the stream, and run as they are.
+        """
+        refused: UnsupportedModelError | None = None
+        for chain in whole.ends():
+            tail, missing = self._tail(record, chain)
+            try:
+                self._check_tail(record, chain, tail, prediction, batch)
+            except UnsupportedModelError as error:
+                refused = refused or error
+            else:
+                return chain, tail, missing
+        assert refused is not None
+        raise refused
+
+    def _tail(self, record: Recording, chain: Chain) -> tuple[Tail, dict[int, str]]:
         blocks: list[Block] = []
         missing: dict[int, str] = {}
         for number, link in enumerate(chain.links, start=1):
@@ -216,25 +246,33 @@ class DiscoveredStream(ResidualStream):
             except NotFound as reason:
                 missing[number] = str(reason)
                 blocks.append(Block(module=link.call.module, plain=link.call.plain))
+        following = (*chain.links[1:], None)
         forms = [
             Form.of(link.call, None if after is None else after.call)
-            for link, after in zip(chain.links, (*chain.links[1:], None), strict=True)
+            for link, after in zip(chain.links, following, strict=True)
         ]
-        tail = Tail(lambda given: self.call(self.arguments(given, None)), blocks, forms, skips)
-        direct = tuple(
+        direct = [
             same(record, link.call.given, after.call.state)
             for link, after in zip(chain.links, chain.links[1:], strict=False)
-        )
-        changes = [*(not same for same in direct), False]
-        still = tuple(
-            not any(changes[depth:]) and not any(n > depth for n in skips)
-            for depth in range(len(blocks) + 1)
-        )
-        end = chain.links[-1].call.given
-        assert end is not None
-        h = record.values[end]
+        ]
+        return Tail(self._output, blocks, forms, _skips(chain), direct), missing
+
+    def _output(self, batch: Mapping[str, Any]) -> Any:
+        return self.call(self.arguments(batch, None))
+
+    def _check_tail(
+        self,
+        record: Recording,
+        chain: Chain,
+        tail: Tail,
+        prediction: Tensor,
+        batch: Mapping[str, Any],
+    ) -> None:
+        """An error if the prediction does not come from the end of the chain."""
+        seen: list[Mapping[str | int, Any]] = []
         try:
-            found = self.prediction(tail.output(h, len(blocks), batch))
+            output = tail.output(record.values[chain.end], len(tail.blocks), batch, seen)
+            found = self.prediction(output)
         except _FAILURES as error:
             raise UnsupportedModelError(
                 f"the blocks of {self._label()} in {chain.name} cannot be passed over: what comes "
@@ -247,53 +285,34 @@ class DiscoveredStream(ResidualStream):
                 "alone: with its blocks passing the last state through, it is another; it may be "
                 "random, keep a state between calls, or read the blocks on the way"
             )
-        readout = self._readout(record, chain, tail, prediction, batch)
-        task = self._task(prediction, batch)
-        axis = self._row_axis(blocks[-1].module, h, batch)
-        size = prediction.shape[-1]
-        return Structure(
-            tuple(blocks),
-            tail,
-            direct,
-            still,
-            readout,
-            task,
-            chain.paths,
-            missing,
-            others,
-            axis,
-            size,
-            batch,
-        )
+        changed = _changed(chain, tail, seen)
+        if changed is not None and len(chain.paths) > 1:
+            raise UnsupportedModelError(
+                f"block {changed} of {self._label()} in {chain.name} is given more than a state "
+                "that blocks before it change; write an adapter (docs/add-an-architecture.md)"
+            )
 
     def _outline(
-        self,
-        record: Recording,
-        chain: Chain,
-        others: tuple[str, ...],
-        skips: Mapping[int, nn.Module],
-        prediction: Tensor,
+        self, record: Recording, chain: Chain, others: tuple[str, ...], prediction: Tensor
     ) -> Structure:
         """What shapes alone tell, of a model without weights: its blocks, so that it can be cut."""
         blocks = tuple(
             Block(module=link.call.module, plain=link.call.plain) for link in chain.links
         )
         forms = [Form.of(link.call, None) for link in chain.links]
-        end, outputs = chain.links[-1].call.given, prediction.shape[-1]
-        assert end is not None
-        found = parts(record, end, record.key(prediction))
+        outputs = prediction.shape[-1]
+        found = parts(record, chain.end, record.key(prediction))
         readout = Readout("tail", found.linear or Whole(outputs), found)
         told = dict.fromkeys(range(1, len(blocks) + 1), "the model has no weights yet")
         return Structure(
             blocks=blocks,
-            tail=Tail(lambda given: self.call(self.arguments(given, None)), blocks, forms, skips),
-            direct=(True,) * (len(blocks) - 1),
-            still=(True,) * (len(blocks) + 1),
+            tail=Tail(self._output, blocks, forms, _skips(chain), (True,) * (len(blocks) - 1)),
             readout=readout,
             task="classification",
             paths=chain.paths,
             missing=told,
             others=others,
+            early=(),
             axis=0,
             outputs=outputs,
             batch={},
@@ -361,14 +380,12 @@ class DiscoveredStream(ResidualStream):
         prediction: Tensor,
         batch: Mapping[str, Any],
     ) -> Readout:
-        end = chain.links[-1].call.given
-        assert end is not None
-        found = parts(record, end, record.key(prediction))
+        found = parts(record, chain.end, record.key(prediction))
         whole = Whole(prediction.shape[-1])
         if found.linear is None:
             return Readout("tail", whole, found)
         head = Capped(found.linear, found.after) if found.after else found.linear
-        h = record.values[end]
+        h = record.values[chain.end]
         if found.whole:
             # Classifiers may score every token and pick afterwards; the last bits depend on it.
             calls = [call for call in record.calls if call.module is found.linear and call.given]
@@ -487,11 +504,11 @@ class DiscoveredStream(ResidualStream):
     def _arrived(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         """A state as it would leave the last block, were all from `depth` on silent."""
         found = self.structure
-        return h if found.still[depth] else found.tail.arriving(h, depth, batch)
+        return h if found.tail.still(depth) else found.tail.arriving(h, depth, batch)
 
     def between(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         found = self.structure
-        if depth == len(found.blocks) or found.direct[depth - 1]:
+        if depth == len(found.blocks) or found.tail.direct[depth - 1]:
             return h
         return found.tail.following(h, depth, batch)
 
@@ -512,7 +529,7 @@ class DiscoveredStream(ResidualStream):
             self._inner,
             [block.module for block in found.blocks],
             depth,
-            found.tail.skips,
+            found.tail,
             share=share,
         )
 
@@ -660,11 +677,33 @@ class DiscoveredStream(ResidualStream):
         else:
             said = "the model's own forward, blocks passing the state through"
         others = {"other streams": ", ".join(found.others)} if found.others else {}
+        if found.early:
+            early = f"{', '.join(found.early)}: the prediction reads more of them than a state"
+            others = {"before the stream": early, **others}
         unknown = {
             f"block {number}": f"residual connections not known: {why}"
             for number, why in found.missing.items()
         }
         return {"found in": ", ".join(found.paths), "readout": said, **others, **unknown}
+
+
+def _skips(chain: Chain) -> dict[int, nn.Module]:
+    """Block (from 1) -> the module on its skip, where that changes the shape."""
+    firsts = ((number, link.sums[0].skip) for number, link in enumerate(chain.links, start=1))
+    return {number: skip.module for number, skip in firsts if skip is not None}
+
+
+def _changed(chain: Chain, tail: Tail, seen: Sequence[Mapping[str | int, Any]]) -> int | None:
+    """The first block to which the model gives something else where those before it are silent."""
+    carried: Mapping[str | int, int] = {}
+    for number, (link, given) in enumerate(zip(chain.links, seen, strict=True), start=1):
+        for key, value in link.call.arguments.items():
+            own = key in carried or key == (0 if link.call.key is None else link.call.key)
+            pairs = zip(tensors_in(value), tensors_in(given.get(key)), strict=False)
+            if not own and not all(equal(a, b) for a, b in pairs):
+                return number
+        carried = tail.forms[number - 1].carried
+    return None
 
 
 def _named(model: nn.Module, step: Any) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream.block import Block
-from everydepth.stream.discovery.recording import ModuleCall
+from everydepth.stream.discovery.recording import ModuleCall, tensors_in
 from everydepth.stream.taps import parts_of, replaced_forward, silence, state_in
 
 
@@ -25,21 +25,44 @@ class Tail:
 
     call: runs the model on a batch and gives its output.
     forms: for each block the form of its output.
+    skips: block (from 1) -> the module on its skip, where that changes the shape.
+    direct: for each depth but the last, whether the next block receives just what a block gave.
     """
 
     call: Callable[[Mapping[str, Any]], Any]
     blocks: Sequence[Block]
     forms: Sequence[Form]
     skips: Mapping[int, nn.Module] = field(default_factory=dict[int, nn.Module])
+    direct: Sequence[bool] = ()
 
     def silent(self, h: Tensor, number: int, given: Mapping[str | int, Any]) -> Any:
         """What a silent block gives: the state itself, or what its skip makes of it."""
         skip = self.skips.get(number)
         return self.forms[number - 1].made(h if skip is None else skip(h), given)
 
-    def output(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Any:
-        """The model's output if the blocks from `depth` on were silent and their input `h`."""
-        with self._passing({depth + 1: h}, {depth: h} if depth == len(self.blocks) else {}):
+    def stand_in(self, number: int, skip: nn.Module | None) -> nn.Module:
+        """A module for the place of a block that is gone, with the module on the block's skip."""
+        form = self.forms[number - 1]
+        skip = nn.Identity() if skip is None else skip
+        return skip if form.alone else Silent(form, skip)
+
+    def still(self, depth: int) -> bool:
+        """Whether nothing but blocks lies between a depth and the last, and no skip in them."""
+        return all(self.direct[depth:]) and not any(number > depth for number in self.skips)
+
+    def output(
+        self,
+        h: Tensor,
+        depth: int,
+        batch: Mapping[str, Any],
+        seen: list[Mapping[str | int, Any]] | None = None,
+    ) -> Any:
+        """The model's output if the blocks from `depth` on were silent and their input `h`.
+
+        seen: is filled with what each block was called with.
+        """
+        last = {depth: h} if depth == len(self.blocks) else {}
+        with self._passing({depth + 1: h}, last, seen=seen):
             return self.call(batch)
 
     def following(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
@@ -88,6 +111,7 @@ class Tail:
         outputs: Mapping[int, Tensor],
         reached: list[Tensor] | None = None,
         stop: int = 0,
+        seen: list[Mapping[str | int, Any]] | None = None,
     ) -> ExitStack:
         """Exchange the blocks' forwards; a context that puts them back."""
         calls = 0
@@ -106,6 +130,8 @@ class Tail:
                     "depends on its data; switch early stopping and layer drop off"
                 )
             given = {**dict(enumerate(args)), **kwargs}
+            if seen is not None:
+                seen.append(given)
             h = outputs.get(number)
             if h is None:
                 return self.silent(x, number, given)
@@ -130,12 +156,14 @@ class Form:
         the block makes anew is None: a silent block makes nothing.
     keys: the names of all of them, where the output is a mapping; `listed`: it is a list.
     carried: arguments of the next block beside its state that are parts of this output -> which.
+    alone: it is given the state, and gives it, without anything beside.
     """
 
     beside: tuple[Any, ...] | None = None
     keys: tuple[str, ...] | None = None
     listed: bool = False
     carried: Mapping[str | int, int] = field(default_factory=dict[str | int, int])
+    alone: bool = False
 
     @classmethod
     def of(cls, call: ModuleCall, then: ModuleCall | None) -> Form:
@@ -148,14 +176,8 @@ class Form:
         read.pop(0 if then is None or then.key is None else then.key, None)
         carried = {key: places[id(value)] for key, value in read.items() if id(value) in places}
         if plain:
-            return cls(carried=carried)
-        given = {id(value): key for key, value in call.arguments.items() if value is not None}
-        beside: list[Any] = []
-        for value in values[1:]:
-            if id(value) in given:
-                beside.append(Passed(given[id(value)]))
-            else:
-                beside.append(None if _carries(value) else value)
+            return cls(carried=carried, alone=len(call.arguments) == 1)
+        beside = [_beside(value, call.arguments) for value in values[1:]]
         return cls(tuple(beside), keys, isinstance(call.output, list), carried)
 
     def made(self, h: Tensor, given: Mapping[str | int, Any]) -> Any:
@@ -173,6 +195,38 @@ class Passed:
     """An argument of the block, by position or keyword."""
 
     key: str | int
+
+
+class Silent(nn.Module):
+    """In the place of a block that is gone: what the block would give if it added nothing."""
+
+    def __init__(self, form: Form, skip: nn.Module) -> None:
+        super().__init__()
+        self.form, self.skip = form, skip
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        h = self.skip(state_in(args, kwargs))
+        return self.form.made(h, {**dict(enumerate(args)), **kwargs})
+
+
+def _beside(value: Any, arguments: Mapping[str | int, Any]) -> Any:
+    """What a silent block gives in the place of a value that a block gave beside its state."""
+    passed = (key for key, given in arguments.items() if given is value and given is not None)
+    key = next(passed, None)
+    made = _tensors(value)
+    if key is None and not made and _carries(value):  # sizes of an image, in a new tuple
+        key = next((k for k, given in arguments.items() if _equal(given, value)), None)
+    if key is not None:
+        return Passed(key)
+    return None if made else value
+
+
+def _tensors(value: Any) -> bool:
+    return any(True for _ in tensors_in(value))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return isinstance(a, (tuple, list)) and not _tensors(a) and [*a] == [*b]
 
 
 def _carries(value: Any) -> bool:

@@ -210,9 +210,9 @@ def _states_between(block: Block, seen: Sequence[BranchRecord]) -> list[Tensor]:
     for i, (branch, record) in enumerate(zip(block.branches[:-1], seen, strict=False)):
         then = seen[i + 1]
         together = block.parallel or block.branches[i + 1].beside
-        out = record.out if record.out.ndim == h.ndim else record.out.view(h.shape)
+        out = record.out if record.out.ndim == h.ndim else record.out.reshape(h.shape)
         h = branch.added(h, out) if together else then.x
-        states.append(h.view(then.shape))
+        states.append(h.reshape(then.shape))
     return states
 
 

@@ -72,7 +72,7 @@ class StreamStd(BatchMetric):
             x = record.x.detach()
             real = real_tokens(seen.batch, tuple(record.shape[:2]), x.device)
             if len(record.shape) == 3 and real is not None and not bool(real.all()):
-                x = x.view(record.shape)[real]
+                x = x.reshape(record.shape)[real]
             self.batch[name, seen.depth] = _Moments.of(x)
 
     def update(self, observation: Observation) -> None:
