@@ -776,3 +776,9 @@ def test_the_table_of_models_says_what_was_found_and_what_was_not() -> None:
     assert "| causal:GPTJForCausalLM | 3 | attention, mlp | modules | yes |" in page
     assert "not followed: UnsupportedModelError: no chain |" in page
     assert "- `masked:Large`: ValueError: too large" in page
+
+
+def test_the_tree_says_where_something_runs_between_blocks() -> None:
+    text = str(ed.as_stream(Positioned().eval(), example=torch.randn(3, 3, 32, 24)))
+    assert "between blocks: the model changes the state after block 1, 3, 4" in text
+    assert "between blocks" not in str(ed.as_stream(Words(Parallel).eval()))

@@ -680,6 +680,10 @@ class DiscoveredStream(ResidualStream):
         if found.early:
             early = f"{', '.join(found.early)}: the prediction reads more of them than a state"
             others = {"before the stream": early, **others}
+        gaps = [block for block, direct in enumerate(found.tail.direct, start=1) if not direct]
+        if gaps:
+            places = f"after block {', '.join(map(str, gaps))}"
+            others = {"between blocks": f"the model changes the state {places}", **others}
         unknown = {
             f"block {number}": f"residual connections not known: {why}"
             for number, why in found.missing.items()
