@@ -26,6 +26,7 @@ from everydepth.errors import (
     SettingError,
 )
 from everydepth.files import explained, parse_json
+from everydepth.serving import Recipe
 from everydepth.tracing import BatchMetric
 
 QUIET: dict[str, Any] = {"progress": False}
@@ -223,6 +224,26 @@ CASES: dict[str, Case] = {
         lambda m: ed.trace(m, rows(), ["loss"], device="warp9", **QUIET),
         SettingError,
         r"device 'warp9' cannot be used here \(Invalid device.*\); use one of cpu",
+    ),
+    "device, meta": (
+        lambda m: ed.trace(m, rows(), ["loss"], device="meta", **QUIET),
+        SettingError,
+        r"device 'meta' cannot be used here \(.*\); use one of cpu",
+    ),
+    "device of a server": (
+        lambda m: (m.save_pretrained("m"), Recipe(model="m", device="x").network()),
+        SettingError,
+        r"device 'x' cannot be used here \(.*\); use one of cpu",
+    ),
+    "tokens, no axis": (
+        lambda m: ed.data.token_blocks(torch.tensor(1), 4),
+        DataError,
+        r"ids have shape \(\) and type torch.int64 .*; give the tokens of one text after the other",
+    ),
+    "tokens, broken": (
+        lambda m: ed.data.token_blocks([1.5, 2.5, 3.5], 2),
+        DataError,
+        r"ids have shape \(3,\) and type torch.float32 .* whole numbers in one row",
     ),
     # batches
     "numpy": (

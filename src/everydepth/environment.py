@@ -146,7 +146,7 @@ def usable_device(name: Any) -> Any:
 
     try:
         found = torch.device(name)
-        torch.empty(0, device=found)
+        torch.empty(1, device=found).item()  # which the device "meta" has not
     except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
         known = ", ".join(device.name for device in _devices())
         reason = str(error).splitlines()[0][:100]

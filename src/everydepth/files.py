@@ -8,11 +8,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Container, Generator
+from collections.abc import Callable, Container, Generator, Iterator
 from contextlib import contextmanager, suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
@@ -68,6 +68,8 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path, kind: type[EveryDepthError] = RunError) -> Any:
     """What a JSON file holds; `kind` is raised if there is none, or it is not JSON."""
     with explained(f"{path} cannot be read", kind):
+        if path.is_fifo() or path.is_socket():  # which would be waited for without end
+            raise kind(f"{path} is no regular file; restore it from a copy")
         return parse_json(path.read_text(encoding="utf-8"), str(path), kind)
 
 
@@ -114,6 +116,27 @@ def explained(what: str, kind: type[EveryDepthError] = RunError) -> Generator[No
         raise kind(f"{what}: a path cannot hold a null character; use another path") from error
 
 
+def settings_in(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Every name and value in a config, however deep."""
+    if isinstance(tree, dict):
+        for key, value in cast(dict[Any, Any], tree).items():
+            yield str(key), value
+            yield from settings_in(value)
+    elif isinstance(tree, list):
+        for value in cast(list[Any], tree):
+            yield from settings_in(value)
+
+
+def check_kernels(config: Any, file: Path) -> None:
+    """An error if a model's config names compiled kernels, which would be fetched and run."""
+    for name, value in settings_in(config):
+        if name.endswith("_implementation") and "/" in str(value):  # a repository
+            raise DataError(
+                f"{file} asks for {name} {str(value)[:80]!r}, code from a hub; remove the line, or "
+                'use "sdpa" or "eager"'
+            )
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model's folder, none of them outside of it.
 
@@ -134,6 +157,8 @@ def weight_files(folder: Path) -> list[Path]:
                 "inside the folder are read; copy the file there, or save the model again with "
                 "save_pretrained"
             )
+        if (folder / name).exists() and not (folder / name).is_file():
+            raise DataError(f"{folder / name} is no regular file; copy the weights there")
     return [folder / name for name in names]
 
 

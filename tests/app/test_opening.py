@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -107,6 +108,28 @@ def test_settings_that_ask_for_code_are_refused(seen: Path, setting: dict[str, A
     change(seen / "model" / "config.json", **setting)
     with pytest.raises(DataError, match=r"code"):
         load(seen, trusted=False)
+    if "quantization_config" not in setting:  # kernels are fetched and run, whoever is trusted
+        with pytest.raises(DataError, match=r"stranger/kernel', code from a hub"):
+            load(seen)
+
+
+def test_nobody_is_asked_whether_code_beside_a_tokenizer_may_run(
+    said: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    (said / "model" / "evil.py").write_text("raise SystemExit")
+    settings = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    (said / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(DataError, match="has no tokenizer"):
+        load_tokenizer(said)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(seen: Path, name: str) -> None:
+    (seen / "model" / name).unlink()
+    os.mkfifo(seen / "model" / name)
+    with pytest.raises(DataError):
+        load(seen / "model")
 
 
 def test_a_class_that_is_not_a_known_model_is_refused(seen: Path) -> None:

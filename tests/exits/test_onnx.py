@@ -46,6 +46,25 @@ def test_a_text_model_at_half_depth_takes_any_batch_size_and_length(tmp_path: Pa
     assert 'session.run(None, {"input_ids": input_ids, "attention_mask": attention_mask})' in card
 
 
+@pytest.mark.parametrize("every", [False, True])
+def test_padding_on_the_left_changes_no_logits_of_a_causal_model(
+    every: bool, tmp_path: Path
+) -> None:
+    model, batch = ENTRIES["Llama-untied-CausalLM-left"].make()
+    ids = batch["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    feeds = {"input_ids": ids, "attention_mask": mask}
+    stream = as_stream(model)
+    onnx_of.write(stream, feeds, tmp_path / "model.onnx", None, every=every)
+    states = stream.observe(feeds)
+    found = run(tmp_path, feeds)
+    assert len(found) == (stream.depth if every else 1)
+    for depth, logits in enumerate(reversed(found)):
+        expected = states.logits(stream.depth - depth)[mask.bool()]
+        torch.testing.assert_close(torch.tensor(logits)[mask.bool()], expected)
+
+
 # The run-time check of shapes, which the tests switch on, keeps a stack of its own that an exporter
 # cannot trace: graphs with exits are made by a process without it, as users make them.
 EXPORT = """

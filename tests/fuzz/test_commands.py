@@ -83,6 +83,8 @@ def test_a_command_works_or_says_why_not(
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
     monkeypatch.setattr("everydepth.app.serve", lambda *_, **__: None)
+    # A cluster of Ray takes a minute to start, and waits for a signal.
+    monkeypatch.setattr("everydepth.cli.serve._replicated", lambda *_: None)
     app = build_app()
 
     def check(line: list[str]) -> None:

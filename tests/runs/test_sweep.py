@@ -10,8 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from loky import cpu_count
+from tests.helpers.training import net, points
+from torch.utils.data import DataLoader
 
 import everydepth as ed
 from everydepth.errors import (
@@ -21,7 +24,9 @@ from everydepth.errors import (
     RunError,
     SettingError,
 )
+from everydepth.runs import Run
 from everydepth.runs.sweep import sweep
+from everydepth.training import Callback
 
 GRID = {"depth": [1, 2, 3], "width": [4, 8], "seed": [0, 1]}
 
@@ -195,6 +200,98 @@ def test_after_kill_9_no_finished_cell_is_lost_or_repeated(tmp_path: Path, engin
     assert len(set(lines)) == 12
     assert len(lines) <= 12 + 2 * at_once
     assert not sweep({"a": list(range(12))}, loss, run=tmp_path / "s", dry_run=True).missing
+
+
+LEAVES = pytest.mark.parametrize(
+    ("number", "leaves"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+
+
+@LEAVES
+def test_a_signal_in_the_only_step_of_a_fit_ends_the_sweep_around_it(
+    tmp_path: Path, number: signal.Signals, leaves: type[BaseException]
+) -> None:
+    class Kill(Callback):
+        def on_gradients(self, training: Any) -> None:
+            os.kill(os.getpid(), number)
+
+    ran: list[int] = []
+
+    def cell(a: int) -> dict[str, Any]:
+        ran.append(a)
+        done = ed.fit(net(), points(8), steps=1, callbacks=[Kill()] * (a == 1), progress=False)
+        return {"steps": done.steps}
+
+    before = signal.getsignal(number)
+    with pytest.raises(leaves):
+        sweep({"a": [0, 1, 2]}, cell, run=tmp_path / "s", progress=False)
+    assert signal.getsignal(number) is before
+    assert ran == [0, 1]
+    found = sweep({"a": [0, 1, 2]}, lambda a: {"steps": 0}, run=tmp_path / "s", progress=False)
+    assert [row["steps"] for row in found.rows()] == [1, 0, 0]
+
+
+def test_half_a_trace_is_no_finished_cell(tmp_path: Path) -> None:
+    model = net().stream.model
+
+    def batches() -> Any:
+        for batch in DataLoader(points(8), 4):
+            yield batch
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def cell(a: int) -> dict[str, Any]:
+        return {"samples": ed.trace(model, batches(), ["cos"], progress=False).samples}
+
+    with pytest.raises(KeyboardInterrupt) as left:
+        sweep({"a": [0]}, cell, run=tmp_path / "s", progress=False)
+    assert left.value.__notes__ == [f"0 of 1 cells are done, kept in {tmp_path / 's'}"]
+    assert sweep({"a": [0]}, cell, run=tmp_path / "s", dry_run=True).missing
+
+
+ENDLESS = """
+import os, sys, time
+from pathlib import Path
+import everydepth as ed
+from everydepth.training import Callback
+from tests.helpers.training import net, points
+class Slow(Callback):
+    def on_step(self, training):
+        time.sleep(0.05)
+        Path(sys.argv[2], f"{os.getpid()}").touch()
+def cell(a, folder):
+    ed.fit(net(), points(8), steps=9999, run=folder / "fit", resume=True, save_every=9999,
+           callbacks=[Slow()], progress=False)
+ed.sweep({"a": [0, 1, 2]}, cell, run=sys.argv[1], folders=True, progress=False,
+         engine=sys.argv[3], **({"processes": 2} if sys.argv[3] == "processes" else {}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("engine", ["local", "processes"])
+def test_a_signal_ends_a_sweep_and_all_its_processes_and_each_fit_keeps_its_step(
+    tmp_path: Path, engine: str, number: signal.Signals
+) -> None:
+    seen, run = tmp_path / "seen", tmp_path / "s"
+    seen.mkdir()
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
+    words = [sys.executable, "-c", ENDLESS, str(run), str(seen), engine]
+    started = subprocess.Popen(words, env=env, start_new_session=True)
+    while len(list(seen.iterdir())) < (2 if engine == "processes" else 1):
+        assert started.poll() is None
+        time.sleep(0.02)
+    if number == signal.SIGINT:
+        os.killpg(started.pid, number)  # as a terminal does
+    else:
+        os.kill(started.pid, number)
+    assert started.wait(60) == {2: -signal.SIGINT, 15: 128 + signal.SIGTERM}.get(number, -number)
+    busy = [int(file.name) for file in seen.iterdir()]
+    gone, alive = psutil.wait_procs([psutil.Process(p) for p in busy if psutil.pid_exists(p)], 60)
+    assert not alive, gone
+    kept = [Run.open(folder / "fit").latest() for folder in (run / "work").iterdir()]
+    assert len(kept) == len(busy)
+    assert all((step is None) == (number == signal.SIGKILL) for step in kept)
 
 
 def test_bad_grids_and_results_are_explained(tmp_path: Path) -> None:

@@ -157,13 +157,27 @@ def test_any_local_encoder_serves_for_coherence(tokenizer: Any, tmp_path: Path) 
         ({"prompts": []}, "no prompts; pass at least one text"),
         ({"nucleus": 0.0}, "nucleus=0.0; use a probability above 0"),
         ({"new_tokens": 0}, "new_tokens=0; use 1 or more"),
-        ({"prompts": [""]}, "the prompt '' has no tokens"),
+        ({"new_tokens": 32}, "1 prompt tokens .* has 32 positions; lower new_tokens to 31"),
+        (
+            {"prompts": ["w37"], "model": samples.gpt2(vocabulary=9)},
+            "token 39, .* of another model",
+        ),
+        ({"prompts": [""]}, "the text '' has no tokens"),
         ({"depths_wanted": [9]}, "depth 9, but GPT2LMHeadModel has 3 blocks"),
     ],
 )
 def test_bad_settings_are_refused(options: dict[str, Any], message: str, tokenizer: Any) -> None:
     with pytest.raises(ValueError, match=message):
-        ed.text_at_depth(samples.gpt2(), tokenizer, **{"prompts": ["w3"], **options})
+        ed.text_at_depth(
+            **{"model": samples.gpt2(), "tokenizer": tokenizer, "prompts": ["w3"], **options}
+        )
+
+
+def test_text_ends_where_the_context_does(tokenizer: Any) -> None:
+    found = ed.text_at_depth(samples.gpt2(), tokenizer, ["w3 w5"], depths_wanted=[1])
+    assert found.meta["new_tokens"] == 30
+    grid = ed.token_grid(samples.gpt2(), tokenizer, "w3 " * 30)
+    assert grid.meta["new_tokens"] == 2
 
 
 def test_a_model_without_text_is_refused(tokenizer: Any) -> None:

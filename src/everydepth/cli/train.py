@@ -183,7 +183,7 @@ def _data(
 
 def _copy_preprocessing(source: str, target: Path, network: PreTrainedModel) -> None:
     """Put tokenizer and image normalization beside the trained model, so that it can be used."""
-    from transformers import AutoTokenizer
+    from everydepth.exits.load import load_tokenizer
 
     if not target.is_dir():
         return
@@ -191,7 +191,7 @@ def _copy_preprocessing(source: str, target: Path, network: PreTrainedModel) -> 
     if file is not None:
         (target / "preprocessor_config.json").write_bytes(file.read_bytes())
     if network.main_input_name == "input_ids":
-        AutoTokenizer.from_pretrained(source).save_pretrained(target)
+        load_tokenizer(source).save_pretrained(target)
 
 
 def _show(result: FitResult, console: Console) -> None:

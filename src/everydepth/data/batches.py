@@ -182,7 +182,13 @@ def token_blocks(
     >>> token_blocks(list(range(10)), 4).input_ids.tolist()
     [[0, 1, 2, 3], [4, 5, 6, 7]]
     """
-    stream = torch.as_tensor(ids).long()
+    given = torch.as_tensor(ids)
+    if given.ndim != 1 or given.is_floating_point() or given.is_complex() or not given.is_cpu:
+        raise DataError(
+            f"ids have shape {tuple(given.shape)} and type {given.dtype} on {given.device}; give "
+            "the tokens of one text after the other, whole numbers in one row"
+        )
+    stream = given.long()
     step = length if stride is None else stride
     if length < 1 or step < 1:
         raise DataError(f"length {length} and stride {step}; both must be at least 1")

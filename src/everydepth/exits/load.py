@@ -101,7 +101,8 @@ def load_tokenizer(source: str | Path, *, trusted: bool = True) -> PreTrainedTok
     folder = model_folder(source)
     if trusted:
         try:
-            return AutoTokenizer.from_pretrained(folder)
+            # Left out, it would ask at the terminal whether to run code that comes with it.
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{folder!r} has no tokenizer ({str(error).splitlines()[0]}); save one beside the "
@@ -133,7 +134,6 @@ def _folder(source: str | Path, trusted: bool) -> Path:
     folder = Path(model_folder(source))
     if not trusted:
         check_inside(folder, Path(source))
-        check_config(folder / "config.json")
     if folder.is_dir() or not trusted:
         return folder
     from transformers.utils.hub import cached_file
@@ -191,13 +191,15 @@ def _described(folder: Path, trusted: bool) -> tuple[type[PreTrainedModel], Any]
     """The class and the config of the model in a folder."""
     file = folder / "config.json"
     try:
-        names = read_json(file).get("architectures")
-    except (DataError, AttributeError) as error:
+        read_json(file)
+    except DataError as error:
         held = sorted(entry.name for entry in folder.iterdir())[:8] if folder.is_dir() else []
         raise DataError(
             f"{folder} has no readable config.json ({error}) but {', '.join(held) or 'nothing'}; "
             "give a directory written by save_pretrained or everydepth.export(format='hf')"
         ) from error
+    config = check_config(file, trusted=trusted)
+    names = config.get("architectures") if isinstance(config, dict) else config
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise DataError(
             f"{file} has {names!r} as its architectures, so the class is unknown; save the model "

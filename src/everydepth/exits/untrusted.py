@@ -6,13 +6,12 @@ code: a link, a path written into a file, and a setting that names code to fetch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from everydepth import files
 from everydepth.errors import DataError
-from everydepth.files import explained
+from everydepth.files import check_kernels, explained, settings_in
 
 LARGEST_JSON = 64 * 2**20  # bytes
 # Settings by which a config asks for code from somewhere else, or for another model.
@@ -34,20 +33,20 @@ def check_inside(folder: Path, root: Path) -> Path:
     return folder
 
 
-def check_config(file: Path) -> None:
-    """An error if a model's config asks for code or weights from elsewhere."""
-    for name, value in _settings(read_json(file)):
-        if name in _CODE and value:
+def check_config(file: Path, *, trusted: bool = False) -> Any:
+    """What a model's config holds; an error if it asks for code, or for weights from elsewhere.
+
+    trusted: code alone is refused. `auto_map` names code too, which nothing of ours runs.
+    """
+    config = read_json(file)
+    for name, value in settings_in(config):
+        if name in _CODE and value and not trusted:
             raise DataError(
                 f"{file} has {name}, which asks for code or weights from elsewhere; of untrusted "
                 "models only those whose folder is all there is to them are opened"
             )
-        # A name with a slash is a repository of compiled kernels.
-        if name.endswith("_implementation") and "/" in str(value):
-            raise DataError(
-                f"{file} asks for {name} {str(value)[:80]!r}, code from a hub; remove the line, or "
-                'use "sdpa" or "eager"'
-            )
+    check_kernels(config, file)
+    return config
 
 
 def read_json(file: Path) -> Any:
@@ -56,14 +55,3 @@ def read_json(file: Path) -> Any:
         if file.stat().st_size > LARGEST_JSON:
             raise DataError(f"{file} is larger than {LARGEST_JSON // 2**20} MiB; shorten it")
     return files.read_json(file, DataError)
-
-
-def _settings(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every name and value in a config, however deep."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield str(key), value
-            yield from _settings(value, str(key))
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _settings(value, name)

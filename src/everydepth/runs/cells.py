@@ -16,6 +16,7 @@ from everydepth.progress import shown
 from everydepth.runs.engine import EngineConfig, each
 from everydepth.runs.run import Run
 from everydepth.runs.together import is_main, on_main, several, wait_for_all
+from everydepth.signals import Signals, leave
 
 Cell = dict[str, Any]
 Cells = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -98,18 +99,22 @@ def run_cells(
         wait_for_all()  # before the first is written, so that all agree on what is left to do
     todo = [cell for cell in cells if cell_key(cell) not in outcome.results]
     work = _Work(function, None if run is None else run.path, folders, skips)
-    ended = each(work, todo, where)
     try:
-        for cell, (result, why) in shown(ended, title, total=len(todo), enabled=progress):
-            key = cell_key(cell)
-            if result is None:
-                outcome.skipped[key] = why
-                continue
-            outcome.results[key] = result
-            if run is not None and is_main():
-                with run.writing("a cell could not be kept"):
-                    write_json(run.path / "cells" / f"{key}.json", {"cell": cell, "result": result})
-    except Exception as error:
+        with Signals(at_once=True) as signals:
+            ended = each(work, todo, where)
+            for cell, (result, why) in shown(ended, title, total=len(todo), enabled=progress):
+                if signals.received is not None:
+                    leave(signals.received)  # caught inside the cell, which may be half of one
+                key = cell_key(cell)
+                if result is None:
+                    outcome.skipped[key] = why
+                    continue
+                outcome.results[key] = result
+                if run is not None and is_main():
+                    done = {"cell": cell, "result": result}
+                    with run.writing("a cell could not be kept"):
+                        write_json(run.path / "cells" / f"{key}.json", done)
+    except (Exception, KeyboardInterrupt) as error:
         kept = "nothing is kept without run=" if run is None else f"kept in {run.path}"
         error.add_note(f"{len(outcome.results)} of {len(cells)} cells are done, {kept}")
         raise

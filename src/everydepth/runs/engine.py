@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import socket
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
@@ -119,18 +123,39 @@ def _in_processes(
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     count = count or package.cpu_count()
     try:
-        with package.ProcessPoolExecutor(count, env=threads) as pool:
-            running = {pool.submit(_elsewhere, function, item) for item in islice(items, count)}
-            while running:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield _arrived(*future.result())
-                running |= {pool.submit(_elsewhere, function, i) for i in islice(items, len(done))}
+        with package.ProcessPoolExecutor(
+            count, env=threads, initializer=_begun, initargs=(os.getpid(),)
+        ) as pool:
+            try:
+                running = {pool.submit(_elsewhere, function, item) for item in islice(items, count)}
+                while running:
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        yield _arrived(*future.result())
+                    more = islice(items, len(done))
+                    running |= {pool.submit(_elsewhere, function, item) for item in more}
+            except (KeyboardInterrupt, SystemExit):
+                # A `fit` ends its step and keeps it; anything else ends at once.
+                for process in pool._processes.values():
+                    process.terminate()
+                raise
     except BrokenExecutor as error:
         raise RunError(
             "a process that ran a cell died (out of memory, or killed); finished cells are kept. "
             "Go on with the same call, perhaps with fewer processes"
         ) from error
+
+
+def _begun(parent: int) -> None:
+    """In a new process: Ctrl-C is for its parent to hear, and it does not outlive that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_until_orphaned, args=(parent,), daemon=True).start()
+
+
+def _until_orphaned(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)  # or it would hold its cell's folder for as long as the cell takes
 
 
 # -- Ray ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from everydepth.environment import usable_device
 from everydepth.errors import SettingError
 from everydepth.serving.config import ServeConfig
 
@@ -46,7 +47,7 @@ class Recipe:
     def network(self) -> nn.Module:
         from everydepth.exits.load import load
 
-        return load(self.model).to(self.device or "cpu")  # pyright: ignore[reportArgumentType]
+        return load(self.model).to(usable_device(self.device or "cpu"))
 
     def known(self) -> Profile | None:
         from everydepth.exits.profile import Profile

@@ -7,7 +7,8 @@ from typing import Any, TypeGuard, cast
 
 from torch import Tensor
 
-from everydepth.errors import SettingError
+from everydepth.errors import BatchError, SettingError
+from everydepth.stream.contract import ResidualStream
 
 MAX_LENGTH = 512
 
@@ -29,6 +30,28 @@ def check_tokenizer(tokenizer: Any) -> None:
             f"tokenizer={tokenizer!r:.80}; pass the tokenizer itself, such as "
             "AutoTokenizer.from_pretrained(...)"
         )
+
+
+def new_tokens_of(
+    stream: ResidualStream, longest: int, wanted: int | None, name: str, default: int
+) -> int:
+    """How many tokens may follow a prompt of `longest`; an error if that is less than `wanted`.
+
+    name: of the argument, for the error. default: where None are wanted, if as many fit.
+    """
+    fits = default if stream.positions is None else stream.positions - longest
+    new = max(1, min(default, fits)) if wanted is None else wanted
+    if stream.positions is None or new <= fits:
+        return new
+    step = (
+        f"lower {name} to {fits}"
+        if fits > 0
+        else f"shorten the prompt to {stream.positions - 1} tokens or fewer"
+    )
+    raise BatchError(
+        f"{longest} prompt tokens + {new} new ones = {longest + new}, "
+        f"but {stream.name} has {stream.positions} positions; {step}"
+    )
 
 
 def encoded(

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from everydepth.config import Seed, checked
 from everydepth.errors import DataError, SettingError
-from everydepth.files import explained, weight_files
+from everydepth.files import check_kernels, explained, read_json, weight_files
 from everydepth.results.result import Result, defined
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
 from everydepth.stream.states import are_finite, holds_from
+from everydepth.stream.text import encoded, new_tokens_of
 from everydepth.tracing.sums import DEPTH, array
 
 SentenceEncoder = Callable[[Sequence[str]], np.ndarray]
@@ -38,7 +39,7 @@ def token_grid(
     tokenizer: Tokenizer,
     prompt: str,
     *,
-    new_tokens: int = 20,
+    new_tokens: int | None = None,
     top: int = 5,
     **options: Any,
 ) -> Result:
@@ -48,17 +49,20 @@ def token_grid(
     `probability[l, t]` its probability; `top_text` and `top_probability` hold the first `top`. A
     column has a `saturated_at`: the depth from which the top prediction is the final one.
 
+    new_tokens: by default 20, or as many as fit into the model's context.
+
     >>> grid = ed.token_grid(llama, tokenizer, "Once", new_tokens=3)
     >>> grid.arrays["probability"].shape[0]  # one row per depth, 0..3
     4
     """
     stream = _causal(model, options)
-    if new_tokens < 0 or top < 1:
+    if (new_tokens or 0) < 0 or top < 1:
         raise SettingError(f"new_tokens={new_tokens}, top={top}; use 0 or more, and 1 or more")
     with _ready(stream):
         ids = _encoded(stream, tokenizer, prompt)
+        new = new_tokens_of(stream, ids.shape[1], new_tokens, "new_tokens", 20)
         start = ids.shape[1]
-        for token in _continued(stream, ids, stream.depth, new_tokens, _greedy):
+        for token in _continued(stream, ids, stream.depth, new, _greedy):
             ids = torch.cat([ids, token[:, None]], 1)
         states = stream.observe({"input_ids": ids}).check_predictions(0)
         found: list[tuple[Tensor, Tensor]] = []
@@ -98,7 +102,7 @@ def text_at_depth(
     prompts: Sequence[str],
     *,
     depths_wanted: Sequence[int] | None = None,
-    new_tokens: int = 40,
+    new_tokens: int | None = None,
     nucleus: float = 0.95,
     seed: Seed = 0,
     encoder: SentenceEncoder | str | Path | None = None,
@@ -106,7 +110,8 @@ def text_at_depth(
 ) -> Result:
     """Text sampled from every depth, with its diversity and its coherence with the prompt.
 
-    Only the first l blocks run to write at depth l. nucleus: tokens are drawn from the smallest set
+    Only the first l blocks run to write at depth l. new_tokens: by default 40, or as many as fit
+    into the model's context. nucleus: tokens are drawn from the smallest set
     with this probability. encoder: a function from texts to vectors, or the folder of a Hugging
     Face encoder; without one, coherence is left out.
 
@@ -119,7 +124,7 @@ def text_at_depth(
         raise SettingError("no prompts; pass at least one text")
     if not 0 < nucleus <= 1:
         raise SettingError(f"nucleus={nucleus}; use a probability above 0, at most 1")
-    if new_tokens < 1:
+    if new_tokens is not None and new_tokens < 1:
         raise SettingError(f"new_tokens={new_tokens}; use 1 or more")
     encode = sentence_encoder(encoder) if isinstance(encoder, (str, Path)) else encoder
     wanted = list(range(1, stream.depth + 1) if depths_wanted is None else depths_wanted)
@@ -127,13 +132,15 @@ def text_at_depth(
         raise SettingError(f"depths_wanted={depths_wanted!r}; give 1 or more, or leave it out")
     written: list[list[str]] = []
     diverse: list[list[float]] = []
+    starts = [_encoded(stream, tokenizer, prompt) for prompt in prompts]
+    longest = max(start.shape[1] for start in starts)
+    new = new_tokens_of(stream, longest, new_tokens, "new_tokens", 40)
     with _ready(stream):
         for depth in map(stream.check_depth, wanted):
             generator = torch.Generator().manual_seed(seed)  # each depth draws the same numbers
             pick = _nucleus(nucleus, generator)
             ids = [
-                [int(t) for t in _continued(stream, start, depth, new_tokens, pick)]
-                for start in (_encoded(stream, tokenizer, prompt) for prompt in prompts)
+                [int(t) for t in _continued(stream, start, depth, new, pick)] for start in starts
             ]
             written.append([str(tokenizer.decode(line)) for line in ids])
             diverse.append([diversity(line) for line in ids])
@@ -159,7 +166,7 @@ def text_at_depth(
             "coherence": "coherence, cosine of prompt and continuation",
             "diversity": "diversity, unique over total n-grams (n = 2, 3, 4)",
         },
-        meta={"new_tokens": new_tokens, "nucleus": nucleus, "seed": seed, "prompts": len(prompts)},
+        meta={"new_tokens": new, "nucleus": nucleus, "seed": seed, "prompts": len(prompts)},
         note=short if np.isnan(value).any() else None,
     )
 
@@ -192,8 +199,11 @@ def sentence_encoder(
             "encoder, or a function from texts to vectors"
         )
     weight_files(place)  # an error if any lies elsewhere: transformers would open it
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(place))
-    encoder: Any = AutoModel.from_pretrained(str(place), use_safetensors=True).eval()
+    check_kernels(read_json(place / "config.json", DataError), place / "config.json")
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(place), trust_remote_code=False)
+    encoder: Any = AutoModel.from_pretrained(
+        str(place), use_safetensors=True, trust_remote_code=False
+    ).eval()
     if pool == "first":
         tokenizer.padding_side = "right"  # or the first token would be padding
 
@@ -261,11 +271,7 @@ def _causal(model: nn.Module | ResidualStream, options: Mapping[str, Any]) -> Re
 
 
 def _encoded(stream: ResidualStream, tokenizer: Tokenizer, prompt: str) -> Tensor:
-    ids = tokenizer.encode(prompt)
-    if not ids:
-        raise SettingError(f"the prompt {prompt!r} has no tokens; pass at least one word")
-    device = next(unwrapped(stream.model).parameters()).device
-    return torch.tensor([ids], device=device)
+    return encoded(prompt, tokenizer)["input_ids"].to(stream.device)
 
 
 def _text(tokenizer: Tokenizer, token: int) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,6 +18,7 @@ from everydepth.config import Seed, checked
 from everydepth.environment import usable_device
 from everydepth.errors import LabelError, SettingError
 from everydepth.results import named, provenance
+from everydepth.signals import Signals
 from everydepth.stream import (
     BranchRecord,
     Depths,
@@ -445,17 +444,8 @@ def _is_default(metric: Metric, task: Task) -> bool:
 @contextmanager
 def _undivided() -> Generator[None, None, None]:
     """Ctrl-C waits until all metrics have taken in a batch, so that they agree on what they saw."""
-    if threading.current_thread() is not threading.main_thread():
+    with Signals():
         yield
-        return
-    waiting: list[bool] = []
-    before = signal.signal(signal.SIGINT, lambda *_: waiting.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if waiting:
-        raise KeyboardInterrupt
 
 
 @contextmanager

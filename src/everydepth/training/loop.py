@@ -25,6 +25,7 @@ from everydepth.objectives import Objective
 from everydepth.runs import Checkpoint, Run, held
 from everydepth.runs.checkpoint import STATE, whole
 from everydepth.runs.together import on_main
+from everydepth.signals import Signals
 from everydepth.stream import has_labels, unwrapped, with_labels
 from everydepth.training.best import Best
 from everydepth.training.callbacks import Callback
@@ -39,7 +40,6 @@ from everydepth.training.progress import Display
 from everydepth.training.result import FINISHED, FitResult, flat, write_result
 from everydepth.training.schedules import Schedule, schedule_of
 from everydepth.training.scoring import Evaluator, Scores
-from everydepth.training.signals import Signals
 from everydepth.training.snapshot import (
     load_model,
     load_optimizer,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from everydepth.errors import BatchError, DepthError, SettingError, UnsupportedModelError
 from everydepth.stream import ResidualStream
-from everydepth.stream.text import encoded, is_text
+from everydepth.stream.text import encoded, is_text, new_tokens_of
 
 Prompts = str | Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | Sequence[str]
 """Text, with a tokenizer: one string or several. Token ids: a tensor `(rows, length)`, a
@@ -156,23 +156,8 @@ def check_prompt(
             f"use 0 to {known - 1} (is this the tokenizer of another model?)"
         )
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else _checked_mask(mask, ids)
-    return _left_padded(ids, real), _fitting(stream, int(real.sum(1).max()), max_new_tokens)
-
-
-def _fitting(stream: ResidualStream, longest: int, max_new_tokens: int | None) -> int:
-    fits = DEFAULT_NEW_TOKENS if stream.positions is None else stream.positions - longest
-    wanted = max(1, min(DEFAULT_NEW_TOKENS, fits)) if max_new_tokens is None else max_new_tokens
-    if stream.positions is not None and wanted > fits:
-        step = (
-            f"lower max_new_tokens to {fits}"
-            if fits > 0
-            else f"shorten the prompt to {stream.positions - 1} tokens or fewer"
-        )
-        raise BatchError(
-            f"{longest} prompt tokens + {wanted} new ones = {longest + wanted}, "
-            f"but {stream.name} has {stream.positions} positions; {step}"
-        )
-    return wanted
+    longest, limit = int(real.sum(1).max()), (max_new_tokens, "max_new_tokens", DEFAULT_NEW_TOKENS)
+    return _left_padded(ids, real), new_tokens_of(stream, longest, *limit)
 
 
 def stop_tokens(stream: ResidualStream, eos_token_id: int | Sequence[int] | None) -> list[int]:
