@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.fuzz.budget import fuzzed
-from tests.fuzz.values import Call, World, calls, parameters_of, seeing, writing
+from tests.fuzz.values import Call, World, calls, parameters_of, reading, seeing, writing
 from tests.fuzz.watching import unchanged
 from tests.helpers.gguf_files import write_tiny
 
@@ -62,7 +62,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def worlds() -> list[World]:
-    return [seeing(), writing()]
+    return [seeing(), writing(), reading()]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import everydepth as ed
-from everydepth.config import Config, alternatives, hints_of, parameter_hints
+from everydepth.config import Config, alternatives, hints_of, parameter_hints, settings_of
 from everydepth.serving import Served
 from everydepth.tracing import BatchMetric
 from everydepth_papers.evidence import Preset, Recipe, Row
@@ -122,6 +122,9 @@ class World:
     def __repr__(self) -> str:
         return type(self.model).__name__
 
+    def _cut(self, to: Any) -> dict[str, Tensor]:
+        return {key: value[to] for key, value in self.rows().items()}
+
     def spoilt(self) -> tuple[Odd, ...]:
         main, *_ = self.rows()
 
@@ -144,6 +147,14 @@ class World:
             Odd("DataLoader([])", lambda: DataLoader([], 2, generator=torch.Generator())),
             Odd("an endless stream of None", _Nothing),
             Odd("rows, no labels", lambda: {main: self.rows()[main]}),
+            Odd("[rows, no labels]", lambda: [self.rows(), {main: self.rows()[main]}]),
+            Odd("[rows, no row]", lambda: [self.rows(), self._cut(slice(0))]),
+            Odd("[rows, smaller ones]", lambda: [self.rows(), self._cut((..., slice(3)))]),
+            changed("nothing to look at", attention_mask=lambda v: v * 0),
+            changed("a mask of few rows", attention_mask=lambda v: v[:1]),
+            changed("a float mask", attention_mask=lambda v: v.float()),
+            changed("bfloats", main=lambda v: v.bfloat16()),
+            changed("one-hot labels", labels=lambda v: torch.eye(3)[v % 3]),
             Odd("labels alone", lambda: {"labels": torch.tensor([0, 1])}),
             changed("one row", main=lambda v: v[:1], labels=lambda v: v[:1]),
             changed("no row", main=lambda v: v[:0], labels=lambda v: v[:0]),
@@ -190,6 +201,20 @@ def seeing() -> World:
     )
 
 
+def reading() -> World:
+    torch.manual_seed(0)
+    config = hf.BertConfig(
+        vocab_size=24, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_labels=3,
+        intermediate_size=8, max_position_embeddings=8, pad_token_id=0,
+    )  # fmt: skip
+    ids = torch.randint(3, 24, (6, 5))
+    mask = torch.ones_like(ids)
+    mask[0, 3:] = 0
+    rows = {"input_ids": ids, "attention_mask": mask, "labels": torch.arange(6) % 3}
+    model = hf.BertForSequenceClassification(config)
+    return World(model, lambda: {k: v.clone() for k, v in rows.items()})
+
+
 def writing() -> World:
     torch.manual_seed(0)
     config = hf.LlamaConfig(
@@ -212,6 +237,9 @@ RECIPE = Recipe(
     presets={"smoke": Preset(cells=({"a": 1}, {"a": 2}), seeds=2, cost="1 s")},
 )
 _LANGUAGE = ("prompts", "prompt", "input_ids", "tokenizer")
+
+
+SLOW = ("ray", "processes")  # choices that take many seconds, and have tests of their own
 
 
 def right(world: World, folder: Path) -> dict[str, Callable[[], Any]]:
@@ -282,7 +310,7 @@ class Parameter:
     name: str
     hint: Any
     required: bool
-    setting: bool = False
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -323,7 +351,10 @@ def parameters_of(function: Callable[..., Any]) -> list[Parameter]:
         hint = hints.get(name, Any)
         for kind in alternatives(hint):
             if by_name and isinstance(kind, type) and issubclass(kind, Config):
-                found += [Parameter(n, h, False, True) for n, h in hints_of(kind).items()]
+                said = settings_of(kind)
+                found += [
+                    Parameter(n, h, False, said[n].choices) for n, h in hints_of(kind).items()
+                ]
         found.append(Parameter(name, hint, p.default is p.empty))
     seen: dict[str, Parameter] = {}
     for parameter in found:
@@ -361,6 +392,9 @@ def calls(function: Callable[..., Any], worlds: list[World]) -> st.SearchStrateg
         odd = [value for value in ODD if not (called and callable(value.make()))]
         found = [st.sampled_from(odd)]
         inside = fitting(parameter.hint)
+        choices = [choice for choice in parameter.choices if choice not in SLOW]
+        if choices:
+            found += [st.sampled_from(choices)] * 2
         if inside is not None:
             found += [inside, inside]
         if parameter.name in ("data", "train", "valid", "test", "batch", "clean", "noisy"):
