@@ -49,4 +49,4 @@ def test_a_first_hour_with_a_real_model_takes_five_minutes() -> None:
     if "EVERYDEPTH_MODEL" not in os.environ:
         pytest.fail("set EVERYDEPTH_MODEL to the folder of a SmolLM2-135M-Instruct")
     took = run([str(REAL.relative_to(ROOT))]).rsplit(": ", 1)[1]
-    assert took.endswith(" s\n")
+    assert float(took.removesuffix(" s\n")) < 300  # CPU seconds; about 20 where it was written

@@ -13,8 +13,8 @@ from torch import Tensor
 from everydepth.errors import SettingError
 from everydepth.exits import FullDepthWarning, calibrate
 from everydepth.exits.calibrate import Outcomes, by_the_clock, certified
-from everydepth.exits.clock import ExitClock
-from everydepth.exits.policies import NEVER, Confidence
+from everydepth.exits.clock import ExitClock, block_speedup
+from everydepth.exits.policies import NEVER, Confidence, layer_speedup
 from everydepth.exits.risk import Counts, bounded_p_value, paired_p_value
 from everydepth.stream import as_stream
 
@@ -52,6 +52,13 @@ def test_the_speed_up_is_that_of_counted_seconds() -> None:
     assert clock(0.1).speedup(torch.full((4,), 6), []) == pytest.approx(1)
 
 
+def test_blocks_are_counted_by_what_they_take() -> None:
+    # Two rows run the first block of three seconds alone, two all three.
+    leaving, seconds = torch.tensor([1, 1, 3, 3]), np.array([3.0, 1.0, 1.0])
+    assert block_speedup(leaving, seconds) == pytest.approx(5 / (3 + 0.5 + 0.5))
+    assert block_speedup(leaving, np.ones(3)) == pytest.approx(layer_speedup(leaving, 3))
+
+
 def test_exits_that_pay_are_kept_with_their_speed_up() -> None:
     policy = certified(easy(), Confidence, risk=0.05, delta=0.05)
     found = by_the_clock(policy, easy(), clock(0.05))
@@ -59,6 +66,7 @@ def test_exits_that_pay_are_kept_with_their_speed_up() -> None:
     assert found.certificate is not None
     assert found.certificate.clock is not None
     assert found.certificate.clock > 1.5
+    assert "saves blocks (2.67x, or 2.67x by what each takes)" in found.certificate.note
     assert "by the clock" in found.certificate.note
 
 

@@ -170,6 +170,8 @@ def test_evaluation_counts_what_prediction_does() -> None:
     assert result.accuracy == pytest.approx(float((found.labels == full)[1:].double().mean()))
     assert result.agreement == pytest.approx(float((found.labels == full).double().mean()))
     assert result.layer_speedup == pytest.approx(4 * 12 / int(found.depths.sum()))
+    assert result.block_speedup is not None
+    assert 1 < result.block_speedup < 4
     assert result.measured_speedup == pytest.approx(result.seconds_full / result.seconds)
     assert result.table().column("exits") == list(result.exits)
 

@@ -7,11 +7,13 @@ import math
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.zoo import ENTRIES
+from torch import Tensor
 
 from everydepth.errors import BatchError, BudgetError, DataError, SettingError
 from everydepth.exits import DepthProfile, Latency, Profile, profile
@@ -221,6 +223,20 @@ def test_a_few_passes_do_and_none_has_more_rows_than_the_data() -> None:
     assert max(seen) == rows
     # Observed, counted and timed once by all blocks; three cut models run the first.
     assert seen.count(rows) <= 2 * 3 + 3
+
+
+def test_a_batch_of_eight_texts_takes_six_passes_of_the_full_model_at_most() -> None:
+    model, batch = ENTRIES["Llama-tied-CausalLM-right"].make()
+    batch = {key: value[:1].repeat(8, 8) for key, value in batch.items()}
+    stream, seen = as_stream(model), [0]
+
+    def count(_: Any, args: tuple[Tensor, ...]) -> None:
+        seen[0] += args[0][..., 0].numel()  # tokens, of prompts and of what is written
+
+    for block in stream.blocks:
+        block.branches[-1].entry.register_forward_pre_hook(count)
+    profile(model, batch, repeats=2, progress=False)  # as many as a slow model gets
+    assert seen[0] <= 6 * stream.depth * batch["input_ids"].numel()
 
 
 def test_sums_of_blocks_stand_beside_timed_cut_models() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed
+from everydepth import tracing
 from everydepth.errors import DepthError, SettingError
 from everydepth.stream import as_stream, words
 from everydepth.stream.words import row_blocks, word_statistics
-from everydepth.tracing import observation, predictions
+from everydepth.tracing import observation, predictions, run
 
 VOCABULARY = 211
 NAMES = ("loss", "error", "followed", "step", "top", "rank", "confidence", "margin")
@@ -154,6 +157,32 @@ def test_the_models_own_head_is_passed_over_and_only_what_is_read_is_computed(
     assert asked == [{"loss"}] * 2  # the first row, and the others
     ed.trace(stream, text(), ["loss", "top5"], progress=False)
     assert asked[2:] == [{"loss", "rank"}] * 2
+
+
+@pytest.mark.usefixtures("by_words")
+def test_states_of_one_part_are_gone_before_the_next_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "PART_BYTES", 1)  # a row a part
+    alive: list[weakref.ref[Tensor]] = []
+    counts: list[int] = []
+
+    class Counting(tracing.BatchMetric):
+        name = "counting"
+
+        def update(self, observation: tracing.Observation) -> None:
+            alive.append(weakref.ref(observation.states.h[1]))
+            counts.append(sum(h() is not None for h in alive))
+
+        def compute(self) -> tracing.Result:
+            return self.gap("it only counts")
+
+    gc.disable()  # what waits for a collection is not gone
+    try:
+        ed.trace(llama(), [text(), text()], ["loss", Counting()], progress=False)
+    finally:
+        gc.enable()
+    assert counts == [1] * 10
 
 
 # -- some depths ---------------------------------------------------------------------------------

@@ -94,6 +94,8 @@ def _say(text: str) -> None:
 
 def _summary(stats: GenerationStats) -> str:
     parts = [f"{stats.tokens} tokens, {stats.tokens_per_second:.0f} a second"]
+    if stats.draft_depths and not any(stats.draft_depths.values()):
+        parts.append("no drafts: they could not pay in a text this short")
     if stats.acceptance is not None:
         parts.append(f"{stats.acceptance:.0%} of drafts accepted")
         parts.append(f"{stats.mean_draft_length:.1f} drafted a round")

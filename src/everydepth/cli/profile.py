@@ -14,7 +14,13 @@ def profile(
     model: Model,
     rows: Rows,
     run: OwnRun = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed calls per depth.")] = 10,
+    depths: Annotated[
+        str | None, typer.Option(help="Some depths only: '5::5' is every fifth, '20:' from 20 on.")
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(min=1, help="Timed passes; by default 2 to 10, as many as fit 2 seconds."),
+    ] = None,
     latency_ms: Annotated[float | None, typer.Option(help="Budget: one row, milliseconds.")] = None,
     max_bytes: Annotated[int | None, typer.Option(help="Budget: bytes of the checkpoint.")] = None,
     max_drop: Annotated[
@@ -36,10 +42,11 @@ def profile(
     network = load_model(model)
     batches = rows.load(model, network)
     place = place_for(model, run, "profile")
-    found = measure(network, batches, batch_size=rows.batch_size, repeats=repeats)
+    found = measure(network, batches, batch_size=rows.batch_size, depths=depths, repeats=repeats)
     console = Console()
     show(found, console)
-    keep(found, place, {"model": model, **rows.asked(), "repeats": repeats}, console)
+    asked = {"model": model, **rows.asked(), "depths": depths, "repeats": repeats}
+    keep(found, place, asked, console)
     drawn = found.figure(["tradeoff", "batch_latency", "checkpoint_bytes"])
     drawn.savefig(place / "profile.png", dpi=150)
     limits = {

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from everydepth.config import checked
 from everydepth.errors import SettingError
+from everydepth.exits.clock import block_seconds, block_speedup
 from everydepth.exits.measure import seconds
 from everydepth.exits.policies import Policy, layer_speedup
 from everydepth.exits.predict import Prediction, predict
@@ -31,9 +33,10 @@ class Evaluation(Results, kind="evaluation"):
     """A policy next to the full model, on the same batches.
 
     `evaluation["exits"]` counts the samples that left at depths 1..L. Accuracies are None without
-    labels; agreement is the share predicted as by the full model; layer_speedup is
-    `sum_i L m_i / sum_i i m_i`, measured_speedup the wall-clock of the full model over that of the
-    policy, batches interleaved.
+    labels; agreement is the share predicted as by the full model. Three speed-ups: layer_speedup
+    counts blocks, `sum_i L m_i / sum_i i m_i`; block_speedup counts each block by its time on the
+    first batch, which is what leaving could save where blocks differ; measured_speedup is the
+    wall-clock of the full model over that of the policy, batches interleaved.
 
     >>> found = ed.evaluate(model, test, ed.Confidence(threshold=0.9), progress=False)
     >>> sum(found.exits) == len(test), found.layer_speedup >= 1
@@ -45,6 +48,7 @@ class Evaluation(Results, kind="evaluation"):
     agreement = Number("policy")
     mean_depth = Number("policy")
     layer_speedup = Number("policy")
+    block_speedup = OptionalNumber("policy")
     measured_speedup = Number("policy")
     seconds = Number("policy")
     seconds_full = Number("policy")
@@ -110,9 +114,11 @@ def evaluate(
     right = torch.zeros(2, dtype=torch.int64)  # by the policy, by the full model
     time = torch.zeros(2, dtype=torch.float64)
     with evaluating(unwrapped(stream.model)):
+        blocks = np.empty(0)
         for batch in Feed(data, stream, batch_size=batch_size).shown("evaluate", progress):
             if not depths:
                 _both(stream, batch, policy)  # the first calls are slower than all others
+                blocks = block_seconds(stream, batch, max(repeats, 2))
             runs = [_both(stream, batch, policy) for _ in range(repeats)]
             time += torch.tensor([run[0] for run in runs], dtype=torch.float64).amin(0)
             _, full, left = runs[0]
@@ -133,6 +139,7 @@ def evaluate(
         "agreement": same / len(left),
         "mean_depth": float(left.double().mean()),
         "layer_speedup": layer_speedup(left, stream.depth),
+        "block_speedup": block_speedup(left, blocks),
         "measured_speedup": float(time[1] / time[0]),
         "seconds": float(time[0]),
         "seconds_full": float(time[1]),
@@ -148,6 +155,7 @@ _LABELS = {
     "agreement": "agreement with the full model",
     "mean_depth": "blocks a sample needs",
     "layer_speedup": "speed-up by counted blocks",
+    "block_speedup": "speed-up by the time of these blocks",
     "measured_speedup": "speed-up by the clock",
     "seconds": "seconds of the policy",
     "seconds_full": "seconds of the full model",

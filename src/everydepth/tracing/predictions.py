@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -30,8 +31,15 @@ class Predictions:
     """
 
     def __init__(self, observation: Observation, reads: Collection[str] = ()) -> None:
-        self._observation, self._reads = observation, frozenset(reads)
+        # It holds these predictions: a cycle would keep all its states until the next collection.
+        self._of, self._reads = ref(observation), frozenset(reads)
         self._found: dict[str, Tensor] = {}
+
+    @property
+    def _observation(self) -> Observation:
+        found = self._of()
+        assert found is not None, "predictions are read while their observation is at hand"
+        return found
 
     @property
     def labelled(self) -> Tensor:

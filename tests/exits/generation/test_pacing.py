@@ -185,6 +185,18 @@ def test_a_short_text_is_not_risked() -> None:
     assert simulated(PAYING, tokens=16) == (1.0, 0)
 
 
+def test_what_unequal_rows_add_to_plain_steps_is_lost_by_drafting() -> None:
+    ledger = Ledger(512)
+    for _ in range(4):
+        ledger.learn_plain(1.0)
+    before = ledger.left
+    ledger.learn_plain(1.5, uneven=True)
+    assert ledger.plain.value == 1.0
+    assert ledger.left == pytest.approx(before + RISKED - 0.5)
+    ledger.charge(0.25)
+    assert ledger.left == pytest.approx(before + RISKED - 0.75)
+
+
 def test_depths_that_take_turns_share_what_may_be_lost() -> None:
     ledger = Ledger(512)
     first, second = Pace(ledger), Pace(ledger)

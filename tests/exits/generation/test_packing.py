@@ -1,6 +1,9 @@
-"""A wide head may be kept in another order; it stays the same map."""
+"""Large linear maps may be kept in another order; they stay the same maps."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -8,26 +11,35 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed
-from everydepth.exits.generation.packing import PACKED_FROM, packed_head
+from everydepth.exits.generation import packing
+from everydepth.exits.generation.packing import PACKED_FROM, packed_maps
+
+
+@pytest.fixture(autouse=True)
+def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "LARGE", 128)
+    monkeypatch.setattr(packing, "COLD", 0)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1, 8), (5, 1, 8), (2, 3, 8), (200, 8)])
-def test_a_packed_head_gives_what_the_plain_one_gives(bias: bool, shape: tuple[int, ...]) -> None:
+def test_a_packed_map_gives_what_the_plain_one_gives(bias: bool, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    head, x = nn.Linear(8, 5000, bias=bias), torch.randn(shape)
+    head, x = nn.Linear(8, 500, bias=bias), torch.randn(shape)
     with torch.inference_mode():
         plain = head(x)
-        with packed_head(head) as done:
-            assert done
+        with packed_maps(head) as count:
+            assert count == 1
             found = head(x)
+            turned = head(torch.randn(8, 6).T)  # another order of memory is another input
     torch.testing.assert_close(found, plain)
     assert found.shape == plain.shape
+    assert turned.shape == (6, 500)
 
 
-def test_the_head_is_itself_again_after_an_error() -> None:
-    head = nn.Linear(8, 5000)
-    with pytest.raises(RuntimeError, match="inner product"), packed_head(head):
+def test_a_map_is_itself_again_after_an_error() -> None:
+    head = nn.Linear(8, 500)
+    with pytest.raises(RuntimeError, match="inner product"), packed_maps(head):
         head(torch.ones(2, 9))
     assert "forward" not in vars(head)
 
@@ -40,22 +52,33 @@ class Doubled(nn.Linear):
 @pytest.mark.parametrize(
     "head",
     [
-        nn.Linear(8, 100),
-        nn.Linear(8, 5000).double(),
-        Doubled(8, 5000),
-        nn.Linear(8, 5000, device="meta"),
+        nn.Linear(8, 10),
+        nn.Linear(8, 500).double(),
+        Doubled(8, 500),
+        nn.Linear(8, 500, device="meta"),
     ],
 )
-def test_what_is_no_plain_wide_map_is_left_as_it_is(head: nn.Module) -> None:
-    with packed_head(head) as done:
-        assert not done
+def test_what_is_no_plain_large_map_is_left_as_it_is(head: nn.Module) -> None:
+    with packed_maps(head) as count:
+        assert not count
         assert "forward" not in vars(head)
 
 
-def test_text_of_a_wide_head_is_that_of_the_model_itself() -> None:
+@pytest.mark.parametrize(("cold", "free"), [(2**20, 2**40), (0, 3 * 8 * 500 * 4)])
+def test_nothing_is_copied_where_it_cannot_pay_or_memory_is_short(
+    cold: int, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "COLD", cold)
+    memory = SimpleNamespace(available=free)
+    monkeypatch.setattr(packing.psutil, "virtual_memory", lambda: memory)
+    with packed_maps(nn.Linear(8, 500)) as count:
+        assert not count
+
+
+def test_a_text_from_packed_maps_is_that_of_the_model_itself() -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=5000,
+        vocab_size=500,
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=2,
@@ -63,14 +86,20 @@ def test_text_of_a_wide_head_is_that_of_the_model_itself() -> None:
         max_position_embeddings=128,
     )
     model = LlamaForCausalLM(config).eval()
-    packed: list[bool] = []
+    packed: dict[str, list[bool]] = {"head": [], "block": []}
     ed.as_stream(model)  # is looked at once, by its own forward
-    model.lm_head.register_forward_pre_hook(lambda head, _: packed.append("forward" in vars(head)))
+
+    def note(name: str) -> Any:
+        return lambda module, _: packed[name].append("forward" in vars(module))
+
+    model.lm_head.register_forward_pre_hook(note("head"))
+    model.model.layers[1].mlp.up_proj.register_forward_pre_hook(note("block"))
     told = {"max_new_tokens": PACKED_FROM, "eos_token_id": ()}
     said = ed.generate(model, [[3, 4, 5]], **told)
-    assert all(packed)
+    assert all(packed["head"])
+    assert all(packed["block"])
     ids = said.sequences
     with torch.no_grad():
         wanted = model(input_ids=ids).logits[0, 2:-1].argmax(-1)
     assert said.tokens[0] == wanted.tolist()
-    assert not packed[-1]  # itself again
+    assert not packed["head"][-1]  # itself again

@@ -13,6 +13,7 @@ from everydepth.exits.generation import generate as decode
 from everydepth.exits.generation.drafting import DraftHead
 from everydepth.exits.generation.pacing import Pace
 from everydepth.exits.generation.sampling import Sampling
+from everydepth.exits.generation.tape import Tape
 from everydepth.stream import as_stream
 
 NEW = 20
@@ -39,6 +40,23 @@ def test_every_decoder_drafts_the_same_tokens_in_a_batch_of_eight(name: str) -> 
     assert said.tokens == generate(model, rows, max_new_tokens=NEW, eos_token_id=()).tokens
     assert said.stats.acceptance is not None
     assert 0 < said.stats.acceptance < 1  # some drafts were right and some wrong
+
+
+def test_rows_stay_together_until_drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = talkative("Llama-untied-CausalLM-left", quiet_after=1), prompts(3)
+    plainly, kept = Tape.reject, list[set[int]]()
+
+    def reject(tape: Tape, counts: list[int], span: int) -> None:
+        kept.append({*counts})
+        plainly(tape, counts, span)
+        assert not tape.uneven
+
+    monkeypatch.setattr(Tape, "reject", reject)
+    monkeypatch.setattr(Pace, "pays", False)
+    said = generate(model, rows, max_new_tokens=NEW, draft_depth=1, eos_token_id=())
+    assert said.tokens == references(model, rows, NEW)
+    assert all(len(counts) == 1 for counts in kept)
+    assert max(map(max, kept)) > 1  # several drafts were right at once
 
 
 @pytest.mark.parametrize("draft_depth", [1, 2, 3])

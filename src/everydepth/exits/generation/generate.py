@@ -17,7 +17,7 @@ from everydepth.exits.generation.drafting import DraftHead
 from everydepth.exits.generation.early import agreement, decode_with_exits
 from everydepth.exits.generation.output import OnTokens, Output
 from everydepth.exits.generation.pacing import Ledger, Pace
-from everydepth.exits.generation.packing import PACKED_FROM, packed_head
+from everydepth.exits.generation.packing import PACKED_FROM, packed_maps
 from everydepth.exits.generation.request import (
     Prompt,
     Prompts,
@@ -197,7 +197,7 @@ def generate(
         stack.enter_context(evaluating(unwrapped(stream.model)))
         stack.enter_context(without_gradients(stream.model))
         if limit >= PACKED_FROM:
-            stack.enter_context(packed_head(stream.head))
+            stack.enter_context(packed_maps(_used(stream, top)))
         stack.enter_context(_with_its_depth(stream, prompt))
         room = prompt.ids.shape[1] + limit + max_draft
         if draft_depth is not None and not has_slots(stream, prompt.ids):
@@ -221,10 +221,9 @@ def generate(
                 ledger = Ledger(limit)
                 for k in draft_depths:
                     head = DraftHead(stream, k, sampling, draft_vocabulary, words)
-                    head.see(prompt.ids[prompt.real], logits)
                     pace = Pace(ledger, always=draft_always)
                     drafters.append(Drafter(head, pace, k, max_draft))
-                chosen = Drafters(drafters, ledger)
+                chosen = Drafters(drafters, ledger, prompt.ids[prompt.real], logits)
                 decode_with_drafts(tape, out, first, chosen, sampling, generator)
                 details |= chosen.counts
                 details["from_draft"] = tuple(map(tuple, out.drafted))
@@ -289,6 +288,12 @@ def _decode(
             tokens = tokens[rows]
         tape.feed(tokens)
         tokens = sampling.draw(tape.last_logits(tape.top), generator)
+
+
+def _used(stream: ResidualStream, top: int) -> nn.ModuleList:
+    """What runs for every token."""
+    blocks = [block.module for block in stream.blocks[:top]]
+    return nn.ModuleList([*blocks, *stream.exits.values(), stream.head])
 
 
 def _words(stream: ResidualStream, given: Sequence[int] | Tensor) -> Tensor:

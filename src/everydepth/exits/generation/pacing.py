@@ -86,9 +86,13 @@ class Ledger:
         """So many more tokens are asked for."""
         self._asked += tokens
 
-    def learn_plain(self, seconds: float) -> None:
-        """A step without drafts took so long."""
-        self.plain.add(seconds)
+    def learn_plain(self, seconds: float, *, uneven: bool = False) -> None:
+        """A step without drafts took so long; uneven: drafts have left rows of unequal lengths, and
+        what that adds to the step is their loss."""
+        if uneven and len(self.plain):
+            self._lost += seconds - self.plain.value
+        else:
+            self.plain.add(seconds)
         self._done += 1
 
     def learn(self, tokens: float, seconds: float) -> None:
@@ -96,6 +100,10 @@ class Ledger:
         self._done += tokens
         if len(self.plain):
             self._lost += seconds - tokens * self.plain.value
+
+    def charge(self, seconds: float) -> None:
+        """What drafting takes beside its rounds."""
+        self._lost += seconds
 
     @property
     def left(self) -> float:
@@ -139,6 +147,11 @@ class Pace:
             return float("inf")
         tokens, seconds = (sum(column) for column in zip(*self._gains, strict=True))
         return tokens / seconds
+
+    @property
+    def pays(self) -> bool:
+        """Whether recent rounds gave more tokens a second than plain steps."""
+        return self._always or (bool(self._gains) and self.rate * self._ledger.plain.value > 1)
 
     def drafts(self) -> bool:
         """Whether the next round drafts."""

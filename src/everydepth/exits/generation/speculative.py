@@ -48,27 +48,28 @@ class Drafter:
             if not self.pace.goes_on(confidence) or len(drafts) == limit:
                 return drafts
 
-    def learn(
-        self,
-        drafts: list[Draft],
-        accepted: list[int],
-        seconds: float,
-        gained: int,
-        seen: Tensor,
-        logits: Tensor,
-    ) -> None:
+    def see(self, tokens: Tensor, logits: Tensor) -> None:
+        """Learn from the text, and from what the full depth finds likely."""
+        self._head.see(tokens, logits)
+
+    def learn(self, drafts: list[Draft], accepted: list[int], seconds: float, gained: int) -> None:
         self.lengths.append(len(drafts))
         self.accepted += sum(accepted)
         self.drafted += sum(min(count + 1, len(drafts)) for count in accepted)
         self.pace.learn(accepted, self._took, seconds, gained)
-        self._head.see(seen, logits)
 
 
 class Drafters:
-    """One drafter a depth; the one that gives most tokens a second goes on."""
+    """One drafter a depth; the one that gives most tokens a second goes on.
 
-    def __init__(self, drafters: Sequence[Drafter], ledger: Ledger) -> None:
+    prompt, logits: what a drafter sees before its first draft.
+    """
+
+    def __init__(
+        self, drafters: Sequence[Drafter], ledger: Ledger, prompt: Tensor, logits: Tensor
+    ) -> None:
         self._drafters, self.ledger = tuple(drafters), ledger
+        self._ahead = dict.fromkeys(self._drafters, (prompt, logits))
         self.lengths: list[int] = []
 
     @property
@@ -83,7 +84,14 @@ class Drafters:
     def next(self) -> Drafter | None:
         """Who drafts in this round; None for a plain step."""
         best = max(self._drafters, key=lambda d: d.pace.rate)
-        return best if best.pace.drafts() else None
+        if not best.pace.drafts():
+            return None
+        if best in self._ahead:
+            # Drafting has to pay for this, too; a text without drafts never does.
+            start = clock()
+            best.see(*self._ahead.pop(best))
+            self.ledger.charge(clock() - start)
+        return best
 
 
 def decode_with_drafts(
@@ -117,7 +125,7 @@ def decode_with_drafts(
             tape.feed(tokens)
             tokens = sampling.draw(tape.last_logits(tape.top), generator)
             new, accepted = [[token] for token in tokens.tolist()], None
-            drafters.ledger.learn_plain(clock() - start)
+            drafters.ledger.learn_plain(clock() - start, uneven=tape.uneven)
             continue
         drafts = drafter.draft(tape, tokens, out.remaining, generator)
         drafters.lengths.append(len(drafts))
@@ -128,14 +136,19 @@ def decode_with_drafts(
         else:
             verdict = judge_greedy(logits, drafts)
         span, accepted = len(drafts), verdict.accepted.tolist()
-        tokens = torch.where(verdict.accepted == span, drafts[-1].tokens, verdict.correction)
         kept = [min(count + 1, span) for count in accepted]
+        # Rows of different lengths need a mask from then on: not before drafts are known to pay.
+        level = span if drafter.pace.pays else min(kept)
+        kept = [min(count, level) for count in kept]
+        tokens = torch.where(
+            verdict.accepted >= level, drafts[level - 1].tokens, verdict.correction
+        )
         tape.reject(kept, span)
-        seconds = clock() - start
-        drafter.learn(drafts, accepted, seconds, out.nearer(kept), tokens, logits[:, -1])
+        drafter.see(tokens, logits[:, -1])
+        drafter.learn(drafts, accepted, clock() - start, out.nearer(kept))
         columns = [draft.tokens.tolist() for draft in drafts]
         last = tokens.tolist()
         new = [
-            [column[row] for column in columns[: min(count, span - 1)]] + [last[row]]
+            [column[row] for column in columns[: min(count, level - 1)]] + [last[row]]
             for row, count in enumerate(accepted)
         ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from everydepth.exits.generation.cache import SlotCache
 from everydepth.exits.generation.visible import attention_bias, windowed
-from everydepth.stream import Cursor, ResidualStream
+from everydepth.stream import Cursor, ResidualStream, unwrapped
 
 
 class Tape:
@@ -49,6 +49,12 @@ class Tape:
         self._limit = stream.positions or sys.maxsize
         self._windows = tuple(stream.window(depth) for depth in range(1, stream.depth + 1))
         self._narrowest = min((w for w in self._windows if w is not None), default=None)
+        # Compiled or sharded, the model is not called with a cache of ours.
+        self._is_whole = (
+            unwrapped(stream.model) is stream.model
+            and not self._exits
+            and len({*self._windows}) == 1
+        )
         rows, length = ids.shape
         self._tokens = ids.new_zeros(rows, room)
         self._positions = ids.new_zeros(rows, room)
@@ -58,6 +64,7 @@ class Tape:
         self._seen = [0] * (top + 1)
         self._waiting: list[list[Tensor]] = [[] for _ in range(top + 1)]
         self._cursor: tuple[tuple[int, int], Cursor] | None = None
+        self._bias: Tensor | None = None
         self.passes = [0] * top
         """Token-passes of each block: rows x tokens, padding left out."""
         self.compactions = 0
@@ -66,6 +73,7 @@ class Tape:
         self._next = real.sum(1)
         self._kept = [int(n) for n in self._next.tolist()]
         self._ragged = min(self._kept) < length
+        self._uneven = False
         self._seen[0] = length
 
     @property
@@ -76,6 +84,11 @@ class Tape:
     @property
     def rows(self) -> int:
         return self._tokens.shape[0]
+
+    @property
+    def uneven(self) -> bool:
+        """Whether rows have kept different numbers of tokens beyond the prompt."""
+        return self._uneven
 
     def feed(self, tokens: Tensor) -> None:
         """Append one token to each row."""
@@ -136,6 +149,8 @@ class Tape:
 
     def last_logits(self, to: int) -> Tensor:
         """Bring every token to depth `to`, and read the last one out: `(rows, v)`."""
+        if to == self.stream.depth and self._is_plain_step():
+            return self._plain_step()
         return self.stream.readout(self.advance(to)[:, -1:], to, {})[:, 0]
 
     def reject(self, kept: list[int], span: int) -> None:
@@ -149,14 +164,14 @@ class Tape:
             slots = torch.arange(longest, device=counts.device)
             self._real[:, start:end] = slots < counts[:, None]
             self._next = self._next - span + counts
-            self._ragged = True
+            self._ragged = self._uneven = True
         else:
             self._next = self._next - span + longest
         self._seen = [end] * (self.top + 1)
         for depth, seen in self._exits.items():
             self._exits[depth], states = min(seen, end), self._outside[depth]
             self._outside[depth] = [torch.cat(states, 1)[:, : end - seen]] if seen < end else []
-        self._cursor = None
+        self._cursor = self._bias = None
         # Unused slots cost time in every call; moving the others costs as much as a few calls.
         if end - max(self._kept) > max(32, max(self._kept) // 4):
             self._compact()
@@ -170,9 +185,24 @@ class Tape:
         self._waiting = [[h[rows] for h in states] for states in self._waiting]
         self._outside = {k: [h[rows] for h in states] for k, states in self._outside.items()}
         self._kept = [self._kept[row] for row in kept]
-        self._cursor = None
+        self._cursor = self._bias = None
 
     # -- how blocks are called --------------------------------------------------------------------
+
+    def _is_plain_step(self) -> bool:
+        """Whether one new token goes through every block, all of which call for the same mask."""
+        at = self.length - 1
+        even = at > 0 and all(seen == at for seen in self._seen[1:])
+        return even and self._is_whole
+
+    def _plain_step(self) -> Tensor:
+        """The model's own forward: no need to learn how it calls its blocks."""
+        at, end = self.length - 1, self.length
+        self.cache.at = at
+        output = self.stream.called(self._batch(at, end), self.cache)
+        self._seen = [end] * (self.top + 1)
+        self.passes = [count + self.rows for count in self.passes]
+        return self.stream.prediction(output)[:, -1]
 
     def _started(self, at: int, end: int) -> Cursor:
         """How the blocks are called for these slots; all of them, because those above the depth
@@ -180,25 +210,35 @@ class Tape:
         self.cache.at = at
         if self._cursor is not None and self._cursor[0] == (at, end):
             return self._cursor[1]
-        batch = {
-            "input_ids": self._tokens[:, at:end],
-            "position_ids": self._positions[:, at:end],
-            "attention_mask": self._mask(at, end),
-        }
-        cursor = self.stream.start(batch, cache=self.cache, to=self.top)
+        cursor = self.stream.start(self._batch(at, end), cache=self.cache, to=self.top)
         cursor = self._windowed(cursor, at, end)
         self._dtype = cursor.h.dtype
         self._cursor = ((at, end), cursor)
         return cursor
+
+    def _batch(self, at: int, end: int) -> dict[str, Tensor | None]:
+        return {
+            "input_ids": self._tokens[:, at:end],
+            "position_ids": self._positions[:, at:end],
+            "attention_mask": self._mask(at, end),
+        }
 
     def _mask(self, at: int, end: int) -> Tensor | None:
         """None where every token sees all before it; of the prompt, where the padding is."""
         if at == 0:
             return self._real[:, :end].long() if self._ragged else None
         narrow = self._narrowest is not None and end > self._narrowest
-        if end - at == 1 and not self._ragged and not narrow:
-            return None
+        if end - at == 1 and not narrow:
+            return self._seen_by_last(end) if self._ragged else None
         return self._visible(at, end, self._windows[0])
+
+    def _seen_by_last(self, end: int) -> Tensor:
+        """The same as `_visible` for the last token alone, without windows: it sees all slots but
+        those that are not kept, of which there are no more until the next `reject`."""
+        if self._bias is None:
+            self._bias = attention_bias(self._real[:, None], self._dtype)
+            self._bias[..., end - 1 :] = 0
+        return self._bias[..., :end]
 
     def _windowed(self, cursor: Cursor, at: int, end: int) -> Cursor:
         """Give blocks with another window than the first their own mask."""
@@ -226,7 +266,7 @@ class Tape:
             return torch.cat([slots, torch.zeros_like(slots)], 1)
 
         self._tokens, self._positions = doubled(self._tokens), doubled(self._positions)
-        self._real = doubled(self._real)
+        self._real, self._bias = doubled(self._real), None
 
     def _compact(self) -> None:
         """Move the kept tokens of every row to the front."""
@@ -240,6 +280,7 @@ class Tape:
         for slots in (self._tokens, self._positions, self._real):
             slots[:, :length] = slots.gather(1, order)
         self._seen = [length] * (self.top + 1)
-        self._exits, self._cursor = dict.fromkeys(self._exits, length), None
+        self._exits = dict.fromkeys(self._exits, length)
+        self._cursor = self._bias = None
         self._ragged = min(self._kept) < length
         self.compactions += 1
