@@ -271,7 +271,7 @@ def _measurements(
         labels={"value": metric},
         title=metric.capitalize(),
         about=f"The {metric} of the readout of this depth.",
-        unit="share" if more else "",
+        unit="share" if more else metric,
         better="higher" if more else "lower",
         section="prediction",
     )

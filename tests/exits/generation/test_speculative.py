@@ -43,7 +43,7 @@ def test_every_decoder_drafts_the_same_tokens_in_a_batch_of_eight(name: str) -> 
 
 
 def test_rows_stay_together_until_drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows = talkative("Llama-untied-CausalLM-left", quiet_after=1), prompts(3)
+    model, rows = talkative("Llama-untied-CausalLM-left", quiet_after=1), prompts(2)
     plainly, kept = Tape.reject, list[set[int]]()
 
     def reject(tape: Tape, counts: list[int], span: int) -> None:
@@ -53,7 +53,7 @@ def test_rows_stay_together_until_drafts_pay(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Tape, "reject", reject)
     monkeypatch.setattr(Pace, "pays", False)
-    said = generate(model, rows, max_new_tokens=NEW, draft_depth=1, eos_token_id=())
+    said = generate(model, rows, max_new_tokens=NEW, draft_depth=3, eos_token_id=())
     assert said.tokens == references(model, rows, NEW)
     assert all(len(counts) == 1 for counts in kept)
     assert max(map(max, kept)) > 1  # several drafts were right at once
