@@ -185,7 +185,7 @@ EVERY_TOKEN = (UnsupportedModelError, "predicts a class of every token")
 NOT_CLASSES = (SettingError, "needs a class or a token to predict")
 NO_BRANCHES = (UnsupportedModelError, "without its branches|declares no branches|branches")
 EVERY_ROW = (LabelError, "needs one class per row, for every row")
-NOT_AUDITED = (SettingError, "an audit is of class labels")
+NOT_AUDITED = (SettingError, "an audit needs class labels")
 NO_INSERTION = (UnsupportedModelError, "no block can be inserted")
 
 REFUSED: dict[tuple[str, str], tuple[type[EveryDepthError], str]] = {
@@ -198,7 +198,7 @@ REFUSED: dict[tuple[str, str], tuple[type[EveryDepthError], str]] = {
     **{(verb, task): ONE_CLASS for verb in ("calibrated", "evaluated")
        for task in CASES if task not in ("classification", "soft labels", "token labels")},
     **{(verb, "token labels"): EVERY_TOKEN for verb in ("calibrated", "evaluated")},
-    ("ablated", "embedding"): (SettingError, "gives embeddings"),
+    ("ablated", "embedding"): (SettingError, "produces embeddings"),
     ("ablated", "token labels"): NO_BRANCHES,
     ("studied", "token labels"): NO_BRANCHES,
     **{("memorized", task): NOT_CLASSES for task in CASES if task not in WITH_CLASSES},

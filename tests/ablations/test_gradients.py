@@ -220,7 +220,7 @@ def test_repaired_the_bound_bounds_random_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_as_the_theorem_says_it_the_bound_fails_at_the_last_tap(name: str) -> None:
+def test_the_bound_of_the_theorem_fails_at_the_last_tap(name: str) -> None:
     """Theorem 1 takes y_out = W y_N; stock transformers divide by a small std in between."""
     model, batch = labelled(name)
     found = ed.gradient_study(model, batch, batch, flipped=[0]).learning.violations("corrected")
@@ -276,7 +276,7 @@ def test_a_head_of_rank_one_and_silent_branches_break_every_form_of_the_bound() 
 
 def test_families_without_a_bound_say_why() -> None:
     for name, words in (
-        ("Bert-SequenceClassification", "a norm or map on the way of the skip"),
+        ("Bert-SequenceClassification", "a norm or map in the skip path"),
         ("CifarResNet-post-pad", "has conv"),
         ("GPTNeoX-parallel-SequenceClassification-left", "in parallel"),
     ):
@@ -317,7 +317,7 @@ def test_the_unified_view_joins_study_and_ablation() -> None:
 
 def test_bad_input_of_a_study_is_named() -> None:
     model, batch = labelled("ViT")
-    with pytest.raises(SettingError, match="which samples have a wrong label is not known"):
+    with pytest.raises(SettingError, match="it is unknown which samples have a wrong label"):
         ed.gradient_study(model, batch, batch)
     with pytest.raises(LabelError, match=r"asked of ViT.* needs 'labels'"):
         tapped(as_stream(model), {"pixel_values": batch["pixel_values"]})

@@ -106,7 +106,7 @@ def test_a_label_prompt_ends_in_the_label_and_keeps_the_prompt() -> None:
 def test_bad_input_of_prompts_is_named() -> None:
     with pytest.raises(DataError, match="2 texts and 1 labels"):
         label_prompts(["a", "b"], [0], ["x"], words, 9)
-    with pytest.raises(DataError, match="label 3, but there are 2 class names"):
+    with pytest.raises(DataError, match="labels 3 to 3, but there are 2 class names"):
         label_prompts(["a"], [3], ["x", "y"], words, 9)
     with pytest.raises(DataError, match="same tokens"):
         label_prompts(["a"], [0], ["x", "x"], words, 9)
@@ -115,7 +115,7 @@ def test_bad_input_of_prompts_is_named() -> None:
 
 
 @pytest.mark.parametrize("form", ["tensor", "list", "array", "numpy numbers"])
-def test_a_boolean_mask_says_which_rows_are_flipped(form: str) -> None:
+def test_a_boolean_mask_selects_the_flipped_rows(form: str) -> None:
     model, _ = ENTRIES["ViT"].make()
     data, rows = images(), [0, 1, 5]
     mask = torch.zeros(12, dtype=torch.bool)
@@ -267,7 +267,7 @@ def test_without_held_out_predictions_the_score_is_an_order_only() -> None:
     assert found.noise is None
     assert "not calibrated" in found.note
     assert blobs.precision(found.score) > 0.5
-    with pytest.raises(SettingError, match="a threshold on its score means nothing"):
+    with pytest.raises(SettingError, match="a threshold on its score is meaningless"):
         found.suspects()
 
 
@@ -299,5 +299,5 @@ def test_bad_input_of_an_audit_is_named(audited: Any) -> None:
     with pytest.raises(LabelError, match="asked of ResidualMLP needs 'labels'"):
         ed.audit(models[0], {"inputs": blobs.inputs})
     causal, batch = CAUSAL["GPT2-CausalLM-left"].make()
-    with pytest.raises(SettingError, match="an audit is of class labels"):
+    with pytest.raises(SettingError, match="an audit needs class labels"):
         ed.audit(causal, batch)

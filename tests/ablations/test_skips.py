@@ -357,7 +357,7 @@ def test_a_layer_that_does_not_exist_is_named() -> None:
             scaled_skip(model, layer=layer, c=0.0)
     with pytest.raises(DepthError, match=r"depth 0 is the embedding, .* the first layer is 1"):
         scaled_skip(model, layer=0, c=0.0)
-    with pytest.raises(SettingError, match="no layer; give one or several of 1 to 4"):
+    with pytest.raises(SettingError, match="no layer; give one or more of 1 to 4"):
         scaled_skip(model, layer=[], c=0.0)
 
 
@@ -396,7 +396,7 @@ def test_dropout_that_would_drop_the_skip_is_refused_in_training(name: str) -> N
     model.train()
     with (
         scaled_skip(model, layer=1, c=0.5),
-        pytest.raises(UnsupportedModelError, match="would drop the skip, too"),
+        pytest.raises(UnsupportedModelError, match="would drop the skip as well"),
     ):
         model(**batch)
     assert hooks(model) == 0

@@ -133,7 +133,7 @@ def test_bad_settings_of_a_sweep_are_named() -> None:
     model, batch = labelled("ViT")
     with pytest.raises(SettingError, match="give each scale once"):
         ed.ablate(model, batch, c=(0.0, 0.0))
-    with pytest.raises(SettingError, match="noisy= belongs to the mode with train="):
+    with pytest.raises(SettingError, match="noisy= needs train=; leave it out"):
         ed.ablate(model, batch, noisy=batch)
     with pytest.raises(SettingError, match="pass a trained model, or give train="):
         ed.ablate(lambda seed: model, batch)
@@ -142,7 +142,7 @@ def test_bad_settings_of_a_sweep_are_named() -> None:
     with pytest.raises(BatchError, match="no batches"):
         ed.ablate(model, [])
     clip, pair = ENTRIES["CLIPVision"].make()
-    with pytest.raises(SettingError, match="gives embeddings"):
+    with pytest.raises(SettingError, match="produces embeddings"):
         ed.ablate(clip, pair)
     with pytest.raises(SettingError, match="this ablation has no 'speed'; it has"):
         ed.ablate(model, batch, layers=1, c=0.0)["speed"]
@@ -237,17 +237,17 @@ def test_cells_report_memorization_and_whether_all_was_fitted() -> None:
 def test_a_language_model_is_right_about_a_sample_if_it_writes_the_whole_label() -> None:
     start, batch = ENTRIES["GPT2-CausalLM-left"].make()
     with torch.no_grad():
-        said = start(**batch).logits[:, -3:-1].argmax(-1)
+        predicted = start(**batch).logits[:, -3:-1].argmax(-1)
     # The label is the last two tokens: both right, but one of them wrong in the first row.
     batch["labels"] = torch.full_like(batch["input_ids"], -100)
-    batch["labels"][:, -2:] = said
-    batch["labels"][0, -1] = (said[0, -1] + 1) % 10
+    batch["labels"][:, -2:] = predicted
+    batch["labels"][0, -1] = (predicted[0, -1] + 1) % 10
 
     def train(*_: Any) -> None:
         """The model stays what it is."""
 
     found = ed.ablate(start, batch, layers=1, c=0.0, train=train, noisy=batch, flipped=[0])
-    rows = len(said)
+    rows = len(predicted)
     assert found.untouched["sample_accuracy"][0] == pytest.approx((rows - 1) / rows)
     assert found.untouched["accuracy"][0] == pytest.approx((2 * rows - 1) / (2 * rows))
 

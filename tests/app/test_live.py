@@ -68,9 +68,9 @@ def test_what_is_published_arrives_as_it_was(end: str) -> None:
     ("content", "status", "words"),
     [
         (b"{", 200, "JSON"),
-        (b"[]", 200, "not whole results"),
+        (b"[]", 200, "not complete results"),
         (b'{"format": 99}', 200, "format 99"),
-        (b'{"format": 1, "kind": "x", "about": {}, "results": [{}]}', 200, "not whole results"),
+        (b'{"format": 1, "kind": "x", "about": {}, "results": [{}]}', 200, "not complete results"),
         (b"", 401, "EVERYDEPTH_API_KEY"),
         (b"", 500, "answers 500"),
         (b" " * (live.LARGEST + 1), 200, "more than"),

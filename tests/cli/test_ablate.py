@@ -46,7 +46,7 @@ def test_ablate_prints_tables_and_writes_a_run_that_can_be_reported(
         "ablate", model, "--data", "digits", "--max-samples", "40", "--c", "0,1", "-o", str(out)
     )
     assert "Accuracy" in shown
-    assert "with all its skips" in shown
+    assert "untouched: " in shown
     found = Ablation.load(out / "ablation")
     assert found.layers == (1, 2)
     assert found.samples == 40

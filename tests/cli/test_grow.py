@@ -36,7 +36,7 @@ def test_grow_writes_a_run_whose_model_loads(small: Path, tmp_path: Path) -> Non
     how = (*how, "--alpha", 0.99)
     output = invoke("grow", small, *how, "-o", tmp_path / "run").output
     assert "round 1: block after" in output
-    assert "by training loss keep" in output
+    assert "choice by training loss" in output
     grown = CifarResNet.from_pretrained(tmp_path / "run" / "model")
     assert sum(grown.config.blocks_per_stage) in (2, 3)
     assert ed.Run.open(tmp_path / "run").results()["growth"]["rounds"]

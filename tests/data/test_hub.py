@@ -85,12 +85,15 @@ def test_images_of_different_sizes_are_refused(hub: dict[str, Any]):
 
 def test_images_without_labels_are_refused(hub: dict[str, Any]):
     hub["pictures"] = labelled([], image=[Image.new("L", (5, 4))])
-    with pytest.raises(DataError, match=r"pictures has no class labels among image; say which"):
+    with pytest.raises(
+        DataError, match=r"pictures has no class labels among image; give the column as label="
+    ):
         load_hub("pictures")
 
 
-def test_a_failure_says_what_was_asked_and_why(hub: dict[str, Any]):
-    message = r"'no/where' \(task None, split 'test'\) is neither here nor found .*ConnectionError"
+def test_a_failure_names_the_request_and_the_reason(hub: dict[str, Any]):
+    what = r"'no/where' \(task None, split 'test'\)"
+    message = rf"{what} is neither a local file nor on the Hugging Face Hub .*ConnectionError"
     with pytest.raises(DataError, match=message):
         load("no/where", split="test")
 

@@ -41,7 +41,9 @@ def test_idx_files_round_trip(tmp_path: Path, packing: str):
 def test_two_idx_sets_in_one_folder_are_not_guessed_between(tmp_path: Path):
     for name in ("digits", "letters"):
         (tmp_path / f"{name}-train-images-idx3-ubyte").write_bytes(idx(pixels(2, 4, 4)))
-    with pytest.raises(DataError, match=r"2 image files for one split, digits-.*; keep one of"):
+    with pytest.raises(
+        DataError, match=r"2 image files for one split, digits-.*; keep one file per folder"
+    ):
         load_images(tmp_path)
 
 
@@ -108,7 +110,7 @@ def test_a_folder_without_images_is_answered_with_the_known_layouts(tmp_path: Pa
 
 def test_a_split_that_is_not_there_is_answered_with_the_ones_that_are(tmp_path: Path):
     sheets(tmp_path)
-    message = r"split 'valid', but .* has 'train'; use one of these, or cut a part off with .split"
+    message = r"split 'valid', but .* has 'train'; use one of these, or make a part with .split"
     with pytest.raises(DataError, match=message):
         load_images(tmp_path, split="valid")
 
@@ -128,8 +130,8 @@ GOOD_LABELS = idx(np.zeros(2, dtype=np.uint8))
         (idx(pixels(2, 4, 4))[:-3], GOOD_LABELS, r"idx3-ubyte unpacks to 45 bytes, .* says 48"),
         (b"\x89PNG", GOOD_LABELS, r"starts with 89 50 4e 47, but an IDX file .* 00 00 08 03"),
         (b"", GOOD_LABELS, r"starts with nothing, but an IDX file"),
-        (idx(pixels(2, 4, 4)), None, r"has no labels beside it; put train-labels-idx1-ubyte or"),
-        (idx(pixels(3, 4, 4)), GOOD_LABELS, r"3 images but 2 labels in .*fetch the files again"),
+        (idx(pixels(2, 4, 4)), None, r"has no labels next to it; put train-labels-idx1-ubyte or"),
+        (idx(pixels(3, 4, 4)), GOOD_LABELS, r"3 images but 2 labels in .*download the files again"),
     ],
 )
 def test_broken_idx_files_are_named(
@@ -147,7 +149,9 @@ def test_truncated_and_corrupt_packed_files_are_named(tmp_path: Path, packing: s
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(GOOD_LABELS)
     for broken in (packed[:-20], packed[:40] + bytes(40) + packed[80:]):
         file.write_bytes(broken)
-        with pytest.raises(DataError, match=rf"ubyte\{packing} is truncated or corrupt .*fetch it"):
+        with pytest.raises(
+            DataError, match=rf"ubyte\{packing} is truncated or corrupt .*download it again"
+        ):
             load_images(tmp_path)
     file.write_bytes(b"plain")
     with pytest.raises(DataError, match=rf"starts with 70 .*, but a \{packing} file starts with"):
@@ -197,7 +201,7 @@ def test_broken_sheets_are_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"data_batch_1.webp is not an image Pillow can read"):
         load_images(tmp_path)
     Image.new("RGB", (33, 32)).save(tmp_path / "data_batch_1.webp", lossless=True)
-    with pytest.raises(DataError, match=r"is 33x32, but a sheet is made of 32x32 tiles"):
+    with pytest.raises(DataError, match=r"is 33x32, but a sheet consists of 32x32 tiles"):
         load_images(tmp_path)
     (tmp_path / "train_labels.npy").unlink()
     with pytest.raises(DataError, match=r"train_labels.npy cannot be read \(No such file"):

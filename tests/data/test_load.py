@@ -125,7 +125,9 @@ def test_a_broken_archive_is_named(tmp_path: Path, damage: slice):
     path = tmp_path / "20newsgroups" / "20news-bydate.tar.xz"
     pack(path, {"x-train/a/1": "text " * 500})
     path.write_bytes(path.read_bytes()[damage])
-    with pytest.raises(DataError, match=r"bydate.tar.xz cannot be read as a tar archive .*fetch"):
+    with pytest.raises(
+        DataError, match=r"bydate.tar.xz cannot be read as a tar archive .*download it again"
+    ):
         load("20newsgroups", root=tmp_path)
 
 
@@ -166,15 +168,15 @@ def test_a_folder_of_images_may_hold_texts_too(tmp_path: Path):
     assert len(load(tmp_path, kind=Images, split="test")) == 1
 
 
-def test_another_kind_than_asked_for_is_refused():
-    with pytest.raises(DataError, match=r"'digits' holds Images, but kind=Texts was asked for"):
+def test_a_dataset_of_another_kind_than_requested_is_refused():
+    with pytest.raises(DataError, match=r"'digits' holds Images, but kind=Texts was requested"):
         load("digits", kind=Texts)
 
 
 def test_an_unknown_name_is_answered_with_the_closest_and_a_way_out():
     message = (
-        r"'cifar-10' is no data set known here, nor a file or folder; did you mean 'cifar10'\? "
-        r"Otherwise give the path of a file or folder, or 'hf:cifar-10' for the Hugging Face hub"
+        r"'cifar-10' is neither a known dataset nor a file or folder; did you mean 'cifar10'\? "
+        r"Otherwise give the path of a file or folder, or 'hf:cifar-10' for the Hugging Face Hub"
     )
     with pytest.raises(DataError, match=message):
         load("cifar-10")
@@ -185,7 +187,8 @@ def test_an_unknown_name_is_answered_with_the_closest_and_a_way_out():
 def test_a_missing_root_or_folder_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("EVERYDEPTH_DATA", raising=False)
     with pytest.raises(
-        DataError, match=r"'sst2' is kept in a folder.*root= or set EVERYDEPTH_DATA"
+        DataError,
+        match=r"the folder that holds 'sst2' is unknown; give root= or set EVERYDEPTH_DATA",
     ):
         load("sst2")
     (tmp_path / "cola").mkdir()

@@ -95,7 +95,7 @@ def test_a_label_outside_the_classes_is_refused():
 
 
 def test_labels_that_are_empty_or_not_whole_numbers_are_refused():
-    with pytest.raises(DataError, match=r"labels is empty, but there must be at least one"):
+    with pytest.raises(DataError, match=r"labels is empty, but at least one is needed"):
         flip_labels(torch.zeros(0, dtype=torch.long), 0.5)
     with pytest.raises(DataError, match=r"labels of torch.int64 with shape \(2, 2\), but they"):
         flip_labels(torch.tensor([[0, 1], [1, 0]]), 0.5)

@@ -23,7 +23,7 @@ def numbered(rows: int) -> Points:
 
 
 @pytest.mark.parametrize(("count", "left"), [(3, 3), (12, 12), (99, 12), (None, 12), (0, 0)])
-def test_the_first_rows_are_those_asked_for_or_all_there_are(count: int | None, left: int):
+def test_first_returns_the_requested_rows_or_all(count: int | None, left: int):
     assert numbered(12).first(count).inputs.flatten().tolist() == list(range(left))
 
 
@@ -67,12 +67,12 @@ def test_fractions_that_do_not_make_a_whole_are_refused(fractions: tuple[float, 
 
 
 def test_a_part_without_rows_is_refused():
-    with pytest.raises(DataError, match=r"3 rows cut by \(0.9, 0.1\) leave a part without rows"):
+    with pytest.raises(DataError, match=r"3 rows split by \(0.9, 0.1\) leave a part without rows"):
         numbered(3).split((0.9, 0.1))
 
 
 def test_points_cannot_be_stratified():
-    with pytest.raises(DataError, match=r"Points here has no class labels; use stratified=False"):
+    with pytest.raises(DataError, match=r"this Points has no class labels; use stratified=False"):
         numbered(10).split((0.5, 0.5), stratified=True)
 
 
@@ -87,20 +87,22 @@ def test_a_subset_takes_rows_in_the_given_order_or_by_a_mask():
 
 
 def test_an_index_outside_the_rows_is_refused():
-    with pytest.raises(DataError, match=r"index 12, but this data set has 12 rows; use 0 to 11"):
+    with pytest.raises(DataError, match=r"index 12, but this dataset has 12 rows; use 0 to 11"):
         images().subset([3, 12])
     with pytest.raises(DataError, match=r"indices are float32; use whole numbers"):
         images().subset(torch.tensor([1.7]))
-    with pytest.raises(DataError, match=r"a mask of shape \(2,\), but this data set has 12 rows"):
+    with pytest.raises(DataError, match=r"a mask of shape \(2,\), but this dataset has 12 rows"):
         images().subset(torch.tensor([True, False]))
 
 
 def test_columns_of_different_length_are_refused():
-    with pytest.raises(DataError, match=r"texts has 2 rows, pairs has 1 rows, but each needs"):
+    with pytest.raises(
+        DataError, match=r"texts has 2 rows, pairs has 1 rows, but all need the same number of rows"
+    ):
         Texts(("a", "b"), pairs=("c",))
 
 
-def test_bytes_stay_bytes_until_asked():
+def test_bytes_stay_bytes_until_converted():
     data = images()
     assert data.pixel_values.dtype == torch.uint8
     assert data.as_float().pixel_values.dtype == torch.float32

@@ -44,7 +44,7 @@ def test_a_surface_has_a_finite_gradient_everywhere_also_at_the_origin(name: str
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_formula_text_says_what_the_function_computes(name: str):
+def test_the_formula_text_matches_the_function(name: str):
     surface = SURFACES[name]
     points, _ = surface_data(name, n_train=20, n_test=1, dtype=torch.float64)
     functions = {f: getattr(math, f) for f in ("cos", "exp", "log", "sin", "sqrt", "pi")}

@@ -133,7 +133,7 @@ def test_a_profile_that_was_one_json_file_still_loads(tmp_path: Path) -> None:
     found = Profile.load(file)
     assert (found.depths, found.model, found.samples) == (made.depths, "Net", 50)
     file.write_text("{}")
-    with pytest.raises(DataError, match="does not hold whole results"):
+    with pytest.raises(DataError, match=r"the results in .* are incomplete"):
         Profile.load(file)
 
 

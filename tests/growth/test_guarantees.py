@@ -22,13 +22,13 @@ def test_on_real_networks_the_theorems_are_vacuous_and_say_so(name: str) -> None
     jump = jumpboard(model, batch, after=1)
     found = guarantee(model, jump.model, batch, batch)
     assert found.vacuous
-    assert "all of them are vacuous" in str(found)
+    assert "all bounds are vacuous" in str(found)
     assert found.held_out.gain == pytest.approx(jump.margin, rel=1e-2)
     assert found.margin == pytest.approx(jump.margin, rel=1e-3)
     assert found.to_json()["vacuous"] is True
 
 
-def test_margins_are_told_apart_by_the_jumpboard() -> None:
+def test_a_jumpboard_separates_the_margins() -> None:
     model, data, test = mlp(), teacher_data(200, 0), teacher_data(100, 1)
     jump = jumpboard(model, data)
     found = guarantee(model, jump.model, data, test, jump=jump.model)
@@ -75,16 +75,16 @@ def test_every_arm_of_a_comparison_gets_the_same_compute(tmp_path: Path) -> None
     assert longer["difference"] == longer["difference_low"] == 0
 
 
-def test_an_arm_that_a_model_does_not_allow_is_left_out_and_said() -> None:
+def test_an_arm_that_a_model_does_not_support_is_left_out_with_a_reason() -> None:
     sizes = {"blocks_per_stage": (1, 1), "widths": (4, 8), "num_channels": 1, "num_labels": 3}
     model = CifarResNet(CifarResNetConfig(**sizes))
     data = {"pixel_values": torch.randn(16, 1, 8, 8), "labels": torch.randint(0, 3, (16,))}
     how = {"steps": 1, "evaluations": 1, "seeds": (0,), "after": 2, "progress": False}
     found = compare(model, data, data, **how)
     assert {arm.name for arm in found.arms} == set(ARMS) - {"stacked"}
-    said = "no block has the shape of a new one after depth 2; leave out 'stacked'"
-    assert found.left_out == {"stacked": said}
-    with pytest.raises(SettingError, match=said):
+    message = "no existing block has the shape of a new one after depth 2; leave out 'stacked'"
+    assert found.left_out == {"stacked": message}
+    with pytest.raises(SettingError, match=message):
         compare(model, data, data, **how, arms=["longer", "stacked"])
 
 

@@ -70,7 +70,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_block_moves_its_output_no_more_than_its_constant_says(name: str) -> None:
+def test_a_block_moves_its_output_by_at_most_its_lipschitz_constant(name: str) -> None:
     model, batch = ENTRIES[name].make()
     stream = ed.as_stream(model)
     constants = network_constants(stream, batch)

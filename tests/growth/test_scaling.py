@@ -148,7 +148,7 @@ def test_along_a_coupling_the_recursion_falls_with_the_exponent_of_table_2(alpha
 
 
 @pytest.mark.parametrize("trace", [0.0, 40.0])
-def test_so_many_rows_bring_the_chance_of_disagreement_down_to_what_was_asked(trace: float) -> None:
+def test_the_rows_to_see_a_gain_bound_the_chance_of_disagreement(trace: float) -> None:
     rows = rows_to_agree(0.5, 3.0, trace, 0.05)
     assert rows < 1e6
     # Rows are whole numbers there, so make them many.

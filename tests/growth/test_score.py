@@ -1,4 +1,4 @@
-"""The gradient of every possible block, and what is said about it."""
+"""The gradient of every possible block, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_another_model_s_labels_are_a_reason_to_deepen() -> None:
     assert found.best.needed is None
 
 
-def test_how_many_rows_would_settle_it_is_said() -> None:
+def test_an_unsure_score_reports_how_many_rows_would_settle_it() -> None:
     unsure = [score(mlp(), points(mlp(), 64, seed=s)) for s in range(20)]
     sites = [site for found in unsure for site in found.sites if site.verdict == "not enough data"]
     assert sites

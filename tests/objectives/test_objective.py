@@ -59,8 +59,8 @@ def test_a_ladder_is_sampled_and_annealed_like_any_shape() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ed.ladder([2, 2]), r"depths \[2, 2\] have 2 twice; name it once"),
-        (lambda: ed.ladder([]), r"depths \[\] name no rung; give at least one, or None"),
+        (lambda: ed.ladder([2, 2]), r"depths \[2, 2\] have 2 twice; give it once"),
+        (lambda: ed.ladder([]), r"depths \[\] has no rung; give at least one, or None"),
         (lambda: ed.ladder([5]).check(4), "depth 5, but the network has 4 blocks; use 1 to 4"),
         (lambda: ed.ladder([0]).check(4), "depth 0, but the network has 4 blocks; use 1 to 4"),
         (
@@ -183,7 +183,7 @@ def test_what_is_drawn_depends_on_seed_and_step_alone() -> None:
     assert again[::-1] != [weights(other, step, depth=12) for step in range(30)]
 
 
-def test_layer_dropout_rises_with_the_depth_as_its_paper_says() -> None:
+def test_layer_dropout_rises_with_depth_as_in_its_paper() -> None:
     objective = ed.layerskip(dropout=0.4)
     kept = torch.stack([kept_rows(objective, s, None, 5, 50) for s in range(400)]).double()
     chance = 1 - kept.mean((0, 2))
@@ -268,7 +268,10 @@ def test_a_zero_at_the_last_depth_warns_and_names_the_consequence() -> None:
     [
         (lambda: ed.lpa(top=5).check(4), "top=5, but the network has 4 blocks; use 1 to 4"),
         (lambda: ed.lpa(top=0), "top=0; use a whole number of 1 or more"),
-        (lambda: ed.lpa().sampled(4).check(4), "sampled: k=4, .*only 3; use 1 to 3"),
+        (
+            lambda: ed.lpa().sampled(4).check(4),
+            "sampled: k=4, .*only 3 depths below the last; use 1 to 3",
+        ),
         (lambda: ed.lpa().annealed(by=1.5), r"annealed: by=1.5; use a number above 0, up to 1"),
         (
             lambda: ed.lpa().warmed_up(over=1.0),
@@ -283,7 +286,10 @@ def test_a_zero_at_the_last_depth_warns_and_names_the_consequence() -> None:
         (lambda: ed.multi_classifier(kl=1.0, temperature=0.0), r"temperature=0.0; use a number"),
         (lambda: ed.multi_classifier(temperature=2.0), r"temperature=2.0 without kl"),
         (lambda: ed.layerskip(curriculum="gradual", every=2), "every=2 is for curriculum='rot"),
-        (lambda: ed.layerskip(dropout=0.0, dropout_rises=True), "but dropout=0; give it a chance"),
+        (
+            lambda: ed.layerskip(dropout=0.0, dropout_rises=True),
+            "but dropout=0; give dropout a value above 0",
+        ),
         (lambda: ed.lpa().annealed().weights(0, None, 4), "call `net.set_progress"),
         (lambda: from_json(color=1), "an objective without parts has no setting 'color'"),
     ],

@@ -147,7 +147,9 @@ def test_a_part_that_makes_no_sense_is_refused(make: object, message: str) -> No
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
-    with pytest.raises(SettingError, match="Annealed is the part 'annealed'; use another name"):
+    with pytest.raises(
+        SettingError, match=r"part 'annealed' already exists \(Annealed\); use another name"
+    ):
 
         class Other(Term, name="annealed"):
             pass

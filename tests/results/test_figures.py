@@ -128,7 +128,7 @@ def test_quantities_without_a_common_unit_get_a_chart_each() -> None:
     assert [chart.y.label for chart in drawn] == ["NC1, variance", "NC3, distance"]
 
 
-def test_series_of_one_quantity_share_a_chart_and_are_told_apart_by_their_first_words() -> None:
+def test_series_of_one_quantity_share_a_chart_and_are_named_by_their_first_words() -> None:
     result = curve("gradient_norm", [3, 2, 1], "state: length (nat)", mlp=np.array([1.0, 2, 3]))
     labels = {**result.labels, "mlp": "mlp: length (nat)"}
     result = replace(result, series=("value", "mlp"), labels=labels)
@@ -222,14 +222,14 @@ def test_a_pdf_holds_its_letters_as_letters(tmp_path: Path) -> None:
     assert b"/Type3" not in content
 
 
-def test_a_gap_and_an_unknown_backend_are_said() -> None:
+def test_a_gap_and_an_unknown_backend_are_errors() -> None:
     with pytest.raises(SettingError, match="nc1 cannot be drawn: a single class; measure again"):
         figure(gap("nc1", "curve", "a single class"))
     with pytest.raises(SettingError, match="backend 'gnuplot'; use 'matplotlib' or 'plotly'"):
         figure(ONE["loss"], "gnuplot")
     text = np.array(["a", "b"])
     words = replace(ONE["once"], name="words", series=("text",), arrays={"text": text})
-    with pytest.raises(SettingError, match="words has columns text, and none holds numbers"):
+    with pytest.raises(SettingError, match="words has columns text, none of which holds numbers"):
         figure(words)
 
 

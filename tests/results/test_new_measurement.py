@@ -64,7 +64,7 @@ def test_a_metric_of_ones_own_is_in_table_figure_page_app_terminal_and_json(
     assert titles == ["Accuracy", Warmth.title]
 
     page = ed.report(run, tmp_path / "page.html").read_text()
-    assert all(said in page for said in (Warmth.title, Warmth.about, "Weather"))
+    assert all(text in page for text in (Warmth.title, Warmth.about, "Weather"))
 
     tab = measured.answers(shelf_of(tmp_path / "runs"), "mine")["trace"]
     assert Warmth.about in measured.words(tab, "warmth")

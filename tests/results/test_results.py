@@ -42,7 +42,7 @@ def test_a_result_must_stand_under_its_own_name() -> None:
         Results(results={"x": curve("a", [1])})
 
 
-def test_arrays_that_are_not_laid_out_as_the_kind_says_are_refused() -> None:
+def test_arrays_with_the_wrong_layout_for_their_kind_are_refused() -> None:
     with pytest.raises(SettingError, match="a has no array 'v', which `series` names"):
         Result(name="a", kind="curve", series=("v",), arrays={"depth": DEPTH})
     with pytest.raises(SettingError, match="a has no 'depth' for each value of 'v'"):
@@ -137,9 +137,9 @@ def test_one_figure_holds_every_measurement_that_can_be_drawn() -> None:
     assert [axes.get_title() for axes in figure.axes if axes.get_title()] == ["A", "Cos"]
     assert len(found.figure(["a"], backend="plotly").data) == 1
     assert found.plot().axes[0].get_title() == "A"
-    with pytest.raises(SettingError, match="words is a table to be read; use"):
+    with pytest.raises(SettingError, match="words is a table for reading; use"):
         found.figure(["words"])
-    with pytest.raises(SettingError, match="x, words: none of it can be drawn"):
+    with pytest.raises(SettingError, match="x, words: nothing here can be drawn"):
         study(gap("x", "curve", "why"), rows("words", {"where": ["attic"]})).figure()
 
 

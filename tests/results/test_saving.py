@@ -160,7 +160,7 @@ def test_the_arrays_are_not_read_through_a_link_that_leads_out(saved: Path) -> N
     arrays_of(saved).rename(secret)
     name = json.loads(head_of(saved).read_text()).get("arrays", "trace.npz")
     (saved / name).symlink_to(secret)
-    with pytest.raises(DataError, match=r"leads out of .*only what is inside is read"):
+    with pytest.raises(DataError, match=r"leads out of .*only files inside it are read"):
         Results.load(saved)
 
 
@@ -184,7 +184,7 @@ def test_an_array_of_pickles_is_refused(saved: Path) -> None:
         allow_pickle=True,
         **{"accuracy/depth": np.arange(3), "accuracy/value": objects},
     )
-    with pytest.raises(DataError, match="does not hold whole results"):
+    with pytest.raises(DataError, match=r"the results in .* are incomplete"):
         Results.load(saved)
 
 
@@ -209,7 +209,7 @@ def test_a_file_that_unpacks_beyond_the_limit_is_refused_before_it_is_unpacked(
         "\0",
     ],
 )
-def test_a_broken_file_is_an_error_that_says_so(saved: Path, text: str) -> None:
+def test_a_broken_file_is_a_clear_error(saved: Path, text: str) -> None:
     head_of(saved).write_text(text)
     with pytest.raises(DataError, match=r"results|JSON"):
         Results.load(saved)
@@ -236,7 +236,7 @@ def test_a_field_of_another_type_is_refused(saved: Path, path: list[Any], value:
         inner = inner[key]
     inner[path[-1]] = value
     head_of(saved).write_text(json.dumps(content))
-    with pytest.raises(DataError, match="does not hold whole results"):
+    with pytest.raises(DataError, match=r"the results in .* are incomplete"):
         Results.load(saved)
 
 

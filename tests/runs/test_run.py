@@ -23,7 +23,7 @@ from torch import Tensor
 from everydepth import files
 from everydepth.errors import RunError
 from everydepth.runs import Run, changes, checkpoint, held
-from everydepth.runs.tree import put_together, taken_apart
+from everydepth.runs.tree import flatten, unflatten
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_a_truncated_checkpoint_is_named_with_its_sizes(run: Run) -> None:
 def test_a_checkpoint_with_spoilt_content_is_named(run: Run) -> None:
     file = run.save_checkpoint(1, parts(), {}) / "model.safetensors"
     file.write_bytes(b"\xff" * file.stat().st_size)
-    with pytest.raises(RunError, match=r"model\.safetensors is not what was written"):
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged: its checksum differs"):
         run.checkpoint().load("model")
 
 
@@ -219,7 +219,7 @@ def test_a_state_file_that_is_not_json_is_named(run: Run) -> None:
         run.checkpoint()
 
 
-def test_a_spoilt_pointer_says_what_to_write_into_it(run: Run) -> None:
+def test_the_error_for_a_damaged_pointer_says_what_to_write_into_it(run: Run) -> None:
     run.save_checkpoint(3, parts(), {})
     (run.path / "checkpoints" / "latest").write_text("newest")
     with pytest.raises(
@@ -343,8 +343,8 @@ trees = st.recursive(
 
 @given(trees)
 def test_any_tree_survives_json(tree: Any) -> None:
-    skeleton, tensors = taken_apart(tree)
-    assert put_together(json.loads(json.dumps(skeleton)), tensors) == tree
+    skeleton, tensors = flatten(tree)
+    assert unflatten(json.loads(json.dumps(skeleton)), tensors) == tree
 
 
 # -- killed, held, damaged ----------------------------------------------------------------------
@@ -395,7 +395,7 @@ def test_a_directory_with_a_readme_of_its_own_is_in_use(tmp_path: Path) -> None:
 
 
 def test_a_run_has_one_writer_and_names_it(tmp_path: Path) -> None:
-    mine = rf"written by process {os.getpid()} on .* since"
+    mine = rf"in use by process {os.getpid()} on .* since"
     with held(tmp_path / "run"), pytest.raises(RunError, match=mine):
         held(tmp_path / "run").__enter__()
     with held(tmp_path / "run"):  # free again
@@ -414,7 +414,7 @@ def test_what_a_killed_process_left_half_written_goes_at_the_next_start(
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_takes_no_note_of_the_writer_is_said_in_a_line(
+def test_a_disk_that_refuses_the_lock_gives_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def fails(*_: Any) -> None:

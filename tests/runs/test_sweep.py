@@ -80,7 +80,7 @@ def test_a_failing_cell_loses_nothing(tmp_path: Path) -> None:
         sweep(GRID, fails, run=tmp_path / "s", progress=False)
     notes = "\n".join(failure.value.__notes__)
     assert "in the cell {'depth': 2, 'width': 4, 'seed': 0}" in notes
-    assert f"4 of 12 cells are done, kept in {tmp_path / 's'}" in notes
+    assert f"4 of 12 cells are done, and saved in {tmp_path / 's'}" in notes
     found = sweep(GRID, loss, run=tmp_path / "s", dry_run=True)
     assert len(found.missing) == 8
 
@@ -121,14 +121,14 @@ def test_a_cell_has_a_folder_of_its_own_to_continue_from(tmp_path: Path) -> None
 
 
 def test_several_processes_give_the_same_results_with_one_thread_each(tmp_path: Path) -> None:
-    def told(depth: int, width: int, seed: int) -> dict[str, Any]:
+    def measured(depth: int, width: int, seed: int) -> dict[str, Any]:
         import torch
 
         threads = torch.get_num_threads()
         return {**loss(depth, width, seed), "threads": threads, "process": os.getpid()}
 
     found = sweep(
-        GRID, told, run=tmp_path / "s", engine="processes", processes=2, progress=False
+        GRID, measured, run=tmp_path / "s", engine="processes", processes=2, progress=False
     ).rows()
     alone = sweep(GRID, loss, progress=False).rows()
     assert [{k: v for k, v in row.items() if k in alone[0]} for row in found] == alone
@@ -154,7 +154,7 @@ def test_a_cell_that_fails_in_another_process_is_named_and_the_others_are_kept(
     assert len(left) == 8
 
 
-def test_a_process_that_dies_is_said_and_loses_no_finished_cell(tmp_path: Path) -> None:
+def test_a_process_that_dies_is_reported_and_loses_no_finished_cell(tmp_path: Path) -> None:
     def dies(a: int) -> dict[str, Any]:
         if a == 2:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -307,13 +307,13 @@ def test_bad_grids_and_results_are_explained(tmp_path: Path) -> None:
         sweep({"a": [object()]}, loss)
     with pytest.raises(SettingError, match="not a dictionary of JSON values"):
         sweep({"a": [1]}, lambda a: {"x": object()}, progress=False)
-    for wrong, said in (
+    for wrong, message in (
         ({"engine": "slurm"}, "engine='slurm'; use one of local, processes, ray"),
         ({"address": "here:1"}, "address='here:1' with engine='local'; use engine='ray'"),
         ({"processes": 2}, "processes=2 with engine='local'; use engine='processes'"),
         ({"engine": "processes", "processes": 0}, "processes=0; use a whole number of 1 or more"),
     ):
-        with pytest.raises(SettingError, match=said):
+        with pytest.raises(SettingError, match=message):
             sweep({"a": [1]}, loss, **wrong)
     ed.Run.create(tmp_path / "other", {}, kind="train")
     with pytest.raises(RunError, match="of kind 'train', not a sweep"):
@@ -329,7 +329,7 @@ def test_cells_run_on_ray_as_they_do_here(tmp_path: Path) -> None:
     assert found.results == sweep(GRID, loss, progress=False).results
 
 
-def test_a_ray_address_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
+def test_a_ray_address_that_does_not_answer_is_reported_at_once(tmp_path: Path) -> None:
     sweep({"depth": [1], "width": [1], "seed": [0]}, loss, run=tmp_path / "s", progress=False)
     grid = {"depth": [1, 9], "width": [1], "seed": [0]}
     with pytest.raises(RunError, match=r"no Ray cluster answers at '127.0.0.1:1' .* check the"):

@@ -263,7 +263,7 @@ def test_changed_settings_are_listed_and_nothing_is_lost(tmp_path: Path) -> None
         RunError, match=r"steps 3 -> 9; lr 0\.01 -> 0\.1; objective\.parts"
     ) as error:
         ed.fit(net(ed.lpa(early=0.5)), points(), steps=9, lr=0.1, run=run, resume=True, **QUIET)
-    assert "'early': 0.5}]. Resume it with the settings it was started with" in str(error.value)
+    assert "'early': 0.5}]. Resume it with the original settings" in str(error.value)
     assert (run / "metrics.jsonl").read_bytes() == before
 
 

@@ -19,7 +19,7 @@ from everydepth.stream import ResidualStream, sites
 Batch = Mapping[str, Tensor]
 
 CLASSES = "leaving early needs a class per sample"
-LABELS = "an audit is of class labels"
+LABELS = "an audit needs class labels"
 NEXT = "not the next token"
 START = "does not say which token starts an answer"
 SHARED = "one module (that is called )?at several depths"

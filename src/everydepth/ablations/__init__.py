@@ -1,4 +1,4 @@
-"""Ablations: scaled skips, memorized labels, gradients of both, labels that are likely wrong.
+"""Ablations: scaled skips, memorized labels, their gradients, and labels that are likely wrong.
 
 `__init__.pyi` lists what is public; a name is imported when it is first used.
 """

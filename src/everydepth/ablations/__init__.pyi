@@ -15,10 +15,10 @@ from .result import interval as interval
 from .skips import ScaledSkip as ScaledSkip
 from .skips import scaled_skip as scaled_skip
 from .study import GradientStudy as GradientStudy
-from .study import UnifiedView as UnifiedView
 from .study import gradient_study as gradient_study
-from .study import spearman as spearman
-from .study import unified_view as unified_view
 from .taps import Taps as Taps
 from .taps import tapped as tapped
+from .unified import UnifiedView as UnifiedView
+from .unified import spearman as spearman
+from .unified import unified_view as unified_view
 from .watch import GradientWatch as GradientWatch

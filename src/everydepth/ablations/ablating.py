@@ -1,4 +1,4 @@
-"""The sweep over layers and scales on a trained model, sharing what does not change."""
+"""Ablate a trained model over layers and scales, sharing the blocks that do not change."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from everydepth.ablations.cells import Train, Training, trained_sweep
 from everydepth.ablations.config import AblateConfig
 from everydepth.ablations.memorize import Flipped
 from everydepth.ablations.result import Ablation, Floats
-from everydepth.ablations.scores import margins
-from everydepth.ablations.skips import (
-    ScaledSkip,
-    checked_layers,
-)
+from everydepth.ablations.skips import ScaledSkip, checked_layers
+from everydepth.ablations.taps import margins
 from everydepth.config import checked, parted
 from everydepth.errors import NonFiniteError, SettingError
 from everydepth.runs.engine import EngineConfig
@@ -52,25 +49,25 @@ def ablate(
     progress: bool = True,
     **settings: Any,
 ) -> Ablation:
-    """What becomes of a model when the skips of one layer are scaled, for every layer and scale.
+    """Measure a model with the skips of one layer scaled, for every layer and scale.
 
-    On a trained model (the default): blocks below the changed one are run once a batch and shared.
-    With `train=`, one model is trained for each (layer, c, seed), as in the paper:
+    By default a trained model is measured; blocks below the changed one run once per batch. With
+    `train=`, one model is trained for each (layer, c, seed), as in the paper:
 
         def train(model, folder, seed):
             net = ed.EveryDepth(model, ed.end_to_end())
             return ed.fit(net, rows, epochs=70, seed=seed, run=folder, resume=True,
                           callbacks=[UntilAccuracy(rows)])
 
-    config, where, settings: an `AblateConfig`, an `EngineConfig`, and their fields by name:
-        `layers=`, `c=`, `which=`; with `train=` also `seeds=` and `engine=`, as in `sweep`. What
-        else there is goes to `as_stream`.
-    data: what is scored, with labels. model: with `train=`, a model that every training starts
-        from, or a function of the seed that builds one.
-    train: gets the model with its skip scaled, a folder of its own, and the seed.
-    run: with `train=`, a directory; cells that are finished there are not trained again.
-    noisy, flipped: with `train=`, the training data with its wrong labels and which they are, to
-        report memorization, training accuracy, and whether 100 % was reached.
+    model: with `train=`, the model to start from, or a function that builds one from a seed.
+    data: the data to measure on, with labels.
+    config, where, settings: an `AblateConfig`, an `EngineConfig`, or their fields by name:
+        `layers=`, `c=`, `which=`; with `train=` also `seeds=` and `engine=`, as in `sweep`. Other
+        settings go to `as_stream`.
+    train: called with the model whose skip is scaled, a folder of its own, and the seed.
+    run: with `train=`, a directory; cells finished there are not trained again.
+    noisy, flipped: with `train=`, the noisy training data and its wrong rows, to report
+        memorization, training accuracy, and whether it reached 100 %.
 
     >>> ablation = ed.ablate(model, test, c=(0.0, 0.5, 1.0), progress=False)
     >>> print(ablation.table("accuracy"))
@@ -103,25 +100,25 @@ def ablate(
     if not isinstance(model, nn.Module | ResidualStream):
         raise SettingError(
             f"model is {type(model).__name__}; pass a trained model, or give train= to train one "
-            "for each cell"
+            "per cell"
         )
     given: dict[str, Any] = {"run": run, "noisy": noisy, "flipped": flipped}
     given["seeds"] = None if asked.seeds == AblateConfig().seeds else asked.seeds
     given["engine"] = None if place == EngineConfig() else place.engine
     for name, value in given.items():
         if value is not None:
-            raise SettingError(f"{name}= belongs to the mode with train=; leave it out, or give it")
+            raise SettingError(f"{name}= needs train=; leave it out, or give train= as well")
     return _scored(as_stream(model, **options), data, asked, progress=progress)
 
 
 def _scored(
     stream: ResidualStream, data: Source, config: AblateConfig, *, progress: bool
 ) -> Ablation:
-    """The ablation of a model as it is."""
+    """The ablation of a trained model."""
     if stream.task == "embedding":
         raise SettingError(
-            f"{stream.name} gives embeddings, which have neither labels nor decisions to score; "
-            "use scaled_skip and compare them yourself"
+            f"{stream.name} produces embeddings, which have no labels or decisions to score; use "
+            "scaled_skip and compare them yourself"
         )
     scales, which = config.scales, config.which
     chosen = checked_layers(stream, config.layers_of(stream.depth))
@@ -130,13 +127,8 @@ def _scored(
         for layer in chosen
         for scale in scales
     }
-    feed = Feed(
-        data,
-        stream,
-        batch_size=config.batch_size,
-        max_samples=config.max_samples,
-        again=True,
-    )
+    size, most = config.batch_size, config.max_samples
+    feed = Feed(data, stream, batch_size=size, max_samples=most, again=True)
     sums: dict[Any, _Sums] = {key: _Sums() for key in (None, *skips)}
     samples = 0
     with torch.no_grad(), evaluating(unwrapped(stream.model)):
@@ -171,7 +163,7 @@ def _sweep(
     sums: Mapping[Any, _Sums],
 ) -> int:
     """One batch through every cell; returns its number of samples."""
-    # Cursors are values: the one at depth l is where every change of layer l + 1 starts.
+    # Cursors are immutable: every change of layer l + 1 starts from the one at depth l.
     cursors = [stream.start(batch)]
     for _ in range(stream.depth):
         cursors.append(stream.step(cursors[-1]))
@@ -194,8 +186,8 @@ def _sweep(
             z = at_least_float32(targets.pick(stream.logits(stream.advance(changed))))
             if not bool(are_finite(z).all()):
                 raise NonFiniteError(
-                    f"with the skip of layer {layer} times {scale:g}, predictions of {stream.name} "
-                    "are NaN or infinite; use a scale nearer to 1, or a wider number format",
+                    f"with the skip of layer {layer} scaled by {scale:g}, predictions of "
+                    f"{stream.name} are NaN or infinite; use a scale closer to 1, or a wider dtype",
                     layer,
                 )
         sums[layer, scale].add(z, targets, decisions, stream.task)
@@ -203,7 +195,7 @@ def _sweep(
 
 
 class _Sums:
-    """Sums over rows of everything one cell reports."""
+    """Sums over rows of the metrics of one cell."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -214,11 +206,10 @@ class _Sums:
         if targets.labels is not None:
             values["loss"] = targets.losses(z)
         if task != "regression" and z.shape[-1] > 1:
-            top = z.argmax(-1)
             if targets.labels is not None:
                 values["accuracy"] = targets.hits(z)
             values["margin"] = margins(z)
-            values["agreement"] = top == decisions
+            values["agreement"] = z.argmax(-1) == decisions
         self.rows += len(z)
         for name, value in values.items():
             self.totals[name] = self.totals.get(name, 0.0) + float(value.double().sum())

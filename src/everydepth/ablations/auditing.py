@@ -1,4 +1,4 @@
-"""Which labels are likely wrong, judged by every depth of a network."""
+"""Find labels that are likely wrong, as judged by every depth of a network."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from everydepth.stream import ResidualStream, as_stream
 from everydepth.stream.feed import Feed, Source
 from everydepth.stream.rows import whole_numbers
 
-FEWEST = 2  # samples a class needs to be cut into folds
-ROUNDS = 3  # of telling wrong labels from given ones
-MOST_SHOWN = 100  # rows of the list to review
-TAIL = 0.2  # share of wrong labels from which the noise may be read off; fewer would be chance
+FEWEST = 2  # samples per class needed for folds
+ROUNDS = 3  # of the classifier that separates wrong labels from given ones
+MOST_SHOWN = 100  # rows in the list to review
+TAIL = 0.2  # smallest share of wrong labels used to estimate the noise; fewer would be chance
 
 
 class Audit(Results, kind="audit"):
     """One row per sample, in the order of the data.
 
-    score: how likely the label is wrong. Where `calibrated`, it is an estimated probability, and
-        `noise` the estimated share of wrong labels; else only its order has a meaning.
-    labels, guess: the given label, and what the depths together would say.
-    signals: by name, what the score was made of (see docs/memorization.md).
+    score: how likely the label is wrong. If `calibrated`, it is an estimated probability and
+        `noise` the estimated share of wrong labels; otherwise only the order is meaningful.
+    labels, guess: the given label, and the joint prediction of all depths.
+    signals: by name, what the score is based on (see docs/memorization.md).
 
     >>> found = ed.audit(model, noisy, progress=False)
     >>> found.order[:60].shape  # the 60 rows to look at first
@@ -53,12 +53,12 @@ class Audit(Results, kind="audit"):
 
     @property
     def guess(self) -> NDArray[np.int64]:
-        """What the depths together would say."""
+        """The joint prediction of all depths."""
         return self.result("score").arrays["guess"]
 
     @property
     def signals(self) -> Mapping[str, Floats]:
-        """By name, what the score was made of."""
+        """By name, what the score is based on."""
         return self.result("signals").arrays
 
     @property
@@ -68,12 +68,12 @@ class Audit(Results, kind="audit"):
 
     @property
     def noise(self) -> float | None:
-        """The estimated share of wrong labels; None where the score is not calibrated."""
+        """The estimated share of wrong labels; None if the score is not calibrated."""
         return self.about["noise"]
 
     @property
     def note(self) -> str:
-        """How the score came about."""
+        """How the score was computed."""
         return str(self.result("score").note)
 
     @property
@@ -82,11 +82,11 @@ class Audit(Results, kind="audit"):
         return np.argsort(-self.score, kind="stable")
 
     def suspects(self, threshold: float = 0.5) -> NDArray[np.int64]:
-        """Rows whose score is above a threshold, the most suspicious first."""
+        """Rows with a score above the threshold, the most suspicious first."""
         if not self.calibrated:
             raise SettingError(
-                "this audit is not calibrated, so a threshold on its score means nothing; "
-                "take the first of `order`, or audit with held-out predictions (folds=)"
+                "this audit is not calibrated, so a threshold on its score is meaningless; "
+                "take the first rows of `order`, or audit with held-out predictions (folds=)"
             )
         return self.order[self.score[self.order] > threshold]
 
@@ -96,32 +96,29 @@ class Audit(Results, kind="audit"):
         """The rows to review first, or the table of one measurement."""
         if name is not None:
             return super().table(name)
-        names = [str(k) for k in range(int(max(self.labels.max(), self.guess.max())) + 1)]
-        names = names if classes is None else list(classes)
+        names = classes or range(int(max(self.labels.max(), self.guess.max())) + 1)
         rows = tuple(
             (
                 int(row),
                 float(self.score[row]),
-                names[self.labels[row]],
-                names[self.guess[row]],
+                str(names[int(self.labels[row])]),
+                str(names[int(self.guess[row])]),
                 int(self.signals["prediction_depth"][row]),
                 int(self.signals["saturation"][row]),
                 float(self.signals["last_margin"][row]),
             )
             for row in self.order[:top]
         )
-        wrong = (
-            () if self.noise is None else (f"estimated share of wrong labels: {self.noise:.1%}",)
-        )
+        notes = (self.note,)
+        if self.noise is not None:
+            notes = (f"estimated share of wrong labels: {self.noise:.1%}", *notes)
         heads = ("row", "score", "label", "guess", "prediction_depth", "saturation", "margin")
-        return Table(
-            headings=heads, rows=rows, title="Labels to review first", notes=(*wrong, self.note)
-        )
+        return Table(headings=heads, rows=rows, title="Labels to review first", notes=notes)
 
 
 def folds(labels: Tensor | Sequence[int], count: int = 5, seed: int = 0) -> Int[Tensor, " rows"]:
-    """The fold of every row, 0 to count - 1, each class spread evenly: train model k without
-    fold k."""
+    """The fold of every row, 0 to count - 1, with each class spread evenly. Train model k on all
+    rows outside fold k."""
     found = whole_numbers(labels, "labels").long()
     if count < 2:
         raise SettingError(f"{count} fold(s); use 2 or more")
@@ -131,7 +128,7 @@ def folds(labels: Tensor | Sequence[int], count: int = 5, seed: int = 0) -> Int[
         k = int(small[0])
         raise DataError(
             f"class {k} has {int(sizes[k])} sample(s), too few for {count} folds; "
-            "use fewer folds or more samples of it"
+            "use fewer folds or more samples"
         )
     generator = torch.Generator().manual_seed(seed)
     where = torch.empty_like(found)
@@ -140,7 +137,7 @@ def folds(labels: Tensor | Sequence[int], count: int = 5, seed: int = 0) -> Int[
         rows = (found == label).nonzero().flatten()
         order = rows[torch.randperm(len(rows), generator=generator)]
         where[order] = (torch.arange(len(rows)) + start) % count
-        start += len(rows)  # so that the folds stay equally large
+        start += len(rows)  # keeps the folds equally large
     return where
 
 
@@ -158,25 +155,26 @@ def audit(
 ) -> Audit:
     """Rank the samples of `data` by how likely their label is wrong.
 
-    The label of each sample is looked at by every depth: how likely each finds it, by which margin,
-    from which depth on it is predicted and from which on the decision stands, how many early depths
-    disagree, and how strongly the last one pulls.
+    Every depth judges each label: its probability and margin, the depth from which it is predicted
+    and the depth from which the prediction is final, the share of early depths that disagree, and
+    the gradient at the last one.
 
-    model, folds: best, one model a fold, and the fold of every row (see `folds`): model k was
-        trained without fold k and judges it. The score is then a calibrated probability.
-    held_out: one model that was not trained on `data`; calibrated likewise.
-        Without either, the model is taken to be trained on this data. Labels that it memorized
-        it no longer finds unlikely at the last depth, so early depths count as much as the last,
-        and the score is an order, not a probability.
+    model, folds: for best results, one model per fold and the fold of every row (see `folds`):
+        model k was trained without fold k and judges it. The score is then a calibrated
+        probability.
+    held_out: set to True for one model that was not trained on `data`; also calibrated.
+        Without either, the model is assumed to be trained on this data. It no longer finds labels
+        unlikely at the last depth that it has memorized, so early depths count as much as the last,
+        and the score is a ranking, not a probability.
 
-    Calibration needs no clean data. What a held-out model says does not depend on the sample's own
-    label, so signals of *random other labels* show what wrong labels look like. The given labels
-    are a mixture of such and right ones; the share of noise and the probability of each label are
-    what fits best. It assumes that wrong labels are uniform among the others.
+    Calibration needs no clean data. The predictions of a held-out model do not depend on a sample's
+    own label, so the signals of *random other labels* show what wrong labels look like. The given
+    labels are a mixture of wrong and correct ones; the noise level and the probability of each
+    label are fitted to it. This assumes that wrong labels are uniform over the other classes.
 
     >>> found = ed.audit(model, noisy, progress=False)
     >>> wrong = set(found.order[:60].tolist()) & set(noise.flipped.tolist())
-    >>> len(wrong) > 15  # of 60 rows looked at; chance would find 3
+    >>> len(wrong) > 15  # of the first 60 rows; by chance it would be 3
     True
     """
     found = _collected(model, data, folds, held_out, batch_size, progress, options)
@@ -187,8 +185,8 @@ def audit(
     else:
         score, noise = -signals["mean_log_p"], None
         note = (
-            "not calibrated: the model is taken to be trained on these labels; the score is the "
-            "mean surprise of depths 1 to L. Pass folds= or held_out=True for probabilities"
+            "not calibrated: the model is assumed to be trained on these labels; the score is the "
+            "mean surprise over depths 1 to L. Pass folds= or held_out=True for probabilities"
         )
     together = found.logits[:, 1:].log_softmax(-1).mean(1)
     last = found.logits.shape[1] - 1
@@ -226,7 +224,7 @@ def _measurements(
                 "guess": guess[first].tolist(),
             },
             title="Labels to review first",
-            about="Samples whose label the depths of the network find least likely.",
+            about="Samples whose label is least likely according to the network's depths.",
             section="decisions",
             note=note,
         ),
@@ -236,7 +234,7 @@ def _measurements(
             {"count": np.bincount(learned, minlength=last + 2)},
             kind="bars",
             title="When labels are predicted",
-            about="From which depth on the given label is predicted; the last bar: never.",
+            about="Depth from which the given label is predicted; the last bar means never.",
             section="decisions",
         ),
         Result(
@@ -244,7 +242,7 @@ def _measurements(
             kind="table",
             series=("score",),
             arrays={"score": score, "label": labels, "guess": guess},
-            about="How likely the label of each sample is wrong, in the order of the data.",
+            about="How likely each sample's label is wrong, in the order of the data.",
             section="decisions",
             note=note,
         ),
@@ -253,7 +251,7 @@ def _measurements(
             kind="table",
             series=tuple(signals),
             arrays=dict(signals),
-            about="What the score was made of, in the order of the data.",
+            about="What the score is based on, in the order of the data.",
             section="decisions",
         ),
     )
@@ -271,12 +269,11 @@ def _collected(
     several = not isinstance(model, nn.Module | ResidualStream)
     if several != (folds is not None):
         raise SettingError(
-            "one model a fold belongs with folds= (the fold of every row), and one model without; "
-            "give both or neither"
+            "a list of models needs folds= (the fold of every row), and folds= needs one model per "
+            "fold; give both or neither"
         )
     if held_out and several:
-        raise SettingError("held_out=True is for one model; models with folds= are held out anyway")
-    parts: list[Trajectories] = []
+        raise SettingError("held_out=True is for one model; leave it out with folds=")
     if isinstance(model, nn.Module | ResidualStream):
         stream = _classifier(as_stream(model, **options))
         feed = Feed(data, stream, batch_size=batch_size, again=True, ordered=True)
@@ -287,6 +284,7 @@ def _collected(
             f"{len(model)} models, but folds are {where.unique().tolist()}; "
             f"number them 0 to {len(model) - 1}, one model each"
         )
+    parts: list[Trajectories] = []
     for k, one in enumerate(model):
         stream = _classifier(as_stream(one, **options))
         rows = (where == k).nonzero().flatten()
@@ -294,7 +292,7 @@ def _collected(
         parts.append(trajectories(stream, feed, progress))
         if feed.rows != len(where):
             raise BatchError(
-                f"{len(where)} fold numbers, but the data has {feed.rows} rows; give one a row"
+                f"{len(where)} fold numbers, but the data has {feed.rows} rows; give one per row"
             )
     numbers = torch.cat([part.numbers for part in parts])
     order = numbers.argsort()
@@ -302,14 +300,14 @@ def _collected(
         logits=torch.cat([part.logits for part in parts])[order],
         labels=torch.cat([part.labels for part in parts])[order],
         numbers=numbers[order],
-        pull=torch.stack([part.pull for part in parts]).mean(0),
+        gram=torch.stack([part.gram for part in parts]).mean(0),
     )
 
 
 def _classifier(stream: ResidualStream) -> ResidualStream:
     if stream.task != "classification":
         raise SettingError(
-            f"{stream.name} does {stream.task}, but an audit is of class labels; use a classifier"
+            f"{stream.name} does {stream.task}, but an audit needs class labels; use a classifier"
         )
     return stream
 
@@ -319,10 +317,10 @@ def _calibrated(
 ) -> tuple[Floats, float, str]:
     """P(wrong | signals), the estimated noise, and a note.
 
-    The given labels are a mixture, `p_given = (1 - noise) p_right + noise p_wrong`, of which
-    p_wrong is known by example. A classifier tells wrong from given labels; where right labels are
-    rarest, `p_given / p_wrong` comes down to the noise; and `noise * p_wrong / p_given` is the
-    probability sought. In later rounds given labels count as far as they seem right.
+    The given labels are a mixture `p_given = (1 - noise) p_right + noise p_wrong`, and we have
+    samples from p_wrong. A classifier separates wrong from given labels. Where correct labels are
+    rarest, `p_given / p_wrong` approaches the noise, and `noise * p_wrong / p_given` is the
+    probability we want. In later rounds, given labels are weighted by how likely they are correct.
     """
     from sklearn.isotonic import IsotonicRegression
     from sklearn.linear_model import LogisticRegression
@@ -337,7 +335,7 @@ def _calibrated(
     shift = torch.randint(1, classes, labels.shape, generator=generator)
     wrong = columns(found.signals((labels + shift) % classes))
     given = columns(signals)
-    # Each half is judged by what the other half taught.
+    # Each half is judged by a classifier trained on the other.
     half = torch.randperm(count, generator=generator).numpy() % 2 == 0
     sides = np.repeat([0, 1], count)
     score, noise, odds = np.zeros(count), 0.0, np.zeros(2 * count)
@@ -353,14 +351,14 @@ def _calibrated(
         rising: Any = IsotonicRegression(out_of_bounds="clip").fit(odds, sides)
         share = np.clip(rising.predict(odds[:count]), 0, 1 - 1e-9)
         score = np.clip(noise * share / (1 - share), 0, 1)
-    # Steps of equal probability keep the order of the classifier.
+    # Break ties in the isotonic fit by the order of the classifier.
     order = np.argsort(np.argsort(odds[:count])) / count
     score = np.clip(score * (1 - 1e-6) + 1e-6 * order, 0, 1)
     return score, noise, "calibrated against random other labels, in two halves"
 
 
 def _noise(given: Floats, wrong: Floats) -> float:
-    """The smallest ratio of the shares of given and of wrong labels beyond a threshold."""
+    """The smallest ratio between the shares of given and wrong labels above any threshold."""
     thresholds = np.quantile(wrong, np.linspace(0, 1 - TAIL, 50))
     ratios = [(given >= t).mean() / (wrong >= t).mean() for t in thresholds]
     return float(np.clip(min(ratios), 1 / len(given), 0.5))

@@ -1,10 +1,10 @@
 """The upper bound on gradient norms of Residual Relay, Theorem 1, and its ordering, Theorem 2.
 
-The bound takes the norm of a weight matrix from its standard deviation, as if its entries were
-random and independent. It leaves out the last norm, the gains of all norms, and that a norm divides
-each token by its own standard deviation, so ordinary networks exceed it, random ones included.
-"repaired" puts the last norm and the tokens back; even so it is no theorem about every network:
-docs/memorization.md has the counter-examples.
+The bound estimates the norm of a weight matrix from its standard deviation, as if its entries were
+random and independent. It ignores the last norm, the gains of all norms, and that a norm divides
+each token by that token's standard deviation, so ordinary networks exceed it, even random ones.
+"repaired" restores the last norm and the tokens; even so it does not hold for every network, as the
+counterexamples in docs/memorization.md show.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FORMS: tuple[Form, ...] = ("corrected", "as_printed", "repaired")
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """What the bound needs of the network: standard deviations per layer, and sizes.
+    """The quantities the bound needs: standard deviations per layer, and sizes.
 
-    Where query, key and value are one matrix, `query` is the std of the whole; of a gated MLP,
-    `first` is that of the map that is applied first. gain: the largest entry of the last norm's
-    weight, None where the readout has no norm.
+    If query, key and value are one matrix, `query` is the std of all of it. In a gated MLP, `first`
+    is the std of the map applied first. gain: the largest entry of the last norm's weight; None if
+    the readout has no norm.
     """
 
     query: tuple[float, ...]
@@ -51,25 +51,24 @@ class Widths:
 
 
 def weight_widths(stream: ResidualStream, batch: Batch, heads: int | None = None) -> Widths:
-    """Read them off the blocks; one batch is run to see which linear map each branch applies first.
+    """Read the widths from the blocks. One batch shows which linear map each branch applies first.
 
-    heads: attention heads, where the model's config does not say.
+    heads: the number of attention heads, if the model's config does not have it.
     """
     for number, block in enumerate(stream.blocks, start=1):
         kinds = [branch.kind for branch in block.branches]
         plain = all(b.post is None and b.skip is None for b in block.branches)
         if kinds != ["attention", "mlp"] or block.parallel or not plain:
             shape = "in parallel" if block.parallel else "one after the other"
-            norm = "" if plain else ", with a norm or map on the way of the skip"
+            norm = "" if plain else ", with a norm or map in the skip path"
             raise UnsupportedModelError(
-                "the bound is for pre-norm blocks of attention, then MLP; block "
+                "the bound is for pre-norm blocks of attention followed by MLP; block "
                 f"{number} of {stream.name} has {', '.join(kinds) or 'no branches'} {shape}{norm}"
             )
     count = heads or stream.blocks[0].heads
     if count is None:
         raise SettingError(
-            f"nothing in the blocks of {stream.name} says how many attention heads they have; pass "
-            "heads="
+            f"the number of attention heads in {stream.name} is unknown; pass heads="
         )
     first, gain = _first_maps(stream, batch)
     std = [[_std(m) for m in maps] for maps in first]
@@ -92,12 +91,12 @@ def weight_widths(stream: ResidualStream, batch: Batch, heads: int | None = None
 
 
 def upper_bound(widths: Widths, taps: Taps, form: Form = "corrected") -> tuple[Floats, Floats]:
-    """`log10 UB` of each sample's gradient norm at `x_l` and at `x~_l`: two `(layer, sample)`.
+    """`log10` of the bound on each sample's gradient norm at `x_l` and `x~_l`: `(layer, sample)`.
 
-    form: Eq. 17 of the paper gives the attention's factor to `dy/dx~` and the MLP's to `dx~/dx`.
-        By its own definitions it is the other way round; "as_printed" keeps it for comparison.
-        At `x_l` both are the same. "repaired" is "corrected" with the std of the token where it is
-        smallest, times `max|gain| / std` of what the readout's norm gets.
+    form: Eq. 17 of the paper assigns the attention's factor to `dy/dx~` and the MLP's to `dx~/dx`.
+        By its own definitions it is the other way around; "as_printed" keeps it for comparison.
+        At `x_l` the two agree. "repaired" is "corrected" with the smallest std of any token, times
+        `max|gain| / std` of the input of the readout's norm.
     """
     if form not in FORMS:
         raise SettingError(f"form {form!r}; use one of {', '.join(FORMS)}")
@@ -134,8 +133,8 @@ def upper_bound(widths: Widths, taps: Taps, form: Form = "corrected") -> tuple[F
 
 
 def is_ordered(bound: Floats, tolerance: float = 1e-9) -> bool:
-    """Theorem 2: whether the bound never rises from a layer to the next, for any sample."""
-    # Not a difference: a bound may be infinite, where a token has no spread at all.
+    """Theorem 2: whether the bound never rises from one layer to the next, for any sample."""
+    # No difference: the bound is infinite if the entries of a token are all equal.
     return bool((bound[1:] <= bound[:-1] + tolerance).all())
 
 
@@ -144,7 +143,7 @@ def _std(module: nn.Module) -> float:
 
 
 def _first_maps(stream: ResidualStream, batch: Batch) -> tuple[list[list[nn.Module]], float | None]:
-    """The linear map that each branch of each block applies first, and the last norm's gain."""
+    """The first linear map of each branch of each block, and the last norm's gain."""
     with first_maps(stream.blocks) as found, torch.no_grad():
         states = stream.observe(batch)
         gain = _gain(stream, states.feature(stream.depth))
@@ -157,7 +156,7 @@ def _first_maps(stream: ResidualStream, batch: Batch) -> tuple[list[list[nn.Modu
 
 
 def _gain(stream: ResidualStream, feature: Tensor) -> float | None:
-    """The largest weight of the norm that the readout applies; None where it applies none."""
+    """The largest weight of the readout's norm; None if it has no norm."""
     gains: list[float] = []
 
     def note(module: nn.Module, *_: Any) -> None:

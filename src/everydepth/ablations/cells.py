@@ -1,4 +1,4 @@
-"""One model trained for each (layer, c, seed): the cells of a sweep."""
+"""Ablation by training: one model for each (layer, c, seed), the cells of a sweep."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from everydepth.stream import as_stream
 from everydepth.stream.feed import Source
 
 Train = Callable[[nn.Module, Path | None, int], Any]
-"""Trains a model in place: `train(model, folder, seed)`. What it returns (a FitResult, a mapping)
-is kept as facts."""
+"""Trains a model in place: `train(model, folder, seed)`. A FitResult or mapping that it returns is
+stored with the cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One cell, wherever it runs. layer None: the untouched model."""
+    """Trains one cell, wherever it runs. layer=None is the untouched model."""
 
     model: nn.Module | Callable[[int], nn.Module]
     train: Train
@@ -56,7 +56,7 @@ class Training:
                 values = {name: float(value[0]) for name, value in scored.untouched.items()}
                 if self.noisy is not None:
                     values |= self._memorized(model, scored.task)
-        # Agreement with an untouched model of another run would compare the runs.
+        # Agreement with the untouched model of another run would compare runs, not skips.
         values.pop("agreement", None)
         return {
             "metrics": values,
@@ -67,12 +67,12 @@ class Training:
         }
 
     def start(self, seed: int) -> nn.Module:
-        """What a run starts from, before it is copied."""
+        """The model to start from, before it is copied."""
         return self.model if isinstance(self.model, nn.Module) else self.model(seed)
 
     def _memorized(self, model: nn.Module, task: str) -> dict[str, float]:
         tokens = task in ("causal_lm", "masked_lm")
-        kept = memorization(
+        shares = memorization(
             model,
             self.noisy,
             self.clean if tokens else None,
@@ -81,12 +81,12 @@ class Training:
             **self.options,
         )
         found = {
-            "memorization": kept.memorization,
-            "train_accuracy": kept.train_accuracy,
-            "reached": float(kept.reached),
+            "memorization": shares.memorization,
+            "train_accuracy": shares.train_accuracy,
+            "reached": float(shares.reached),
         }
-        if kept.test_accuracy is not None:
-            found["sample_accuracy"] = kept.test_accuracy
+        if shares.test_accuracy is not None:
+            found["sample_accuracy"] = shares.test_accuracy
         return found
 
 
@@ -97,16 +97,16 @@ def trained_sweep(
     where: EngineConfig,
     progress: bool,
 ) -> Ablation:
-    """The cells of `ablate(..., train=)`. The untouched model is trained once a seed."""
+    """The cells of `ablate(..., train=)`. The untouched model is trained once per seed."""
     if (training.noisy is None) != (training.flipped is None):
         raise SettingError(
-            "memorization needs both noisy= (the training data with its wrong labels) and flipped= "
-            "(which they are, from everydepth.data.flip_labels); give both or neither"
+            "memorization needs both noisy= (the noisy training data) and flipped= (its wrong "
+            "rows, from everydepth.data.flip_labels); give both or neither"
         )
     scales, seeds, which = config.scales, config.seeds, config.which
     stream = as_stream(training.start(seeds[0]), **training.options)
     chosen = checked_layers(stream, config.layers_of(stream.depth))
-    for layer in chosen:  # a kind that the family lacks is said before the first training
+    for layer in chosen:  # raises before training starts if the model has no such branch
         scaled_skip(stream, layer=layer, c=0.0, which=which)
     cells = [_cell(None, 1.0, seed) for seed in seeds]
     cells += [
@@ -154,12 +154,12 @@ def trained_sweep(
 
 
 def _cell(layer: int | None, c: float, seed: int) -> dict[str, Any]:
-    """Without a change of the skip, all layers have the untouched model's cell."""
+    """With c = 1, all layers share the cell of the untouched model."""
     return {"layer": None if c == 1.0 else layer, "c": c, "seed": seed}
 
 
 def _facts(returned: Any) -> dict[str, Any]:
-    """How training went, as far as known: epochs, steps and why it ended."""
+    """Epochs, steps and why training ended, if known."""
     if is_dataclass(returned):
         returned = {name: getattr(returned, name, None) for name in ("epochs", "steps", "stopped")}
     if not isinstance(returned, Mapping):

@@ -1,4 +1,4 @@
-"""What an ablation changes, and of which data it is scored."""
+"""The settings of `ablate`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class AblateConfig(Config):
     title: ClassVar[str] = "Ablating"
 
     layers: int | tuple[int, ...] | None = setting(
-        None, option=tuple[int, ...], help="From 1; by default all, one at a time."
+        None, option=tuple[int, ...], help="Layers, from 1; by default all, one at a time."
     )
     c: float | tuple[float, ...] = setting(
-        SCALES, option=tuple[float, ...], help="Factors on the skip: 0 removes it, 1 costs nothing."
+        SCALES, option=tuple[float, ...], help="Factors on the skip; 0 removes it, 1 keeps it."
     )
     which: Which = setting(
         "both", choices=get_args(Which), option=str, help="Which residual connections."
     )
     batch_size: int | None = setting(None, least=1, help="Rows per batch.")
     max_samples: int | None = setting(None, least=1, hidden=True, help="Stop after N rows.")
-    seeds: tuple[int, ...] = setting((0,), hidden=True, help="With train: one run each.")
+    seeds: tuple[int, ...] = setting((0,), hidden=True, help="With train=: one run per seed.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +52,7 @@ class AblateConfig(Config):
         return self.c if isinstance(self.c, tuple) else (self.c,)
 
     def layers_of(self, depth: int) -> tuple[int, ...]:
-        """The layers, of a model with `depth` blocks."""
+        """The layers to change in a model with `depth` blocks."""
         layers = self.layers
         if layers is None:
             return tuple(range(1, depth + 1))

@@ -1,4 +1,4 @@
-"""What a run keeps of ablations of earlier versions and of gradients watched while it trained."""
+"""Reads ablations saved by earlier versions, and the gradients watched during training."""
 
 from __future__ import annotations
 
@@ -18,35 +18,31 @@ Content = Mapping[str, Any]
 
 
 def convert(name: str, content: Content, folder: Path) -> Results:
-    """What results.json held under a name."""
+    """Results from an entry of results.json."""
     if name == "GradientWatch":
         return class_of(name)(results=named(*_gradient_watch(content)), kind=name)
     values = {key: value for key, value in content.items() if key != "format"}
     for key in ("runs", "untouched"):
-        values[key] = {metric: _floats(found) for metric, found in content[key].items()}
+        values[key] = {metric: np.array(v, dtype=float) for metric, v in content[key].items()}
     return Ablation.of(**values)
-
-
-def _floats(values: Any) -> np.ndarray:
-    return np.array(values, dtype=float)
 
 
 def _gradient_watch(content: Content) -> list[Result]:
     looks = content["epochs"]
     if not looks:
-        return [gap("gradient_norms", "curve", "no epoch was looked at")]
+        return [gap("gradient_norms", "curve", "no epoch was measured")]
     epochs = [look["epoch"] for look in looks]
     words: dict[str, Any] = {"axis": "epoch", "section": "training"}
     norms = {
-        f"{side}, layer {layer}": _floats([look[f"{side}_norm"][layer] for look in looks])
+        f"{side}, layer {layer}": [look[f"{side}_norm"][layer] for look in looks]
         for side in SIDES
         for layer in looks[0][f"{SIDES[0]}_norm"]
     }
     labels = {key: f"{key}: ‖gradient of the loss‖" for key in norms}
-    title = "Learning and memorization over the epochs"
+    title = "Learning and memorization by epoch"
     found = [curve("gradient_norms", epochs, norms, labels=labels, title=title, **words)]
     for what, name, unit in (("margin", "margin", "logits"), ("error", "prediction error", "")):
-        lines = {side: _floats([look[f"{side}_{what}"] for look in looks]) for side in SIDES}
+        lines = {side: [look[f"{side}_{what}"] for look in looks] for side in SIDES}
         labels = {side: f"{side}: {name}" for side in SIDES}
         title = readable(name)
         found.append(curve(what, epochs, lines, labels=labels, title=title, unit=unit, **words))

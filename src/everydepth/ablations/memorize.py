@@ -1,4 +1,4 @@
-"""How much of the label noise a network has memorized."""
+"""How much label noise a network has memorized."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from everydepth.ablations.result import Floats
-from everydepth.ablations.scores import check_predicts_classes
 from everydepth.config import checked
 from everydepth.data import NoisyLabels
 from everydepth.errors import DataError, SettingError
@@ -41,16 +40,17 @@ Flipped = NoisyLabels | Tensor | NDArray[Any] | Sequence[int]
 
 
 class Memorization(Results, kind="memorization"):
-    """Shares, with 95 % intervals (Wilson) over samples.
+    """Shares of samples, with 95 % Wilson intervals.
 
-    memorization: of the flipped training samples, those predicted as their wrong label.
-    recovered: of these, those predicted as their true label; None where it is not known.
-    train_accuracy: over all training samples, with the labels they were trained on.
-    reached: whether that is 100 %. Where it is not, the noise was not fully fitted and
-        `memorization` says little about the network's capacity for it.
-    test_accuracy: on clean data; None without.
-    `found["by_depth"]` is memorization at depths 0..L through the shared readout,
-    `found["test_by_depth"]` the accuracy on clean data likewise.
+    memorization: the share of flipped training samples predicted as their wrong label.
+    recovered: the share of them predicted as their true label; None if it is unknown.
+    train_accuracy: over all training samples, with the labels used for training.
+    reached: whether train_accuracy is 100 %. If not, the noise was not fully fitted, and
+        `memorization` is no measure of the network's capacity for it.
+    test_accuracy: on clean data; None without clean data.
+
+    `found["by_depth"]` is memorization at depths 0..L through the shared readout, and
+    `found["test_by_depth"]` the accuracy on clean data.
 
     >>> found = ed.memorization(model, noisy, test, flipped=noise, progress=False)
     >>> found["by_depth"].shape  # the share of wrong labels memorized, at depths 0..3
@@ -69,17 +69,17 @@ class Memorization(Results, kind="memorization"):
 
     @property
     def flipped(self) -> int:
-        """How many training samples have a wrong label."""
+        """The number of training samples with a wrong label."""
         return int(self.about["flipped"])
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of `memorization`."""
+        """The interval of `memorization`."""
         return tuple(self.about["interval"])
 
     @property
     def test_interval(self) -> tuple[float, float] | None:
-        """Of `test_accuracy`."""
+        """The interval of `test_accuracy`."""
         found = self.about["test_interval"]
         return None if found is None else tuple(found)
 
@@ -106,21 +106,26 @@ def memorization(
     progress: bool = True,
     **options: Any,
 ) -> Memorization:
-    """How many wrong training labels a model predicts, and what it does on clean data.
+    """The share of wrong training labels that a model predicts, and its accuracy on clean data.
 
-    noisy: the training data, with the labels the model was trained on, in a fixed order.
-    flipped: which of its rows have a wrong label: what `flip_labels` returned, row numbers, or a
-        boolean per row.
+    noisy: the training data in a fixed order, with the labels the model was trained on.
+    flipped: its rows with a wrong label: what `flip_labels` returned, row numbers, or one boolean
+        per row.
     clean: test data.
 
-    A causal language model predicts a sample's label if greedy decoding writes every token that has
-    a label (`everydepth.ablations.label_prompts` makes such data): one pass, no decoding.
+    A causal language model predicts a sample's label if greedy decoding would produce every token
+    that has a label (`everydepth.ablations.label_prompts` makes such data). This takes one forward
+    pass, no decoding.
 
     >>> print(ed.memorization(model, noisy, test, flipped=noise, progress=False))
     memorization ...
     """
     stream = as_stream(model, **options)
-    check_predicts_classes(stream, "memorization")
+    if stream.task in ("regression", "embedding", "detection"):
+        raise SettingError(
+            f"memorization needs a class or a token to predict, but {stream.name} does "
+            f"{stream.task}; use a classifier or a language model"
+        )
     rows = flipped_rows(flipped)
     truth = flipped.original if isinstance(flipped, NoisyLabels) else None
     hits, known, true_hits = _hits(
@@ -130,34 +135,34 @@ def memorization(
         progress,
         truth,
     )
-    seen = torch.zeros(hits.shape[1], dtype=torch.bool)  # flipped rows that have a label
-    seen[numbers_in(rows, len(seen))] = True
-    seen &= known
-    flips = int(seen.sum())
+    noise = torch.zeros(hits.shape[1], dtype=torch.bool)  # flipped rows that have a label
+    noise[numbers_in(rows, len(noise))] = True
+    noise &= known
+    flips = int(noise.sum())
     if flips == 0:
         raise nothing_asked()
     clean_hits = None
     if clean is not None:
         feed = Feed(clean, stream, batch_size=batch_size, again=True)
-        clean_hits, kept_rows, _ = _hits(stream, feed, "test data", progress, None)
-        clean_hits = clean_hits[:, kept_rows]
+        clean_hits, labeled, _ = _hits(stream, feed, "test data", progress, None)
+        clean_hits = clean_hits[:, labeled]
     last = hits[-1, known]
-    kept, learnt = int(hits[-1, seen].sum()), float(last.double().mean())
+    memorized = int(hits[-1, noise].sum())
     tested = None if clean_hits is None else clean_hits.double().mean(1).numpy()
     shares = scalars(
         "shares",
         {
-            "memorization": kept / flips,
-            "recovered": None if true_hits is None else float(true_hits[seen].double().mean()),
-            "train_accuracy": learnt,
+            "memorization": memorized / flips,
+            "recovered": None if true_hits is None else float(true_hits[noise].double().mean()),
+            "train_accuracy": float(last.double().mean()),
             "test_accuracy": None if tested is None else float(tested[-1]),
         },
         labels=_LABELS,
-        title="Learned and learned by heart",
-        about="Shares of samples, as the full network predicts them.",
+        title="Learned and memorized",
+        about="Shares of samples, as predicted by the full network.",
         section="prediction",
     )
-    curves = [_by_depth("by_depth", "Memorization", hits[:, seen].double().mean(1).numpy())]
+    curves = [_by_depth("by_depth", "Memorization", hits[:, noise].double().mean(1).numpy())]
     if tested is not None:
         curves.append(_by_depth("test_by_depth", "Accuracy on clean data", tested))
     about = provenance(
@@ -167,7 +172,7 @@ def memorization(
         samples=len(last),
         flipped=flips,
         reached=bool(last.all()),
-        interval=wilson(kept, flips),
+        interval=wilson(memorized, flips),
         test_interval=None
         if clean_hits is None
         else wilson(int(clean_hits[-1].sum()), clean_hits.shape[1]),
@@ -197,19 +202,19 @@ def _by_depth(name: str, title: str, values: Floats) -> Result:
 
 
 def flipped_rows(flipped: Flipped | None) -> Tensor:
-    """Row numbers or a boolean mask, or an error that says where they come from."""
+    """Row numbers or a boolean mask, or an error that says where to get them."""
     if flipped is None:
         raise SettingError(
-            "which samples have a wrong label is not known; pass flipped=, the outcome of "
-            "everydepth.data.flip_labels, the row numbers, or a boolean mask"
+            "it is unknown which samples have a wrong label; pass flipped=, the outcome of "
+            "everydepth.data.flip_labels, row numbers, or a boolean mask"
         )
     given = flipped.flipped if isinstance(flipped, NoisyLabels) else flipped
     rows = whole_numbers(given, "flipped")
     numbers = as_rows(rows)
     if len(numbers) == 0 or int(numbers.min()) < 0:
         raise SettingError(
-            f"flipped has {len(numbers)} rows{' with a negative number' if len(numbers) else ''}; "
-            "pass the numbers of the rows with a wrong label, at least one"
+            f"flipped has {len(numbers)} rows{', some negative' if len(numbers) else ''}; pass the "
+            "numbers of the rows with a wrong label, at least one"
         )
     return rows if rows.dtype == torch.bool else rows.unique()
 
@@ -218,8 +223,8 @@ def flipped_rows(flipped: Flipped | None) -> Tensor:
 def _hits(
     stream: ResidualStream, feed: Feed, what: str, progress: bool, truth: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(depths 0..L, samples): whether the label is predicted; which samples have one; whether the
-    last depth predicts the true label."""
+    """Whether each label is predicted (depths 0..L, samples); which samples have a label; whether
+    the last depth predicts the true label."""
     found: list[Tensor] = []
     known: list[Tensor] = []
     true: list[Tensor] = []
@@ -227,10 +232,10 @@ def _hits(
         for numbers, batch in feed.numbered(what, progress):
             targets = Targets.of(stream, batch, weighted=False)
             states = stream.observe(batch)
-            said = [targets.predicted(states, depth) for depth in range(stream.depth + 1)]
-            if not all(bool(are_finite(z).all()) for z in said):
+            logits = [targets.predicted(states, depth) for depth in range(stream.depth + 1)]
+            if not all(bool(are_finite(z).all()) for z in logits):
                 states.check_predictions(lowest=0)
-            found.append(torch.stack([targets.sample_hits(z) for z in said]).cpu())
+            found.append(torch.stack([targets.sample_hits(z) for z in logits]).cpu())
             known.append(targets.known.cpu())
             if truth is not None and len(targets.shape) == 1:
                 best = states.logits(stream.depth).argmax(-1)
@@ -241,7 +246,7 @@ def _hits(
 
 
 def wilson(hits: int, total: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
+    """The 95 % Wilson interval of a share."""
     from scipy.stats import binomtest
 
     found = binomtest(hits, total).proportion_ci(method="wilson")

@@ -1,4 +1,4 @@
-"""Classification as a text to continue: "... The topic is about <label>"."""
+"""Classification as text completion: "... The topic is about <label>"."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def label_prompts(
     template: str = TEMPLATE,
     loss_on: Literal["label", "all"] = "label",
 ) -> Tokens:
-    """Each text, the template and the name of its label, padded on the left.
+    """Each text followed by the template and the name of its label, padded on the left.
 
-    The text is cut where the whole would be longer than `max_length`; the prompt never is.
-    loss_on: "label" gives targets to the tokens of the label only, which is what `memorization`
-        reads; "all" to every token, which is how a language model is trained.
+    If the result would exceed `max_length`, the text is truncated, never the prompt.
+    loss_on: "label" gives targets to the label's tokens only, as `memorization` expects; "all" to
+        every token, as for training a language model.
     """
     numbers = torch.as_tensor(labels).long()
     if len(numbers) != len(texts) or len(texts) == 0:
         raise DataError(
-            f"{len(texts)} texts and {len(numbers)} labels; give one label a text, at least one"
+            f"{len(texts)} texts and {len(numbers)} labels; give one label per text, at least one"
         )
     if int(numbers.min()) < 0 or int(numbers.max()) >= len(classes):
         raise DataError(
-            f"label {int(numbers.max())}, but there are {len(classes)} class names; "
-            "give one a class"
+            f"labels {int(numbers.min())} to {int(numbers.max())}, but there are {len(classes)} "
+            "class names; give one per class, numbered from 0"
         )
 
     def encode(parts: Sequence[str]) -> list[list[int]]:
@@ -49,19 +49,17 @@ def label_prompts(
     names = encode([f" {name}" for name in classes])
     if len({tuple(name) for name in names}) < len(names) or not all(names):
         raise DataError(
-            "two class names have the same tokens (or none), so they cannot be told apart; "
-            "rename them"
+            "two class names have the same tokens (or none) and are indistinguishable; rename them"
         )
     room = max_length - len(prompt) - max(map(len, names))
     if room < 1:
         raise DataError(
-            f"max_length {max_length} leaves no room for a text beside the prompt of "
-            f"{max_length - room} tokens; use more"
+            f"max_length {max_length} leaves no room for a text next to the prompt of "
+            f"{max_length - room} tokens; increase it"
         )
-    width = max_length
     pad = getattr(tokenizer, "pad_token_id", None)
     pad = getattr(tokenizer, "eos_token_id", None) if pad is None else pad
-    ids = torch.full((len(texts), width), int(pad or 0))
+    ids = torch.full((len(texts), max_length), int(pad or 0))
     mask = torch.zeros_like(ids)
     targets = torch.full_like(ids, IGNORE_INDEX)
     for row, (text, number) in enumerate(zip(encode(texts), numbers.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""What an ablation found: one number per layer and scale, for every metric."""
+"""The outcome of an ablation: one number per layer and scale, for every metric."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from everydepth.results import Better, Result, Results, defined, named, provenan
 Floats = NDArray[np.float64]
 
 Mode = Literal["after", "training"]
-"""A trained model, changed afterwards; or one model trained for each change."""
+"""A trained model changed after training, or one model trained for each change."""
 
 
 class Ablation(Results, kind="ablation"):
-    """Metrics after the skips of one layer were scaled by `c`, for every layer and c.
+    """Metrics with the skips of one layer scaled by `c`, for every layer and c.
 
-    `ablation["accuracy"]` is the mean over seeds, `(layer, c)`. Metrics: loss, and where classes or
-    tokens are predicted accuracy, margin (top-1 minus top-2 logit), agreement (share of the
-    untouched model's decisions kept), perplexity of language models; of trained models also
-    memorization, train_accuracy, reached (1 where all training labels were fitted) and, of language
-    models, sample_accuracy (share of samples all of whose targets are predicted).
+    `ablation["accuracy"]` is the mean over seeds, `(layer, c)`. The metrics:
+
+    - loss.
+    - accuracy, margin (top-1 minus top-2 logit) and agreement (share of the untouched model's
+      decisions kept), if classes or tokens are predicted; perplexity of language models.
+    - memorization, train_accuracy and reached (1 if all training labels were fitted), with
+      `train=`; sample_accuracy of language models (share of samples with all targets predicted).
 
     >>> ablation = ed.ablate(model, valid, c=(0.0, 1.0), progress=False)
     >>> ablation["accuracy"].shape  # layers, scales
@@ -46,7 +48,7 @@ class Ablation(Results, kind="ablation"):
         untouched: Mapping[str, Floats],
         **facts: Any,
     ) -> Ablation:
-        """runs: by metric, `(seed, layer, c)`. untouched: by metric, `(seed,)`: with its skips."""
+        """runs: by metric, `(seed, layer, c)`. untouched: by metric, `(seed,)`."""
         found = [
             _measurement(name, values, untouched[name], layers, c)
             for name, values in sorted(runs.items(), key=lambda item: _rank(item[0]))
@@ -61,7 +63,7 @@ class Ablation(Results, kind="ablation"):
 
     @property
     def which(self) -> str:
-        """Whose skips were scaled: "both", or those of one kind of branch."""
+        """Which skips were scaled: "both", or those of one kind of branch."""
         return self.about["which"]
 
     @property
@@ -76,22 +78,22 @@ class Ablation(Results, kind="ablation"):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, one model each."""
+        """The seeds, one model per seed."""
         return tuple(self.about["seeds"])
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What was measured."""
+        """The names of the metrics."""
         return tuple(self.results)
 
     @property
     def runs(self) -> dict[str, Floats]:
-        """By metric `(seed, layer, c)`: every model by itself."""
+        """By metric, `(seed, layer, c)`: every model on its own."""
         return {name: np.asarray(found.arrays["runs"]) for name, found in self.results.items()}
 
     @property
     def untouched(self) -> dict[str, Floats]:
-        """By metric `(seed,)`: the models with their skips."""
+        """By metric, `(seed,)`: the models with their skips."""
         return {name: np.asarray(found.arrays["untouched"]) for name, found in self.results.items()}
 
     def at(self, metric: str, c: float) -> Floats:
@@ -102,20 +104,20 @@ class Ablation(Results, kind="ablation"):
 
 
 _WORDS: Mapping[str, tuple[str, Better | None, str]] = {
-    "accuracy": ("share", "higher", "Share of right predictions"),
+    "accuracy": ("share", "higher", "Share of correct predictions"),
     "perplexity": ("", "lower", "Perplexity"),
     "loss": ("nat", "lower", "Mean loss"),
     "margin": ("", None, "Top-1 minus top-2 logit"),
     "agreement": ("share", "higher", "Share of the untouched model's decisions that are kept"),
     "memorization": ("share", None, "Share of wrong training labels that are predicted"),
     "train_accuracy": ("share", "higher", "Share of training labels that are predicted"),
-    "sample_accuracy": ("share", "higher", "Share of samples all of whose targets are predicted"),
+    "sample_accuracy": ("share", "higher", "Share of samples with all targets predicted"),
     "reached": ("share", "higher", "Share of models that fitted every training label"),
 }
 
 
 def _rank(metric: str) -> int:
-    """The order in which metrics are shown: what to look at first comes first."""
+    """The order of display, the most important first."""
     order = list(_WORDS)
     return order.index(metric) if metric in order else len(order)
 
@@ -139,20 +141,20 @@ def _measurement(
             **spread,
         },
         labels={
-            "layer": "layer whose skips are scaled",
+            "layer": "layer with scaled skips",
             "columns": "c =",
             "value": name.replace("_", " "),
         },
-        about=f"{about} after the skips of one layer were multiplied by c; 0 removes them.",
+        about=f"{about} with the skips of one layer multiplied by c; 0 removes them.",
         unit=unit,
         better=better,
         section="blocks",
-        note=f"with all its skips: {float(untouched.mean()):.4g}",
+        note=f"untouched: {float(untouched.mean()):.4g}",
     )
 
 
 def interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> tuple[float, float]:
-    """Student's interval of the mean of a few runs; NaN for fewer than two."""
+    """Student's t interval for the mean of a few runs; NaN for fewer than two."""
     from scipy.stats import t
 
     found = np.asarray(values, dtype=np.float64)

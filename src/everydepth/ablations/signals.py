@@ -1,4 +1,4 @@
-"""What the depths of a network say about a label: signals for `audit`."""
+"""Signals for `audit`: how the depths of a network judge a label."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from everydepth.stream.states import are_finite, holds_from
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trajectories:
-    """`z_l` of every sample at depths 0..L, what the samples are labeled, and their numbers.
+    """The logits of every sample at depths 0..L, with labels and row numbers.
 
-    logits: `(sample, depth, class)`. pull: `(class, class)`, the Gram matrix `W W^T` of the head,
+    logits: `(sample, depth, class)`. gram: `(class, class)`, the Gram matrix `W W^T` of the head,
     for the gradient at the last feature.
     """
 
     logits: Tensor
     labels: Tensor
     numbers: Tensor
-    pull: Tensor
+    gram: Tensor
 
     def signals(self, labels: Tensor) -> dict[str, Floats]:
-        """By name, one number per sample, as if it had these labels."""
+        """By name, one number per sample, for the given labels."""
         z = self.logits
         index = labels[:, None, None].expand(-1, z.shape[1], 1)
         own = z.gather(-1, index)[..., 0]
@@ -62,9 +62,9 @@ class Trajectories:
         return self._residual(labels).norm(dim=1)
 
     def _gradient_norm(self, labels: Tensor) -> Tensor:
-        """`||W^T (p - y)||`: the gradient of the loss at what the head reads."""
+        """`||W^T (p - y)||`: the gradient of the loss at the input of the head."""
         r = self._residual(labels)
-        return ((r @ self.pull) * r).sum(1).clamp(min=0).sqrt()
+        return ((r @ self.gram) * r).sum(1).clamp(min=0).sqrt()
 
 
 @torch.no_grad()
@@ -82,9 +82,8 @@ def trajectories(stream: ResidualStream, feed: Feed, progress: bool) -> Trajecto
             ]
             if targets.labels.shape != (stream.rows(batch),):
                 raise LabelError(
-                    f"{len(targets)} of {stream.rows(batch)} rows have a label, of shape "
-                    f"{tuple(targets.labels.shape)}; an audit needs one class per row, for "
-                    "every row"
+                    f"{len(targets)} of {stream.rows(batch)} rows have a label, and labels have "
+                    f"shape {tuple(targets.labels.shape)}; an audit needs one class for every row"
                 )
             logits.append(torch.stack(each, 1))
             if not bool(are_finite(logits[-1]).all()):
@@ -101,10 +100,10 @@ def trajectories(stream: ResidualStream, feed: Feed, progress: bool) -> Trajecto
         else torch.eye(classes).double()
     )
     return Trajectories(
-        logits=torch.cat(logits), labels=torch.cat(labels), numbers=torch.cat(numbers), pull=w @ w.T
+        logits=torch.cat(logits), labels=torch.cat(labels), numbers=torch.cat(numbers), gram=w @ w.T
     )
 
 
 def columns(signals: dict[str, Floats]) -> Floats:
-    """`(sample, signal)`; infinities, which a saturated softmax can give, become large numbers."""
+    """`(sample, signal)`; infinities from a saturated softmax become large numbers."""
     return np.nan_to_num(np.stack(list(signals.values()), 1), posinf=1e3, neginf=-1e3)

@@ -17,18 +17,16 @@ from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream import Block, ResidualStream, as_stream, first_tensor, with_first_tensor
 from everydepth.stream.taps import state_in
 
-"""Which connections of a block: those of one kind, or all of them ("both")."""
-
-# By block: the branches that are scaled now, so that no connection is scaled twice by accident.
+# By block: the branches currently scaled, so that no connection is scaled twice by accident.
 _scaled: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
 
 
 class ScaledSkip:
-    """Skip connections of some layers times `c`; made by `scaled_skip`.
+    """Skip connections of some layers, multiplied by `c`; created by `scaled_skip`.
 
-    As a context manager it is in force inside the block. `attach()` leaves it in force until
-    `remove()`: the persistent form, for training. It lives in hooks, not in the weights: a model
-    that is saved and loaded again is the untouched one.
+    Use it as a context manager, or call `attach()` to keep it active until `remove()`, for example
+    during training. It is implemented with hooks and does not change weights: a model that is saved
+    and loaded again is the untouched one.
     """
 
     def __init__(
@@ -40,7 +38,7 @@ class ScaledSkip:
         self._held: list[tuple[nn.Module, set[int]]] = []
 
     def attach(self) -> ScaledSkip:
-        """Put it in force until `remove()`. With c = 1 nothing is registered at all."""
+        """Activate it until `remove()`. With c = 1 nothing is registered."""
         if self.c == 1.0 or self._handles:
             return self
         blocks = [(layer, self.stream.blocks[layer - 1], chosen) for layer, chosen in self._chosen]
@@ -48,7 +46,7 @@ class ScaledSkip:
             if _scaled.get(block.module, set()) & set(chosen):
                 raise SettingError(
                     f"layer {layer} of {self.stream.name} already has a scaled skip; "
-                    "remove it first (leave its `with`, or call remove())"
+                    "remove it first (exit its `with` block, or call remove())"
                 )
         for layer, block, chosen in blocks:
             self._handles += _hooks(layer, block, chosen, self.c)
@@ -57,7 +55,7 @@ class ScaledSkip:
         return self
 
     def remove(self) -> None:
-        """Give the model its own skips back."""
+        """Restore the model's own skips."""
         for handle in self._handles:
             handle.remove()
         for module, chosen in self._held:
@@ -85,20 +83,20 @@ def scaled_skip(
     which: Which = "both",
     **options: Any,
 ) -> ScaledSkip:
-    """Scale the skip connections of one or several layers by `c`: 0 removes, 1 changes nothing.
+    """Scale the skip connections of one or more layers by `c`: 0 removes them, 1 changes nothing.
 
-    with scaled_skip(model, layer=1, c=0.0): ...      # always restored
-    skip = scaled_skip(model, layer=1, c=0.0).attach()   # until skip.remove(): for training
+        with scaled_skip(model, layer=1, c=0.0): ...         # always restored
+        skip = scaled_skip(model, layer=1, c=0.0).attach()   # until skip.remove(), for training
 
     layer: from 1 (the block that reads the embedding) to L.
-    which: "both" is every connection of the block; or one kind. Branches that run in parallel share
-        one skip, so there only "both" has a meaning.
+    which: "both" for every connection of the block, or one kind. Branches that run in parallel
+        share one skip, so only "both" applies to them.
     options: passed to `as_stream`.
 
-    The connection becomes `post(c skip(x) + out)`: where a norm or ReLU follows the sum, the skip
-    is scaled before it. A skip that changes shape is a projection, and what is scaled is its
-    output, batch norm included; c = 0 removes that path. Where the skip is the identity, the branch
-    gives `out - (1-c) x` and the block adds `x`, so rounding is that of the stream.
+    The connection becomes `post(c skip(x) + out)`: if a norm or ReLU follows the sum, the skip is
+    scaled before it. If the skip is a projection that changes the shape, its output is scaled,
+    including its batch norm. If the skip is the identity, the branch returns `out - (1-c) x` and
+    the block adds `x`, so that rounding is that of the stream.
 
     >>> images = test.pixel_values[:4]
     >>> before = model(images).logits
@@ -115,13 +113,13 @@ def checked_layers(stream: ResidualStream, layer: int | Sequence[int]) -> list[i
     """The layers, each once, if they exist."""
     layers = [layer] if isinstance(layer, int) else list(layer)
     if not layers:
-        raise SettingError(f"no layer; give one or several of 1 to {stream.depth}")
+        raise SettingError(f"no layer; give one or more of 1 to {stream.depth}")
     for one in layers:
         if isinstance(one, bool) or not isinstance(one, int) or not 1 <= one <= stream.depth:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DepthError(
                 f"layer {one!r}, but the layers of {stream.name} are 1 to {stream.depth}: layer l "
-                "is the block that makes the state of depth l, and depth 0 is the embedding, which "
-                f"has no skip; the first layer is 1, the last {stream.depth}"
+                "is the block that produces the state at depth l, and depth 0 is the embedding, "
+                f"which has no skip; the first layer is 1, the last {stream.depth}"
             )
     return list(dict.fromkeys(layers))
 
@@ -139,12 +137,12 @@ def checked_which(which: str) -> Which:
 
 
 def _chosen(stream: ResidualStream, layer: int, which: Which) -> list[int]:
-    """The numbers of the branches whose skip is scaled."""
+    """The indices of the branches whose skip is scaled."""
     block = stream.blocks[layer - 1]
     if not block.branches:
         raise UnsupportedModelError(
-            f"{stream.name} is followed block by block, without its branches, so no skip of it can "
-            "be scaled; teach everydepth its branches (docs/add-an-architecture.md)"
+            f"{stream.name} is known only block by block, without its branches, so its skips "
+            "cannot be scaled; teach everydepth its branches (docs/add-an-architecture.md)"
         )
     kinds = [branch.kind for branch in block.branches]
     if which != "both" and which not in kinds:
@@ -161,15 +159,12 @@ def _chosen(stream: ResidualStream, layer: int, which: Which) -> list[int]:
         return [0]
     if sum(other.module is block.module for other in stream.blocks) > 1:
         raise UnsupportedModelError(
-            f"layer {layer} of {stream.name} is one module that is called at several depths, so "
-            "its skip cannot be scaled at one of them"
+            f"layer {layer} of {stream.name} is one module called at several depths, so its skip "
+            "cannot be scaled at only one of them"
         )
     # A branch beside another is added to the same skip, which is scaled once.
-    return [
-        i
-        for i, kind in enumerate(kinds)
-        if which in ("both", kind) and not block.branches[i].beside
-    ]
+    chosen = [i for i, kind in enumerate(kinds) if which in ("both", kind)]
+    return [i for i in chosen if not block.branches[i].beside]
 
 
 def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[RemovableHandle]:
@@ -200,8 +195,8 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
         branch = block.branches[i]
         if branch.dropout > 0 and block.module.training:
             raise UnsupportedModelError(
-                f"layer {layer} drops entries of its {branch.kind} output at rate {branch.dropout} "
-                "after the point where a skip is scaled, and would drop the skip, too; build the "
+                f"layer {layer} applies dropout {branch.dropout} to its {branch.kind} output after "
+                "the point where the skip is scaled, which would drop the skip as well; build the "
                 "model with dropout=0, or call `model.eval()`"
             )
         out = first_tensor(output)
@@ -209,7 +204,7 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
         return with_first_tensor(output, out - branch.unturned(less, out))
 
     def multiply(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-        # Not computed a second time: a batch norm would count the batch twice.
+        # Computing the skip again would update its batch norm twice.
         return c * output
 
     handles = [block.module.register_forward_pre_hook(begin)]

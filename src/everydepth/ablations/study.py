@@ -1,4 +1,4 @@
-"""Learning against memorization, seen by gradients."""
+"""Gradients of learning compared with gradients of memorization."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from everydepth.ablations.bound import FORMS, Form, is_ordered, upper_bound, weight_widths
 from everydepth.ablations.memorize import Flipped, flipped_rows
-from everydepth.ablations.result import Ablation, Floats
+from everydepth.ablations.result import Floats
 from everydepth.ablations.taps import tapped
 from everydepth.config import checked
 from everydepth.errors import SettingError, UnsupportedModelError
-from everydepth.results import Result, Results, curve, defined, named, provenance, scalars
+from everydepth.results import Result, Results, curve, named, provenance, scalars
 from everydepth.results.result import numbers
 from everydepth.stream import (
     ResidualStream,
@@ -32,11 +32,10 @@ from everydepth.stream.feed import Feed, Source
 class Side:
     """One set of samples: clean test samples ("learning") or flipped training samples.
 
-    norms, std: by tap `(layer, sample)`; taps are named by what reads them: `attention` is `x_l`
-        and `mlp` is `x~_l` of a transformer. NaN where a layer has no such tap.
+    norms, std: by tap, `(layer, sample)`. A tap is named after the branch that reads it: in a
+        transformer, `attention` is `x_l` and `mlp` is `x~_l`. NaN if a layer has no such tap.
     error: `||softmax(z) - onehot(y)||` per sample. margin, loss: per sample.
-    bounds: by form (see `upper_bound`) and tap, `log10` of the upper bound; None where it is not
-        defined.
+    bounds: by form (see `upper_bound`) and tap, `log10` of the upper bound; None if undefined.
     """
 
     norms: Mapping[str, Floats]
@@ -47,7 +46,7 @@ class Side:
     bounds: Mapping[Form, Mapping[str, Floats]] | None
 
     def arrays(self, name: str) -> dict[str, Floats]:
-        """As named arrays, which `read` takes apart again."""
+        """Everything as named arrays, the inverse of `read`."""
         nested: dict[str, Mapping[str, Floats]] = {"norms": self.norms, "std": self.std}
         nested |= {f"bounds-{form}": taps for form, taps in (self.bounds or {}).items()}
         found = {f"{name}.{part}": getattr(self, part) for part in ("error", "loss", "margin")}
@@ -57,7 +56,7 @@ class Side:
 
     @classmethod
     def read(cls, name: str, arrays: Mapping[str, Any]) -> Side:
-        """From what `arrays` gave."""
+        """The side called `name`, from what `arrays` returned."""
 
         def taps(part: str) -> dict[str, Floats]:
             start = f"{name}.{part}."
@@ -75,7 +74,7 @@ class Side:
 
     @property
     def norm(self) -> Floats:
-        """Per layer: the mean over samples, then over the taps of the layer."""
+        """Per layer, the mean over samples and then over taps."""
         return np.nanmean(np.stack([v.mean(1) for v in self.norms.values()]), 0)
 
     def violations(self, form: Form = "corrected") -> dict[str, Floats] | None:
@@ -92,8 +91,8 @@ class Side:
 class GradientStudy(Results, kind="gradient_study"):
     """Gradient norms of clean test samples and of flipped training samples, per layer.
 
-    `study["gradient_ratio"]` is memorization over learning, one number per layer;
-    `study["weight_std"]` and the other measurements are what the paper's figures show.
+    `study["gradient_ratio"]` is the ratio of memorization to learning, one number per layer;
+    `study["weight_std"]` and the other measurements correspond to the paper's figures.
 
     >>> study = ed.gradient_study(model, valid, noisy, flipped=noise, progress=False)
     >>> study.smaller.shape  # per layer: memorization norm over learning norm
@@ -109,8 +108,8 @@ class GradientStudy(Results, kind="gradient_study"):
         note: str | None,
         **facts: Any,
     ) -> GradientStudy:
-        """weights: standard deviation of every weight matrix, by its name inside a block; NaN where
-        a layer has none of that name. note: why there is no bound, where there is none."""
+        """weights: by name inside a block, the standard deviation of the matrix in each layer (NaN
+        if a layer has none). note: why there is no bound, if there is none."""
         found = _measurements(learning, memorization, weights, note)
         return cls(results=named(*found), about=provenance(**facts))
 
@@ -131,18 +130,18 @@ class GradientStudy(Results, kind="gradient_study"):
 
     @property
     def weights(self) -> Mapping[str, Floats]:
-        """By name of the matrix, its standard deviation at every layer; NaN where it has none."""
+        """By name of a matrix, its standard deviation in every layer; NaN if it has none."""
         found = self.result("weight_std")
         return {name: numbers(found.arrays[name]) for name in found.series}
 
     @property
     def note(self) -> str | None:
-        """Why there is no bound, where there is none."""
+        """Why there is no bound, if there is none."""
         return self.result("samples").note
 
     @property
     def smaller(self) -> Floats:
-        """Per layer: memorization norm over learning norm; below 1 as the paper says."""
+        """Per layer, memorization norm over learning norm; below 1 according to the paper."""
         return self["gradient_ratio"]
 
     @property
@@ -165,15 +164,15 @@ def _measurements(
         by_layer(
             "gradient_norm",
             {name: side.norm for name, side in sides.items()},
-            title="Gradients of learning and of memorizing",
-            about="Length of the gradient at each layer's input, for clean test samples and for "
-            "training samples with a wrong label.",
+            title="Gradients of learning and memorization",
+            about="Gradient norm at each layer's input, for clean test samples and for training "
+            "samples with a wrong label.",
         ),
         by_layer(
             "gradient_ratio",
             {"ratio": memorization.norm / learning.norm},
-            title="Memorizing over learning",
-            about="Below 1 the gradients of wrong labels are the smaller ones.",
+            title="Ratio of memorization to learning",
+            about="Below 1, wrong labels have smaller gradients.",
         ),
         by_layer(
             "stream_std",
@@ -183,19 +182,19 @@ def _measurements(
                 for tap, values in side.std.items()
             },
             title="Spread of the stream",
-            about="Standard deviation of what each branch reads.",
+            about="Standard deviation of each branch's input.",
         ),
         by_layer(
             "weight_std",
             weights,
             title="Spread of the weights",
-            about="Standard deviation of each matrix.",
+            about="Standard deviation of each weight matrix.",
         ),
         scalars(
             "prediction_error",
             {name: float(side.error.mean()) for name, side in sides.items()},
             title="Distance to the label",
-            about="Mean length of the difference between probabilities and label.",
+            about="Mean norm of the difference between probabilities and label.",
             section="gradients",
         ),
     ]
@@ -208,7 +207,7 @@ def _measurements(
                 lines,
                 labels={key: f"{key.replace('_', ' ')}: ‖gradient‖ at {tap}" for key in lines},
                 title=f"Gradient at {tap} and its bound",
-                about="What was measured, beside the forms of Theorem 1's upper bound.",
+                about="Measured norm, and the forms of Theorem 1's upper bound.",
             )
         )
     samples = {
@@ -221,7 +220,7 @@ def _measurements(
             series=(),
             arrays=samples,
             note=note,
-            about="Every sample by itself; what the other measurements are means of.",
+            about="Every sample on its own; the other measurements are means of these.",
         )
     )
     return tuple(found)
@@ -240,42 +239,31 @@ def gradient_study(
     progress: bool = True,
     **options: Any,
 ) -> GradientStudy:
-    """Gradient norms at every residual connection, of learning and of memorization.
+    """Gradient norms of learning and of memorization at every residual connection.
 
-    clean: test data. noisy, flipped: as in `memorization`; only the flipped rows are looked at.
-    heads: attention heads, for the bound, where the model's config does not say.
+    clean: test data. noisy, flipped: as in `memorization`; only the flipped rows are used.
+    heads: the number of attention heads for the bound, if the model's config does not have it.
 
     >>> study = ed.gradient_study(model, valid, noisy, flipped=noise, progress=False)
     >>> study.learning.norm.shape, study.memorization.norm.shape  # one number per layer
     ((3,), (3,))
     """
     stream = as_stream(model, **options)
-    rows = flipped_rows(flipped)
-    feeds = {
-        "learning": Feed(clean, stream, batch_size=batch_size, max_samples=max_samples, again=True),
-        "memorization": Feed(
-            noisy,
-            stream,
-            batch_size=batch_size,
-            max_samples=max_samples,
-            only=rows,
-            again=True,
-        ),
-    }
-    sides: dict[str, Side] = {}
-    note: str | None = None
+    how: dict[str, Any] = {"batch_size": batch_size, "max_samples": max_samples, "again": True}
+    clean_rows = Feed(clean, stream, **how)
+    flipped_only = Feed(noisy, stream, only=flipped_rows(flipped), **how)
     with evaluating(unwrapped(stream.model)):
-        for name, feed in feeds.items():
-            sides[name], note = _side(stream, feed, name, heads, progress)
+        learning, _ = _side(stream, clean_rows, "learning", heads, progress)
+        memorization, note = _side(stream, flipped_only, "memorization", heads, progress)
     return GradientStudy.of(
-        sides["learning"],
-        sides["memorization"],
+        learning,
+        memorization,
         _weights(stream),
         note,
         model=stream.name,
         task=stream.task,
         depth=stream.depth,
-        samples=len(sides["learning"].error),
+        samples=len(learning.error),
     )
 
 
@@ -309,19 +297,14 @@ def _side(
         raise nothing_asked()
 
     def joined(found: list[tuple[Floats, Floats]]) -> dict[str, Floats]:
-        pairs = zip(*found, strict=True)
-        return {
-            name: np.concatenate(both, 1)
-            for name, both in zip(("attention", "mlp"), pairs, strict=True)
-        }
+        attention, mlp = zip(*found, strict=True)
+        return {"attention": np.concatenate(attention, 1), "mlp": np.concatenate(mlp, 1)}
 
     side = Side(
         norms={name: np.concatenate(v, 1) for name, v in norms.items()},
         std={name: np.concatenate(v, 1) for name, v in std.items()},
-        error=np.concatenate(parts["error"]),
-        loss=np.concatenate(parts["loss"]),
-        margin=np.concatenate(parts["margin"]),
         bounds=None if widths is None else {form: joined(found) for form, found in bounds.items()},
+        **{name: np.concatenate(values) for name, values in parts.items()},
     )
     return side, note
 
@@ -351,87 +334,3 @@ def _weights(stream: ResidualStream) -> dict[str, Floats]:
                 column = found.setdefault(key, np.full(stream.depth, np.nan))
                 column[layer] = float(parameter.detach().double().std(correction=0))
     return found
-
-
-class UnifiedView(Results, kind="unified_view"):
-    """Per layer: gradient norm of learning, margin and accuracy after its skips were removed."""
-
-    @property
-    def spearman(self) -> dict[str, float]:
-        """By pair of these three, the rank correlation over layers; NaN where one is constant."""
-        arrays = self.result("spearman").arrays
-        return {name: float(arrays[name]) for name in self.result("spearman").series}
-
-
-def unified_view(study: GradientStudy, ablation: Ablation) -> UnifiedView:
-    """Gradients, margins and accuracy of every layer side by side. The ablation must hold c = 0.
-
-    >>> study = ed.gradient_study(model, valid, noisy, flipped=noise, progress=False)
-    >>> ablation = ed.ablate(model, valid, c=(0.0, 1.0), progress=False)
-    >>> from everydepth.ablations import unified_view
-    >>> sorted(unified_view(study, ablation).spearman)
-    ['gradient_norm/accuracy', 'gradient_norm/margin', 'margin/accuracy']
-    """
-    if ablation.layers != study.layers:
-        raise SettingError(
-            f"the ablation has layers {ablation.layers} and the study {study.layers}; "
-            "ablate all layers of the same model"
-        )
-    values = {
-        "gradient_norm": study.learning.norm,
-        "margin": ablation.at("margin", 0.0),
-        "accuracy": ablation.at("accuracy", 0.0),
-    }
-    pairs = (
-        ("gradient_norm", "margin"),
-        ("gradient_norm", "accuracy"),
-        ("margin", "accuracy"),
-    )
-    curves = [
-        curve(name, study.layers, value, axis="layer", section="gradients", about=about)
-        for (name, value), about in zip(values.items(), _VIEWED, strict=True)
-    ]
-    ranks = scalars(
-        "spearman",
-        {f"{a}/{b}": spearman(values[a], values[b]) for a, b in pairs},
-        title="Do the three rank the layers alike?",
-        about="Rank correlations over layers.",
-        section="gradients",
-    )
-    about = provenance(model=study.model, depth=study.depth, samples=study.samples)
-    against = [_against(what, values, study.layers) for what in ("margin", "accuracy")]
-    return UnifiedView(results=named(*against, *curves, ranks), about=about)
-
-
-def _against(what: str, values: Mapping[str, Floats], layers: Sequence[int]) -> Result:
-    return Result(
-        name=f"{what}_against_gradient",
-        kind="scatter",
-        axis="gradient_norm",
-        series=(what,),
-        arrays={
-            "gradient_norm": values["gradient_norm"],
-            what: defined(values[what]),
-            "text": np.array([f"layer {n}" for n in layers]),
-        },
-        labels={"gradient_norm": "gradient norm of learning", what: f"{what} without the skips"},
-        title=f"Gradient and {what} of each layer",
-        about="Layers with large gradients should be missed most.",
-        section="blocks",
-    )
-
-
-_VIEWED = (
-    "Length of the gradient of clean test samples.",
-    "Top-1 minus top-2 logit after the skips of this layer were removed.",
-    "Accuracy after the skips of this layer were removed.",
-)
-
-
-def spearman(a: Floats, b: Floats) -> float:
-    """The rank correlation; NaN where one of the two is constant."""
-    from scipy.stats import rankdata
-
-    ranks = [rankdata(x) - (len(x) + 1) / 2 for x in (a, b)]
-    scale = float(np.linalg.norm(ranks[0]) * np.linalg.norm(ranks[1]))
-    return float(ranks[0] @ ranks[1]) / scale if scale > 0 else float("nan")

@@ -1,4 +1,4 @@
-"""What each sample's loss says at every residual connection, from one backward pass a batch."""
+"""Per-sample gradients and statistics at every residual connection, in one backward pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everydepth.ablations.scores import margins
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream import (
     BranchRecord,
@@ -25,16 +24,16 @@ from everydepth.stream import (
 
 @dataclass(frozen=True, eq=False)
 class Taps:
-    """One batch. Rows are samples that have a label.
+    """One batch. Rows are the labeled samples.
 
-    norms: per layer `(branches, samples)`, `||dLoss_i/dx||` at the entry of each branch: `x_l` and
-        `x~_l` of a transformer. The gradient is that of the stream: it includes the skip path.
-    std: likewise, the standard deviation of the entries of `x` (padding left out).
-    least_std: likewise, of the token where it is smallest: what a norm divides by at worst.
+    norms: per layer, `(branches, samples)`: `||dLoss_i/dx||` at the input of each branch, `x_l` and
+        `x~_l` of a transformer. It is the gradient of the stream and includes the skip path.
+    std: per layer, likewise: the standard deviation of the entries of `x`, without padding.
+    least_std: per layer, likewise: the smallest one of any token, the least a norm divides by.
     error: `||dLoss_i/dz||`, for a classifier `||softmax(z) - onehot(y)||`.
-    margin: of the prediction, the mean over a sample's targets; hit: all of them right.
-    length: tokens (or positions) of each sample, padding left out.
-    last_std: the smallest standard deviation of a vector that the readout's norm gets.
+    margin: of the prediction, averaged over a sample's targets. hit: all targets are predicted.
+    length: tokens (or positions) of each sample, without padding.
+    last_std: the smallest standard deviation of any input vector of the readout's norm.
     """
 
     norms: Sequence[Tensor]
@@ -51,14 +50,14 @@ class Taps:
 def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool = True) -> Taps:
     """Observe a batch and take the gradient of its losses at every connection.
 
-    In eval mode no sample sees another, so the rows of the gradient of the summed loss are the
-    samples' own gradients. Parameters get none: the backward pass is cheaper than a training
-    step's.
+    In eval mode samples are independent, so the rows of the gradient of the summed loss are
+    per-sample gradients. Parameters get none, so the backward pass is cheaper than in training.
     """
     if not any(block.branches for block in stream.blocks):
         raise UnsupportedModelError(
-            f"{stream.name} is followed block by block, without its branches, so there is no tap "
-            "inside a block; teach everydepth its branches (docs/add-an-architecture.md)"
+            f"{stream.name} is known only block by block, without its branches, so gradients "
+            "inside a block cannot be read; teach everydepth its branches "
+            "(docs/add-an-architecture.md)"
         )
     kept = labelled_samples(stream, batch)
     if kept is None:
@@ -69,17 +68,14 @@ def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool
     losses, samples = gradients.losses, targets.samples
     mask = _real(states.batch, records)
     classes = targets.has_classes
+    measured = records if statistics else []
     return Taps(
         norms=gradients.branch_norms,
-        std=[torch.stack([_std(r, mask) for r in block]) for block in records]
-        if statistics
-        else [],
+        std=[torch.stack([_std(r, mask) for r in block]) for block in measured],
         least_std=[
             torch.stack([_least_std(r.x.detach().reshape(r.shape), mask) for r in block])
-            for block in records
-        ]
-        if statistics
-        else [],
+            for block in measured
+        ],
         error=gradients.logit_norms,
         losses=losses,
         margin=_sample_margins(targets, z) if classes else losses.new_full((samples,), torch.nan),
@@ -89,12 +85,18 @@ def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool
     )
 
 
+def margins(z: Tensor) -> Tensor:
+    """Top-1 minus top-2 logit of every row."""
+    first, second = z.topk(2, -1).values.unbind(-1)
+    return first - second
+
+
 def _sample_margins(targets: Targets, z: Tensor) -> Tensor:
     return targets.sample_sums(margins(z)) / targets.sample_weights
 
 
 def _real(batch: Mapping[str, Any], records: Sequence[Sequence[BranchRecord]]) -> Tensor | None:
-    """(batch, token): tokens that are not padding; None where there is no padding."""
+    """(batch, token): tokens that are not padding; None without padding."""
     first = next(block[0] for block in records if block)
     real = real_tokens(batch, tuple(first.shape[:2]), first.x.device)
     return None if real is None or bool(real.all()) else real

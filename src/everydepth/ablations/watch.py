@@ -1,4 +1,4 @@
-"""Learning and memorization over the epochs of a run."""
+"""Learning and memorization during training."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from everydepth.stream.feed import Source
 
 
 class GradientWatch(Callback):
-    """A callback of `ed.fit`: gradient norms, margin and memorization at the end of epochs.
+    """A callback for `ed.fit` that measures gradient norms, margins and memorization.
 
-    layers: by default an early, a middle and the last one. every: epochs between two looks.
-    What it saw is in `result.callbacks["GradientWatch"]["epochs"]`, one entry a look.
+    layers: by default the first, a middle and the last one. every: measure after this many epochs.
+    Measurements end up in `result.callbacks["GradientWatch"]["epochs"]`.
 
     >>> from everydepth.ablations import GradientWatch
     >>> watch = GradientWatch(valid, noisy, flipped=noise, max_samples=64)
@@ -52,7 +52,7 @@ class GradientWatch(Callback):
         stream = training.net.stream
         last = stream.depth
         layers = checked_layers(stream, self.layers or sorted({1, (last + 1) // 2, last}))
-        # The random numbers of training go on as if nothing had been measured.
+        # Training must draw the same random numbers as without this callback.
         with torch.random.fork_rng():
             study = gradient_study(
                 stream,
@@ -62,24 +62,19 @@ class GradientWatch(Callback):
                 max_samples=self.max_samples,
                 progress=False,
             )
-            kept = memorization(stream, self.noisy, flipped=self.flipped, progress=False)
+            memorized = memorization(stream, self.noisy, flipped=self.flipped, progress=False)
         sides = {"learning": study.learning, "memorization": study.memorization}
-        seen = {
+        entry: dict[str, Any] = {
             "epoch": training.epoch + 1,
-            "memorization": kept.memorization,
-            "train_accuracy": kept.train_accuracy,
-            **{
-                f"{name}_{what}": value
-                for name, side in sides.items()
-                for what, value in (
-                    ("norm", {str(n): float(side.norm[n - 1]) for n in layers}),
-                    ("margin", float(side.margin.mean())),
-                    ("error", float(side.error.mean())),
-                )
-            },
+            "memorization": memorized.memorization,
+            "train_accuracy": memorized.train_accuracy,
         }
-        self.epochs.append(seen)
-        training.log({"watch": seen})
+        for name, side in sides.items():
+            entry[f"{name}_norm"] = {str(n): float(side.norm[n - 1]) for n in layers}
+            entry[f"{name}_margin"] = float(side.margin.mean())
+            entry[f"{name}_error"] = float(side.error.mean())
+        self.epochs.append(entry)
+        training.log({"watch": entry})
 
     def results(self) -> Mapping[str, Any]:
         return {"epochs": self.epochs}

@@ -1,4 +1,4 @@
-"""Data: surfaces, digits, label noise, local files, the Hugging Face hub, batches."""
+"""Data: surfaces, digits, label noise, local files, the Hugging Face Hub, batches."""
 
 from everydepth.data.augment import crop_and_flip
 from everydepth.data.batches import Batches, batches, token_blocks, tokenized, trim_padding

@@ -1,4 +1,4 @@
-"""Text collections in one tar file, read in memory: nothing is ever extracted to disk."""
+"""Text collections in one tar file, read in memory: nothing is extracted to disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def members(path: Path) -> Iterator[tuple[str, bytes]]:
         size = path.stat().st_size
         with tarfile.open(path, mode="r:*") as archive:
             for member in archive:
-                # Also of what is skipped: to skip it, it is unpacked.
+                # Skipped members count as well: skipping unpacks them.
                 check_unpacked(done + member.size, path, size)
                 done += member.size
                 if member.isreg() and (file := archive.extractfile(member)) is not None:
@@ -31,13 +31,13 @@ def members(path: Path) -> Iterator[tuple[str, bytes]]:
     except (tarfile.TarError, EOFError, OSError, lzma.LZMAError, zlib.error) as error:
         reason = str(error).partition("\n")[0].rstrip(":")
         raise DataError(
-            f"{path} cannot be read as a tar archive ({reason}); it may be truncated, fetch it "
-            "again"
+            f"{path} cannot be read as a tar archive ({reason}); it may be truncated, so download "
+            "it again"
         ) from error
 
 
 def load_newsgroups(path: Path, split: str) -> Texts:
-    """20 Newsgroups "by date": one folder a split, in it one a group, in it one file a message."""
+    """20 Newsgroups "by date": `<split>/<group>/<message>`."""
     suffix = pick_split("20newsgroups", split, {"train": "-train", "test": "-test"})
     texts: list[str] = []
     groups: list[str] = []
@@ -76,7 +76,7 @@ def load_tweeteval(path: Path, split: str, *, task: str | None = None) -> Texts:
 
     folder = PurePosixPath(task)
     texts, cells = read(folder / f"{stem}_text.txt"), read(folder / f"{stem}_labels.txt")
-    # The last filled cell is the readable name: emoji have the emoji itself in between.
+    # The last nonempty cell is the readable name; the emoji task has the emoji before it.
     mapping = read(PurePosixPath(folder.parts[0], "mapping.txt"))
     classes = tuple(line.strip().split("\t")[-1] for line in mapping if line.strip())
     # Labels are numbers here; a class could be called "1" (the archive's own example).

@@ -1,4 +1,4 @@
-"""Random crops and mirror images, as transforms of `batches`."""
+"""Random crops and flips, as a transform for `batches`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everydepth.errors import SettingError
 
 @checked
 def crop_and_flip(padding: int = 4, *, flip: bool = True) -> Transform:
-    """A transform that shifts every image by up to `padding` pixels, and mirrors half of them.
+    """A transform that shifts every image by up to `padding` pixels and flips half of them.
 
     >>> from everydepth.data import batches, crop_and_flip
     >>> some = next(iter(batches(train, 32, shuffle=True, transform=crop_and_flip(1))))
@@ -33,10 +33,10 @@ def crop_and_flip(padding: int = 4, *, flip: bool = True) -> Transform:
         across = torch.where(mirrored[:, None], across.flip(1), across) + shifts[0][:, None]
         down = torch.arange(height) + shifts[1][:, None]
         index = torch.arange(rows)[:, None, None]
-        # Rows, heights and widths are chosen; channels, a slice between them, come last.
+        # Advanced indexing moves the channels, a slice between the indices, to the end.
         chosen = padded[index, :, down[:, :, None], across[:, None, :]]
-        # A clone, as `contiguous` keeps the strides of one channel, which look like channels last:
-        # oneDNN then writes past its memory in the backward pass of a first convolution.
+        # A clone because `contiguous` keeps the strides of a single channel, which look like
+        # channels last: oneDNN then writes out of bounds in a first convolution's backward pass.
         moved = chosen.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
         return {**batch, "pixel_values": moved}
 

@@ -17,14 +17,14 @@ from everydepth.errors import BatchError, DataError
 from everydepth.stream import IGNORE_INDEX
 
 Transform = Callable[[Batch, torch.Generator], Batch]
-"""Changes a batch (normalize, augment, trim); the generator is fixed by seed, epoch and batch."""
+"""Changes a batch (normalize, augment, trim); the generator depends on seed, epoch and batch."""
 
 
 @dataclass(kw_only=True)
 class Batches:
     """An iterable of batches; each pass is one epoch with its own order.
 
-    `set_epoch` chooses the epoch of the next pass, to resume in the middle of a run.
+    `set_epoch` sets the epoch of the next pass, to resume in the middle of a run.
     """
 
     data: Rows
@@ -76,7 +76,7 @@ def batches(
 ) -> Batches:
     """The rows in batches, for example `{"pixel_values": ..., "labels": ...}` for images.
 
-    `transform` works on each batch, so bytes need not become floats for the whole set at once.
+    `transform` is applied per batch, so bytes need not become floats for the entire set at once.
 
     >>> from everydepth.data import batches
     >>> first = next(iter(batches(train, 32, shuffle=True)))
@@ -111,8 +111,8 @@ def trim_padding(batch: Batch, generator: torch.Generator | None = None) -> Batc
     start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, width)
 
     def trimmed(key: str, value: Tensor) -> Tensor:
-        shares = key == "labels" and value.is_floating_point()  # of classes, however many
-        fits = value.ndim == 2 and value.shape[1] == width and not shares
+        targets = key == "labels" and value.is_floating_point()  # one column per class or value
+        fits = value.ndim == 2 and value.shape[1] == width and not targets
         return value[:, start:stop] if fits else value
 
     return {key: trimmed(key, value) for key, value in batch.items()}
@@ -129,9 +129,9 @@ def tokenized(
 ) -> Tokens:
     """Token ids of texts, padded to one width on the tokenizer's side.
 
-    `labels` are the classes of the texts, or the tokens themselves for language modeling (padding
-    is ignored by the loss); by default the classes if the texts have some, else none. A tokenizer
-    without a padding token pads with its end token; the attention mask tells the two apart.
+    labels: the classes of the texts, or the tokens themselves for language modeling (the loss
+        ignores padding); by default the classes if there are any. A tokenizer without a padding
+        token pads with its end token; the attention mask distinguishes the two.
 
     >>> from everydepth.data import tokenized
     >>> tokenized(["one", "twenty"], tokenizer, 16).input_ids.shape
@@ -175,8 +175,8 @@ def token_blocks(
 ) -> Tokens:
     """Blocks of `length` tokens for language modeling, every `stride` (by default `length`).
 
-    Labels equal the ids: causal models shift them by one themselves. A last, shorter block is
-    left out.
+    Labels equal the ids: causal models shift them by one themselves. A shorter last block is
+    dropped.
 
     >>> from everydepth.data import token_blocks
     >>> token_blocks(list(range(10)), 4).input_ids.tolist()

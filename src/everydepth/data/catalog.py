@@ -1,4 +1,4 @@
-"""The front door: `load` by name, by path, or from the Hugging Face hub."""
+"""`load`: data by name, by path, or from the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FILE_SUFFIXES = (*TABLE_SUFFIXES, ".txt", ".parquet")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 Reader = Callable[..., Data]
-"""Called with the data set's folder, the split and options."""
+"""Called with the dataset's folder, the split and options."""
 
 D = TypeVar("D", Images, Points, Texts, Corpus, Table)
 
 
 def _files(name: str, files: Mapping[str, str], read: Reader, **fixed: Any) -> Reader:
-    """A data set with one file per split."""
+    """A dataset with one file per split."""
 
     def reader(folder: Path, split: str, **options: Any) -> Data:
         return read(find_file(folder, pick_split(name, split, files)), **fixed | options)
@@ -83,7 +83,7 @@ CATALOG: Mapping[str, Reader] = MappingProxyType(
             label="label",
             classes=("negative", "positive"),
         ),
-        # The public test set is the one from other sources: the official one has no labels.
+        # The test set here is the out-of-domain dev set: the official one has no labels.
         "cola": _files(
             "cola",
             {
@@ -142,7 +142,7 @@ CATALOG: Mapping[str, Reader] = MappingProxyType(
         "chinchilla": _files("chinchilla", {"train": "svg_extracted_data.csv"}, load_columns),
     }
 )
-"""Data sets kept in a folder of their name under a root."""
+"""Datasets, each in a folder of its name under a root."""
 
 
 @checked
@@ -184,14 +184,16 @@ def load(
     root: str | Path | None = None,
     **options: Any,
 ) -> Any:
-    """A data set, whatever it is.
+    """Load a dataset by name, by path, or from the Hugging Face Hub.
 
-    `name` is one of `data_names()`, the path of a file (txt, tsv, csv, json, jsonl, parquet) or
-    folder (one such file per split, a folder of pictures per class, IDX or CIFAR's binaries), or an
-    `owner/name` of the Hugging Face hub (`hf:name` for one without an owner). Named folders are
-    looked for under `root`, by default the environment variable EVERYDEPTH_DATA. `kind=Images` (or
-    another type) makes sure of the type. Options go to the reader: `seed` for digits and surfaces,
-    `task` for tweeteval and the hub, `text`, `pair`, `label`, ... for a table (see `load_table`).
+    name: one of `data_names()`, the path of a file (txt, tsv, csv, json, jsonl, parquet) or folder
+        (one such file per split, a folder of images per class, IDX or CIFAR binaries), or
+        `owner/name` on the Hub (`hf:name` if it has no owner).
+    root: the folder that holds named datasets; by default the environment variable
+        EVERYDEPTH_DATA.
+    kind: the type to expect, such as `Images`.
+    options: passed to the reader: `seed` for digits and surfaces, `task` for tweeteval and the
+        Hub, `text`, `pair`, `label`, ... for a table (see `load_table`).
 
     >>> from everydepth.data import load
     >>> len(load("digits", "test"))
@@ -200,7 +202,7 @@ def load(
     data = _load(name, split, root, options)
     if kind is not None and not isinstance(data, kind):
         raise DataError(
-            f"{str(name)!r} holds {type(data).__name__}, but kind={kind.__name__} was asked for; "
+            f"{str(name)!r} holds {type(data).__name__}, but kind={kind.__name__} was requested; "
             f"use kind={type(data).__name__} or other options"
         )
     return data
@@ -228,8 +230,8 @@ def _folder(name: str, root: str | Path | None) -> Path:
     chosen = root or os.environ.get(DATA_VARIABLE)
     if not chosen:
         raise DataError(
-            f"{name!r} is kept in a folder, but no folder of data sets is set; give root= or set "
-            f"{DATA_VARIABLE} to the folder that holds {name}/"
+            f"the folder that holds {name!r} is unknown; give root= or set {DATA_VARIABLE} to the "
+            f"folder that holds {name}/"
         )
     folder = Path(chosen) / name
     if not folder.is_dir():
@@ -262,8 +264,8 @@ def _suffix(file: Path) -> str:
 
 def _unknown(name: str) -> str:
     close = difflib.get_close_matches(name, data_names(), n=1)
-    guess = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(data_names())};"
+    guess = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(data_names())}."
     return (
-        f"{name!r} is no data set known here, nor a file or folder; {guess} Otherwise give the "
-        f"path of a file or folder, or 'hf:{name}' for the Hugging Face hub"
+        f"{name!r} is neither a known dataset nor a file or folder; {guess} Otherwise give the "
+        f"path of a file or folder, or 'hf:{name}' for the Hugging Face Hub"
     )

@@ -1,4 +1,4 @@
-"""What the optional package `datasets` reads: the hub, parquet files, folders of pictures."""
+"""Data read by the optional package `datasets`: the Hub, parquet files, image folders."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def load_hub(
     pair: str | None = None,
     label: str | None = None,
 ) -> Images | Texts | Table:
-    """A data set of the hub: images if it has an image column, texts if `text` or only one or
-    two text columns say which, otherwise a table. `task` is the hub's configuration name."""
+    """A dataset of the Hub: images if it has an image column; texts if `text` is given or there
+    are only one or two text columns; otherwise a table. `task` is the Hub's configuration name."""
     datasets = _package(
-        f"{name!r} is neither a file or folder here nor a known name, and the Hugging Face hub"
+        f"{name!r} is neither a local file or folder nor a known name, and the Hugging Face Hub"
     )
     try:
         rows = datasets.load_dataset(name, task, split=split)
-    except Exception as error:  # the hub raises a dozen types; all mean "not here"
+    except Exception as error:  # the Hub raises a dozen types; all mean "not found"
         raise Absent(_why(name, task, split, error)) from error
     return _data(name, rows, text, pair, label)
 
@@ -47,8 +47,8 @@ def load_files(
     pair: str | None = None,
     label: str | None = None,
 ) -> Images | Texts | Table:
-    """A parquet file, or a folder with a folder of pictures for each class (perhaps in `train/`,
-    `test/`, ...), as `load_hub` would give it."""
+    """A parquet file, or a folder with a folder of images per class (perhaps in `train/`,
+    `test/`, ...), as `load_hub` would return it."""
     path = Path(path)
     kind, where = ("imagefolder", "data_dir") if path.is_dir() else ("parquet", "data_files")
     datasets = _package(f"{path}: {kind}")
@@ -60,7 +60,7 @@ def load_files(
     except Exception as error:  # whatever the reader of the format raises
         raise DataError(
             f"{path} cannot be read as {kind} ({error.__cause__ or error}); it may be truncated, "
-            "fetch it again"
+            "so download it again"
         ) from error
     splits = {"valid" if name == "validation" else name: rows for name, rows in found.items()}
     return _data(str(path), pick_split(str(path), split, splits), text, pair, label)
@@ -93,7 +93,7 @@ def _data(
         text, pair = (strings * 2)[0], (*strings, None)[1]
     columns = {n: tuple("" if v is None else str(v) for v in rows[n]) for n in features}
     if classes and label:
-        # Numbers are positions, and -1 is no label.
+        # Labels are class numbers, and -1 means none.
         numbers = [-1 if v is None else int(v) for v in rows[label]]
         columns[label] = tuple("" if n < 0 else classes[n] for n in numbers)
         label = None if set(numbers) == {-1} else label
@@ -109,19 +109,21 @@ def _images(
 ) -> Images:
     if label is None:
         raise DataError(
-            f"{name} has no class labels among {', '.join(rows.features)}; say which column with "
+            f"{name} has no class labels among {', '.join(rows.features)}; give the column as "
             "label="
         )
-    # A mode of mixed gray and color images would not stack, so anything but gray becomes color.
+    # Images of different modes do not stack, so anything but grayscale becomes RGB.
     try:
         pictures = [np.asarray(p if p.mode == "L" else p.convert("RGB")) for p in rows[image]]
     except (OSError, SyntaxError) as error:
-        raise DataError(f"{name} has a picture that cannot be read ({error})") from error
+        raise DataError(
+            f"{name} has an image that cannot be read ({error}); remove or repair it"
+        ) from error
     sizes = {picture.shape for picture in pictures}
     if len(sizes) != 1:
         raise DataError(
             f"{name} has images of {len(sizes)} shapes, for example {sorted(map(str, sizes))[:3]}, "
-            "but one is needed; resize them with datasets and Images(...) yourself"
+            "but all must have the same; resize them with datasets and use Images(...)"
         )
     pixels = torch.from_numpy(np.stack(pictures))
     pixels = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
@@ -134,11 +136,11 @@ def _why(name: str, task: str | None, split: str, error: Exception) -> str:
     switches = [s for s in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if _is_on(s)]
     if switches:
         return (
-            f"{what} is neither here nor in the cache of datasets, and {switches[0]} is set; unset "
-            "it to use the network, or give the path of a file or folder"
+            f"{what} is neither a local file nor in the cache of datasets, and {switches[0]} is "
+            "set; unset it to use the network, or give the path of a file or folder"
         )
     return (
-        f"{what} is neither here nor found on the Hugging Face hub ({type(error).__name__}: "
+        f"{what} is neither a local file nor on the Hugging Face Hub ({type(error).__name__}: "
         f"{str(error)[:200]}); check name, task and network, or give the path of a file or folder"
     )
 

@@ -1,4 +1,4 @@
-"""Images from a local folder: IDX files, CIFAR's binary version, or sheets of tiles."""
+"""Images from a local folder: IDX files, CIFAR binaries, or sheets of tiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Layout(NamedTuple):
     patterns: Mapping[str, tuple[str, ...]]
     read: Callable[[list[Path], str, bool], tuple[np.ndarray, np.ndarray]]
     names: str | None = None
-    """The file with one class name a line."""
+    """The file with one class name per line."""
 
 
 @checked
@@ -37,7 +37,7 @@ def load_images(
     classes: Sequence[str] | None = None,
     coarse: bool = False,
 ) -> Images:
-    """Images of a folder as bytes, with labels; `coarse` takes CIFAR-100's 20 superclasses."""
+    """The labeled images in a folder, as bytes; `coarse` uses CIFAR-100's 20 superclasses."""
     folder = Path(folder)
     for layout in _LAYOUTS:
         if present := _present(folder, layout):
@@ -47,7 +47,7 @@ def load_images(
     raise DataError(
         f"no images in {folder}, which holds {listing(folder)}; expected IDX files "
         "(train-images-idx3-ubyte.gz), CIFAR binaries (data_batch_1.bin, train.bin), sheets "
-        "(data_batch_1.webp with train_labels.npy), or a folder of pictures for each class"
+        "(data_batch_1.webp with train_labels.npy), or a folder of images per class"
     )
 
 
@@ -65,20 +65,20 @@ def _images(pixels: np.ndarray, labels: np.ndarray, names: tuple[str, ...], fold
     if len(pixels) != len(labels) or len(labels) == 0:
         raise DataError(
             f"{len(pixels)} images but {len(labels)} labels in {folder}; each image needs one "
-            "label, so fetch the files again"
+            "label, so download the files again"
         )
     names = names or tuple(str(label) for label in range(int(labels.max()) + 1))
     if int(labels.max()) >= len(names) or int(labels.min()) < 0:
         wrong = int(labels.max()) if int(labels.max()) >= len(names) else int(labels.min())
         raise DataError(
             f"label {wrong} in {folder}, but {len(names)} classes allow 0 to {len(names) - 1}; "
-            "fetch the files again or correct classes="
+            "download the files again, or correct classes="
         )
     return Images(torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64)), names)
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """Matching files in the order of their numbers, a plain one before its packed copy."""
+    """Matching files in numeric order, preferring a plain file to its packed copy."""
     found = sorted(path for pattern in patterns for path in folder.glob(pattern))
     by_name: dict[str, Path] = {}
     for path in found:
@@ -91,7 +91,7 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
     if numbers != list(range(1, len(numbers) + 1)):
         raise DataError(
             f"batches {', '.join(map(str, numbers))} in {folder}, but they must run from 1 "
-            "without a gap; fetch the missing ones"
+            "without a gap; download the missing ones"
         )
     return [numbered[number] for number in numbers]
 
@@ -108,14 +108,14 @@ def _read_idx(files: list[Path], split: str, coarse: bool) -> tuple[np.ndarray, 
     if len(files) > 1:
         raise DataError(
             f"{len(files)} image files for one split, {', '.join(f.name for f in files)}, in "
-            f"{images.parent}; keep one of them in a folder of its own"
+            f"{images.parent}; keep one file per folder"
         )
     labels_name = unpacked_name(images).replace("images", "labels").replace("idx3", "idx1")
     candidates = [images.with_name(labels_name + packing) for packing in ("", ".gz", ".xz")]
     labels = next((path for path in candidates if path.is_file()), None)
     if labels is None:
         raise DataError(
-            f"{images} has no labels beside it; put {labels_name} or {labels_name}.gz there"
+            f"{images} has no labels next to it; put {labels_name} or {labels_name}.gz there"
         )
     return _idx_array(images, 3)[:, None], _idx_array(labels, 1)
 
@@ -128,14 +128,14 @@ def _idx_array(path: Path, dimensions: int) -> np.ndarray:
     if not content.startswith(expected) or len(content) < header:
         raise DataError(
             f"{path} starts with {content[:4].hex(' ') or 'nothing'}, but an IDX file of bytes in "
-            f"{dimensions} dimension(s) starts with {expected.hex(' ')}; fetch it again"
+            f"{dimensions} dimension(s) starts with {expected.hex(' ')}; download it again"
         )
     shape = [int(size) for size in np.frombuffer(content[4:header], dtype=">u4")]
     needed = header + int(np.prod(shape, dtype=np.int64))
     if len(content) != needed:
         raise DataError(
             f"{path} unpacks to {len(content)} bytes, but its header {shape} says {needed}; "
-            "it is truncated or corrupt, fetch it again"
+            "it is truncated or corrupt, so download it again"
         )
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape).copy()
 
@@ -161,14 +161,14 @@ def _cifar_reader(
         if len(content) % size or not content:
             raise DataError(
                 f"{path} holds {len(content)} bytes, but CIFAR records are {size} bytes each; "
-                "it is truncated or corrupt, fetch it again"
+                "it is truncated or corrupt, so download it again"
             )
         records = np.frombuffer(content, dtype=np.uint8).reshape(-1, size)
         largest = int(records[:, column].max())
         if largest >= classes[column]:
             raise DataError(
                 f"{path} has label {largest}, but 0 to {classes[column] - 1} are allowed; "
-                "it is corrupt or not a CIFAR binary, fetch it again"
+                "it is corrupt or not a CIFAR binary, so download it again"
             )
         return records
 
@@ -200,13 +200,13 @@ def _tiles(path: Path) -> np.ndarray:
             sheet = np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(
-            f"{path} is not an image Pillow can read ({error}); fetch it again"
+            f"{path} is not an image Pillow can read ({error}); download it again"
         ) from error
     height, width, _ = sheet.shape
     if height % _SIDE or width % _SIDE:
         raise DataError(
-            f"{path} is {width}x{height}, but a sheet is made of {_SIDE}x{_SIDE} tiles; "
-            "fetch it again"
+            f"{path} is {width}x{height}, but a sheet consists of {_SIDE}x{_SIDE} tiles; "
+            "download it again"
         )
     tiles = sheet.reshape(height // _SIDE, _SIDE, width // _SIDE, _SIDE, 3)
     return np.ascontiguousarray(tiles.transpose(0, 2, 4, 1, 3)).reshape(-1, 3, _SIDE, _SIDE)

@@ -1,4 +1,4 @@
-"""Wrong labels on purpose, with the record of which were changed."""
+"""Deliberately wrong labels, with a record of which were changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everydepth.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class NoisyLabels:
-    """Labels after the noise, the rows that were flipped (ascending), and the labels before."""
+    """Labels after the noise, the flipped rows (ascending), and the labels before."""
 
     labels: Int[Tensor, " rows"]
     flipped: Int[Tensor, " flipped"]
@@ -34,8 +34,8 @@ def flip_labels(
 ) -> NoisyLabels:
     """Give a `fraction` of the rows, of one class or of all, a uniformly random different label.
 
-    `classes` is the number of classes, by default the largest label plus one. The number of
-    flipped rows is the fraction times the rows, rounded.
+    classes: the number of classes; by default the largest label plus one. The number of flipped
+    rows is the fraction times the rows, rounded.
 
     >>> found = flip_labels(train.labels, 0.1)
     >>> len(found.flipped) == round(0.1 * len(train))
@@ -66,7 +66,7 @@ def flip_labels(
     random = random_stream(seed)
     flipped = candidates[torch.from_numpy(random.permutation(len(candidates))[:amount])]
     flipped = flipped.sort().values
-    # One of the other `count - 1` labels: numbers from the old label on move up by one.
+    # One of the other `count - 1` labels: numbers from the old label up move by one.
     other = torch.from_numpy(random.integers(0, count - 1, size=amount))
     noisy = original.clone()
     noisy[flipped] = other + (other >= original[flipped]).long()
@@ -75,7 +75,7 @@ def flip_labels(
 
 def _number_of_classes(labels: Tensor, classes: int | None) -> int:
     if len(labels) == 0:
-        raise DataError("labels is empty, but there must be at least one; check the data set")
+        raise DataError("labels is empty, but at least one is needed; check the dataset")
     count = int(labels.max()) + 1 if classes is None else classes
     if count < 2:
         raise DataError(f"{count} class(es), but a different label needs at least 2; give classes=")

@@ -14,7 +14,7 @@ from everydepth.errors import DataError
 
 T = TypeVar("T")
 
-# Real data shrinks ten times, sorted labels some hundred times; a bomb a thousand times and more.
+# Real data is compressed tenfold, sorted labels a hundredfold, a zip bomb a thousandfold or more.
 MOST_UNPACKED = 2**26  # bytes that any file may unpack to
 MOST_SHRUNK = 200
 _MAGIC = {".xz": b"\xfd7zXZ\x00", ".gz": b"\x1f\x8b"}
@@ -29,7 +29,7 @@ def unpacked_name(path: Path) -> str:
 
 
 class Absent(DataError):
-    """Data that is not there, which is no error where other data does as well."""
+    """Data that does not exist; callers may fall back to other data."""
 
 
 def find_file(folder: Path, name: str) -> Path:
@@ -49,7 +49,7 @@ def listing(folder: Path) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file, unpacked if its first bytes say it is packed."""
+    """The content of a file, unpacked if its first bytes show that it is packed."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -61,7 +61,7 @@ def read_bytes(path: Path) -> bytes:
     if expected is not None and not raw.startswith(expected):
         raise DataError(
             f"{path} starts with {raw[:6].hex(' ') or 'nothing'}, but a {path.suffix} file starts "
-            f"with {expected.hex(' ')}; fetch it again, or rename it if it is not packed"
+            f"with {expected.hex(' ')}; download it again, or rename it if it is not packed"
         )
     try:
         if raw.startswith(_MAGIC[".xz"]):
@@ -71,24 +71,24 @@ def read_bytes(path: Path) -> bytes:
             with gzip.open(io.BytesIO(raw)) as packed:
                 return _unpacked(packed, path, len(raw))
     except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"{path} is truncated or corrupt ({error}); fetch it again") from error
+        raise DataError(f"{path} is truncated or corrupt ({error}); download it again") from error
     return raw
 
 
 def _unpacked(packed: gzip.GzipFile | lzma.LZMAFile, path: Path, size: int) -> bytes:
-    """All of it, or an error once it is more than it should be."""
+    """The unpacked content, or an error once it exceeds the limit."""
     content = packed.read(max(MOST_UNPACKED, MOST_SHRUNK * size) + 1)
     check_unpacked(len(content), path, size)
     return content
 
 
 def check_unpacked(length: int, path: Path, size: int) -> None:
-    """An error if a packed file of `size` bytes unpacks to so many that it must be a trap."""
+    """Raise an error if a packed file of `size` bytes looks like a zip bomb."""
     most = max(MOST_UNPACKED, MOST_SHRUNK * size)
     if length > most:
         raise DataError(
-            f"{path} has {size:,} bytes and unpacks to more than {most:,}, as a file does that is "
-            "made to fill the memory; unpack it yourself if you trust it"
+            f"{path} has {size:,} bytes and unpacks to more than {most:,}, like a zip bomb; unpack "
+            "it yourself if you trust it"
         )
 
 
@@ -112,16 +112,16 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 
 def lines(text: str) -> list[str]:
-    """Lines by newline only: tweets hold other characters that `splitlines` would cut at."""
+    """Lines by newline only: tweets contain other characters that `splitlines` splits at."""
     return text.removesuffix("\n").split("\n") if text else []
 
 
 def pick_split(name: str, split: str, allowed: Mapping[str, T]) -> T:
-    """What belongs to `split`; val, validation and dev mean valid unless they exist themselves."""
+    """The entry for `split`; val, validation and dev mean valid unless they exist themselves."""
     key = split if split in allowed else _ALIASES.get(split, split)
     if key not in allowed:
         raise Absent(
             f"split {split!r}, but {name} has {', '.join(map(repr, allowed))}; use one of these, "
-            "or cut a part off with .split((0.9, 0.1))"
+            "or make a part with .split((0.9, 0.1))"
         )
     return allowed[key]

@@ -1,4 +1,4 @@
-"""Data sets in memory: frozen rows that `DataLoader` and `batches` read as dictionaries."""
+"""Datasets in memory: immutable rows that `DataLoader` and `batches` read as dictionaries."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ Batch = dict[str, Any]
 
 Indices = Sequence[int] | Tensor
 
-# Not typing.Self: the run-time type check of the tests does not know it on methods.
+# Not typing.Self: the tests' runtime type checker does not support it on methods.
 R = TypeVar("R", bound="Rows")
 
 
 def random_stream(seed: int, *stream: int) -> np.random.Generator:
-    """The generator of `seed`; further numbers (an epoch, a part) give independent streams."""
+    """A generator for `seed`; more numbers (an epoch, a part) give independent streams."""
     if seed < 0:
         raise DataError(f"seed {seed}, but a seed is a whole number from 0 up; use for example 0")
     return np.random.default_rng([seed, *stream])
 
 
 class Rows(Dataset[dict[str, Any]], ABC):
-    """What all row data sets share. Subclasses are frozen dataclasses and only say `KEYS`."""
+    """The base of datasets with rows. Subclasses are frozen dataclasses that define `KEYS`."""
 
     KEYS: ClassVar[Mapping[str, str]]
-    """The key in a batch of each field that holds rows; a field that is None is left out."""
+    """Batch key -> field, for each field with rows; a field that is None is left out."""
 
     def __post_init__(self) -> None:
         lengths = {self.KEYS[key]: len(column) for key, column in self.columns().items()}
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name} has {length} rows" for name, length in lengths.items())
-            raise DataError(f"{found}, but each needs as many rows as the others; check the source")
+            raise DataError(f"{found}, but all need the same number of rows; check the source")
 
     def columns(self) -> dict[str, Tensor | tuple[str, ...]]:
         """The row data by batch key."""
@@ -67,7 +67,7 @@ class Rows(Dataset[dict[str, Any]], ABC):
         return {key: column[index] for key, column in self.columns().items()}
 
     def batch(self, indices: Indices) -> Batch:
-        """Several rows at once: tensors stay tensors, texts become a list."""
+        """Several rows at once: tensors stay tensors, texts become lists."""
         chosen = self._checked(indices)
         taken = {key: _take(column, chosen) for key, column in self.columns().items()}
         return {key: list(rows) if isinstance(rows, tuple) else rows for key, rows in taken.items()}
@@ -89,21 +89,15 @@ class Rows(Dataset[dict[str, Any]], ABC):
 
         `stratified` keeps the share of every class the same in each part, up to rounding.
         """
-        if not fractions or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
-            raise DataError(
-                f"fractions {tuple(fractions)}, but they must be positive and add up to 1; "
-                "use for example (0.8, 0.1, 0.1)"
-            )
         random = random_stream(seed)
         parts: list[list[int]] = [[] for _ in fractions]
         for group in self._groups(stratified):
             order = random.permutation(group)
-            bounds = np.rint(np.cumsum([0, *fractions]) * len(order)).astype(int)
-            for part, (start, stop) in zip(parts, pairwise(bounds), strict=True):
+            for part, (start, stop) in zip(parts, _bounds(fractions, len(order)), strict=True):
                 part.extend(order[start:stop].tolist())
         if not all(parts):
             raise DataError(
-                f"{len(self)} rows cut by {tuple(fractions)} leave a part without rows; "
+                f"{len(self)} rows split by {tuple(fractions)} leave a part without rows; "
                 "use fewer or larger parts"
             )
         return tuple(self.subset(sorted(part)) for part in parts)
@@ -114,7 +108,7 @@ class Rows(Dataset[dict[str, Any]], ABC):
         labels = self.columns().get("labels")
         if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point():
             raise DataError(
-                f"stratified=True, but {type(self).__name__} here has no class labels; "
+                f"stratified=True, but this {type(self).__name__} has no class labels; "
                 "use stratified=False"
             )
         return [np.flatnonzero(labels.numpy() == label) for label in labels.unique().tolist()]
@@ -124,7 +118,7 @@ class Rows(Dataset[dict[str, Any]], ABC):
         if chosen.dtype == torch.bool:
             if chosen.shape != (len(self),):
                 raise DataError(
-                    f"a mask of shape {tuple(chosen.shape)}, but this data set has {len(self)} "
+                    f"a mask of shape {tuple(chosen.shape)}, but this dataset has {len(self)} "
                     "rows; give one boolean per row"
                 )
             return chosen.nonzero().flatten()
@@ -136,10 +130,20 @@ class Rows(Dataset[dict[str, Any]], ABC):
         outside = chosen[(chosen < 0) | (chosen >= len(self))]
         if len(outside):
             raise DataError(
-                f"index {outside[0].item()}, but this data set has {len(self)} rows; "
+                f"index {outside[0].item()}, but this dataset has {len(self)} rows; "
                 f"use 0 to {len(self) - 1}"
             )
         return chosen
+
+
+def _bounds(fractions: Sequence[float], length: int) -> list[tuple[int, int]]:
+    """Start and end of consecutive parts of a whole of this length."""
+    if not fractions or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
+        raise DataError(
+            f"fractions {tuple(fractions)}, but they must be positive and add up to 1; "
+            "use for example (0.8, 0.1, 0.1)"
+        )
+    return list(pairwise(np.rint(np.cumsum([0, *fractions]) * length).astype(int).tolist()))
 
 
 def _take(column: Tensor | tuple[str, ...], indices: Tensor) -> Tensor | tuple[str, ...]:
@@ -150,7 +154,7 @@ def _take(column: Tensor | tuple[str, ...], indices: Tensor) -> Tensor | tuple[s
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images(Rows):
-    """Labeled images; bytes stay bytes until `as_float` or `normalized`."""
+    """Labeled images; bytes until `as_float` or `normalized`."""
 
     KEYS: ClassVar[Mapping[str, str]] = {"pixel_values": "pixel_values", "labels": "labels"}
 
@@ -191,7 +195,7 @@ class Points(Rows):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Texts(Rows):
-    """Texts, each with an optional partner (a second sentence, an answer) and optional label."""
+    """Texts, each with an optional second text (a sentence, an answer) and an optional label."""
 
     KEYS: ClassVar[Mapping[str, str]] = {"text": "texts", "text_pair": "pairs", "labels": "labels"}
 
@@ -232,18 +236,13 @@ class Corpus:
 
     def split(self, fractions: Sequence[float]) -> tuple[Corpus, ...]:
         """Consecutive parts, counted in characters."""
-        if not fractions or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
-            raise DataError(
-                f"fractions {tuple(fractions)}, but they must be positive and add up to 1; "
-                "use for example (0.9, 0.1)"
-            )
-        bounds = np.rint(np.cumsum([0, *fractions]) * len(self.text)).astype(int)
-        return tuple(Corpus(self.text[start:stop]) for start, stop in pairwise(bounds.tolist()))
+        bounds = _bounds(fractions, len(self.text))
+        return tuple(Corpus(self.text[start:stop]) for start, stop in bounds)
 
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """Named columns of text cells; `numbers` reads one as numbers."""
+    """Named columns of text; `numbers` parses one as numbers."""
 
     columns: Mapping[str, tuple[str, ...]]
 
@@ -262,17 +261,17 @@ class Table:
         return self.columns[name]
 
     def numbers(self, name: str) -> Float[Tensor, " rows"]:
-        """The column in float64."""
-        cells = self[name]
-        for row, cell in enumerate(cells):
+        """The column as float64."""
+        values: list[float] = []
+        for row, cell in enumerate(self[name]):
             try:
-                float(cell)
+                values.append(float(cell))
             except ValueError as error:
                 raise DataError(
                     f"{cell!r} in column {name!r}, row {row}, but a number was expected; "
                     f"read it as text with table[{name!r}]"
                 ) from error
-        return torch.tensor([float(cell) for cell in cells], dtype=torch.float64)
+        return torch.tensor(values, dtype=torch.float64)
 
 
 Data = Images | Points | Texts | Corpus | Table

@@ -1,6 +1,6 @@
 """Eight surfaces on a square, to watch an approximation progress block by block.
 
-The paper's formulas are lost. The ones here are ours, chosen to fit its description of each.
+The paper's formulas are not available. These are ours, chosen to match its descriptions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tables and texts from a local file: tsv, csv, `text;label` lines, json, jsonl, plain text.
 
-Not through `datasets`, which guesses the type of each column: a text that looks like a date becomes
-one, "01" becomes 1, and "null" and "NA" vanish.
+We do not use `datasets` here because it guesses column types: text that looks like a date becomes a
+date, "01" becomes 1, and "null" and "NA" vanish.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load_text(path: str | Path, *, encoding: str = "utf-8") -> Corpus:
     """
     text = read_text(Path(path), encoding)
     if not text:
-        raise DataError(f"{path} is empty; fetch it again")
+        raise DataError(f"{path} is empty; download it again")
     return Corpus(text)
 
 
@@ -57,11 +57,11 @@ def load_columns(
     delimiter: str | None = None,
     encoding: str = "utf-8",
 ) -> Table:
-    """A file's columns as text.
+    """The columns of a file, as text.
 
-    The first row names the columns. With `header=False` they are called "0", "1", ...; with
-    `columns=` they have these names, and a first row made of them is recognized as a header. The
-    format follows from the file's name; in a `.txt` a tab or else a semicolon separates cells.
+    The first row names the columns. With `header=False` they are named "0", "1", ...; with
+    `columns=` they have these names, and a first row that consists of them counts as a header. The
+    suffix determines the format; in a `.txt`, cells are separated by tabs, or else semicolons.
 
     >>> from pathlib import Path
     >>> from everydepth.data import load_columns
@@ -73,7 +73,7 @@ def load_columns(
     text = read_text(path, encoding)
     suffix = Path(unpacked_name(path)).suffix
     if not text.strip():
-        raise DataError(f"{path} is empty, but rows were expected; fetch it again")
+        raise DataError(f"{path} is empty, but rows were expected; download it again")
     if suffix in (".json", ".jsonl"):
         return _from_records(_records(path, text), path)
     rows = _cells(path, text, delimiter or _DELIMITERS.get(suffix) or _sniffed(path, text))
@@ -86,7 +86,7 @@ def load_columns(
         names = [c.strip() for c in first] if header else [str(i) for i in range(len(first))]
     if len(set(names)) < len(names):
         raise DataError(
-            f"{path} has two columns of one name in {', '.join(map(repr, names))}; "
+            f"{path} has two columns with the same name in {', '.join(map(repr, names))}; "
             "give header=False or columns="
         )
     return _from_rows(path, names, rows[1:] if is_header else rows)
@@ -106,11 +106,11 @@ def load_table(
     delimiter: str | None = None,
     encoding: str = "utf-8",
 ) -> Texts:
-    """The texts of a table, by column name or position; several text columns join as lines.
+    """The texts of a table, by column name or index; several text columns are joined as lines.
 
-    Labels are class names or positions in `classes`. Without `classes` they are the sorted
-    labels of this file, numbers as numbers: to read several files alike, pass the classes of the
-    first to the others. A row without a label (empty, nan, null) is an error.
+    Labels are class names or indices into `classes`, which default to the sorted labels of this
+    file, in numeric order if they are numbers. To read several files consistently, pass the classes
+    of the first to the others. A row without a label (empty, nan, null) is an error.
 
     >>> from pathlib import Path
     >>> from everydepth.data import load_table
@@ -133,7 +133,7 @@ def table_texts(
     classes: Sequence[str] | None,
     source: str,
 ) -> Texts:
-    """Texts made of a table's columns."""
+    """Texts from the columns of a table."""
     parts = [text] if isinstance(text, str | int) else list(text)
     cells = [_column(table, part, source) for part in parts]
     texts = tuple("\n".join(filter(None, row)) for row in zip(*cells, strict=True))
@@ -147,10 +147,10 @@ def table_texts(
 def encode_labels(
     cells: Sequence[str], classes: Sequence[str] | None, source: str
 ) -> tuple[Int[Tensor, " rows"], tuple[str, ...]]:
-    """Class numbers and class names of labels written as text.
+    """Class numbers and class names of labels given as text.
 
-    Blanks around a label are no part of it. Where all labels are numbers, equal ones are one class
-    however they are written, and classes are in the order of the numbers.
+    Whitespace around a label is ignored. If all labels are numbers, equal ones are one class
+    however they are written, and classes are in numeric order.
     """
     found: list[Any] = [cell.strip() for cell in cells]
     if classes is None:
@@ -199,7 +199,7 @@ def _column(table: Table, which: str | int, source: str) -> tuple[str, ...]:
         return table.columns[cast(str, which)]
     raise DataError(
         f"column {which!r}, but {source} has {', '.join(map(repr, names))}; use one of these or "
-        f"a position from 0 to {len(names) - 1}"
+        f"an index from 0 to {len(names) - 1}"
     )
 
 
@@ -215,18 +215,18 @@ def _sniffed(path: Path, text: str) -> str:
 
 
 def _cells(path: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
-    """Rows with their line numbers. Only commas come with quoting: a quote in a tsv is text."""
+    """Rows with their line numbers. Quotes are special only in csv: in a tsv they are text."""
     if delimiter == ",":
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         try:
             return [(reader.line_num, row) for row in reader if row]
         except csv.Error as error:
             raise DataError(
-                f"{path} line {reader.line_num} is not csv ({error}); fetch it again or give "
+                f"{path} line {reader.line_num} is not csv ({error}); download it again or give "
                 "delimiter="
             ) from error
     numbered = [(number, line) for number, line in enumerate(lines(text), 1) if line]
-    # The label comes last, so of too many semicolons the first ones belong to the text.
+    # The label comes last, so any extra semicolons belong to the text.
     most = numbered[0][1].count(delimiter) if delimiter == ";" else -1
     return [(number, line.rsplit(delimiter, most)) for number, line in numbered]
 
@@ -240,7 +240,7 @@ def _from_rows(path: Path, names: list[str], rows: list[tuple[int, list[str]]]) 
                 "columns="
             )
     if not rows:
-        raise DataError(f"{path} has a header but no rows; fetch it again")
+        raise DataError(f"{path} has a header but no rows; download it again")
     cells = zip(*(row for _, row in rows), strict=True)
     return Table(dict(zip(names, cells, strict=True)))
 

@@ -1,7 +1,7 @@
 """Grow: would more depth help, where, and was it worth it?
 
 >>> found = ed.growth.score(model, valid, progress=False)
->>> len(found.sites)  # before the first block, and behind each
+>>> len(found.sites)  # before the first block, and after each
 4
 >>> print(found.verdict)
 deep...

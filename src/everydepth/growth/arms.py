@@ -1,10 +1,10 @@
-"""The arms of a comparison: ways to spend the same compute, each trained from its own start."""
+"""The arms of a comparison: different ways to spend the same compute."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from everydepth.config import Config, setting
 from everydepth.errors import SettingError
 from everydepth.growth.jump import best_jumpboard
 from everydepth.growth.losses import beside, mean_loss, row_losses
-from everydepth.growth.optimizers import frozen_but
+from everydepth.growth.optimizers import frozen_except
 from everydepth.growth.scoring import score
 from everydepth.growth.trainer import halves, repeatable, train_plainly
 from everydepth.runs.callback import Callback
@@ -28,11 +28,11 @@ from everydepth.stream.insert import initialize, inserted
 
 ARMS = ("grown", "grown, new block only", "longer", "one old block", "random", "stacked", "scratch")
 TRIES = 3
-"""Sites whose jumpboards are compared, as `grow` does."""
+"""Sites whose jumpboards are compared, as in `grow`."""
 
 
 class NotAllowedError(SettingError):
-    """An arm that cannot be made of this model."""
+    """An arm that this model does not support."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,18 @@ class CompareConfig(Config):
 
     title: ClassVar[str] = "Comparing"
 
-    steps: int = setting(200, least=1, help="Steps of the grown model, whose FLOPs each arm gets.")
-    evaluations: int = setting(10, least=1, help="Times the held-out loss is read on the way.")
-    seeds: tuple[int, ...] = setting((0, 1, 2), help="One comparison each.")
-    arms: tuple[str, ...] | None = setting(None, help="By default all that the model allows.")
-    after: int | None = setting(None, least=0, help="The site; by default chosen as grow does.")
+    steps: int = setting(
+        200, least=1, help="Steps of the grown model; every arm gets the same FLOPs."
+    )
+    evaluations: int = setting(10, least=1, help="Held-out evaluations per arm.")
+    seeds: tuple[int, ...] = setting((0, 1, 2), help="Seeds, one comparison each.")
+    arms: tuple[str, ...] | None = setting(
+        None, help="Arms to compare; by default all that the model supports."
+    )
+    after: int | None = setting(None, least=0, help="Site of the block; chosen as in grow.")
     lr: float = setting(1e-3, above=0, help="Learning rate of AdamW.")
     batch_size: int = setting(32, least=1, help="Rows per step, for data that is not batched.")
-    score_rows: int = setting(512, least=8, help="Training rows to score sites by.")
+    score_rows: int = setting(512, least=8, help="Training rows used to score sites.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,13 +65,14 @@ class CompareConfig(Config):
             raise SettingError(f"arms={list(asked)}; use 'longer' and any of {list(ARMS)}")
         if self.steps < self.evaluations:
             raise SettingError(
-                f"steps={self.steps}, evaluations={self.evaluations}; use at least one step each"
+                f"steps={self.steps}, evaluations={self.evaluations}; use at least one step per "
+                "evaluation"
             )
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to spend compute, one seed: FLOPs spent (scoring included) and held-out loss."""
+    """One arm and seed: FLOPs spent so far (including scoring) and held-out loss."""
 
     name: str
     seed: int
@@ -81,8 +86,13 @@ class Arm:
         )
 
 
+def arm_of(row: Mapping[str, Any]) -> Arm:
+    """An arm from its JSON."""
+    return Arm(row["name"], row["seed"], tuple(row["flops"]), tuple(row["loss"]))
+
+
 Start = tuple[ResidualStream, Iterable[Tensor] | None, float]
-"""A model to train, the parameters to train (None: all), and the FLOPs that were spent on it."""
+"""A model, the parameters to train (None: all), and the FLOPs already spent on it."""
 
 
 @dataclass
@@ -98,7 +108,7 @@ class Arms:
 
     @cached_property
     def rows(self) -> Any:
-        """The training data, as it is gone through again and again."""
+        """The training data, re-iterable."""
         return repeatable(self.train, self.old, self.config.batch_size)
 
     def arm(self, name: str, seed: int) -> Arm:
@@ -117,7 +127,7 @@ class Arms:
             torch.manual_seed(seed)
             stream, only, spent = builders[name](seed)
         model = unwrapped(stream.model)
-        with frozen_but(model, only):
+        with frozen_except(model, only):
             cost = self._step_flops(stream)
             steps = max(int((self._budget() - spent) / cost), 0)
             watch = _HeldOut(self, stream, steps)
@@ -158,10 +168,10 @@ class Arms:
         return float(counter.get_total_flops())
 
     def _jump(self, seed: int) -> tuple[ResidualStream, int, float]:
-        """The jumpboard, its site, and the FLOPs of scoring and of the line searches.
+        """The jumpboard, its site, and an upper bound on the FLOPs of scoring and line searches.
 
-        Counted from above: a pass costs a training step; each candidate block a forward pass of
-        one block and as much again for its gradient; each evaluation the blocks behind the site.
+        A pass counts as a training step, each candidate block as a forward pass of one block and
+        as much again for its gradient, each evaluation as the blocks after the site.
         """
         if seed not in self.jumps:
             self.jumps[seed] = self._jumped(seed)
@@ -180,20 +190,20 @@ class Arms:
         jump, jumps = best_jumpboard(old, half, other, sites, **how)
         grown = jump.stream if jump.found else inserted(self.old, jump.after)
         passes = len(half) * (1 + 2 * len(scored.sites) / old.depth / 3)
-        # Of each jumpboard: the features' covariance, the steps (of what lies behind the site), a
-        # batch norm's statistics, and the margin on the other half.
+        # For each jumpboard: the covariance of features, the steps (the blocks after the site),
+        # batch norm statistics, and the margin on the other half.
         for j in jumps:
-            behind = (old.depth - j.after + 1) / (old.depth + 1)
-            passes += (len(half) * (2 + len(j.tried) * behind) + 2 * len(other)) / 3
+            rest = (old.depth - j.after + 1) / (old.depth + 1)
+            passes += (len(half) * (2 + len(j.tried) * rest) + 2 * len(other)) / 3
         return grown, jump.after, passes * self._step_flops(old)
 
     # -- where each arm starts --------------------------------------------------------------------
 
-    def _seen(self, model: nn.Module) -> ResidualStream:
+    def _stream(self, model: nn.Module) -> ResidualStream:
         return as_stream(model, **self.old.options)
 
     def _copy(self, stream: ResidualStream) -> ResidualStream:
-        return self._seen(copy.deepcopy(unwrapped(stream.model)))
+        return self._stream(copy.deepcopy(unwrapped(stream.model)))
 
     def _site(self, seed: int) -> int:
         return self._jump(seed)[1]
@@ -228,21 +238,21 @@ class Arms:
                 block.load_state_dict(state)
                 return stream, None, 0.0
         raise NotAllowedError(
-            f"no block has the shape of a new one after depth {site}; leave out 'stacked'"
+            f"no existing block has the shape of a new one after depth {site}; leave out 'stacked'"
         )
 
     def _scratch(self, seed: int) -> Start:
         grown: Any = inserted(self.old, self._site(seed), share=True).model
         if not hasattr(grown, "config"):
             raise NotAllowedError(
-                f"{self.old.name} has no config to be built from; leave out 'scratch'"
+                f"{self.old.name} has no config to rebuild it from; leave out 'scratch'"
             )
         fresh: Any = type(grown)(copy.deepcopy(grown.config))
-        return self._seen(fresh.train(grown.training)), None, 0.0
+        return self._stream(fresh.train(grown.training)), None, 0.0
 
 
 class _HeldOut(Callback):
-    """Reads the held-out loss before training, a few times on the way, and at the end."""
+    """Measures the held-out loss before, during and after training."""
 
     def __init__(self, arms: Arms, stream: ResidualStream, total: int) -> None:
         self.arms, self.stream, self.total = arms, stream, total

@@ -1,4 +1,4 @@
-"""A block that might be inserted: its features, and the gradient of its zero projections."""
+"""A candidate block for insertion: its features, and the gradient of its zero projections."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import UnsupportedModelError
+from everydepth.growth.optimizers import gradients
 from everydepth.stream import Block, Call, ResidualStream, first_tensor
 from everydepth.stream.insert import inserted
 from everydepth.stream.maps import LinearMap
-from everydepth.stream.taps import hooked, state_key
+from everydepth.stream.taps import hooked, state_in, with_state
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A deeper model that shares every tensor but those of the new block with the old one.
+    """A deeper model that shares all tensors with the old one, except those of the new block.
 
-    The new block's last *linear* maps are zero, and norms behind them neutral: so their gradient
-    is not zero.
+    The new block's last *linear* maps are zero and the norms after them are neutral, so that the
+    gradient of these maps is not zero.
     """
 
     after: int
@@ -43,7 +44,7 @@ class Candidate:
 
 
 def candidate(stream: ResidualStream, after: int, *, seed: int, init: str = "fresh") -> Candidate:
-    """A block for one site, drawn from its own random stream; the caller's is not moved."""
+    """A block for one site, drawn with its own seed; the global random state is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1_000_003 * seed + after)
         deeper = inserted(stream, after, init=init, share=True, trainable=True)
@@ -53,16 +54,16 @@ def candidate(stream: ResidualStream, after: int, *, seed: int, init: str = "fre
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.ndim not in (2, 4):
             raise UnsupportedModelError(
-                f"the last map of a branch of {stream.name} is a {type(module).__name__}, and only "
-                "that of a single linear map or convolution can be scored; insert blocks yourself "
-                "(everydepth.insert) and train them"
+                f"a branch of {stream.name} ends in a {type(module).__name__}, and only a linear "
+                "layer or a convolution can be scored; insert blocks yourself (everydepth.insert) "
+                "and train them"
             )
     return found
 
 
 @torch.no_grad()
 def settle(candidate: Candidate, call: Call, h: Tensor) -> None:
-    """Let the inner batch norms of a fresh block take the statistics of one batch."""
+    """Initialize the inner batch norms of a fresh block with the statistics of one batch."""
     last = [branch.proj for branch in candidate.block.branches]
     norms = [
         module
@@ -81,27 +82,24 @@ def settle(candidate: Candidate, call: Call, h: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Of one map `A` and one batch: per row and position the feature `phi` and the gradient `g`
-    at the map's output, so that row i's gradient of `A` is `sum_p g[i, p] phi[i, p]^T`."""
+    """For one map `A` and one batch: the feature `phi` and the gradient `g` at the map's output,
+    per row and position. Row i's gradient of `A` is `sum_p g[i, p] phi[i, p]^T`."""
 
     phi: Tensor
     g: Tensor
 
 
 def pairs(candidate: Candidate, call: Call, h: Tensor, g: Tensor) -> list[Pairs]:
-    """What the candidate's own forward gives, one `Pairs` a branch.
+    """One `Pairs` per branch, from the candidate's own forward.
 
-    With zero maps the input of every branch is `h`, and the gradient at its output is that at the
-    block's output: nothing but the last scale (layer scale, batch norm) is differentiated. The maps
-    themselves need not run to give zero.
+    With zero maps, the input of every branch is `h` and the gradient at its output is the one at
+    the block's output, so only the last scale (layer scale, batch norm) is differentiated. The
+    maps themselves need not run: they would return zero.
     """
     found: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
     def cut(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        key = state_key(args, kwargs)
-        if key is None:
-            return (args[0].detach(), *args[1:]), kwargs
-        return args, {**kwargs, key: kwargs[key].detach()}
+        return with_state(args, kwargs, state_in(args, kwargs).detach())
 
     def silent(module: nn.Module) -> Callable[[Tensor], Tensor]:
         def forward(x: Tensor) -> Tensor:
@@ -119,9 +117,7 @@ def pairs(candidate: Candidate, call: Call, h: Tensor, g: Tensor) -> list[Pairs]
         for module in candidate.maps:
             module.forward = silent(module)
             stack.callback(module.__dict__.pop, "forward")
-        for parameter in block.module.parameters():
-            parameter.requires_grad_(False)
-        stack.callback(lambda: [p.requires_grad_() for p in block.module.parameters()])
+        stack.enter_context(gradients(list(block.module.parameters()), False))
         output = first_tensor(call(block.module, h.detach()))
         leaves = [found[module][1] for module in candidate.maps]
         grads = torch.autograd.grad(output, leaves, g.to(output.dtype))

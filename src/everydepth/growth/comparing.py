@@ -1,4 +1,4 @@
-"""Was it worth it? Growing against other ways to spend the same compute."""
+"""Was it worth it? Growing compared with other ways to spend the same compute."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from everydepth.config import checked, parted
-from everydepth.growth.arms import ARMS, Arm, Arms, CompareConfig, NotAllowedError
-from everydepth.growth.shown import measurements
+from everydepth.growth.arms import ARMS, Arm, Arms, CompareConfig, NotAllowedError, arm_of
+from everydepth.growth.measurements import measurements
 from everydepth.results import Results, Table, provenance
 from everydepth.results.results import plain
 from everydepth.runs.sweep import sweep
@@ -23,32 +23,29 @@ from everydepth.stream import Criterion, ResidualStream, as_stream
 
 
 class Comparison(Results, kind="growth_comparison"):
-    """All arms and seeds: held-out loss against FLOPs spent."""
+    """All arms and seeds: held-out loss as a function of FLOPs spent."""
 
     @classmethod
     def of(cls, arms: Sequence[Arm], left_out: Mapping[str, str], **facts: Any) -> Comparison:
-        """left_out: arms that this model does not allow, and why."""
-        told = [asdict(arm) for arm in arms]
-        found = cls(results={}, about=provenance(arms=told, left_out=left_out, **facts))
-        content = {"arms": told, "summary": found.summary(), "left_out": left_out}
+        """left_out: arms that this model does not support, and why."""
+        content: dict[str, Any] = {"arms": [asdict(arm) for arm in arms], "left_out": left_out}
+        found = cls(results={}, about=provenance(**content, **facts))
+        content["summary"] = found.summary()
         return replace(found, results=measurements("growth_comparison", plain(content)))
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """Every way to spend the compute, once a seed."""
-        told = self.about["arms"]
-        return tuple(
-            Arm(arm["name"], arm["seed"], tuple(arm["flops"]), tuple(arm["loss"])) for arm in told
-        )
+        """Every arm, once per seed."""
+        return tuple(map(arm_of, self.about["arms"]))
 
     @property
     def target(self) -> dict[int, float]:
-        """Per seed, the best held-out loss of the old model trained on."""
+        """Per seed, the best held-out loss of training the old model longer."""
         return {arm.seed: min(arm.loss) for arm in self.arms if arm.name == "longer"}
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Arms that this model does not allow, and why."""
+        """Arms that this model does not support, and why."""
         return self.about["left_out"]
 
     def table(self, name: str | None = None) -> Table:
@@ -56,9 +53,9 @@ class Comparison(Results, kind="growth_comparison"):
         return super().table("ways" if name is None else name)
 
     def ratios(self, name: str) -> list[float]:
-        """Per seed, FLOPs to equal held-out loss over those of training the old model longer.
+        """Per seed, the FLOPs to reach the target, relative to training the old model longer.
 
-        Infinite where the target was never reached, and where the old model had it to begin with.
+        Infinite if the target was never reached, or if the old model met it from the start.
         """
         base = {a.seed: a.to_reach(self.target[a.seed]) for a in self.arms if a.name == "longer"}
         mine = [a for a in self.arms if a.name == name]
@@ -68,27 +65,26 @@ class Comparison(Results, kind="growth_comparison"):
         ]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Per arm: mean of the last and best held-out loss with a 95 % bootstrap interval of the
-        mean over seeds; the same of the difference to training longer, seed by seed; and the
-        ratios of FLOPs to equal loss."""
+        """Per arm: the mean final and best held-out loss and the difference from training longer,
+        with 95 % bootstrap intervals over seeds, and the FLOPs to equal loss."""
         longer = {arm.seed: arm.loss[-1] for arm in self.arms if arm.name == "longer"}
         found: list[dict[str, Any]] = []
         for name in dict.fromkeys(arm.name for arm in self.arms):
             mine = [arm for arm in self.arms if arm.name == name]
-            last = np.array([arm.loss[-1] for arm in mine])
-            low, high = _interval(last)
-            gaps = np.array([arm.loss[-1] - longer[arm.seed] for arm in mine])
-            below, above = _interval(gaps)
+            final = np.array([arm.loss[-1] for arm in mine])
+            low, high = _interval(final)
+            difference = np.array([arm.loss[-1] - longer[arm.seed] for arm in mine])
+            difference_low, difference_high = _interval(difference)
             found.append(
                 {
                     "arm": name,
                     "seeds": len(mine),
-                    "loss": float(last.mean()),
+                    "loss": float(final.mean()),
                     "low": low,
                     "high": high,
-                    "difference": float(gaps.mean()),
-                    "difference_low": below,
-                    "difference_high": above,
+                    "difference": float(difference.mean()),
+                    "difference_low": difference_low,
+                    "difference_high": difference_high,
                     "best": float(np.mean([min(arm.loss) for arm in mine])),
                     "flops": float(np.mean([arm.flops[-1] for arm in mine])),
                     "flops_to_equal_loss": self.ratios(name),
@@ -115,25 +111,28 @@ def compare(
     progress: bool = True,
     **settings: Any,
 ) -> Comparison:
-    """Grow by one block and compare with the other uses of the same compute.
+    """Grow by one block and compare with other uses of the same compute. The arms:
 
-    grown: score, jumpboard, then train all; "new block only": the rest frozen. longer: the old
-    model trained on. one old block: the existing block at the site trained, the rest frozen.
-    random: a new block that is not silent. stacked: a copy of a neighbor, as it is. scratch: the
-    deeper model from a new start. Every arm gets the FLOPs that `steps` steps of the grown model
-    cost, and training starts with a new AdamW in each, so that none has an advantage. Controls get
-    the chosen site for nothing.
+    - grown: score, jumpboard, then train everything; "new block only" freezes the rest.
+    - longer: train the old model longer.
+    - one old block: train the existing block at the site, with the rest frozen.
+    - random: a new block with random weights instead of a silent one.
+    - stacked: a copy of a neighboring block.
+    - scratch: the deeper model, from a new initialization.
 
-    valid: rows that were used for nothing else.
-    config, settings: a `CompareConfig`, and fields of it by name (`steps=50`); what else there is
-        goes to `as_stream`.
-    run: a directory in which every finished arm is kept, so that the same call again, also after
-        kill -9, does the rest; `report` shows it.
+    Every arm gets the FLOPs of `steps` steps of the grown model and starts with a new AdamW. The
+    controls get the site chosen by the growing arm for free.
+
+    valid: rows used for nothing else.
+    config, settings: a `CompareConfig`, or its fields by name (`steps=50`); other settings go to
+        `as_stream`.
+    run: a directory that keeps every finished arm: repeating the call finishes the rest, even
+        after kill -9; `report` shows it.
 
     >>> few = train.subset(range(200))
     >>> short = {"steps": 4, "evaluations": 2, "seeds": (0,), "progress": False}
     >>> found = ed.growth.compare(model, few, valid, **short)
-    >>> len({arm.name for arm in found.arms}) > 3  # each way to spend the same FLOPs
+    >>> len({arm.name for arm in found.arms}) > 3  # each a way to spend the same FLOPs
     True
     """
     asked: CompareConfig
@@ -150,16 +149,11 @@ def compare(
                 raise
             return {"why": str(error)}
 
-    with torch.random.fork_rng(devices=[]):  # new blocks are drawn as torch draws
+    with torch.random.fork_rng(devices=[]):  # new blocks draw from torch's global generator
         rows = sweep(cells, one, run=run, progress=progress).rows()
-    found = tuple(
-        Arm(row["name"], row["seed"], tuple(row["flops"]), tuple(row["loss"]))
-        for row in rows
-        if "why" not in row
-    )
+    found = [arm_of(row) for row in rows if "why" not in row]
     left_out = {row["arm"]: row["why"] for row in rows if "why" in row}
-    stream = as_stream(model, **options)
-    compared = Comparison.of(found, left_out, model=stream.name, depth=stream.depth)
+    compared = Comparison.of(found, left_out, model=arms.old.name, depth=arms.old.depth)
     if run is not None and is_main():
         compared.save(Path(run) / "growth_comparison")
     return compared

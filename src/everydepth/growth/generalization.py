@@ -1,4 +1,4 @@
-"""The generalization term of Depth Expansion, and the bounds made of it (Theorems 1 to 3)."""
+"""The generalization term of Depth Expansion and the bounds built on it (Theorems 1 to 3)."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ CROSS_ENTROPY = math.sqrt(2)
 def log_covering(constants: NetworkConstants, eps: float, *, only: int | None = None) -> float:
     """`log N = sum_l p_l log(1 + 2 R_l L K_l / eps)` (Lemma 1).
 
-    At `eps = 1/n` it is the effective dimension of App. F.1: `Gamma_n` falls as its root over `n`.
-    only: the place of the one block that varies, all others being fixed (App. K).
+    At `eps = 1/n` this is the effective dimension of App. F.1: `Gamma_n` falls as its root over n.
+    only: the index of the one block that varies, with all others fixed (App. K).
     """
     varying = len(constants.blocks) if only is None else 1
     total = 0.0
-    behind = math.log(max(constants.top, 1e-300))  # Lip(top) prod_{j>l} kappa_j (1 + Lip_x,j)
-    for place, block in reversed(list(enumerate(constants.blocks))):
-        if only in (None, place):
-            k = behind + block.kappa + block.lip_theta
+    above = math.log(max(constants.top, 1e-300))  # Lip(top) prod_{j>l} kappa_j (1 + Lip_x,j)
+    for index, block in reversed(list(enumerate(constants.blocks))):
+        if only in (None, index):
+            k = above + block.kappa + block.lip_theta
             inside = math.log(2 * max(block.radius, 1e-300) * varying) + k - math.log(eps)
             total += block.parameters * float(np.logaddexp(0, inside))
-        behind += block.kappa + block.lip_x
+        above += block.kappa + block.lip_x
     return total
 
 
 @dataclass(frozen=True, kw_only=True)
 class Complexity:
-    """What `Gamma` is made of, but for the rows: bound is `M`, lipschitz that of the loss."""
+    """The ingredients of `Gamma`, except the rows. bound: `M`. lipschitz: constant of the loss."""
 
     constants: NetworkConstants
     bound: float
@@ -53,14 +53,14 @@ class Complexity:
         return 2 * self.rademacher(n) + 3 * self.bound * math.sqrt(math.log(2 / delta) / (2 * n))
 
     def rows_needed(self, goal: float, delta: float) -> int:
-        """The rows `n` at which `Gamma_n(delta)` has fallen to the goal (App. F.1)."""
+        """The number of rows `n` at which `Gamma_n(delta)` falls to the goal (App. F.1)."""
         if goal <= 0:
             raise SettingError(f"goal={goal}; Gamma_n is above 0 for any number of rows")
         high = 1
         while self.gamma(high, delta) > goal:
             high *= 2
         low = high // 2
-        while high - low > max(1, low // 1000):  # to a thousandth: constants are rough
+        while high - low > max(1, low // 1000):  # the constants do not deserve more precision
             middle = (low + high) // 2
             low, high = (middle, high) if self.gamma(middle, delta) > goal else (low, middle)
         return high
@@ -68,7 +68,7 @@ class Complexity:
 
 @dataclass(frozen=True)
 class Theorem:
-    """`change`: an upper bound on new risk minus old risk. It says something only below zero."""
+    """`change`: an upper bound on new risk minus old risk, vacuous unless it is below zero."""
 
     name: str
     change: float
@@ -79,9 +79,9 @@ class Theorem:
         return self.change >= 0 or self.probability <= 0
 
     def __str__(self) -> str:
-        said = "vacuous" if self.vacuous else "says that the new model is better"
+        verdict = "vacuous" if self.vacuous else "the new model is better"
         odds = f"probability {self.probability:.3g}"
-        return f"{self.name}: change <= {self.change:+.4g} ({odds}), {said}"
+        return f"{self.name}: change <= {self.change:+.4g} ({odds}), {verdict}"
 
 
 def theorems(
@@ -95,9 +95,9 @@ def theorems(
     m: int,
     bound: float,
 ) -> tuple[Theorem, Theorem, Theorem]:
-    """Theorems 1 to 3, each of which asks for two things at once: `delta / 2` for either.
+    """Theorems 1 to 3. Each combines two events, which get `delta / 2` each.
 
-    margin: a lower bound of the population margin, at confidence `1 - delta / 2`. gamma_n, gamma_m:
+    margin: a lower bound on the population margin, at confidence `1 - delta / 2`. gamma_n, gamma_m:
     `Gamma_n(delta / 2)` and `Gamma_m(delta / 2)`.
     """
     miss = 3 * math.exp(-m * margin**2 / (8 * bound**2)) if margin > 0 else 3.0

@@ -1,4 +1,4 @@
-"""What can be guaranteed: the theorems' bounds, and the interval that can be acted on."""
+"""Guarantees for a grown model: the theorems' bounds, and a held-out interval to act on."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from everydepth.stream.feed import Feed
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Old against new. `held_out` is the figure to act on; the theorems are stated beside it.
+    """Old model versus new. Act on `held_out`; the theorems are stated for reference.
 
-    margin, gamma_opt, margin_test: `D` on the training rows, `gamma` and `D_T`. margin_low: what
-    the population margin is at least, by the test rows, as Theorems 1 and 2 ask for.
-    bound: `M`, the largest loss of a row seen in any of the evaluations, as the theorems assume a
-    bounded loss and cross-entropy is not. log_covering: `log N` of the new model at `eps = 1/n`,
-    its effective dimension. n, m: rows of training and test data. gamma_n, gamma_m: at `delta / 2`.
-    gamma_block: `Gamma_n(delta)` of the new block alone, all others fixed (App. K).
-    rows_needed: training rows at which Theorem 1 would say something, all else unchanged; None if
-    there is no gain to begin with.
+    n, m: rows of training and test data.
+    margin, gamma_opt, margin_test: `D` on the training rows, `gamma` and `D_T`.
+    margin_low: a lower bound on the population margin from the test rows, for Theorems 1 and 2.
+    bound: `M`, the largest row loss in any evaluation: the theorems assume a bounded loss, and
+        cross-entropy has no bound.
+    log_covering: `log N` of the new model at `eps = 1/n`, its effective dimension.
+    gamma_n, gamma_m: `Gamma_n` and `Gamma_m` at `delta / 2`.
+    gamma_block: `Gamma_n(delta)` of the new block alone, with all others fixed (App. K).
+    rows_needed: training rows from which Theorem 1 is not vacuous, all else equal; None if there
+        is no gain.
     """
 
     n: int
@@ -59,13 +61,13 @@ class Guarantee:
     def __str__(self) -> str:
         lines = [
             f"held-out: {self.held_out}",
-            f"margins: D {self.margin:+.4g} (held-out: at least {self.margin_low:+.4g}), gamma "
+            f"margins: D {self.margin:+.4g} (held-out lower bound {self.margin_low:+.4g}), gamma "
             f"{self.gamma_opt:+.4g}, D_T {self.margin_test:+.4g}",
             *map(str, self.theorems),
         ]
         if self.vacuous:
             lines.append(
-                f"all of them are vacuous: Gamma_n is {self.gamma_n:.3g} against a loss of at most "
+                f"all bounds are vacuous: Gamma_n is {self.gamma_n:.3g}, but the loss is at most "
                 f"{self.bound:.3g}; act on the held-out interval"
             )
         if self.rows_needed is not None:
@@ -95,14 +97,14 @@ def guarantee(
 ) -> Guarantee:
     """Theorems 1 to 3 of Depth Expansion for the new network, and the paired interval.
 
-    jump: the jumpboard, to tell its margin `D` from what training added (`gamma`); without it all
-        of the gain counts as `D`.
-    after: where the jumpboard has its block, for a bound on the jumpboard that counts this block
-        alone (App. K). As there, the old blocks count as fixed, though the same rows trained them.
-    lipschitz: of the loss in the prediction; the default is that of cross-entropy.
+    jump: the jumpboard, to separate its margin `D` from what training added (`gamma`); without it
+        the entire gain counts as `D`.
+    after: the site of the jumpboard's block, for a bound that counts this block alone (App. K). As
+        in the paper, the old blocks count as fixed, although the same rows trained them.
+    lipschitz: the constant of the loss in the logits; the default is that of cross-entropy.
 
     >>> big = ed.insert(model, after=3)
-    >>> ed.growth.guarantee(model, big, train, test).vacuous  # and says so
+    >>> ed.growth.guarantee(model, big, train, test).vacuous
     True
     """
     if not 0 < delta < 1:
@@ -121,7 +123,7 @@ def guarantee(
     whole = Complexity(constants=network_constants(stream, batch), **scale)
     gamma_n, gamma_m = (whole.gamma(rows, delta / 2) for rows in (n, m))
     margin, opt = means[0] - means[1], max(means[1] - means[2], 0.0)
-    # A two-sided interval misses on its lower side with half of delta.
+    # The lower end of a two-sided interval fails with probability delta / 2.
     low = paired_losses(on_test[0], on_test[1], confidence=1 - delta).bernstein[0]
     margin_test = test_means[0] - test_means[1]
     stated: tuple[Theorem, ...] = theorems(
@@ -139,7 +141,7 @@ def guarantee(
         own = network_constants(as_stream(jump, **options), batch)
         gamma_block = Complexity(constants=own, only=after, **scale).gamma(n, delta)
         change = -margin + 2 * gamma_block
-        stated += (Theorem("App. K (jumpboard, its block alone)", change, 1 - delta),)
+        stated += (Theorem("App. K (jumpboard, new block alone)", change, 1 - delta),)
     gained = low + opt
     return Guarantee(
         n=n,

@@ -1,4 +1,4 @@
-"""Was the new model better on rows used for nothing else? A paired interval to act on."""
+"""Is the new model better on rows used for nothing else? A paired interval answers that."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from everydepth.stream import ResidualStream
 
 @dataclass(frozen=True)
 class Paired:
-    """`L(old) - L(new)` on the same rows: positive where the new model is better.
+    """`L(old) - L(new)` on the same rows: positive if the new model is better.
 
     bootstrap: percentile interval over rows. bernstein: empirical Bernstein interval (Maurer and
-    Pontil), which holds for any distribution whose differences stay within the range seen here.
+    Pontil), valid for any distribution whose differences stay within the observed range.
     """
 
     rows: int
@@ -42,7 +42,7 @@ class Paired:
 
     def __str__(self) -> str:
         low, high = self.bootstrap
-        word = "better" if self.better else "worse" if self.worse else "not told apart"
+        word = "better" if self.better else "worse" if self.worse else "inconclusive"
         return (
             f"{word}: loss {self.old:.4g} -> {self.new:.4g}, gain {self.gain:+.4g} "
             f"({self.confidence:.0%} interval {low:+.4g} to {high:+.4g}, {self.rows:,} rows)"
@@ -85,16 +85,16 @@ def paired_losses(
     seed: int = 0,
     draws: int | None = None,
 ) -> Paired:
-    """The same from row losses and label counts, as `losses_of` gives them.
+    """The same from row losses and label counts, as returned by `losses_of`.
 
-    draws: of the bootstrap; by default 2,000, and more where the tails are thin.
+    draws: bootstrap resamples; by default 2,000, and more for high confidence.
     """
     (before, counts), (after, _) = old, new
     rows = len(before)
     if rows < 2:
         raise BatchError(f"{rows} held-out row(s), but an interval needs 2 or more")
     total = counts.sum()
-    # Rows weigh as many labels as they have, so that the mean is the mean over labels.
+    # Rows are weighted by their number of labels, so that the mean is the mean over labels.
     difference = ((before - after) * (rows / total)).numpy()
     tail = (1 - confidence) / 2
     if draws is None:
@@ -123,7 +123,7 @@ def paired_losses(
 def bernstein_radius(values: Any, delta: float, span: float | None = None) -> float:
     """Half the width of the two-sided empirical Bernstein interval of a mean.
 
-    span: the range of a value; the range seen, if none is known.
+    span: the range of a value; by default the observed range.
     """
     values = torch.as_tensor(values, dtype=torch.float64)
     n = len(values)

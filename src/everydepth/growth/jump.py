@@ -13,12 +13,7 @@ from torch import Tensor, nn
 
 from everydepth.config import Seed, checked
 from everydepth.errors import SettingError
-from everydepth.growth.candidates import (
-    Candidate,
-    Direction,
-    pairs,
-    set_maps,
-)
+from everydepth.growth.candidates import Candidate, Direction, pairs, set_maps
 from everydepth.growth.losses import mean_loss, row_losses
 from everydepth.growth.scoring import Score, score
 from everydepth.stream import (
@@ -36,16 +31,16 @@ from everydepth.stream.maps import LinearMap
 from everydepth.stream.taps import hooked
 
 MOST = 12
-"""Evaluations of the loss in one line search."""
+"""Loss evaluations in one line search."""
 
 
 @dataclass(frozen=True)
 class Jumpboard:
-    """The old model after one step, or the old model itself if no step was a descent.
+    """The old model after one step, or the old model itself if no step lowers the loss.
 
-    eta: the step; 0 if none. tried: each step that was evaluated, and its training loss.
-    margin: `D = L_S(old) - L_S(jump)` on the training data, margin_valid on the held-out data.
-    slope: what the loss would lose per unit of eta, to first order.
+    eta: the step size; 0 if none was found. tried: each step size evaluated, with its training
+    loss. margin: `D = L_S(old) - L_S(jump)` on the training data; margin_valid: on held-out data.
+    slope: the first-order decrease in loss per unit of eta.
     """
 
     stream: ResidualStream = field(repr=False)
@@ -69,7 +64,8 @@ class Jumpboard:
     def __str__(self) -> str:
         if not self.found:
             return (
-                f"no descent after {self.after} in {len(self.tried)} steps: the old model is kept"
+                f"after {self.after}: none of {len(self.tried)} steps lowers the loss; the old "
+                "model is kept"
             )
         held = "" if self.margin_valid is None else f", held-out {self.margin_valid:+.4g}"
         return (
@@ -97,12 +93,13 @@ def jumpboard(
 ) -> Jumpboard:
     """Insert a block and set its last maps to `A = -eta G`, with eta found by a line search.
 
-    after: the site; by default the best of `scored`, or of a score made here.
-    precondition: `A = -eta G C^-1` with `C` the covariance of the features (a small ridge added).
-    armijo: the share of the first-order decrease a step must reach to count as a descent.
+    after: the site; by default the best of `scored`, or of a new score if that is None.
+    precondition: use `A = -eta G C^-1`, with `C` the covariance of the features plus a small ridge.
+    armijo: the share of the first-order decrease that a step must achieve.
+    evaluations: the most times the loss is computed.
 
-    The first step changes the stream by a tenth; it is made four times longer while that helps, or
-    shortened until it does, and refined by parabolas in log eta. At most `evaluations` losses.
+    The first step changes the stream by a tenth. It is made four times longer while that helps, or
+    shortened until it does, then refined by parabolas in log eta.
 
     >>> jump = ed.growth.jumpboard(model, valid, test, after=3, progress=False)
     >>> ed.as_stream(jump.model).depth  # 3 if no step lowers the loss
@@ -110,7 +107,7 @@ def jumpboard(
     """
     stream = as_stream(model, **options)
     if isinstance(data, Iterator):
-        data = list(cast(Iterator[Any], data))  # gone through several times
+        data = list(cast(Iterator[Any], data))  # iterated several times
     feed = Feed(data, stream, batch_size=batch_size)
     if evaluations < 2:
         raise SettingError(f"evaluations={evaluations}; use 2 or more, {MOST} is plenty")
@@ -127,22 +124,18 @@ def jumpboard(
         )
     site = scored.best.after if after is None else scored.at(after).after
     tried, directions = scored.candidates[site], scored.directions[site]
-    slope = _product(tried, directions, directions)
-    if precondition:
-        directions_used = _preconditioned(tried, stream, feed, directions)
-        slope = _product(tried, directions, directions_used)
-    else:
-        directions_used = directions
-    line = _Line(tried, feed, criterion, directions_used)
+    steps = _preconditioned(tried, stream, feed, directions) if precondition else directions
+    slope = _product(tried, directions, steps)
+    line = _Line(tried, feed, criterion, steps)
     with evaluating(tried.model):
         try:
             eta, history = line_search(
                 line, scored.loss, slope, line.first_step(), armijo=armijo, most=evaluations
             )
-            set_maps(tried, directions_used, eta)
+            set_maps(tried, steps, eta)
             grown = as_stream(copy.deepcopy(tried.model), **stream.options) if eta else stream
         finally:
-            set_maps(tried, directions_used, 0.0)
+            set_maps(tried, steps, 0.0)
     if eta:
         _identify_norms(grown, grown.blocks[site], feed)
         grown.model.train(unwrapped(stream.model).training)
@@ -168,7 +161,7 @@ def jumpboard(
 def best_jumpboard(
     stream: ResidualStream, data: Any, other: Any, sites: Sequence[int], **settings: Any
 ) -> tuple[Jumpboard, list[Jumpboard]]:
-    """Of one jumpboard per site the one that gains most on other data, and all of them."""
+    """The jumpboard that gains most on other data, and all of them, one per site."""
     jumps = [jumpboard(stream, data, other, after=site, **settings) for site in sites]
     return max(jumps, key=lambda jump: jump.margin_valid or 0.0), jumps
 
@@ -183,9 +176,9 @@ def line_search(
     most: int = MOST,
     factor: float = 4.0,
 ) -> tuple[float, list[tuple[float, float]]]:
-    """The step of lowest loss found, 0 if none meets Armijo's condition, and all that were tried.
+    """The best step found (0 if none meets Armijo's condition), and all that were tried.
 
-    start: the loss at 0; slope: minus its derivative there.
+    start: the loss at 0. slope: its negative derivative there.
     """
     seen: dict[float, float] = {}
 
@@ -220,7 +213,7 @@ def line_search(
 
 
 def _shorter(eta: float, rise: float, slope: float) -> float:
-    """Where the parabola through the start, its slope and a step that was too long is lowest."""
+    """The minimum of the parabola given by the start, its slope and a step that was too long."""
     if not math.isfinite(rise):
         return eta / 10
     guess = slope * eta**2 / (2 * (rise + slope * eta))
@@ -228,7 +221,7 @@ def _shorter(eta: float, rise: float, slope: float) -> float:
 
 
 def _parabola(seen: dict[float, float], factor: float) -> float | None:
-    """The lowest point of the parabola, in log eta, through the best step and its neighbors."""
+    """The minimum of the parabola, in log eta, through the best step and its neighbors."""
     etas = sorted(seen)
     best = min(range(len(etas)), key=lambda i: seen[etas[i]])
     if best == 0:
@@ -248,7 +241,7 @@ def _parabola(seen: dict[float, float], factor: float) -> float | None:
         return middle
     low = x[1] - 0.5 * ((x[1] - x[0]) * a - (x[1] - x[2]) * b) / (a - b)
     near = min(abs(low - p) for p in x)
-    # A step next to one that is known would teach nothing: halve the wider side instead.
+    # A step next to a known one adds nothing: halve the wider side instead.
     return middle if near < 0.02 or not x[0] < low < x[2] else math.exp(low)
 
 
@@ -286,9 +279,9 @@ class _Line:
 
     @torch.no_grad()
     def first_step(self) -> float:
-        """The eta at which the new block would change the stream by a tenth of its size."""
+        """The eta at which the new block changes the stream by a tenth of its norm."""
         cursor, eta = self._cursors[0], 1.0
-        for _ in range(2):  # the second time close enough for the block to be nearly linear
+        for _ in range(2):  # the second time, eta is small enough for the block to be near linear
             set_maps(self._tried, self._directions, eta)
             after = first_tensor(cursor.calls[cursor.depth](self._tried.block.module, cursor.h))
             change = ((after - cursor.h).norm() / cursor.h.norm().clamp_min(1e-30)).item()
@@ -308,7 +301,7 @@ def _product(tried: Candidate, left: Sequence[Direction], right: Sequence[Direct
 def _preconditioned(
     tried: Candidate, stream: ResidualStream, feed: Feed, directions: Sequence[Direction]
 ) -> list[Direction]:
-    """`G C^-1`, with `C` the second moment of the features; a bias is a constant feature."""
+    """`G C^-1`, with `C` the second moment of the features; a bias counts as a constant one."""
     moments: list[Tensor] = []
     inner = unwrapped(stream.model)
     with torch.no_grad(), evaluating(inner):
@@ -330,7 +323,7 @@ def _preconditioned(
         g = direction.weight.double()
         if with_bias:
             g = torch.cat([g, direction.bias.double()[:, None]], 1)
-        # Scaled so that its size is about that of G; a ridge of 1 % keeps rare features in bounds.
+        # Scaled to keep about the size of G; a ridge of 1 % bounds the effect of rare features.
         scale = moment.trace() / len(moment)
         eye = torch.eye(len(moment), dtype=moment.dtype, device=moment.device)
         solved = torch.linalg.solve(moment / scale + 0.01 * eye, g.T).T.to(direction.weight.dtype)
@@ -341,10 +334,10 @@ def _preconditioned(
 
 @torch.no_grad()
 def _identify_norms(stream: ResidualStream, block: Block, feed: Feed) -> None:
-    """Give a batch norm behind a map the statistics of its input, and weights that undo them.
+    """Give the batch norm after a map the statistics of its input, and weights that undo them.
 
-    In eval mode the norm stays the identity it was; in training mode, too, it now is one nearly,
-    where statistics of 0 and 1 would have blown the step up to size one.
+    In eval mode the norm remains an identity. In training mode it is now close to one, whereas
+    statistics of 0 and 1 would have scaled the step up to size one.
     """
     watched = [(b.mixing, b.proj) for b in block.branches if b.mixing is not None]
     if not watched:

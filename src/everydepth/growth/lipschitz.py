@@ -1,4 +1,4 @@
-"""Lipschitz constants of the parts of a network, each an upper bound in closed form.
+"""Upper bounds, in closed form, on the Lipschitz constants of a network's parts.
 
 | part | constant |
 |---|---|
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.stream import Batch, Block, ResidualStream, evaluating, unwrapped
-from everydepth.stream.taps import hooked
+from everydepth.stream.taps import hooked, state_in
 
 ACTIVATION = 1.13
 
@@ -41,14 +41,14 @@ def spectral(module: nn.Module) -> float:
 
 @torch.no_grad()
 def power_iteration(module: nn.Conv2d, size: tuple[int, int], *, rounds: int = 100) -> float:
-    """The stretch of a convolution on images of one size: a lower bound that converges to it."""
+    """The norm of a convolution on images of one size, as a lower bound that converges to it."""
     x = torch.randn(1, module.in_channels, *size, dtype=module.weight.dtype)
     x = x.to(module.weight.device)
     value = 0.0
     for _ in range(rounds):
         with torch.enable_grad():
             leaf = (x / x.norm()).requires_grad_()
-            # Without its bias, which stretches nothing.
+            # Minus the bias, which does not affect the norm.
             y = module(leaf) - module(torch.zeros_like(leaf))
             (x,) = torch.autograd.grad(y, leaf, y.detach())
         value = float(y.norm())
@@ -68,7 +68,7 @@ def norm_constant(module: nn.Module) -> float:
 
 @torch.no_grad()
 def norm_radius(module: nn.Module) -> float:
-    """How long a normed token can be: `max|weight| sqrt(d) + |bias|`."""
+    """The largest norm of a normalized token: `max|weight| sqrt(d) + |bias|`."""
     norm: Any = module
     weight = norm.weight.double()
     bias = getattr(norm, "bias", None)
@@ -77,11 +77,10 @@ def norm_radius(module: nn.Module) -> float:
 
 
 def attention_constant(inner: Sequence[float], radius: float, tokens: int) -> float:
-    """Of softmax attention without its output projection, on tokens of norm at most `radius`.
+    """Softmax attention without its output projection, on tokens of norm at most `radius`.
 
-    inner: the spectral norms of the query, key and value maps (or of one map that holds all); the
-    largest stands for each, and the division of scores by sqrt(d_head) is left out: both only
-    raise the bound.
+    inner: the spectral norms of the query, key and value maps, or of one fused map. The largest
+    stands in for each, and scores are not divided by sqrt(d_head): both only raise the bound.
     """
     largest = max(inner, default=1.0)
     scores = largest**2
@@ -91,9 +90,10 @@ def attention_constant(inner: Sequence[float], radius: float, tokens: int) -> fl
 
 @dataclass(frozen=True)
 class BlockConstants:
-    """Of one block: `Lip_x`, `Lip_theta`, the norm on the sum `kappa`, parameters and their size.
+    """One block: logarithms of `Lip_x`, `Lip_theta` and `kappa` (the norm after the sum).
 
-    Logarithms, since products over a network leave the range of numbers.
+    Logarithms because products over a network would overflow. parameters: their number.
+    radius: their norm.
     """
 
     lip_x: float
@@ -107,7 +107,7 @@ class BlockConstants:
 class NetworkConstants:
     blocks: tuple[BlockConstants, ...]
     top: float
-    """The Lipschitz constant of everything behind the last block."""
+    """The Lipschitz constant of everything after the last block."""
 
 
 def network_constants(stream: ResidualStream, batch: Batch) -> NetworkConstants:
@@ -124,29 +124,32 @@ def network_constants(stream: ResidualStream, batch: Batch) -> NetworkConstants:
 
 
 def _leaves_in_order(stream: ResidualStream, batch: Batch) -> tuple[list[list[nn.Module]], int]:
-    """For each block, and for what comes behind the last, its modules with weights as they run."""
+    """Modules with weights in the order they run, for each block and for what follows the last.
+
+    Also the number of tokens.
+    """
     inner = unwrapped(stream.model)
     order: list[list[nn.Module]] = [[] for _ in range(stream.depth + 1)]
-    where = [-1]
-    tokens = [1]
+    current, tokens = -1, 1
 
     def enter(index: int) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            where[0] = index
-            h = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
-            tokens[0] = h.shape[1] if h.ndim == 3 else 1
+            nonlocal current, tokens
+            h = state_in(args, kwargs)
+            current, tokens = index, h.shape[1] if h.ndim == 3 else 1
 
         return hook
 
     def leave(index: int) -> Any:
         def hook(*_: Any) -> None:
-            where[0] = stream.depth if index == stream.depth - 1 else -1
+            nonlocal current
+            current = stream.depth if index == stream.depth - 1 else -1
 
         return hook
 
     def see(module: nn.Module, *_: Any) -> None:
-        if where[0] >= 0 and module not in order[where[0]]:
-            order[where[0]].append(module)
+        if current >= 0 and module not in order[current]:
+            order[current].append(module)
 
     handles: list[Any] = []
     for index, block in enumerate(stream.blocks):
@@ -158,7 +161,7 @@ def _leaves_in_order(stream: ResidualStream, batch: Batch) -> tuple[list[list[nn
             handles.append(module.register_forward_pre_hook(see))
     with torch.no_grad(), evaluating(inner), hooked(*handles):
         stream.called(stream.check_batch(batch))
-    return order, tokens[0]
+    return order, tokens
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -171,8 +174,8 @@ def _block(block: Block, leaves: list[nn.Module], tokens: int) -> BlockConstants
     kappa = math.prod(norm_constant(p) for p in posts if hasattr(p, "weight"))
     total, theta = 1.0, 0.0
     for branch, own in zip(block.branches, _by_branch(block, leaves, posts), strict=True):
-        lip, sensitivity = _branch(branch.kind, own, branch.proj, tokens)
-        # 1 + Lip of each branch: they follow one another inside the block.
+        lip, sensitivity = _branch(branch.kind, own, tokens)
+        # Branches are composed, so their factors 1 + Lip multiply.
         total *= 1 + lip
         theta += sensitivity
     parameters = list(block.module.parameters())
@@ -190,21 +193,20 @@ def _by_branch(
     block: Block, leaves: list[nn.Module], posts: list[nn.Module]
 ) -> list[list[nn.Module]]:
     """The block's modules, cut after the last projection of each branch."""
+    skips = [branch.skip for branch in block.branches if branch.skip is not None]
+    outside = {module for part in (*posts, *skips) for module in part.modules()}
     parts: list[list[nn.Module]] = [[] for _ in block.branches]
     index = 0
     for module in leaves:
-        if module in posts or any(module in list(p.modules()) for p in posts):
+        if module in outside:
             continue
-        if module in [m for b in block.branches if b.skip is not None for m in b.skip.modules()]:
-            continue
-        parts[min(index, len(parts) - 1)].append(module)
-        index += module is block.branches[min(index, len(parts) - 1)].proj
+        parts[index].append(module)
+        if module is block.branches[index].proj and index < len(parts) - 1:
+            index += 1
     return parts
 
 
-def _branch(
-    kind: str, modules: list[nn.Module], proj: nn.Module, tokens: int
-) -> tuple[float, float]:
+def _branch(kind: str, modules: list[nn.Module], tokens: int) -> tuple[float, float]:
     """`Lip_x` and `Lip_theta` of one branch."""
     norms = [m for m in modules if _is_norm(m)]
     maps = [m for m in modules if not _is_norm(m)]
@@ -219,6 +221,6 @@ def _branch(
         middle = math.prod(inner) * ACTIVATION ** max(len(inner), 1)
     scale = math.prod(norm_constant(n) for n in norms)
     lip = scale * middle * last
-    # One matrix moves while the others stay: the product without it is at most that of max(1, .).
+    # One matrix varies, and the product of the others is at most that of max(1, norm) over all.
     whole = math.prod(max(1.0, s) for s in [*inner, last]) * max(1.0, radius) * math.sqrt(tokens)
     return lip, whole * max(len(maps), 1) * max(1.0, scale)

@@ -1,4 +1,4 @@
-"""grow: score, insert, step, train, and keep what a held-out split confirms."""
+"""`grow`: score, insert, step, train, and keep what a held-out split confirms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everydepth.growth.guarantees import guarantee
 from everydepth.growth.held_out import paired_losses
 from everydepth.growth.jump import Jumpboard, best_jumpboard
 from everydepth.growth.losses import losses_of, mean_loss
-from everydepth.growth.optimizers import carried, frozen_but, twin
+from everydepth.growth.optimizers import carried, frozen_except, twin
 from everydepth.growth.rounds import Choice, Grown, Round, round_of
 from everydepth.growth.scoring import DEEPEN, Score, score
 from everydepth.growth.trainer import Trainer, halves, repeatable, train_plainly
@@ -48,31 +48,31 @@ def grow(
     progress: bool = True,
     **settings: Any,
 ) -> Grown:
-    """Deepen a model block by block, as long as rows it has never used say that it helps.
+    """Deepen a model block by block, as long as held-out rows confirm that it helps.
 
-    Each round: score every site on half of `score_rows` training rows; of the `tries` clearest
-    take the one whose jumpboard gains most on the other half; train; then choose. The model grows
-    only if on `valid` the paired interval of the gain lies above zero. The paper keeps whatever has
-    the lower training loss: that is shown, and decides with `select="paper"`. After `patience`
-    refusals in a row, when no site has a signal ("deepest model"), or at `rounds` or `max_depth`,
-    it stops.
+    Each round scores every site on half of `score_rows` training rows, takes the best `tries`
+    sites, and picks the one whose jumpboard gains most on the other half. It trains the deeper
+    model, which is kept only if the paired interval of the gain on `valid` lies above zero. (The
+    paper keeps whichever has the lower training loss; that choice is reported, and
+    `select="paper"` follows it.) Growing stops after `patience` rejections in a row, when no site
+    has a signal ("deepest model"), or at `rounds` or `max_depth`.
 
-    valid: rows used for this choice and nothing else. Every round uses them again, so round k takes
-        `1 / (k (k + 1))` of the allowed error, and all rounds together keep to it.
-    test: rows used for nothing at all, for the guarantee at the end.
-    config, settings: a `GrowConfig`, and fields of it by name (`steps=50`); what else there is goes
-        to `as_stream`.
-    optimizer: the one the model was trained with; its state of old parameters is carried over.
-    fit: trains instead of the built-in loop: `fit(model, train, optimizer, steps, folder)`.
-    run: a directory for everything that is measured and the grown model; `resume` continues it
-        where it was cut off, inside the training of a round as well.
+    valid: rows used for this choice and nothing else. Since every round reuses them, round k gets
+        `1 / (k (k + 1))` of the allowed error, so that the rounds together stay within it.
+    test: rows used only for the guarantee at the end.
+    config, settings: a `GrowConfig`, or its fields by name (`steps=50`); other settings go to
+        `as_stream`.
+    optimizer: the one the model was trained with; the state of old parameters is carried over.
+    fit: replaces the built-in training: `fit(model, train, optimizer, steps, folder)`.
+    run: a directory for all measurements and the grown model. `resume` continues an interrupted
+        run, even in the middle of a round's training.
 
-    Under `accelerate launch` give each process the same data: every batch is divided among them,
-    and all end with the same model. The model given is not changed.
+    Under `accelerate launch`, give each process the same data: every batch is divided among them,
+    and all end with the same model. The model you pass is not changed.
 
     >>> few = train.subset(range(200))
     >>> grown = ed.grow(model, few, valid, steps=5, rounds=1, progress=False)
-    >>> ed.as_stream(grown.model).depth in (3, 4)  # deeper only if `valid` says it helps
+    >>> ed.as_stream(grown.model).depth in (3, 4)  # deeper only if it helps on `valid`
     True
     """
     asked: GrowConfig
@@ -88,7 +88,7 @@ def grow(
 
 
 class _Growth:
-    """The state of a growth between rounds."""
+    """The state between rounds."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class _Growth:
         progress: bool,
     ) -> None:
         self.test = test
-        self.board: ResidualStream | None = None  # the jumpboard of the first block that was kept
+        self.board: ResidualStream | None = None  # the jumpboard of the first block kept
         self.config, self.criterion, self.progress, self.fit = config, criterion, progress, fit
         self.start_depth = first.depth
         given = unwrapped(first.model)
@@ -127,7 +127,7 @@ class _Growth:
     # -- the run directory ------------------------------------------------------------------------
 
     def open(self, path: str | Path | None, resume: bool, stack: ExitStack) -> None:
-        """Start or continue the run, and hold it until `stack` is left."""
+        """Start or resume the run, and hold its lock until `stack` is closed."""
         if path is None:
             return
         about = {"name": self.stream.name, "depth": self.start_depth}
@@ -158,14 +158,14 @@ class _Growth:
             self.stream = grown
         self.model.load_state_dict(saved.load("model"))
         kept = saved.load("optimizer")
-        if "groups" not in kept:  # of a run from before growth trained through `fit`
+        if "groups" not in kept:  # a run from before growth trained through `fit`
             kept = {**optimizer_state(self.model, self.optimizer, keep=True), "state": kept}
         load_optimizer(self.model, self.optimizer, kept, saved.path)
         self.inserted, self.rejected = list(state["inserted"]), list(state["rejected"])
         self.found = [round_of(entry) for entry in state["rounds"]]
         self.scores = list(state["scores"])
         if is_main():
-            run.cut_metrics(state["metrics"])  # of a round that was not saved
+            run.cut_metrics(state["metrics"])  # drops those of an unsaved round
 
     def _save(self) -> None:
         if self.run is None or not is_main():
@@ -190,7 +190,7 @@ class _Growth:
         self._forget_rounds(self.run)
 
     def _forget_rounds(self, run: Run) -> None:
-        """Delete what was kept of training runs whose outcome is now in a checkpoint."""
+        """Delete the training runs of rounds whose outcome is in a checkpoint."""
         with run.writing("the folder of finished rounds could not be deleted"):
             remove_folder(run.path / "rounds")
 
@@ -207,24 +207,24 @@ class _Growth:
                 criterion=self.criterion,
             )
         if self.run is not None and is_main() and not self.run.finished:
-            self._forget_rounds(self.run)  # left there by a process that was killed
+            self._forget_rounds(self.run)  # left behind by a killed process
             model: Any = self.model
-            # A post-norm network that grew is no stock model: its checkpoint alone has it.
+            # A grown post-norm network is not a stock model: only its checkpoint has it.
             if hasattr(model, "save_pretrained") and described(model):
                 self.run.write_folder("model", lambda folder: model.save_pretrained(folder))
-            outcome = {
-                "model": self.stream.name,
-                "rounds": [entry.to_json() for entry in self.found],
-                "stopped": stopped,
-                "scores": self.scores,
-            }
             if self.score is not None:
                 self.score.save(self.run.path / "growth_score")
-            results = {
-                "growth": outcome,
-                "growth_certificate": None if proof is None else proof.to_json(),
+            results: dict[str, Any] = {
+                "growth": {
+                    "model": self.stream.name,
+                    "rounds": [entry.to_json() for entry in self.found],
+                    "stopped": stopped,
+                    "scores": self.scores,
+                }
             }
-            self.run.write_results({k: v for k, v in results.items() if v is not None})
+            if proof is not None:
+                results["growth_certificate"] = proof.to_json()
+            self.run.write_results(results)
         return Grown(
             model=self.model,
             optimizer=self.optimizer,
@@ -239,7 +239,7 @@ class _Growth:
     # -- rounds -----------------------------------------------------------------------------------
 
     def go(self) -> str:
-        """Rounds until there is a reason to stop, which is returned."""
+        """Run rounds until there is a reason to stop, and return that."""
         while True:
             stopped = self._stop_before() or self._round()
             if stopped is not None:
@@ -248,16 +248,12 @@ class _Growth:
     def _stop_before(self) -> str | None:
         config, depth = self.config, self.stream.depth
         if config.rounds is not None and len(self.found) >= config.rounds:
-            return f"{config.rounds} rounds are done"
+            return f"finished {config.rounds} rounds"
         if config.max_depth is not None and depth >= config.max_depth:
-            return f"depth {depth} of at most {config.max_depth} is reached"
-        refused = 0
-        for entry in reversed(self.found):
-            if entry.accepted:
-                break
-            refused += 1
-        if refused >= config.patience:
-            return f"{refused} attempts in a row did not help on held-out rows"
+            return f"reached depth {depth} of at most {config.max_depth}"
+        last = self.found[-config.patience :]
+        if len(last) == config.patience and not any(entry.accepted for entry in last):
+            return f"{config.patience} attempts in a row did not help on held-out rows"
         return None
 
     def _round(self) -> str | None:
@@ -293,14 +289,14 @@ class _Growth:
         return None
 
     def _trained(self, jump: Jumpboard, seed: int) -> tuple[ResidualStream, Optimizer]:
-        """A copy of the jumpboard, trained, with its optimizer."""
+        """A trained copy of the jumpboard, and its optimizer."""
         config = self.config
         new = as_stream(copy.deepcopy(jump.model), **self.stream.options)
         model = unwrapped(new.model)
         optimizer = carried(self.optimizer, self.stream, new, jump.after)
         only = None if config.trains == "all" else new.blocks[jump.after].module.parameters()
         folder = None if self.run is None else self._folder(self.run, jump.after)
-        with frozen_but(model, only):
+        with frozen_except(model, only):
             if self.fit is not None:
                 self.fit(model, self.train, optimizer, config.steps, folder)
             else:
@@ -319,7 +315,7 @@ class _Growth:
         return new, optimizer
 
     def _folder(self, run: Run, after: int) -> Path:
-        """Of this round's training, empty if the last one was of another site."""
+        """The folder of this round's training, emptied if it holds training at another site."""
         folder = run.path / "rounds" / f"{len(self.found) + 1:03d}"
 
         def emptied() -> None:
@@ -341,8 +337,8 @@ class _Growth:
         valid = {k: float(sums.sum() / counts.sum()) for k, (sums, counts) in rows.items()}
         paper: Choice = "trained" if train["trained"] <= train["jumpboard"] else "jumpboard"
         better: Choice = "trained" if valid["trained"] <= valid["jumpboard"] else "jumpboard"
-        # 1/2 + 1/6 + 1/12 + ... = 1: the rounds share the allowed error. That `better` is chosen by
-        # the same rows is paid for by a two-sided interval of which one side is asked.
+        # 1/2 + 1/6 + 1/12 + ... = 1: the rounds share the allowed error. The interval is two-sided
+        # although one side would do, which pays for choosing `better` on the same rows.
         allowed = (1 - self.config.confidence) / ((number + 1) * (number + 2))
         held = paired_losses(rows["old"], rows[better], confidence=1 - allowed, seed=number)
         safe: Choice = better if held.better else "old"

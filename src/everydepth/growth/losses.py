@@ -1,4 +1,4 @@
-"""The loss of every row: what growth differentiates, compares and bounds."""
+"""Per-row losses, which growth differentiates, compares and bounds."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def row_losses(
     criterion: Criterion | None = None,
     extras: Mapping[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Per sample the weighted sum of the losses of its labels, and the sum of their weights.
+    """For each sample, the weighted sum of its labels' losses and the sum of their weights.
 
-    extras: what the model predicts beside the logits, for a criterion.
+    extras: model outputs other than the logits, for a criterion.
     """
     targets = Targets.of(stream, batch, criterion=criterion)
     losses = targets.losses(targets.pick(prediction), extras)
@@ -38,7 +38,7 @@ def row_losses(
 
 
 def beside(output: Any) -> Mapping[str, Any]:
-    """What a model's own output holds, by name."""
+    """A model's outputs by name, if it names them."""
     return cast(Mapping[str, Any], output) if isinstance(output, Mapping) else {}
 
 
@@ -54,7 +54,7 @@ def losses_of(
 ) -> tuple[Tensor, Tensor]:
     """Row losses and counts over all data, in eval mode, in float64.
 
-    strict: an error that names the first depth where predictions are no numbers.
+    strict: raise an error that names the first depth whose predictions are not finite.
     """
     stream = as_stream(model, **options)
     feed = data if isinstance(data, Feed) else Feed(data, stream, batch_size=batch_size)
@@ -83,7 +83,7 @@ def mean_loss(model: nn.Module | ResidualStream, data: Any, **settings: Any) -> 
 def check_finite(value: Tensor, what: str, depth: int) -> None:
     if not bool(torch.isfinite(value).all()):
         raise NonFiniteError(
-            f"{what} at depth {depth} has NaN or infinity; look at the inputs and labels, or train "
+            f"{what} at depth {depth} has NaN or infinity; check the inputs and labels, or train "
             "with a lower learning rate before growing",
             depth,
         )

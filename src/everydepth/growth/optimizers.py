@@ -1,10 +1,10 @@
-"""The optimizer of a grown model: what it knew of the old parameters stays, bit for bit."""
+"""Carry an optimizer over to a grown model: the state of old parameters is kept bit for bit."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from everydepth.stream import ResidualStream, unwrapped
 
 
 def counterparts(old: ResidualStream, new: ResidualStream, after: int) -> dict[str, str]:
-    """The name in the grown model of every parameter of the old one."""
+    """Each parameter name in the old model, and its name in the grown one."""
     before, now = unwrapped(old.model), unwrapped(new.model)
     paths = [{id(m): name for name, m in model.named_modules()} for model in (before, now)]
     moved: list[tuple[str, str]] = []
@@ -38,7 +38,7 @@ def carried(
     """An optimizer of the same class and settings for the grown model.
 
     Old parameters stay in their groups and keep their state (momentum, second moments, step
-    counts); those of the new block join the group of the first block, without state.
+    counts). The new block's parameters join the group of the first block, without state.
 
     >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     >>> big = ed.insert(model, after=3)
@@ -56,8 +56,8 @@ def carried(
         for parameter in group["params"]:
             if id(parameter) not in names:
                 raise SettingError(
-                    "the optimizer has a parameter that is not the model's; build it from "
-                    "model.parameters()"
+                    "the optimizer has a parameter that does not belong to the model; build it "
+                    "from model.parameters()"
                 )
             twin = there[known[names[id(parameter)]]]
             taken.append(twin)
@@ -84,7 +84,7 @@ def _group_of_first_block(
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
-    """What the optimizer was made with, as its class takes it."""
+    """The optimizer's defaults, as keyword arguments of its class."""
     accepted = inspect.signature(type(optimizer).__init__).parameters
     return {name: value for name, value in optimizer.defaults.items() if name in accepted}
 
@@ -96,19 +96,26 @@ def _cloned(value: Any) -> Any:
 
 
 @contextmanager
-def frozen_but(
+def frozen_except(
     model: nn.Module, parameters: Iterable[Tensor] | None
 ) -> Generator[None, None, None]:
-    """Freeze all but these parameters (None: nothing) inside the context."""
+    """Train only these parameters (None: all) inside the context."""
     kept = {id(p) for p in (model.parameters() if parameters is None else parameters)}
     frozen = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
+    with gradients(frozen, False):
+        yield
+
+
+@contextmanager
+def gradients(parameters: Sequence[Tensor], wanted: bool) -> Generator[None, None, None]:
+    """Set `requires_grad` inside the context; it was the opposite before."""
+    for parameter in parameters:
+        parameter.requires_grad_(wanted)
     try:
         yield
     finally:
-        for parameter in frozen:
-            parameter.requires_grad_()
+        for parameter in parameters:
+            parameter.requires_grad_(not wanted)
 
 
 def twin(optimizer: Optimizer, model: nn.Module, copied: nn.Module) -> Optimizer:
@@ -116,11 +123,10 @@ def twin(optimizer: Optimizer, model: nn.Module, copied: nn.Module) -> Optimizer
     twins: dict[int, Tensor] = {
         id(a): b for a, b in zip(model.parameters(), copied.parameters(), strict=True)
     }
-    state = copy.deepcopy(optimizer.state_dict())
     groups = [
         {**group, "params": [twins[id(p)] for p in group["params"]]}
         for group in optimizer.param_groups
     ]
     made = type(optimizer)(groups, **settings_of(optimizer))
-    made.load_state_dict(state)
+    made.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     return made

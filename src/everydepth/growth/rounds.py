@@ -1,4 +1,4 @@
-"""What a growth finds: its rounds and the outcome."""
+"""The rounds of a growth run and its outcome."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Round:
     """One attempt at growing by one block.
 
     train, valid: mean losses of the old model, the jumpboard and the trained model.
-    paper: what the training loss alone keeps, Depth Expansion's rule. safe: what the held-out rows
-        keep. kept: what was kept, by the rule that was asked for.
-    held_out: the paired comparison of the old model with the better of the two on `valid`, at a
-        confidence that grows from round to round, as every round uses these rows.
-    tried: the steps of the line search and the training loss of each, on the rows scored.
+    paper: the choice by training loss alone, Depth Expansion's rule. safe: the choice by held-out
+        rows. kept: the choice made, by the rule in `select`.
+    held_out: the paired comparison of the old model with the better of the two on `valid`. Its
+        confidence rises from round to round because every round uses the same rows.
+    tried: the steps of the line search, each with its training loss on the scored rows.
     margin, gamma, margin_valid: `D`, `gamma_opt` and `D_T` of Depth Expansion.
     """
 
@@ -54,21 +54,21 @@ class Round:
 
     def __str__(self) -> str:
         return (
-            f"round {self.number}: block after {self.after} of {self.depth} (z {self.z:.1f}); by "
-            f"training loss keep {self.paper}, by held-out loss keep {self.safe}; kept "
+            f"round {self.number}: block after {self.after} of {self.depth} (z {self.z:.1f}); "
+            f"choice by training loss: {self.paper}, by held-out loss: {self.safe}; kept: "
             f"{self.kept}; {self.held_out}"
         )
 
     def to_json(self) -> dict[str, Any]:
-        held = {"held_out": self.held_out.to_json()}
-        return {**asdict(self), **held, "accepted": self.accepted}
+        return {**asdict(self), "held_out": self.held_out.to_json(), "accepted": self.accepted}
 
 
 @dataclass(frozen=True)
 class Grown:
-    """The outcome. `model` is a plain model; `stopped` says why growing ended; `score` is the last.
+    """The outcome of `grow`.
 
-    guarantee: of the grown model against the first one, on `test`; None without it.
+    model: a plain model. stopped: why growing ended. score: the last one computed.
+    guarantee: the grown model compared with the original on `test`; None without test rows.
     """
 
     model: nn.Module = field(repr=False)
@@ -87,11 +87,11 @@ class Grown:
 
 def round_of(entry: Mapping[str, Any]) -> Round:
     """A round from its JSON."""
-    held = {**entry["held_out"]}
-    held.pop("better")
-    for name in ("bootstrap", "bernstein"):
-        held[name] = tuple(held[name])
-    plain = {k: v for k, v in entry.items() if k not in ("held_out", "accepted", "tried")}
-    plain.setdefault("kept", plain["safe"])  # written before there was a choice
-    tried = tuple((float(eta), float(loss)) for eta, loss in entry["tried"])
-    return Round(**plain, tried=tried, held_out=Paired(**held))
+    held: dict[str, Any] = dict(entry["held_out"])
+    del held["better"]
+    held |= {name: tuple(held[name]) for name in ("bootstrap", "bernstein")}
+    plain: dict[str, Any] = {"kept": entry["safe"], **entry}  # older runs had no choice of rule
+    del plain["accepted"]
+    plain["tried"] = tuple((float(eta), float(loss)) for eta, loss in entry["tried"])
+    plain["held_out"] = Paired(**held)
+    return Round(**plain)

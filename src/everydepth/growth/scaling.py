@@ -1,4 +1,4 @@
-"""Scaling laws: fit them with uncertainty, plan depth, width and data for a budget.
+"""Scaling laws: fit them with uncertainty, and plan depth, width and data for a budget.
 
 >>> plan = ed.growth.scaling.plan(parameters=7e9)
 >>> plan.depth, plan.width, f"{plan.tokens:.1e}"
@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from scipy.interpolate import make_interp_spline
 from scipy.optimize import minimize
+from scipy.special import huber
 
 from everydepth.config import filled
 from everydepth.errors import DataError, SettingError
@@ -24,19 +26,20 @@ from everydepth.stream.gradients import rows_to_agree
 
 Array = Float[np.ndarray, "..."]
 DELTA = 1e-3
-"""Where Huber's loss of log residuals turns from squares to lines, as in Hoffmann et al. (2022)."""
+"""Threshold of the Huber loss on log residuals, as in Hoffmann et al. (2022)."""
 
 
 class ScalingWarning(UserWarning):
-    """A fit that did not converge, or whose starts disagree."""
+    """A fit did not converge, or its starts disagree."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted law. `values` by name; `intervals`: 95 % bootstrap percentiles, None if not asked.
+    """A fitted law.
 
-    loss: the mean objective at the optimum. agreeing: share of starts that end within 1e-4 of it,
-    relatively.
+    values: coefficients by name. intervals: their 95 % bootstrap intervals; None without bootstrap.
+    loss: the mean objective at the optimum. agreeing: the share of starts that end within a
+    relative 1e-4 of it.
     """
 
     law: str
@@ -51,28 +54,23 @@ class Fit:
         return self.values[name]
 
     def __call__(self, parameters: Any, tokens: Any = None) -> Any:
-        """The loss that the law predicts."""
+        """The predicted loss."""
         v = self.values
+        loss = v["E"] + v["A"] * np.asarray(parameters, float) ** -v["alpha"]
         if self.law == "chinchilla":
-            n, d = np.asarray(parameters, float), np.asarray(tokens, float)
-            return v["E"] + v["A"] * n ** -v["alpha"] + v["B"] * d ** -v["beta"]
-        return v["E"] + v["A"] * np.asarray(parameters, float) ** -v["alpha"]
+            loss = loss + v["B"] * np.asarray(tokens, float) ** -v["beta"]
+        return loss
 
     def __str__(self) -> str:
-        def shown(name: str, value: float) -> str:
-            if self.intervals is None:
-                return f"{name} {value:.4g}"
-            low, high = self.intervals[name]
-            return f"{name} {value:.4g} ({low:.4g} to {high:.4g})"
-
-        return f"{self.law}, {self.points} points: " + ", ".join(
-            shown(name, value) for name, value in self.values.items()
-        )
+        spread = {
+            n: f" ({low:.4g} to {high:.4g})" for n, (low, high) in (self.intervals or {}).items()
+        }
+        values = (f"{n} {value:.4g}{spread.get(n, '')}" for n, value in self.values.items())
+        return f"{self.law}, {self.points} points: {', '.join(values)}"
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary; what is not known of a published law is None."""
-        plain = asdict(self)
-        return {k: None if v != v else v for k, v in plain.items()}
+        """As a dictionary; values unknown for a published law are None."""
+        return {k: None if v != v else v for k, v in asdict(self).items()}
 
 
 def fit(
@@ -87,9 +85,9 @@ def fit(
 ) -> Fit:
     """Fit `L = E + A / N^alpha + B / D^beta`, or without `tokens` `L = E + A / N^alpha`.
 
-    Huber's loss of the residuals of log L, minimized from many starts in the logarithms of E, A, B
-    and multiplied up, as the raw objective is so small that a default minimizer stops at once.
-    bootstrap: how many resamples of the points to draw, for intervals.
+    Minimizes the Huber loss of the residuals of log L over log E, log A, log B and the exponents,
+    from many starts. The objective is scaled up: a minimizer with default tolerances would stop at
+    once. bootstrap: the number of resamples for intervals.
     """
     columns = [np.asarray(parameters, float), np.asarray(loss, float)]
     if tokens is not None:
@@ -97,11 +95,11 @@ def fit(
     names = ["E", "A", "alpha"] + (["B", "beta"] if tokens is not None else [])
     points = len(columns[0])
     if len({len(column) for column in columns}) != 1:
-        raise DataError(f"columns of {[len(c) for c in columns]} points; give as many of each")
+        raise DataError(f"columns of {[len(c) for c in columns]} points; give equally many of each")
     if points <= len(names):
         raise DataError(
             f"{points} points for {len(names)} unknowns ({', '.join(names)}); "
-            f"give more than {len(names)}, better three times as many"
+            f"give more than {len(names)}, preferably {3 * len(names)}"
         )
     if not all(np.isfinite(c).all() and (c > 0).all() for c in columns):
         raise DataError("parameters, tokens and losses must be finite and above 0; drop the others")
@@ -113,14 +111,13 @@ def fit(
     best = min(found, key=lambda item: item[1])
     equal = [x for x, value, _ in found if value <= best[1] * (1 + 1e-4) + 1e-12]
     agreeing = len(equal) / len(found)
-    # Equally good ends far apart in an exponent: the points do not determine the law.
+    # If equally good optima differ in an exponent, the points do not determine the law.
     spread = max(float(np.ptp([x[2 + 2 * i] for x in equal])) for i in range(len(sizes)))
     converged = bool(best[2]) and spread < 0.05
     if not converged or len(equal) < 2:
         warnings.warn(
             f"the fit did not settle: {agreeing:.0%} of {len(found)} starts end equally well, with "
-            f"exponents up to {spread:.2g} apart; give more points that differ in size, or more "
-            "starts",
+            f"exponents up to {spread:.2g} apart; give more points of other sizes, or more starts",
             ScalingWarning,
             stacklevel=2,
         )
@@ -144,7 +141,7 @@ def _starts(
         guess = [target.min() + math.log(random.uniform(0.3, 1.0))]
         for size in sizes:
             exponent = random.uniform(0.1, 1.0)
-            # The term has the size of the excess somewhere in the middle of the points.
+            # The term has about the size of the excess loss in the middle of the points.
             excess = math.log(random.uniform(0.05, 1.0)) + target.mean()
             guess += [excess + exponent * float(np.median(size)), exponent]
         guesses.append(np.array(guess))
@@ -159,23 +156,18 @@ def _minimize(
     def objective(x: Array) -> tuple[float, Array]:
         terms = [np.full_like(target, x[0])]
         terms += [x[1 + 2 * i] - x[2 + 2 * i] * size for i, size in enumerate(sizes)]
-        stacked = np.stack(terms)
-        top = stacked.max(0)
-        weights = np.exp(stacked - top)
-        total = weights.sum(0)
-        residual = top + np.log(total) - target
-        inside = np.abs(residual) <= delta
-        values = np.where(inside, 0.5 * residual**2, delta * (np.abs(residual) - delta / 2))
-        slope = np.where(inside, residual, delta * np.sign(residual)) * scale / len(target)
-        shares = weights / total * slope
+        total = np.logaddexp.reduce(terms)
+        residual = total - target
+        slope = np.clip(residual, -delta, delta) * scale / len(target)
+        shares = np.exp(np.stack(terms) - total) * slope
         gradient = [shares[0].sum()]
-        for i, size in enumerate(sizes):
-            gradient += [shares[1 + i].sum(), -(shares[1 + i] * size).sum()]
-        return float(values.mean() * scale), np.array(gradient)
+        for share, size in zip(shares[1:], sizes, strict=True):
+            gradient += [share.sum(), -(share * size).sum()]
+        return float(huber(delta, residual).mean() * scale), np.array(gradient)
 
     options = {"maxiter": 5000, "maxfun": 20000, "ftol": 1e-15, "gtol": 1e-9}
     result: Any = minimize(objective, guess, jac=True, method="L-BFGS-B", options=options)
-    # A second run forgets the curvature the first has built up, and often goes on.
+    # A restart discards the curvature estimate, and often makes further progress.
     result = minimize(objective, result.x, jac=True, method="L-BFGS-B", options=options)
     flat = float(np.abs(objective(result.x)[1]).max()) < 1e-2
     return result.x, float(result.fun), bool(result.success or flat)
@@ -193,7 +185,7 @@ def _named(x: Array, names: list[str]) -> dict[str, float]:
 class DepthFit:
     """`D_{k+1} = D_k - a D_k^beta`: the excess over `floor` after k blocks.
 
-    beta 1 is exponential decay; above 1 a power law with exponent `1 / (beta - 1)`.
+    beta = 1 is exponential decay; beta > 1 a power law with exponent `1 / (beta - 1)`.
     """
 
     a: float
@@ -202,7 +194,7 @@ class DepthFit:
     intervals: dict[str, tuple[float, float]] | None
 
     def excess(self, first: float, k: Any) -> Any:
-        """The bound on the excess k blocks after it was `first`."""
+        """The bound on the excess, k blocks after it was `first`."""
         k = np.asarray(k, float)
         if abs(self.beta - 1) < 1e-6:
             return first * np.exp(-self.a * k)
@@ -211,7 +203,7 @@ class DepthFit:
         return np.maximum(inside, 0) ** (1 / power)
 
     def exponent(self, alpha: float) -> float:
-        """The exponent of the excess in `N`, where depth grows as `width^alpha` (Table 2)."""
+        """The exponent of the excess in `N` if depth grows as `width^alpha` (Table 2)."""
         if self.beta <= 1:
             return math.inf
         return alpha / ((2 + alpha) * (self.beta - 1))
@@ -227,12 +219,12 @@ class DepthFit:
         chance: float = 0.05,
         width: float = 1.0,
     ) -> float:
-        """Rows of training and of test data for the gain of block k to be seen in both (App. M.5).
+        """Rows of training and of test data needed to see the gain of block k in both (App. M.5).
 
-        Seen: their mean gradients disagree with a probability of at most `chance`. signal: the
-        squared length of the mean gradient where the excess was `first`; it falls as the excess to
-        the power beta (Assumptions G and G'). width: by how much the network is wider than the one
-        measured, as every active coordinate adds to the signal. top, trace: see `spectrum`.
+        chance: the allowed probability that the two mean gradients disagree. signal: the squared
+        norm of the mean gradient where the excess was `first`; it falls as the excess to the power
+        beta (Assumptions G and G'). width: relative to the measured network, since every active
+        coordinate adds to the signal. top, trace: see `spectrum`.
         """
         left = float(self.excess(first, k)) / first
         return rows_to_agree(signal * left**self.beta * width, top, trace, chance)
@@ -243,7 +235,7 @@ def fit_depth(
 ) -> DepthFit:
     """Fit the decrease from block to block: `log(D_k - D_{k+1}) = log a + beta log D_k`.
 
-    loss: at depths that grow by one; steps that do not fall have no logarithm and are left out.
+    loss: at consecutive depths; steps at which it does not fall are left out.
     """
     excess = np.asarray(loss, float) - floor
     if excess.ndim != 1 or len(excess) < 4 or not (excess > 0).all():
@@ -272,8 +264,8 @@ def fit_depth(
 class Coupling:
     """Depth tied to width, `depth = scale * width^alpha`, in `N = per_layer * width^2 * depth`.
 
-    Proposition 1 of Depth Expansion: one number of parameters then means one depth and one width.
-    alpha: 1 for linear coupling, less where width dominates. per_layer: 12 for a transformer.
+    Proposition 1 of Depth Expansion: the number of parameters then determines depth and width.
+    alpha: 1 for linear coupling, less if width dominates. per_layer: 12 for a transformer.
 
     >>> from everydepth.growth.scaling import Coupling
     >>> depth, width = Coupling(alpha=1.0, scale=1 / 64).at(125e6)
@@ -290,7 +282,7 @@ class Coupling:
             raise SettingError(f"{self}; use numbers above 0")
 
     def at(self, parameters: float) -> tuple[float, float]:
-        """The depth and the width that a number of parameters supports."""
+        """The depth and width for a number of parameters."""
         width = (parameters / (self.per_layer * self.scale)) ** (1 / (2 + self.alpha))
         return self.scale * width**self.alpha, width
 
@@ -309,7 +301,7 @@ LEVINE = (
     ("Projected 1T", 1e12, None, None, 95, 30100),
 )
 """Levine et al. (2020) as in Depth Expansion, App. O: model, parameters, trained depth and width,
-and the depth and width their fit projects."""
+projected depth and width."""
 
 TRAINED = (
     ("LaMDA", 137e9, 168e9),
@@ -319,7 +311,7 @@ TRAINED = (
     ("MT-NLG", 530e9, 270e9),
     ("Chinchilla", 70e9, 1.4e12),
 )
-"""Parameters and training tokens, Depth Expansion, Table 4."""
+"""Model, parameters and training tokens: Depth Expansion, Table 4."""
 
 EXPONENTS = (
     ("Minimum over training curves", 0.50, 0.50),
@@ -327,7 +319,7 @@ EXPONENTS = (
     ("Parametric loss model", 0.46, 0.54),
     ("Kaplan et al.", 0.73, 0.27),
 )
-"""`N ~ C^a`, `D ~ C^b`, Depth Expansion, Table 5."""
+"""Method, a and b in `N ~ C^a`, `D ~ C^b`: Depth Expansion, Table 5."""
 
 EPOCH = Fit(
     "chinchilla",
@@ -338,14 +330,14 @@ EPOCH = Fit(
     True,
     math.nan,
 )
-"""The published refit of Hoffmann et al.'s points by Besiroglu et al. (2024)."""
+"""The refit of Hoffmann et al.'s points published by Besiroglu et al. (2024)."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes for a budget, and what others chose at the nearest size.
+    """Sizes for a budget, and the nearest published models.
 
-    flops: of training, `6 N D`. loss: predicted by the law. depth, width: by Levine et al.'s
+    flops: training cost, `6 N D`. loss: predicted by the law. depth, width: from Levine et al.'s
     projections, with `N = 12 depth width^2`. levine, trained: the nearest rows of the tables.
     """
 
@@ -370,12 +362,12 @@ class Plan:
         return "\n".join(
             [
                 f"{self.parameters:.3g} parameters: depth {self.depth}, width {self.width}",
-                f"{self.tokens:.3g} tokens ({self.tokens_per_parameter:.1f} a parameter), "
+                f"{self.tokens:.3g} tokens ({self.tokens_per_parameter:.1f} per parameter), "
                 f"{self.flops:.3g} FLOPs, predicted loss {self.loss:.3f}",
                 f"nearest in Levine's table: {name} ({n:.3g}), {was}, "
                 f"projected {projected[0]} x {projected[1]}",
                 f"nearest trained model: {model} ({n_other:.3g}) on {d_other:.3g} tokens "
-                f"({d_other / n_other:.1f} a parameter)",
+                f"({d_other / n_other:.1f} per parameter)",
                 f"optimal N ~ C^{self.exponents[0]:.2f}, D ~ C^{self.exponents[1]:.2f}; "
                 + "; ".join(f"{who} {a:.2f}/{b:.2f}" for who, a, b in EXPONENTS),
             ]
@@ -389,7 +381,7 @@ def plan(config: PlanConfig | None = None, *, law: Fit = EPOCH, **settings: Any)
     """Depth, width and tokens for a number of parameters or a training budget in FLOPs.
 
     config, settings: a `PlanConfig`, or its fields by name: `plan(parameters=7e9)`.
-    law: a fit with tokens; by default the published refit of the Chinchilla points.
+    law: a law fitted with tokens; by default the published refit of the Chinchilla points.
     """
     asked: PlanConfig
     (asked,) = filled(settings, "plan", config or PlanConfig)
@@ -397,7 +389,7 @@ def plan(config: PlanConfig | None = None, *, law: Fit = EPOCH, **settings: Any)
         raise SettingError(f"the law is {law.law!r}; fit one with tokens=")
     a, b = law["alpha"], law["beta"]
     share = b / (a + b)
-    # At the optimum of a budget C = 6ND: N = G (C/6)^(b/(a+b)).
+    # The optimum for a budget C = 6ND is N = factor (C/6)^(b/(a+b)).
     factor = (a * law["A"] / (b * law["B"])) ** (1 / (a + b))
     flops, tokens = asked.flops, asked.tokens
     if flops is not None:
@@ -426,17 +418,10 @@ def plan(config: PlanConfig | None = None, *, law: Fit = EPOCH, **settings: Any)
 
 
 def shape(parameters: float, *, multiple: int = 64) -> tuple[int, int]:
-    """Depth and width, between the rows of Levine et al.'s projections (log-linear in N)."""
+    """Depth and width from Levine et al.'s projections, log-linear in N between and beyond rows."""
     logs = np.log([row[1] for row in LEVINE])
-    depths = np.array([row[4] for row in LEVINE], float)
-    slope = (depths[1] - depths[0]) / (logs[1] - logs[0])
-    x = math.log(parameters)
-    depth = float(np.interp(x, logs, depths))
-    if x < logs[0]:
-        depth = depths[0] + slope * (x - logs[0])
-    elif x > logs[-1]:
-        depth = depths[-1] + (depths[-1] - depths[-2]) / (logs[-1] - logs[-2]) * (x - logs[-1])
-    whole = max(2, round(depth))
+    depth = make_interp_spline(logs, [row[4] for row in LEVINE], k=1)(math.log(parameters))
+    whole = max(2, round(float(depth)))
     width = math.sqrt(parameters / (12 * whole))
     rounded = max(multiple, multiple * round(width / multiple)) if width >= multiple else width
     return whole, max(1, round(rounded))

@@ -1,10 +1,9 @@
-"""Would a block help here? Every site's first-order signal from one pass over the data."""
+"""Would a block help here? The first-order signal of every site, from one pass over the data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import NormalDist
 from typing import Any
@@ -15,15 +14,10 @@ from torch import Tensor, nn
 
 from everydepth.config import Seed, checked
 from everydepth.errors import BatchError, SettingError, UnsupportedModelError
-from everydepth.growth.candidates import (
-    Candidate,
-    Direction,
-    candidate,
-    pairs,
-    settle,
-)
+from everydepth.growth.candidates import Candidate, Direction, candidate, pairs, settle
 from everydepth.growth.losses import beside, check_finite, row_losses
-from everydepth.growth.shown import measurements
+from everydepth.growth.measurements import measurements
+from everydepth.growth.optimizers import gradients
 from everydepth.growth.statistics import GROUPS, GroupSums, adjusted_p, evidence
 from everydepth.results import Results, Table, provenance
 from everydepth.stream import (
@@ -40,9 +34,9 @@ from everydepth.stream.gradients import disagreement_bound
 from everydepth.stream.maps import LinearMap
 
 FEWEST = 8
-"""Rows below which signs cannot be flipped in enough ways to say anything at 5 %."""
+"""With fewer rows there are too few sign flips for a test at 5 %."""
 HORIZON = 10
-"""A site whose signal, if real, needs more than this many times the data counts as a no."""
+"""A site whose signal, if real, would need more than this many times the data counts as a no."""
 DEEPEN, NO, UNSURE = "deepen here", "no", "not enough data"
 
 
@@ -50,8 +44,8 @@ DEEPEN, NO, UNSURE = "deepen here", "no", "not enough data"
 class Alignment:
     """Whether the mean gradients of training and test data point the same way.
 
-    cosine: measured. bound: on the probability that their product is not positive; 1 where the
-    bound says nothing. rows: of the test data.
+    cosine: between the two. bound: on the probability that their inner product is not positive; 1
+    if the bound is vacuous. rows: number of test rows.
     """
 
     cosine: float
@@ -61,10 +55,11 @@ class Alignment:
 
 @dataclass(frozen=True)
 class Covariance:
-    """Of the per-row gradients at a site; figures relative to the mean variance of a coordinate.
+    """The covariance of per-row gradients at a site.
 
-    trace, top: `tr Sigma` and `||Sigma||_2`. within_1, within_10: share of off-diagonal entries
-    within 1 % and 10 % of the mean variance, among `coordinates` of them, chosen at random.
+    trace, top: `tr Sigma` and `||Sigma||_2`. matrix: the block at `coordinates`, a random subset,
+    divided by the mean variance. within_1, within_10: the share of its off-diagonal entries that
+    are at most 1 % and 10 % of the mean variance.
     """
 
     trace: float
@@ -77,15 +72,15 @@ class Covariance:
 
 @dataclass(frozen=True)
 class SiteScore:
-    """One site. `after`: the depth behind which the block would go.
+    """One site: a new block would go right after depth `after`.
 
-    norm: `||G||_F` (Condition 1), weight and bias of every branch's last map together.
-    gain: an unbiased estimate of `||E G||^2`, the first-order decrease per unit step; with `low`
-        and `high` its 95 % bootstrap interval.
-    z: `gain` over its standard error without signal. p: how often the best of all sites would look
-        like this without signal.
+    norm: `||G||_F` (Condition 1) over the weights and biases of every branch's last map.
+    gain: an unbiased estimate of `||E G||^2`, the first-order decrease per unit step. low, high:
+        its 95 % bootstrap interval.
+    z: `gain` divided by its standard error under no signal. p: how often the best of all sites
+        would score this high under no signal.
     signal: `||gbar||`, the gradient summed over tokens or positions.
-    needed: rows at which a signal of this size would be seen in 9 of 10 cases; None if none is.
+    needed: rows needed to detect a signal of this size with 90 % power; None if there is none.
     """
 
     after: int
@@ -104,9 +99,9 @@ class SiteScore:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Score(Results, kind="growth_score"):
-    """What `score` found at every site; `score["z"]` is an array over them.
+    """The score of every site; `score["z"]` is an array over sites.
 
-    candidates, directions: the blocks it looked at, and their gradients; empty in a loaded one.
+    candidates, directions: the candidate blocks and their gradients; empty after loading.
     """
 
     sites: tuple[SiteScore, ...] = ()
@@ -118,37 +113,13 @@ class Score(Results, kind="growth_score"):
         if not self.sites:  # loaded
             object.__setattr__(self, "sites", tuple(map(_site, self.about["sites"])))
 
-    @classmethod
-    def of(
-        cls,
-        sites: Sequence[SiteScore],
-        *,
-        candidates: Mapping[int, Candidate],
-        directions: Mapping[int, list[Direction]],
-        rows: int,
-        **facts: Any,
-    ) -> Score:
-        """facts: those of `provenance`, the mean loss, and the level alpha."""
-        content: dict[str, Any] = {
-            "verdict": _verdict(sites),
-            "rows": rows,
-            "sites": [asdict(site) for site in sites],
-        }
-        return cls(
-            results=measurements("growth_score", content),
-            about=provenance(samples=rows, **facts, **content),
-            sites=tuple(sites),
-            candidates=candidates,
-            directions=directions,
-        )
-
     @property
     def loss(self) -> float:
-        """The mean loss of the rows."""
+        """The mean loss over all rows."""
         return float(self.about["loss"])
 
     def at(self, after: int) -> SiteScore:
-        """The site behind depth `after`."""
+        """The site right after depth `after`."""
         for site in self.sites:
             if site.after == after:
                 return site
@@ -164,11 +135,12 @@ class Score(Results, kind="growth_score"):
     @property
     def ranked(self) -> tuple[SiteScore, ...]:
         """The sites worth deepening, the clearest first."""
-        return _ranked(self.sites)
+        good = [site for site in self.sites if site.verdict == DEEPEN]
+        return tuple(sorted(good, key=lambda site: -site.z))
 
     @property
     def verdict(self) -> str:
-        """What to do, in a sentence."""
+        """The recommendation, in one sentence."""
         return _verdict(self.sites)
 
     def table(self, name: str | None = None) -> Table:
@@ -179,15 +151,10 @@ class Score(Results, kind="growth_score"):
         return f"{self.model}: {self.verdict} ({self.samples:,} rows, loss {self.loss:.4g})"
 
 
-def _ranked(sites: Sequence[SiteScore]) -> tuple[SiteScore, ...]:
-    good = [site for site in sites if site.verdict == DEEPEN]
-    return tuple(sorted(good, key=lambda site: -site.z))
-
-
 def _verdict(sites: Sequence[SiteScore]) -> str:
-    good = _ranked(sites)
+    good = [site for site in sites if site.verdict == DEEPEN]
     if good:
-        return f"{DEEPEN}: after {good[0].after}"
+        return f"{DEEPEN}: after {max(good, key=lambda site: site.z).after}"
     needed = [site.needed for site in sites if site.verdict == UNSURE and site.needed is not None]
     if needed:
         return f"{UNSURE}: about {min(needed):,} rows would settle it"
@@ -195,13 +162,13 @@ def _verdict(sites: Sequence[SiteScore]) -> str:
 
 
 def _site(content: Mapping[str, Any]) -> SiteScore:
-    """A site as `asdict` wrote it."""
+    """A site from what `asdict` wrote."""
     covariance = dict(content["covariance"])
     covariance["coordinates"] = tuple(covariance["coordinates"])
     covariance["matrix"] = tuple(map(tuple, covariance["matrix"]))
-    told = content["alignment"]
+    known = content["alignment"]
     parts: dict[str, Any] = {
-        "alignment": None if told is None else Alignment(**told),
+        "alignment": None if known is None else Alignment(**known),
         "covariance": Covariance(**covariance),
     }
     return SiteScore(**{**content, **parts})
@@ -222,22 +189,22 @@ def score(
     progress: bool = True,
     **options: Any,
 ) -> Score:
-    """Score every site at which a block could be inserted, from one forward and backward pass.
+    """Score every site where a block could be inserted, in one forward and backward pass.
 
-    data: with labels; 8 rows at least, some hundred to be of use. The gradient is the mean over
-        them, so use training data for a direction to train in, and rows the model has not been
-        trained on to ask whether a deeper model would generalize better.
-    test: if given, how well the mean gradient agrees with that of these rows.
-    at: the sites; by default all that are legal.
-    alpha: the chance of a false "deepen" anywhere in the model.
-    init: of the candidate blocks, as in `insert`.
-    criterion: a loss of your own, `f(prediction, labels, context)`, one number per row.
+    data: labeled; at least 8 rows, and a few hundred to be useful. The gradient is the mean over
+        these rows. Use training data to get a direction to train in, and rows the model has not
+        been trained on to ask whether a deeper model would generalize better.
+    test: rows whose mean gradient is compared with that of `data`.
+    at: the sites to score; by default all legal ones.
+    alpha: the chance of a false "deepen here" anywhere in the model.
+    init: how candidate blocks are initialized, as in `insert`.
+    criterion: your own loss, `f(prediction, labels, context)`, one number per row.
 
-    The model is scored in eval mode (no dropout, batch norms with running statistics), and is left
-    as it was. Inner batch norms of a fresh candidate take the statistics of the first batch.
+    The model is scored in eval mode (no dropout, batch norms with running statistics) and left
+    unchanged. Inner batch norms of a fresh candidate take the statistics of the first batch.
 
     >>> found = ed.growth.score(model, valid, progress=False)
-    >>> [site.after for site in found.sites]  # a block before the first, and behind each
+    >>> [site.after for site in found.sites]  # before the first block, and after each
     [0, 1, 2, 3]
     """
     stream = as_stream(model, **options)
@@ -251,8 +218,8 @@ def score(
         seen = _pass(stream, feed, candidates, criterion, progress)
         if seen.rows < FEWEST:
             raise BatchError(
-                f"{seen.rows} rows are too few to tell a signal from noise and to estimate a "
-                f"covariance; pass at least {FEWEST}, better some hundred"
+                f"{seen.rows} rows are too few to tell a signal from noise or to estimate a "
+                f"covariance; pass at least {FEWEST}, preferably a few hundred"
             )
         other = None
         if test is not None:
@@ -283,31 +250,33 @@ def _pass(
 ) -> _Seen:
     seen = _Seen(sums={after: GroupSums(after) for after in candidates})
     depths = list(candidates) or list(chosen)
-    with differentiable(unwrapped(stream.model)):
+    parameters = unwrapped(stream.model).parameters()
+    frozen = [p for p in parameters if not p.requires_grad and p.is_floating_point()]
+    with gradients(frozen, True):  # at every state, even if the model is frozen
         for batch in feed.shown("scoring", progress):
             with torch.enable_grad():
                 states = stream.observe(batch, calls=True)
                 z, extras = states.logits(stream.depth), beside(states.output)
                 losses, counts = row_losses(stream, z, batch, criterion, extras)
                 check_finite(losses, "the loss", stream.depth)
-                gradients = torch.autograd.grad(losses.sum(), [states.h[d] for d in depths])
+                slopes = torch.autograd.grad(losses.sum(), [states.h[d] for d in depths])
             first = seen.rows
             seen.rows += len(losses)
             seen.loss += losses.sum().item()
             seen.labels += counts.sum().item()
-            for depth, g in zip(depths, gradients, strict=True):
+            for depth, g in zip(depths, slopes, strict=True):
                 pooled = _pooled(g)
-                check_finite(pooled, "the gradient", depth)  # a sum shows every NaN and infinity
+                check_finite(pooled, "the gradient", depth)  # a sum keeps every NaN and infinity
                 seen.pooled.setdefault(depth, []).append(pooled)
                 if depth not in candidates:
                     continue
                 tried = candidates[depth]
-                # Masks and positions as its neighbor gets them, which is of the same kind.
+                # Masks and positions are those of its neighbor, a block of the same kind.
                 h, call = states.h[depth].detach(), states.calls[max(depth - 1, 0)]
                 if first == 0:
                     settle(tried, call, h)
                 _add(seen, tried, first, pairs(tried, call, h, g))
-            del states, gradients
+            del states, slopes
     return seen
 
 
@@ -330,23 +299,10 @@ def _pooled(g: Tensor) -> Tensor:
     return pooled.detach().double().cpu()
 
 
-@contextmanager
-def differentiable(model: nn.Module) -> Generator[None, None, None]:
-    """Gradients at every state, even of a model with frozen parameters."""
-    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
-    for parameter in frozen:
-        parameter.requires_grad_()
-    try:
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-
-
 def _checked_sites(stream: ResidualStream, at: Sequence[int] | None) -> tuple[int, ...]:
     legal = sites(stream)
     if not legal:
-        insert(stream, 0)  # raises, with the reason of this family
+        insert(stream, 0)  # raises, and says why
         raise UnsupportedModelError(f"no block can be inserted into {stream.name}")
     if at is not None and len(at) == 0:
         raise SettingError(f"at={at!r} names no site; use some of {', '.join(map(str, legal))}")
@@ -401,22 +357,30 @@ def _judged(
                 covariance=covariance(g, seed=seed),
             )
         )
-    loss = seen.loss / seen.labels
-    return Score.of(
-        found,
+    content: dict[str, Any] = {
+        "verdict": _verdict(found),
+        "rows": seen.rows,
+        "sites": [asdict(site) for site in found],
+    }
+    return Score(
+        results=measurements("growth_score", content),
+        about=provenance(
+            model=stream.name,
+            task=stream.task,
+            depth=stream.depth,
+            samples=seen.rows,
+            loss=seen.loss / seen.labels,
+            alpha=alpha,
+            **content,
+        ),
+        sites=tuple(found),
         candidates=candidates,
         directions=seen.directions,
-        rows=seen.rows,
-        model=stream.name,
-        task=stream.task,
-        depth=stream.depth,
-        loss=loss,
-        alpha=alpha,
     )
 
 
 def _needed(z: float, critical: float, rows: int) -> int | None:
-    """Rows for 90 % power: the z-score of a squared norm grows in proportion to the rows."""
+    """Rows for 90 % power: the z-score of a squared norm is proportional to the rows."""
     wanted = critical + NormalDist().inv_cdf(0.9)
     if z <= 0 or wanted / z > HORIZON:
         return None
@@ -435,7 +399,7 @@ def alignment(g: Tensor, test: Tensor) -> Alignment:
 
 
 def spectrum(g: Tensor) -> tuple[float, float]:
-    """`tr Sigma` and `||Sigma||_2` of rows, by whichever Gram matrix is smaller."""
+    """`tr Sigma` and `||Sigma||_2` of the rows, from the smaller of the two Gram matrices."""
     centered = g - g.mean(0)
     small = centered @ centered.T if len(g) < g.shape[1] else centered.T @ centered
     small = small / (len(g) - 1)
@@ -443,7 +407,7 @@ def spectrum(g: Tensor) -> tuple[float, float]:
 
 
 def covariance(g: Tensor, *, seed: int = 0, most: int = 64) -> Covariance:
-    """A summary of the covariance that never holds more than a `most` x `most` part of it."""
+    """A summary of the covariance that holds at most a `most` x `most` block of it."""
     trace, top = spectrum(g)
     width = g.shape[1]
     chosen = np.sort(np.random.default_rng(seed).permutation(width)[:most])

@@ -1,4 +1,4 @@
-"""Is a mean gradient more than noise? Sums over groups of samples, and tests made of them."""
+"""Is a mean gradient more than noise? Sums over groups of samples, and tests built on them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from torch import Tensor
 GROUPS = 32
 SKETCH = 32
 EXACT = 4096
-"""A map of more than `EXACT` entries is looked at through random projections of its inputs and
-outputs to `SKETCH` coordinates each."""
-
+"""A map with more than `EXACT` entries is sketched: its inputs and outputs are projected at random
+to `SKETCH` coordinates each."""
 
 MARGIN = 1.25
-"""By which p-values are raised: means of small groups of skewed gradients are only nearly
-symmetric, and a nominal 5 % is to be an upper limit."""
+"""Factor on p-values: means of small groups of skewed gradients are only nearly symmetric, and a
+nominal 5 % must be an upper limit."""
 
 
 class Sketch:
-    """A random projection to at most `most` coordinates that keeps inner products on average."""
+    """A random projection to at most `most` coordinates; it keeps inner products on average."""
 
     def __init__(self, width: int, seed: int, most: int = SKETCH) -> None:
         self.matrix: Tensor | None = None
@@ -39,10 +38,10 @@ class Sketch:
 
 
 class GroupSums:
-    """Gradients of one site, summed within groups: row i belongs to group i mod `GROUPS`.
+    """Gradients at one site, summed within groups: row i belongs to group i mod `GROUPS`.
 
-    Whole `(out, in)` gradients of single rows are never held, only their sums in sketched
-    coordinates; the means of groups are independent and, by the central limit theorem, symmetric.
+    The `(out, in)` gradients of single rows are never held, only their sums in sketched
+    coordinates. Group means are independent and, by the central limit theorem, near symmetric.
     """
 
     def __init__(self, seed: int) -> None:
@@ -53,10 +52,7 @@ class GroupSums:
     def add(
         self, branch: int, first: int, g: Tensor, phi: Tensor, bias: bool
     ) -> Float[Tensor, "out in"]:
-        """Add the rows of one batch, of which the first is row `first` of all.
-
-        Returns their sum, in full.
-        """
+        """Add the rows of one batch, starting at row `first`, and return their unsketched sum."""
         if branch not in self._sketches:
             seed = 2 * (self._seed * 1009 + branch)
             widths = g.shape[-1], phi.shape[-1]
@@ -78,7 +74,7 @@ class GroupSums:
             self._sums[name] = rows.new_zeros(GROUPS, rows.shape[1], dtype=torch.float64)
         start = 0
         while start < len(rows):
-            # Runs of neighboring rows and groups: no copy, no scatter.
+            # Consecutive rows go to consecutive groups: no copy, no scatter.
             group = (first + start) % GROUPS
             count = min(GROUPS - group, len(rows) - start)
             self._sums[name][group : group + count] += rows[start : start + count]
@@ -92,10 +88,10 @@ class GroupSums:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the inner products of group means say about the mean gradient `E G`.
+    """Evidence about the mean gradient `E G` from inner products of group means.
 
     squared: an unbiased estimate of `||E G||^2`; it may be negative.
-    z: that estimate over its standard error if `E G = 0`.
+    z: this estimate divided by its standard error under `E G = 0`.
     low, high: a 95 % bootstrap interval of `||E G||^2`.
     """
 
@@ -109,13 +105,13 @@ def evidence(gram: Float[np.ndarray, "group group"], *, seed: int = 0) -> Eviden
     """The U-statistic over pairs of different groups, its z-score and its bootstrap."""
     k = len(gram)
     off = gram - np.diag(np.diag(gram))
-    # Centered group means show the noise alone, however strong the signal.
+    # Centering the group means leaves the noise alone, however strong the signal.
     centered = gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
     noise = centered - np.diag(np.diag(centered))
     spread = np.sqrt(2 * np.square(noise).sum())
     drawn = np.random.default_rng(seed).multinomial(k, np.full(k, 1 / k), size=1000)
     totals = ((drawn @ off) * drawn).sum(1)
-    # Pairs of different groups only: a group drawn twice says nothing new about the mean.
+    # Pairs of different groups only: a group paired with itself would add bias.
     pairs = np.square(drawn.sum(1)) - np.square(drawn).sum(1)
     low, high = np.quantile(totals / np.maximum(pairs, 1), [0.025, 0.975])
     z = float(off.sum() / spread) if spread > 0 else 0.0
@@ -125,11 +121,11 @@ def evidence(gram: Float[np.ndarray, "group group"], *, seed: int = 0) -> Eviden
 def adjusted_p(
     grams: list[Float[np.ndarray, "group group"]], *, flips: int = 4000, seed: int = 0
 ) -> tuple[Float[np.ndarray, " site"], float]:
-    """For each site, how often the best of *all* sites would look as good without any signal.
+    """For each site, how often the best of *all* sites would score as high without any signal.
 
-    The signs of group means are flipped at random, for all sites together: whatever the sites have
-    in common stays, and several sites are paid for exactly (Westfall and Young's max-T). Also
-    returns the z-score at which that is 5 %.
+    The signs of group means are flipped at random for all sites together. This preserves the
+    dependence between sites and corrects exactly for their number (Westfall and Young's max-T).
+    Also returns the z-score at which the result is 5 %.
     """
     k = len(grams[0])
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(flips, k))

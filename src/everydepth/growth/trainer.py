@@ -1,4 +1,4 @@
-"""Plain training of a grown model, by `fit`, and the data that growing goes through many times."""
+"""Plain training of a grown model through `fit`, and data that growth iterates many times."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from everydepth.stream.feed import Feed, by_number, gives_batches, size_for
 from everydepth.training import EveryDepth, fit
 
 Trainer = Callable[[nn.Module, Any, Optimizer, int, Path | None], None]
-"""Trains in place: `f(model, train, optimizer, steps, folder)`. `folder` is its own, to save in and
-to resume from; None where nothing is saved."""
+"""Trains in place: `f(model, train, optimizer, steps, folder)`. It may save to `folder` and resume
+from there; None if nothing is saved."""
 
 SAVE_EVERY = 50
 
@@ -40,7 +40,7 @@ def train_plainly(
     callbacks: Sequence[Callback] = (),
     progress: bool = False,
 ) -> None:
-    """`fit` on the last depth at a constant rate; `run` is continued exactly where it was."""
+    """`fit` the last depth at a constant learning rate; an existing `run` is resumed."""
     if steps == 0:
         return
     model = unwrapped(stream.model)
@@ -69,13 +69,13 @@ def train_plainly(
 
 @torch.no_grad()
 def _agree(model: nn.Module) -> None:
-    """Statistics of batch norms are those of the first process; parameters are the same already."""
+    """Take batch norm statistics from the first process; parameters agree already."""
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)
 
 
 def repeatable(data: Any, stream: ResidualStream, batch_size: int) -> Any:
-    """Rows by number as they are; anything else as a list of batches."""
+    """Indexable data as it is; anything else as a list of batches."""
     if by_number(data, stream) is not None:
         return data
     return list(Feed(data, stream, batch_size=size_for(data, batch_size)))
@@ -84,16 +84,16 @@ def repeatable(data: Any, stream: ResidualStream, batch_size: int) -> Any:
 def halves(
     stream: ResidualStream, train: Any, rows: int, *, batch_size: int, seed: int
 ) -> tuple[list[Any], list[Any]]:
-    """Batches of training rows for the direction and the step, and others to rank sites by."""
-    found: list[Any] = []
-    seen = 0
+    """Batches of training rows to find the direction and the step, and others to rank sites."""
+    batches: list[Any] = []
+    taken = 0
     numbered = by_number(train, stream)
     order = None
     if numbered is not None:
         order = torch.from_numpy(random_stream(seed, 0).permutation(len(numbered)))
     for batch in Feed(train, stream, batch_size=size_for(train, batch_size), only=order):
-        found.append(batch)
-        seen += stream.rows(batch)
-        if seen >= rows:
+        batches.append(batch)
+        taken += stream.rows(batch)
+        if taken >= rows:
             break
-    return (found[::2], found[1::2]) if len(found) > 1 else (found, found)
+    return (batches[::2], batches[1::2]) if len(batches) > 1 else (batches, batches)

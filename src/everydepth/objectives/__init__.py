@@ -1,4 +1,4 @@
-"""Objectives: a weight per depth and step, and what is added, put together from small parts.
+"""Objectives: weights per depth and step, plus additional terms, composed from small parts.
 
 `__init__.pyi` lists what is public; a name is imported when it is first used.
 """

@@ -1,4 +1,4 @@
-"""A pull of every state towards the last one."""
+"""A term that pulls every state toward the last one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class CosineDistance(Term, name="cosine"):
     """
 
     whole_logits: ClassVar[bool] = False
-    beta: float = setting(least=0, help="Its weight.")
-    shape: Shape = setting(Linear(), help="How the weight v depends on the depth.")
+    beta: float = setting(least=0, help="Weight of the term.")
+    shape: Shape = setting(Linear(), help="Weights v by depth.")
 
     def __call__(self, seen: Pass) -> Tensor:
         states, pick = seen.states, seen.targets.pick

@@ -1,4 +1,4 @@
-"""Gradient equilibrium: the gradient of a block does not grow with the depths above it."""
+"""Gradient equilibrium: a block's gradient does not grow with the number of depths above it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from everydepth.stream import States
 
 @dataclass(frozen=True, kw_only=True)
 class Equilibrium(Technique, name="equilibrated"):
-    """The gradient that reaches block l is divided by the weight of all depths from l on.
+    """Divide the gradient that reaches block l by `n_l`, the total weight of depths l and above.
 
-    In units of the last depth's weight (IMTA: with equal weights, by their number). Let `n_l` be
-    that weight. Block l then receives `1/n_l` of the gradient of all depths from l on: an exit
-    passes `1/n_{l+1}` to its state, and the state `n_{l+1}/n_l` of what it received to the block
-    that made it.
+    `n_l` is relative to the last depth's weight; with equal weights it is the number of depths, as
+    in IMTA. To do so, an exit passes `1/n_{l+1}` of its gradient to its state, and the state passes
+    `n_{l+1}/n_l` of what it receives to the block that produced it.
     """
 
     def exits(self, states: States, weights: Sequence[float]) -> States:

@@ -1,4 +1,4 @@
-"""The objectives by name: each puts some parts together."""
+"""Named objectives, each composed from parts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Weights = Literal["linear", "uniform"]
 Curriculum = Literal["rotational", "gradual"]
 
 FACTORIES: dict[str, Callable[..., Objective]] = {}
-"""What the first word of `--objective` may be."""
+"""Names that `--objective` may start with."""
 
 
 def factory(function: F) -> F:
-    """Make a function that gives an objective known by its name, on the command line too."""
+    """Register a function that returns an objective, also for the command line."""
     FACTORIES[function.__name__] = function
     return function
 
@@ -63,8 +63,8 @@ def ladder(
 ) -> Objective:
     """A few depths, the same at every step: `early` at each rung, `final` at the last depth.
 
-    depths: the rungs; by default L/4, L/2, 3L/4 and L. Cheaper than all depths, and what is to be
-        used is what is trained.
+    depths: the rungs; by default L/4, L/2, 3L/4 and L. This is cheaper than training all depths if
+        you only use a few.
 
     >>> ed.ladder().weights(0, None, 8).tolist()
     [0.0, 0.0, 0.2, 0.0, 0.2, 0.0, 0.2, 0.0, 1.0]
@@ -78,7 +78,7 @@ def ladder(
 @checked
 @factory
 def aligned(weights: Weights = "linear", alternate: bool = True) -> Objective:
-    """Aligned training: `2l/(L(L+1))` or `1/L`; odd steps only the last depth.
+    """Aligned training: weights `2l/(L(L+1))` or `1/L`; odd steps train the last depth only.
 
     >>> ed.aligned().weights(0, None, 4).tolist()  # even steps
     [0.0, 0.1, 0.2, 0.3, 0.4]
@@ -92,7 +92,7 @@ def aligned(weights: Weights = "linear", alternate: bool = True) -> Objective:
 @checked
 @factory
 def cosine_regularized(beta: float, weights: Weights = "linear") -> Objective:
-    """The last depth's loss and `beta * sum_l w_l (1 - cos(h_l, h_L))`.
+    """The last depth's loss plus `beta * sum_l w_l (1 - cos(h_l, h_L))`.
 
     >>> net = ed.EveryDepth(model, ed.cosine_regularized(beta=0.5))
     >>> net(**train.batch(range(8))).regularizer > 0
@@ -111,13 +111,13 @@ def multi_classifier(
     weights: Weights = "linear",
     alternate: bool = False,
 ) -> Objective:
-    """One head per depth, the baseline that the shared head is measured against.
+    """One head per depth, the baseline for the shared head.
 
     kl: the weight of the divergence to the last depth's prediction, softened by `temperature`.
     alternate: odd steps train the last depth only, as in `aligned`.
 
     >>> net = ed.EveryDepth(model, ed.multi_classifier())
-    >>> sum(p.numel() for p in net.parameters()) - model.num_parameters()  # two heads more
+    >>> sum(p.numel() for p in net.parameters()) - model.num_parameters()  # two more heads
     660
     """
     parts: list[Part] = [part_of(weights, Shape), OwnHeads()]
@@ -143,11 +143,11 @@ def layerskip(
 ) -> Objective:
     """LayerSkip: an early-exit loss at every depth, and samples that skip blocks.
 
-    scale: how much the depths below the last count.
-    dropout: the chance to skip the last block; smaller for those before.
-    dropout_rises: let that chance grow over training (from scratch; not to fine-tune).
-    curriculum: which depths have their turn: every `every`-th (by default 4), rotating, or more
-        and more.
+    scale: how much depths below the last count.
+    dropout: the probability of skipping the last block; lower for earlier blocks.
+    dropout_rises: increase this probability over training (for training from scratch).
+    curriculum: which depths are trained at a step: "rotational", every `every`-th (by default 4);
+        "gradual", more and more; None, all.
 
     >>> net = ed.EveryDepth(model, ed.layerskip(scale=0.2, dropout=0.1))
     >>> net(**train.batch(range(8))).loss.isfinite()
@@ -165,14 +165,14 @@ def layerskip(
     if dropout:
         parts.append(LayerDropout(most=dropout, rises=dropout_rises))
     elif dropout_rises:
-        raise SettingError("dropout_rises=True, but dropout=0; give it a chance above 0")
+        raise SettingError("dropout_rises=True, but dropout=0; give dropout a value above 0")
     return Objective(name="layerskip", parts=tuple(parts), seed=seed)
 
 
 @checked
 @factory
 def weighted(weights: Sequence[float]) -> Objective:
-    """Weights of your own, one for each depth 0..L; depth 0 is the embedding.
+    """Your own weights, one for each depth 0..L; depth 0 is the embedding.
 
     >>> ed.weighted([0.0, 1.0, 0.0, 1.0]).weights(0, None, 3).tolist()
     [0.0, 1.0, 0.0, 1.0]

@@ -1,4 +1,4 @@
-"""Objectives as runs of everydepth 0.1 saved them: one flat list of settings."""
+"""Objectives saved by everydepth 0.1, as one flat list of settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from everydepth.config import check_names
 
-# Settings of a part by the name they had, and the value at which there was no such part.
 _RENAMED = {"cosine_regularised": "cosine_regularized"}
 _DEFAULTS: Mapping[str, Any] = {
     "name": "",
@@ -37,37 +36,34 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
+# The setting that switched a part on, the part, and its other settings with their old names.
+_PARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("alternate", "alternating", {}),
+    ("warmup", "warmed_up", {"over": "warmup", "start": "warmup_from"}),
+    ("anneal_by", "annealed", {"by": "anneal_by", "to": "anneal_to"}),
+    ("normalised", "normalized", {}),
+    ("sample", "sampled", {"k": "sample"}),
+    ("kl", "distilled", {"weight": "kl", "temperature": "temperature"}),
+    ("layer_dropout", "layer_dropout", {"most": "layer_dropout", "rises": "layer_dropout_rises"}),
+    ("heads", "own_heads", {}),
+    ("equilibrium", "equilibrated", {}),
+)
+
+
 def from_flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same objective as `Objective.to_json` gives it now."""
+    """The same objective in today's format of `Objective.to_json`."""
     check_names(values, _DEFAULTS, "an objective without parts")
     old: dict[str, Any] = {**_DEFAULTS, **values}
     parts: list[dict[str, Any]] = [_shape(old, old["shape"])]
-    if old["alternate"]:
-        parts.append({"part": "alternating"})
-    if old["curriculum"] is not None:
+    if old["curriculum"]:
         every = {"every": old["every"]} if old["curriculum"] == "rotational" else {}
         parts.append({"part": old["curriculum"], **every})
-    if old["warmup"]:
-        parts.append({"part": "warmed_up", "over": old["warmup"], "start": old["warmup_from"]})
-    if old["anneal_by"] is not None:
-        parts.append({"part": "annealed", "by": old["anneal_by"], "to": old["anneal_to"]})
-    if old["normalised"]:
-        parts.append({"part": "normalized"})
-    if old["sample"] is not None:
-        parts.append({"part": "sampled", "k": old["sample"]})
     if old["cosine"]:
         shape = _shape(old, old["cosine_shape"])
         parts.append({"part": "cosine", "beta": old["cosine"], "shape": shape})
-    elif old["kl"]:
-        softness = {"temperature": old["temperature"]}
-        parts.append({"part": "distilled", "weight": old["kl"], **softness})
-    if old["layer_dropout"]:
-        chance = {"most": old["layer_dropout"], "rises": old["layer_dropout_rises"]}
-        parts.append({"part": "layer_dropout", **chance})
-    if old["heads"]:
-        parts.append({"part": "own_heads"})
-    if old["equilibrium"]:
-        parts.append({"part": "equilibrated"})
+    for switch, part, settings in _PARTS:
+        if old[switch] and not (part == "distilled" and old["cosine"]):  # cosine ignored kl
+            parts.append({"part": part, **{new: old[name] for new, name in settings.items()}})
     name = _RENAMED.get(old["name"], old["name"])
     return {"name": name, "parts": parts, "seed": old["seed"]}
 

@@ -1,4 +1,4 @@
-"""Layer dropout: each sample skips some of the blocks, with its own masks and positions."""
+"""Layer dropout: each sample skips some of the blocks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from everydepth.stream import ResidualStream, States
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDropout(Technique, name="layer_dropout"):
-    """A sample skips block l with the chance `most * (2^((l-1)/(L-1)) - 1)` (LayerSkip, Eq. 3).
+    """Skip block l with probability `most * (2^((l-1)/(L-1)) - 1)` per sample (LayerSkip, Eq. 3).
 
-    The chance may also rise over training, like `2^(step/(T-1)) - 1` of T steps, or fall to 0 at
-    the last step, linearly: then the model ends as it is used, with all of its blocks.
+    Over T training steps, the probability may rise with `2^(step/(T-1)) - 1`, or fall linearly to
+    0, so that the model ends training as it is used, with all blocks.
     """
 
-    most: float = setting(above=0, below=1, help="The chance to skip the last block.")
-    rises: bool = setting(False, help="Let the chances grow over training.")
-    decays: bool = setting(False, help="Let the chances fall to 0 over training.")
+    most: float = setting(above=0, below=1, help="Probability of skipping the last block.")
+    rises: bool = setting(False, help="Increase the probabilities over training.")
+    decays: bool = setting(False, help="Decrease the probabilities to 0 over training.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,7 +40,7 @@ class LayerDropout(Technique, name="layer_dropout"):
         return self.rises or self.decays
 
     def kept(self, moment: Moment, rows: int, *, stream: int = 0) -> Bool[Tensor, "depth batch"]:
-        """True where a sample runs a block. `stream`: another number draws another pattern."""
+        """True where a sample runs a block. `stream`: a number that selects the random pattern."""
         chance = np.exp2(np.arange(moment.depth) / max(moment.depth - 1, 1)) - 1
         if self.needs_total:
             done = min(moment.step / max(moment.steps - 1, 1), 1.0)
@@ -50,10 +50,8 @@ class LayerDropout(Technique, name="layer_dropout"):
 
     def observe(self, stream: ResidualStream, batch: Mapping[str, Any], moment: Moment) -> States:
         together = distributed.is_available() and distributed.is_initialized()
-        kept = self.kept(
-            moment, stream.rows(batch), stream=distributed.get_rank() if together else 0
-        )
-        return observe_kept(stream, batch, kept)
+        rank = distributed.get_rank() if together else 0
+        return observe_kept(stream, batch, self.kept(moment, stream.rows(batch), stream=rank))
 
 
 def observe_kept(
@@ -61,10 +59,10 @@ def observe_kept(
 ) -> States:
     """The states if sample b runs block l only where `kept[l-1, b]`; elsewhere `h_l = h_{l-1}`.
 
-    A block runs on the rows that keep it, with the rows of its masks and positions. Blocks that
-    change the shape are run by all. A block that no sample keeps runs on one row whose result is
-    dropped, so that all parameters are in the graph (DDP) and get a gradient of zero.
-    kept: on the CPU, so that to look at it is not to wait for the device.
+    A block runs on the rows that keep it, with their masks and positions. All samples run blocks
+    that change the shape. A block that no sample keeps runs on one row whose result is discarded,
+    so that all parameters are in the graph (for DDP) and get a gradient of zero.
+    kept: on the CPU, so that reading it does not wait for the device.
     """
     cursor = stream.start(batch)
     states = [cursor.h]

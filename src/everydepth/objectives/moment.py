@@ -1,4 +1,4 @@
-"""When and where weights are asked for: a step of training, in a network of some depth."""
+"""A moment in training, at which an objective is asked for its weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everydepth.errors import SettingError
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """A step, counted from 0, of `total_steps`; `depth` blocks; the seed of what is drawn."""
+    """Step `step` (from 0) of `total_steps`, in a network of `depth` blocks."""
 
     step: int
     total_steps: int | None
@@ -20,12 +20,12 @@ class Moment:
 
     @property
     def progress(self) -> float:
-        """The share of training that is done, 0 to 1."""
+        """The completed share of training, 0 to 1."""
         return min(self.step / self.steps, 1.0)
 
     @property
     def steps(self) -> int:
-        """How long the training is; an error if that is unknown."""
+        """The total number of steps; an error if unknown."""
         if self.total_steps is None or self.total_steps < 1:
             raise SettingError(
                 f"the objective changes over training, but the number of steps is "
@@ -34,8 +34,8 @@ class Moment:
         return self.total_steps
 
     def random(self, *purpose: int) -> np.random.Generator:
-        """Random numbers that are a function of seed, step and purpose alone: resuming is exact.
+        """Random numbers that depend only on seed, step and purpose, so that resuming is exact.
 
-        purpose: a number of the part's own (`Sampled` has 0, `LayerDropout` 1), and more to split.
+        purpose: a number for the part (`Sampled` has 0, `LayerDropout` 1), and more to subdivide.
         """
         return np.random.default_rng([self.seed, self.step, *purpose])

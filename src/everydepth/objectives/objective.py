@@ -1,4 +1,4 @@
-"""The one type of objective: how much the loss at each depth counts at each step, and what else."""
+"""An objective: how much the loss at each depth counts at each step, and additional terms."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ P = TypeVar("P", bound=Part)
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """`sum_l w_l(step) loss(z_l, y)` and terms added to it. Steps count from 0.
+    """`sum_l w_l(step) loss(z_l, y)` plus additional terms. Steps count from 0.
 
-    parts: one `Shape` over the depths (`Last`, if there is none), which makes the weights; any
-        `WeightSchedule`s, which change them over the steps; `Term`s added to the loss; and
-        `Technique`s that act on the network. `objective + part` adds one, in the place of one of
-        the same name.
-    seed: everything random is a function of it and the step alone, so a resumed run draws the same.
+    parts: one `Shape` over depths (by default `Last`), which defines the weights; any number of
+        `WeightSchedule`s, which change them over training; `Term`s added to the loss; and
+        `Technique`s that act on the network. `objective + part` adds a part, or replaces the one of
+        the same class.
+    seed: random choices depend only on the seed and the step, so a resumed run repeats them.
 
     >>> objective = ed.lpa(early=0.2).annealed(by=0.8)
     >>> objective.weights(0, 100, 4).tolist()  # of depths 0..4, at the first of 100 steps
     [0.0, 0.2, 0.2, 0.2, 1.0]
-    >>> objective.weights(90, 100, 4).tolist()  # when annealed, only the last depth is left
+    >>> objective.weights(90, 100, 4).tolist()  # after annealing, only the last depth remains
     [0.0, 0.0, 0.0, 0.0, 1.0]
     >>> from everydepth.objectives import Normalized
     >>> (ed.lpa(early=1.0) + Normalized()).weights(0, None, 4).tolist()
@@ -76,19 +76,19 @@ class Objective:
         return replace(self, parts=(*others, part))
 
     def annealed(self, *, to: float = 0.0, by: float = 0.8) -> Objective:
-        """Let the weights below the last depth fall to `to` of their value by this share."""
+        """Reduce the weights below the last depth to `to` of their value by this share of steps."""
         return self + Annealed(to=to, by=by)
 
     def warmed_up(self, *, over: float = 0.1, start: float = 0.0) -> Objective:
-        """Let the weights below the last depth rise from `start` of their value over this share."""
+        """Raise the weights below the last depth from `start` of their value over this share."""
         return self + WarmedUp(over=over, start=start)
 
     def sampled(self, k: int, *, seed: int | None = None) -> Objective:
-        """Supervise the last depth and k others, drawn anew at every step; unbiased."""
+        """Supervise the last depth and k others, sampled anew at every step; unbiased."""
         return replace(self, seed=self.seed if seed is None else seed) + Sampled(k=k)
 
     def equilibrated(self) -> Objective:
-        """Keep the gradient of each block as large as one depth would make it (IMTA)."""
+        """Scale each block's gradient to the size that a single depth would cause (IMTA)."""
         return self + Equilibrium()
 
     def distilled(
@@ -99,27 +99,27 @@ class Objective:
         labels: bool = True,
         words: int | None = None,
     ) -> Objective:
-        """Pull the predictions of all supervised depths towards the last one's, as it is.
+        """Pull the predictions of all supervised depths toward the last one's, which is fixed.
 
-        labels: False: below the last depth nothing else counts. Batches without labels are
-            something to learn from either way.
-        words: of a larger vocabulary, compare so many words a step, where a batch has no labels:
-            those the last depth finds likely and a sample of the rest. None: all.
+        labels: if False, depths below the last learn from this alone. Batches without labels are
+            used either way.
+        words: compare only this many words per step in batches without labels: those the last
+            depth finds likely and a sample of the rest. None: all.
         """
         settings: dict[str, Any] = {"weight": weight, "temperature": temperature, "labels": labels}
         return self + Distilled(words=words, **settings)
 
     def layer_dropout(self, most: float = 0.1, *, decays: bool = True) -> Objective:
-        """Let samples skip blocks in training, the last one with the chance `most`.
+        """Let samples skip blocks in training, the last one with probability `most`.
 
-        decays: let the chance fall to 0 over training.
+        decays: reduce the probability to 0 over training.
         """
         return self + LayerDropout(most=most, decays=decays)
 
-    # -- its parts --------------------------------------------------------------------------------
+    # -- parts ------------------------------------------------------------------------------------
 
     def get(self, kind: type[P]) -> P | None:
-        """The part of this class, if it has one."""
+        """The part of this class, or None."""
         return next((part for part in self.parts if isinstance(part, kind)), None)
 
     @property
@@ -140,17 +140,17 @@ class Objective:
     def techniques(self) -> tuple[Technique, ...]:
         return tuple(part for part in self.parts if isinstance(part, Technique))
 
-    # -- what it says -----------------------------------------------------------------------------
+    # -- weights ----------------------------------------------------------------------------------
 
     @property
     def needs_total(self) -> bool:
-        """Whether it has to know how long the training is."""
+        """Whether it needs the total number of training steps."""
         return any(part.needs_total for part in self.parts)
 
     def cycle(self, depth: int) -> int:
-        """After how many steps every depth it can supervise has had its turn.
+        """The number of steps after which every depth it can supervise has had its turn.
 
-        Where it draws, or follows the whole training, enough steps to see all (nearly surely).
+        For one that samples depths or depends on the total, enough steps to see all almost surely.
         """
         steps = math.lcm(*(schedule.period(depth) for schedule in self.schedules))
         if self.needs_total:
@@ -158,7 +158,7 @@ class Objective:
         return steps * math.prod(schedule.repeats(depth) for schedule in self.schedules)
 
     def moment(self, step: int, total_steps: int | None, depth: int) -> Moment:
-        """A step, as its parts are told of it."""
+        """A step, as passed to the parts."""
         return Moment(step=step, total_steps=total_steps, depth=depth, seed=self.seed)
 
     def weights(self, step: int, total_steps: int | None, depth: int) -> Float[Tensor, " depths"]:
@@ -168,19 +168,19 @@ class Objective:
     def expected_weights(
         self, step: int, total_steps: int | None, depth: int
     ) -> Float[Tensor, " depths"]:
-        """The weights of a step before depths are drawn: their expectation."""
-        certain = (schedule for schedule in self.schedules if schedule.order < Stage.DRAW)
-        return self._weights(self.moment(step, total_steps, depth), tuple(certain))
+        """The expectation of the weights over sampled depths."""
+        fixed = (schedule for schedule in self.schedules if schedule.order < Stage.DRAW)
+        return self._weights(self.moment(step, total_steps, depth), tuple(fixed))
 
     def label_weights(self, weights: Sequence[float]) -> list[float]:
-        """How much the labels count where the depths have these weights."""
+        """The weights of the label losses, given the weights of the depths."""
         if not any(term.replaces_labels for term in self.terms):
             return list(weights)
         return [*(0.0 for _ in weights[:-1]), weights[-1]]
 
     @property
     def needs_labels(self) -> bool:
-        """Whether a batch without labels gives it nothing to learn."""
+        """Whether a batch without labels is useless to it."""
         return all(term.needs_labels for term in self.terms)
 
     def _weights(self, moment: Moment, schedules: tuple[WeightSchedule, ...]) -> Tensor:
@@ -190,7 +190,7 @@ class Objective:
         return torch.from_numpy(weights)
 
     def check(self, depth: int) -> Objective:
-        """Self, if its parts fit a network of this depth; warns where the last gets no weight."""
+        """Self, if it fits a network of this depth; warns if the last depth gets no weight."""
         for part in self.parts:
             part.check_depth(depth)
         base = self.shape.weights(depth)
@@ -201,7 +201,7 @@ class Objective:
             )
         if not base[:-1].any() and self.get(Distilled) is not None:
             raise SettingError(
-                f"{self.name} is distilled, but no depth below the last has a weight, so nobody "
+                f"{self.name} is distilled, but no depth below the last has a weight, so none "
                 "would learn from it; use lpa or ladder"
             )
         if base[-1] == 0:
@@ -215,18 +215,17 @@ class Objective:
             )
         return self
 
-    # -- as plain values --------------------------------------------------------------------------
+    # -- JSON -------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, those that differ from the defaults only."""
+        """Plain values, without those that equal the defaults."""
         parts = [part.to_json() for part in self.parts]
         return {"name": self.name, "parts": parts, **({"seed": self.seed} if self.seed else {})}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Objective:
-        """What `to_json` gave, also of everydepth 0.1, whose objectives were one flat list."""
-        known = ("name", "parts", "seed")
+        """The inverse of `to_json`; also reads the flat format of everydepth 0.1."""
         plain = dict(values) if "parts" in values else from_flat(values)
-        check_names(plain, known, "an objective")
+        check_names(plain, ("name", "parts", "seed"), "an objective")
         parts = tuple(part_of(part, Part) for part in plain.pop("parts"))
         return cls(parts=parts, **plain)

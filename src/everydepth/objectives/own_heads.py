@@ -1,4 +1,4 @@
-"""One head for each depth: the baseline that the shared head is measured against."""
+"""One head per depth: the baseline for the shared head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everydepth.stream import ResidualStream
 
 @dataclass(frozen=True, kw_only=True)
 class OwnHeads(Technique, name="own_heads"):
-    """Each depth below the last has a head of its own, which starts as a copy of the model's."""
+    """Each depth below the last has its own head, initialized as a copy of the model's."""
 
     def heads(self, stream: ResidualStream) -> Mapping[int, nn.Module]:
         head = stream.linear_head("an objective with own heads")

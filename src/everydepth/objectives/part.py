@@ -1,4 +1,4 @@
-"""A part of an objective: a frozen dataclass that JSON and the command line know by its name."""
+"""A part of an objective: a frozen dataclass with a name for JSON and the command line."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PARTS: dict[str, type[Part]] = {}
 class Part(Config, ABC):
     """The base of shapes, schedules, terms and techniques.
 
-    A subclass that gives itself a name is known by it from then on, even if it is yours:
-    `class Mine(Term, name="mine")`.
+    A subclass with a name is registered under it, including your own: `class Mine(Term,
+    name="mine")`.
     """
 
     part: ClassVar[str] = ""
     order: ClassVar[int]
-    """Where it stands in an objective: parts are applied, compared and saved in this order."""
+    """Its position in an objective: parts are applied, compared and saved in this order."""
 
     def __init_subclass__(cls, name: str = "", **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -35,7 +35,9 @@ class Part(Config, ABC):
             return
         other = _PARTS.get(name)
         if other is not None and other.__qualname__ != cls.__qualname__:
-            raise SettingError(f"{other.__qualname__} is the part {name!r}; use another name")
+            raise SettingError(
+                f"the part {name!r} already exists ({other.__qualname__}); use another name"
+            )
         cls.part = name
         _PARTS[name] = cls
 
@@ -45,7 +47,7 @@ class Part(Config, ABC):
 
     @property
     def needs_total(self) -> bool:
-        """Whether it has to know how long the training is."""
+        """Whether it needs the total number of training steps."""
         return False
 
     def check_depth(self, depth: int) -> None:
@@ -62,7 +64,7 @@ class Part(Config, ABC):
 
 
 def part_of(given: str | Mapping[str, Any], kind: type[P]) -> P:
-    """A part from its name, or from what `to_json` gave; an error if it is not of this kind."""
+    """A part from its name or from its JSON; an error if it is not of this kind."""
     values: dict[str, Any] = {"part": given} if isinstance(given, str) else dict(given)
     known = {name: part for name, part in parts().items() if issubclass(part, kind)}
     name = values.pop("part", None)
@@ -76,14 +78,14 @@ def part_of(given: str | Mapping[str, Any], kind: type[P]) -> P:
 
 
 def parts() -> Mapping[str, type[Part]]:
-    """Every part by name: those of this package, and those that were defined elsewhere."""
+    """Every part by name, of this package and of others."""
     _import_all()
     return _PARTS
 
 
 @cache
 def _import_all() -> None:
-    """A new file in this package needs no mention anywhere."""
+    """Import every module of this package, so that a new file need not be listed anywhere."""
     package = import_module(__package__ or "")
     for module in iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")

@@ -1,4 +1,4 @@
-"""How the weights of depths change over the steps: each maps weights to weights."""
+"""Schedules: how the weights of depths change over training."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from everydepth.objectives.part import Part
 
 
 class Stage(IntEnum):
-    """The order in which schedules act, whatever the order in which they are given.
+    """The order in which schedules are applied, regardless of how they are given.
 
-    What is normalized must have its final proportions, and what is drawn its final weights.
+    Normalizing needs the final proportions, and sampling the final weights.
     """
 
     CHOOSE = 10
@@ -31,24 +31,24 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSchedule(Part):
-    """A change of the weights over the steps; `order` is a `Stage`."""
+    """Maps weights to weights, depending on the step; `order` is a `Stage`."""
 
     @abstractmethod
     def __call__(self, weights: np.ndarray, moment: Moment) -> np.ndarray:
-        """The weights of depths 0..L from now on; `weights` may be changed in place."""
+        """The new weights of depths 0..L; `weights` may be changed in place."""
 
     def period(self, depth: int) -> int:
-        """After how many steps it begins again."""
+        """The number of steps after which it repeats."""
         return 1
 
     def repeats(self, depth: int) -> int:
-        """How many periods it takes until every depth has had its turn (nearly surely)."""
+        """The number of periods after which every depth has had its turn, almost surely."""
         return 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alternating(WeightSchedule, name="alternating"):
-    """Odd steps use the last depth only (Tracing Representations)."""
+    """Odd steps train the last depth only (Tracing Representations)."""
 
     order: ClassVar[int] = Stage.CHOOSE
 
@@ -63,7 +63,7 @@ class Alternating(WeightSchedule, name="alternating"):
 
 @dataclass(frozen=True, kw_only=True)
 class Rotational(WeightSchedule, name="rotational"):
-    """Of the depths below L, only those with `(l - step) % every == 0` (LayerSkip)."""
+    """Below L, train only depths with `(l - step) % every == 0` (LayerSkip)."""
 
     order: ClassVar[int] = Stage.CHOOSE
     every: int = setting(4, least=1, help="Each depth has its turn every N steps.")
@@ -79,7 +79,7 @@ class Rotational(WeightSchedule, name="rotational"):
 
 @dataclass(frozen=True, kw_only=True)
 class Gradual(WeightSchedule, name="gradual"):
-    """Of the depths below L first none, then one more, the deepest first, every `total / 2L` steps.
+    """Start with depth L alone and add one depth every `total / 2L` steps, the deepest first.
 
     LayerSkip's other curriculum.
     """
@@ -98,11 +98,11 @@ class Gradual(WeightSchedule, name="gradual"):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmedUp(WeightSchedule, name="warmed_up"):
-    """The weights below the last depth rise linearly from `start` of their value to all of it."""
+    """Weights below the last depth rise linearly from `start` of their value to the full value."""
 
     order: ClassVar[int] = Stage.RISE
-    over: float = setting(0.1, least=0, below=1, help="The share of training it takes.")
-    start: float = setting(0.0, least=0, help="Where they start, as a share of their value.")
+    over: float = setting(0.1, least=0, below=1, help="Share of training it takes.")
+    start: float = setting(0.0, least=0, help="Initial share of the weights.")
 
     def __call__(self, weights: np.ndarray, moment: Moment) -> np.ndarray:
         if self.over:
@@ -117,11 +117,11 @@ class WarmedUp(WeightSchedule, name="warmed_up"):
 
 @dataclass(frozen=True, kw_only=True)
 class Annealed(WeightSchedule, name="annealed"):
-    """The weights below the last depth fall linearly to `to` of their value, and stay there."""
+    """Weights below the last depth fall linearly to `to` of their value, and stay there."""
 
     order: ClassVar[int] = Stage.FALL
-    to: float = setting(0.0, least=0, help="Where they end, as a share of their value.")
-    by: float = setting(0.8, above=0, most=1, help="The share of training it takes.")
+    to: float = setting(0.0, least=0, help="Final share of the weights.")
+    by: float = setting(0.8, above=0, most=1, help="Share of training it takes.")
 
     def __call__(self, weights: np.ndarray, moment: Moment) -> np.ndarray:
         share = min(moment.progress / self.by, 1.0)
@@ -135,7 +135,7 @@ class Annealed(WeightSchedule, name="annealed"):
 
 @dataclass(frozen=True, kw_only=True)
 class Normalized(WeightSchedule, name="normalized"):
-    """The weights of every step sum to 1."""
+    """Weights sum to 1 at every step."""
 
     order: ClassVar[int] = Stage.NORMALIZE
 
@@ -145,13 +145,13 @@ class Normalized(WeightSchedule, name="normalized"):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled(WeightSchedule, name="sampled"):
-    """The last depth and `k` of the others, drawn anew at every step.
+    """The last depth and `k` others, sampled anew at every step.
 
-    Their weights grow by the inverse of the chance to be drawn, so the expected loss is unchanged.
+    Their weights are divided by the probability of being sampled, which keeps the expected loss.
     """
 
     order: ClassVar[int] = Stage.DRAW
-    k: int = setting(least=1, help="How many depths below the last are drawn.")
+    k: int = setting(least=1, help="Number of depths below the last to sample.")
 
     def __call__(self, weights: np.ndarray, moment: Moment) -> np.ndarray:
         others = np.flatnonzero(weights[:-1])
@@ -166,13 +166,13 @@ class Sampled(WeightSchedule, name="sampled"):
     def repeats(self, depth: int) -> int:
         if self.k >= depth - 1:
             return 1
-        # The chance that one of n depths was never drawn is below n (1 - k/n)^steps.
+        # The probability that one of n depths is never sampled is below n (1 - k/n)^steps.
         return math.ceil(math.log(1e-9 / depth) / math.log(1 - self.k / (depth - 1)))
 
     def check_depth(self, depth: int) -> None:
         most = max(depth - 1, 1)
         if self.k > most:
             raise SettingError(
-                f"sampled: k={self.k}, but below the last depth there are only {depth - 1}; "
+                f"sampled: k={self.k}, but there are only {depth - 1} depths below the last; "
                 f"use 1 to {most}"
             )

@@ -1,4 +1,4 @@
-"""How much the loss at each depth counts, before anything changes over the steps."""
+"""Shapes: how much the loss at each depth counts, before any schedule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Shape(Part):
 
     @abstractmethod
     def weights(self, depth: int) -> np.ndarray:
-        """`w_0 .. w_L` of a network of L blocks, in float64; depth 0 is the embedding."""
+        """`w_0 .. w_L` for a network of L blocks, in float64; depth 0 is the embedding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,14 @@ class Last(Shape, name="last"):
 
 @dataclass(frozen=True, kw_only=True)
 class LPA(Shape, name="lpa"):
-    """`early` at depths 1..L-1 and `final` at L, of the `top` depths only, if given.
+    """`early` at depths 1..L-1 and `final` at L, or only at the last `top` depths.
 
     Progressive Approximation, Eq. 11.
     """
 
-    early: float = setting(0.1, least=0, help="The weight below the last depth.")
-    final: float = setting(1.0, least=0, help="The weight of the last depth.")
-    top: int | None = setting(None, least=1, help="Supervise the N last depths only.")
+    early: float = setting(0.1, least=0, help="Weight below the last depth.")
+    final: float = setting(1.0, least=0, help="Weight of the last depth.")
+    top: int | None = setting(None, least=1, help="Supervise only the last N depths.")
 
     def weights(self, depth: int) -> np.ndarray:
         w = np.zeros(depth + 1)
@@ -61,25 +61,25 @@ class LPA(Shape, name="lpa"):
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder(Shape, name="ladder"):
-    """`early` at a few depths, the rungs, and `final` at the last; the same ones at every step."""
+    """`early` at a few depths, the rungs, and `final` at the last depth."""
 
     depths: tuple[int, ...] | None = setting(
         None, help="The rungs; by default L/4, L/2, 3L/4 and L, rounded up."
     )
-    early: float = setting(0.2, least=0, help="The weight of a rung below the last depth.")
-    final: float = setting(1.0, least=0, help="The weight of the last depth.")
+    early: float = setting(0.2, least=0, help="Weight of a rung below the last depth.")
+    final: float = setting(1.0, least=0, help="Weight of the last depth.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         given = self.depths or ()
         twice = sorted({depth for depth in given if given.count(depth) > 1})
         if twice:
-            raise SettingError(f"ladder: depths {list(given)} have {twice[0]} twice; name it once")
+            raise SettingError(f"ladder: depths {list(given)} have {twice[0]} twice; give it once")
         if self.depths is not None and not given:
-            raise SettingError("ladder: depths [] name no rung; give at least one, or None")
+            raise SettingError("ladder: depths [] has no rung; give at least one, or None")
 
     def rungs(self, depth: int) -> tuple[int, ...]:
-        """The depths below the last that it supervises."""
+        """The supervised depths below the last."""
         quarters = {math.ceil(depth * quarter / 4) for quarter in (1, 2, 3)}
         found = quarters if self.depths is None else self.depths
         return tuple(rung for rung in sorted(found) if rung != depth)
@@ -119,10 +119,10 @@ class Uniform(Shape, name="uniform"):
 class LayerSkip(Shape, name="layerskip"):
     """`scale * l(l-1)/2` below L, `L-1 + scale * (L-1)(L-2)/2` at L.
 
-    The sums of LayerSkip's paper, whose layers are 0..L-1.
+    The sums in LayerSkip's paper, which numbers layers 0..L-1.
     """
 
-    scale: float = setting(0.2, least=0, help="How much the depths below the last count.")
+    scale: float = setting(0.2, least=0, help="How much depths below the last count.")
 
     def weights(self, depth: int) -> np.ndarray:
         l = np.arange(depth + 1, dtype=np.float64)  # noqa: E741 (the paper's name of a depth)
@@ -133,7 +133,7 @@ class LayerSkip(Shape, name="layerskip"):
 
 @dataclass(frozen=True, kw_only=True)
 class Given(Shape, name="given"):
-    """Weights of your own, one for each depth 0..L."""
+    """Your own weights, one for each depth 0..L."""
 
     values: tuple[float, ...] = setting(help="One weight for each depth, from 0 to the last.")
 

@@ -1,4 +1,4 @@
-"""What an objective does to the network itself, beside weighing losses."""
+"""Techniques: how an objective acts on the network itself."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from everydepth.stream import ResidualStream, States
 
 @dataclass(frozen=True, kw_only=True)
 class Technique(Part):
-    """Override what you need; as it stands, nothing is done."""
+    """Override what you need; the base class does nothing."""
 
     order: ClassVar[int] = 200
 
     def heads(self, stream: ResidualStream) -> Mapping[int, nn.Module]:
-        """New heads by depth, which are trained with the model and saved beside it."""
+        """New heads by depth, trained with the model and saved next to it."""
         return {}
 
     def observe(
         self, stream: ResidualStream, batch: Mapping[str, Any], moment: Moment
     ) -> States | None:
-        """The states of a training pass; None leaves them to the stream. `batch` is checked."""
+        """The states of a training pass; None for the stream's own. `batch` is checked."""
         return None
 
     def exits(self, states: States, weights: Sequence[float]) -> States:
-        """The states as the readout of each depth gets them; `weights` of depths 0..L."""
+        """The states as passed to the readout of each depth; `weights` are of depths 0..L."""
         return states

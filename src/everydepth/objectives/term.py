@@ -1,4 +1,4 @@
-"""What an objective adds to the weighted losses."""
+"""Terms: what an objective adds to the weighted losses."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from everydepth.stream import States, Targets
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One pass through the network, as a term sees it.
+    """One pass through the network, as passed to a term.
 
     states: of every depth, as the exits read them.
-    targets: what is asked of it; `targets.pick` gives the rows of a feature or a prediction.
-    weights: of the supervised depths, at this step.
+    targets: what to predict; `targets.pick` selects the rows of a feature or a prediction.
+    weights: of the supervised depths at this step.
     logits: the prediction at a depth, through its own head if it has one.
     """
 
@@ -37,16 +37,16 @@ class Term(Part):
 
     order: ClassVar[int] = 100
     whole_logits: ClassVar[bool] = True
-    """False if it never asks for `logits`: the loss may then be computed a chunk at a time."""
+    """False if it never calls `logits`: the loss can then be computed in chunks."""
 
     @property
     def replaces_labels(self) -> bool:
-        """Whether the depths below the last learn from it alone."""
+        """Whether depths below the last learn from it alone."""
         return False
 
     @property
     def needs_labels(self) -> bool:
-        """False if a batch without labels is something to learn from."""
+        """False if it can learn from a batch without labels."""
         return True
 
     @abstractmethod

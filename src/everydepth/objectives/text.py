@@ -1,4 +1,4 @@
-"""An objective in one line, as the command line takes it: `lpa:early=0.2+annealed:by=0.8`."""
+"""An objective as one line of text, for the command line: `lpa:early=0.2+annealed:by=0.8`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from everydepth.objectives.factories import FACTORIES
 from everydepth.objectives.objective import Objective
 from everydepth.objectives.part import Part, part_of, parts
 
-# A word begins with a letter, so that the sign of 1e+3 separates nothing.
+# A part begins with a letter, so that the sign in 1e+3 is not a separator.
 _PLUS = re.compile(r"\+(?=\s*[a-z])")
 # Commas inside [...] belong to the value.
 _PAIR = re.compile(r"\s*(\w+)\s*=\s*(\[[^\]]*\]|[^,]*?)\s*(?:,|$)")
 
 
 def objective_of(given: str | Mapping[str, Any]) -> Objective:
-    """A factory's name and settings, then parts: each added by `+`, with settings after `:`.
+    """The name of a factory, then parts joined by `+`, each with settings after `:`.
 
-    A mapping holds `name` and the factory's settings, or is what `Objective.to_json` gave; text
-    may be one, as JSON. `seed=` may stand with any part: the objective has one.
+    A mapping holds `name` and the factory's settings, or is the outcome of `Objective.to_json`; the
+    text may also be such a mapping as JSON. `seed=` of any part is that of the objective.
 
     >>> from everydepth.objectives.text import objective_of
     >>> objective_of("lpa:early=0.2+annealed:by=0.8") == ed.lpa(early=0.2).annealed(by=0.8)
@@ -34,22 +34,21 @@ def objective_of(given: str | Mapping[str, Any]) -> Objective:
     if isinstance(given, str) and given.lstrip().startswith("{"):
         given = _json(given)
     if not isinstance(given, str):
-        values = dict(given)
-        return Objective.from_json(given) if "parts" in given else _made(values)
+        return Objective.from_json(given) if "parts" in given else _from_factory(dict(given))
     first, *rest = _PLUS.split(given)
-    made = _made(_settings(first, "name"))
-    for word in rest:
-        settings = _settings(word, "part")
+    objective = _from_factory(_settings(first, "name"))
+    for text in rest:
+        settings = _settings(text, "part")
         check_names([settings["part"]], parts(), "everydepth", "part of objectives")
         own = "seed" in signature(parts()[settings["part"]]).parameters
         if "seed" in settings and not own:
-            made = replace(made, seed=settings.pop("seed"))
-        made = made + part_of(settings, Part)
-    return made
+            objective = replace(objective, seed=settings.pop("seed"))
+        objective = objective + part_of(settings, Part)
+    return objective
 
 
-def _made(settings: dict[str, Any]) -> Objective:
-    parts()  # which also makes the factories of every file known
+def _from_factory(settings: dict[str, Any]) -> Objective:
+    parts()  # which also registers the factories of every module
     name = settings.pop("name", "lpa")
     check_names([name], FACTORIES, "everydepth", "objective")
     factory = FACTORIES[name]

@@ -1,40 +1,40 @@
-"""The second waist: what a verb gives, and all that can be done with it.
+"""The second waist: what every verb returns, and everything you can do with it.
 
-A `Result` is one named measurement: arrays, axis, unit, which way is better, and one sentence. A
-`Results` is a collection of them with where they came from. `table()`, `plot()`, `figure()`,
-`save()`, `load()` and `to_json()` mean the same on every one; report, command line and app show any
-`Results` and know no verb.
+A `Result` is one named measurement: arrays, axis, unit, which direction is better, and one
+sentence. A `Results` is a collection of them with their provenance. `table()`, `plot()`,
+`figure()`, `save()`, `load()` and `to_json()` work the same for all; report, command line and app
+display any `Results` and know no verb.
 
-How a verb gives Results:
+To return Results from a verb:
 
-1. Subclass with a kind, the word by which a saved one is known again:
+1. Subclass with a kind, which identifies a saved one:
 
        class Profile(Results, kind="profile"):
            \"\"\"Depths 1..L of one model: quality and cost.\"\"\"
 
-           def choose(self, *, latency_ms): ...        # a few words of its own
+           def choose(self, *, latency_ms): ...        # methods of its own
 
 2. Build measurements. A `kind` says how the arrays are laid out, and so how they are drawn and
-   tabulated (`Kind` lists them: lines over any axis, one line per scale, bars, points with the
-   unbeaten joined, matrices, single numbers, rows to read). The words that a reader needs (`title`,
-   `about`, `unit`, `better`, `section`) stand with the code that measures.
+   tabulated (see `Kind`: lines over any axis, one line per scale, bars, points with the Pareto
+   front joined, matrices, single numbers, rows of text). What a reader needs to know (`title`,
+   `about`, `unit`, `better`, `section`) belongs to the code that measures.
 
        latency = curve("latency", depths, median, low=first_quartile, high=third_quartile,
                        unit="ms", better="lower", section="cost", title="Time",
                        about="Median of warm calls, with quartiles.")
 
-   `curve`, `scalars` and `rows` are short for the most usual; `Result` itself says it all.
+   `curve`, `scalars` and `rows` cover the common cases; `Result` covers all.
 
-3. Return them with their provenance; the first that can be better is the main one.
+3. Return them with their provenance; the first one with `better` set is the main one.
 
        return Profile(results=named(accuracy, latency),
                       about=provenance(model=stream.name, task=stream.task, depth=stream.depth,
                                        samples=n, seconds=s, settings=config))
 
-Own words read `self["latency"]` and `self.about[...]`, so that they work on a loaded one too. All
-that is saved is in `results` and `about`. What cannot be saved (modules, tensors) may be a further
-dataclass field with a default; it is missing after loading. Files that were written before all
-results were saved alike are read by the verb's own `convert`, named in `results.earlier`.
+Methods of your own read `self["latency"]` and `self.about[...]`, so that they also work after
+loading: only `results` and `about` are saved. What cannot be saved (modules, tensors) may be an
+additional dataclass field with a default; it is missing after loading. Files from before all
+results shared one format are read by the verb's own `convert`, listed in `results.earlier`.
 """
 
 from everydepth.results.build import curve, rows, scalars

@@ -1,4 +1,4 @@
-"""Short ways to write the measurements that verbs give most."""
+"""Shorthands for the most common measurements."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def curve(
 ) -> Result:
     """One or more series over an axis; NaN is masked.
 
-    kind: "curve", or anything else that is laid out alike: "bars", "scatter", or "histogram", whose
+    kind: "curve" or another kind with the same layout: "bars", "scatter", or "histogram", whose
         cumulative share is added.
-    low, high: the band around a single series. words: of the `Result`.
+    low, high: the band around a single series. words: other fields of `Result`.
 
     >>> from everydepth.results import curve
     >>> time = curve("latency", [1, 2], [3.0, 5.5], low=[2.9, 5.1], high=[3.2, 6.0], unit="ms")
@@ -57,7 +57,7 @@ def curve(
 
 
 def scalars(name: str, values: Mapping[str, float | int | None], **words: Any) -> Result:
-    """Single numbers, each under its name; what is None is left out.
+    """Single numbers by name; those that are None are left out.
 
     >>> from everydepth.results import scalars
     >>> scalars("speed", {"measured": 1.5, "by_layers": 1.6, "unknown": None}).series
@@ -68,7 +68,7 @@ def scalars(name: str, values: Mapping[str, float | int | None], **words: Any) -
 
 
 def rows(name: str, columns: Mapping[str, Sequence[Any]], **words: Any) -> Result:
-    """A table to be read: columns of words or numbers, of equal length.
+    """A table for reading: columns of text or numbers, of equal length.
 
     >>> from everydepth.results import rows
     >>> rows("verdicts", {"site": [0, 1], "verdict": ["no", "deepen here"]}).series
@@ -86,8 +86,8 @@ def _is_words(values: Sequence[Any]) -> bool:
 
 
 def as_array(values: Any) -> np.ndarray:
-    """As an array; None in it becomes NaN, which is masked."""
-    found = np.asarray(values)
+    """As an array; None becomes NaN, which is masked."""
     if isinstance(values, np.ma.MaskedArray):
         return values
+    found = np.asarray(values)
     return defined(np.array(values, dtype=float)) if found.dtype.kind == "O" else found

@@ -1,7 +1,7 @@
-"""Answers written before all results were saved alike: where each is read.
+"""Where to read results from before all of them shared one format.
 
-A verb keeps the module that reads its own old files. Its `convert(name, content, folder)` gets the
-object that a file or an entry of results.json held, and the folder it lay in.
+Each verb reads its own old files: `convert(name, content, folder)` of its module gets the object
+from a file or from an entry of results.json, and the folder it was in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from everydepth.results.results import Results
 
 GROUP = "everydepth.earlier"
-"""The entry points by which another package names its own."""
+"""Entry points of other packages that read old files of their own."""
 
 HOMES = {
     "trace": "everydepth.tracing.earlier",
@@ -22,22 +22,22 @@ HOMES = {
     "exits": "everydepth.exits.earlier",
     "ablation": "everydepth.ablations.earlier",
     "GradientWatch": "everydepth.ablations.earlier",
-    "growth": "everydepth.growth.shown",
-    "growth_score": "everydepth.growth.shown",
-    "growth_certificate": "everydepth.growth.shown",
-    "growth_comparison": "everydepth.growth.shown",
-    "scaling": "everydepth.growth.shown",
-    "sweep": "everydepth.runs.shown",
+    "growth": "everydepth.growth.measurements",
+    "growth_score": "everydepth.growth.measurements",
+    "growth_certificate": "everydepth.growth.measurements",
+    "growth_comparison": "everydepth.growth.measurements",
+    "scaling": "everydepth.growth.measurements",
+    "sweep": "everydepth.runs.measurements",
 }
 
 
 def home_of(name: str) -> str | None:
-    """The module that reads what was called `name`; None if none does."""
+    """The module that reads old results of this name; None if there is none."""
     others = {point.name: point.value for point in entry_points(group=GROUP)}
     return HOMES.get(name) or others.get(name)
 
 
 def converted(name: str, content: Any, folder: Path) -> Results | None:
-    """The results that the content comes to; None if it is nothing to show."""
+    """The results in old content; None if nothing can read it."""
     home = home_of(name)
     return None if home is None else import_module(home).convert(name, content, folder)

@@ -1,4 +1,4 @@
-"""A grid of tokens as text: one row per depth, the deepest on top, above the tokens read."""
+"""A grid of tokens as text: one row per depth, the deepest on top, above the input tokens."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from shutil import get_terminal_size
 
 from everydepth.results.result import Result
 
-WIDEST = 12  # letters of a cell
+WIDEST = 12  # characters per cell
 SAME = "\N{MIDDLE DOT}"
 WIDTH = 100  # where there is no terminal
 
 
 def grid_lines(result: Result, width: int | None = None) -> Iterator[str]:
-    """Lines of at most `width` letters, as many blocks of columns as that takes.
+    """Lines of at most `width` characters, in several blocks of columns if needed.
 
-    A cell that says what the last depth says is left empty but for a mark, so that one sees where
-    predictions become final.
+    A cell that agrees with the last depth contains only a mark, which shows where predictions
+    become final.
     """
     width = get_terminal_size((WIDTH, 24)).columns if width is None else width
     yield result.title
@@ -36,8 +36,8 @@ def grid_lines(result: Result, width: int | None = None) -> Iterator[str]:
             cells = [
                 rows[place][t] if final or rows[place][t] != rows[-1][t] else SAME for t in columns
             ]
-            yield _line(depths[place], cells, margin, [sizes[t] for t in columns])
-        yield _line("read", [tokens[t] for t in columns], margin, [sizes[t] for t in columns])
+            yield _line(depths[place], cells, margin, sizes[start:stop])
+        yield _line("read", tokens[start:stop], margin, sizes[start:stop])
         if stop < len(tokens):
             yield ""
         start = stop
@@ -49,8 +49,8 @@ def _line(name: str, cells: list[str], margin: int, sizes: list[int]) -> str:
 
 
 def _shown(token: str) -> str:
-    """A token on one line; a space in front of it is seen."""
-    text = token.replace(" ", "\N{OPEN BOX}").encode("unicode_escape").decode("ascii")
-    plain = token.replace(" ", "\N{OPEN BOX}")
-    text = plain if plain.isprintable() else text
+    """A token on one line, with visible spaces."""
+    text = token.replace(" ", "\N{OPEN BOX}")
+    if not text.isprintable():
+        text = text.encode("unicode_escape").decode("ascii")
     return text if len(text) <= WIDEST else text[: WIDEST - 1] + "\N{HORIZONTAL ELLIPSIS}"

@@ -13,7 +13,7 @@ from everydepth.results.table import Cell, Table, cell, shown
 
 
 def table_of(result: Result) -> Table:
-    """The table of one result: every number it shows."""
+    """The table of one result."""
     notes = (result.note,) if result.note else ()
     if result.is_gap:
         return Table(headings=(result.name,), rows=(), title=result.title, notes=notes)
@@ -36,10 +36,10 @@ def table_of(result: Result) -> Table:
 
 
 def merged(results: Sequence[Result], main: Result, title: str, *, every: bool = False) -> Table:
-    """One row per position of the axis of the main result, one column for each that shares it.
+    """One row per x of the main result, and one column for each result that shares its axis.
 
-    Single numbers stand below, with the notes. Where the main result has no such axis, it is shown
-    by itself. every: all series, not only the first of each result.
+    Single numbers go below, with the notes. If the main result has no such axis, the table is of
+    this result alone. every: include all series, not only the first of each result.
     """
     notes = tuple(f"{r.name}: {r.note}" for r in results if r.note)
     if not is_line(main):
@@ -64,7 +64,7 @@ def merged(results: Sequence[Result], main: Result, title: str, *, every: bool =
 
 
 def is_line(result: Result) -> bool:
-    """Whether it has one value per position of an axis that others may share."""
+    """Whether it has one value per x of an axis that others may share."""
     shared = not any(f"{name}_{result.axis}" in result.arrays for name in result.series)
     return result.kind in ("curve", "histogram", "bars") and not result.is_gap and shared
 
@@ -88,7 +88,7 @@ _Parts = tuple[tuple[str, ...], tuple[str, ...], list[tuple[Cell, ...]]]
 
 def _lines(result: Result) -> _Parts:
     own = [n for n in result.series if f"{n}_{result.axis}" in result.arrays]
-    if own:  # every series has positions of its own: one row per point
+    if own:  # every series has its own x values: one row per point
         rows = [
             (result.label(n), x, y)
             for n in result.series

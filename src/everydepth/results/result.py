@@ -1,4 +1,4 @@
-"""A named measurement: arrays, what they mean, how to read them, and what is missing."""
+"""A named measurement: its arrays, and how to read and draw them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Kind = Literal[
 ]
 """How a result is laid out, and so how it is drawn. x is `arrays[axis]`, by default the depth.
 
-curve: one value per x for every name in `series`. Quantiles, where there are any, are
-    `q05, q25, q50, q75, q95` of the first series; `<name>_low` and `<name>_high` are a band around
-    a series; `<name>_<axis>` is the x of a series that has its own. `meta["maps"]` names an array
-    (x, i, j), whose last map is drawn beside the lines; `labels["maps"]` is what i and j are.
+curve: one value per x for every name in `series`. Optional arrays: `q05, q25, q50, q75, q95`,
+    quantiles of the first series; `<name>_low` and `<name>_high`, a band around a series;
+    `<name>_<axis>`, the x values of a series that has its own. `meta["maps"]` names an array
+    (x, i, j) whose last map is drawn next to the lines; `labels["maps"]` describes i and j.
 family: an array (x, columns) for every name in `series`: a line for each of `arrays["columns"]`.
 histogram: a count per x, with its `cumulative` share.
-bars: as curve, but bars; x may be words.
-scatter: points at x and each of `series`; `arrays["text"]` names them, a line joins those for which
-    `arrays["front"]` is true.
+bars: like curve, drawn as bars; x may be text.
+scatter: points at x and each of `series`; `arrays["text"]` labels them, and a line joins those for
+    which `arrays["front"]` is true.
 matrix: one value per pair; rows are x, columns `arrays["columns"]` (by default x again).
-grid: one row per x, one column per token, `text` and `probability` in each cell.
+grid: one row per x, one column per token, with `text` and `probability` in each cell.
 scalar: arrays of one number.
 table: columns of equal length, in the order of `series`, drawn against the first.
-rows: the same, but to be read, not drawn.
+rows: the same, for reading only.
 """
 
 Better = Literal["higher", "lower"]
@@ -42,19 +42,19 @@ class Result:
     """One measurement.
 
     name: unique within its `Results`. kind, axis: see `Kind`.
-    series: names of the arrays to show; the first is what `results[name]` returns.
-    arrays: numpy arrays; a value that is undefined (the cosine of a constant feature) is masked in
+    series: names of the arrays to show; `results[name]` returns the first.
+    arrays: numpy arrays; an undefined value (such as the cosine of a constant feature) is masked in
         a `numpy.ma.MaskedArray`, never NaN.
-    labels: what an array or an axis is called in a figure, with its unit:
+    labels: names of arrays and axes in figures, with units:
         `{"depth": "depth (blocks)", "value": "cross-entropy (nat)"}`.
-    title: a heading; by default the name in words.
-    about: one sentence: what it is and how to read it.
-    unit: of the first series. "share" is a number from 0 to 1, which figures and words show in
-        percent; "bytes", "count" and "FLOP" are shortened in tables.
-    better: "higher", "lower", or None where neither is.
-    section: the part of a report it belongs to, such as "prediction" or "cost"; any word will do.
-    meta: settings and facts that fit into JSON (sample count, estimator, thresholds).
-    note: what is missing or to be read with care; None if nothing is.
+    title: a heading; by default made from the name.
+    about: one sentence on what it is and how to read it.
+    unit: of the first series. A "share" is a number from 0 to 1, displayed in percent; "bytes",
+        "count" and "FLOP" are abbreviated in tables.
+    better: "higher", "lower", or None if neither is.
+    section: the part of a report it belongs to, such as "prediction" or "cost".
+    meta: settings and facts as JSON values (sample count, estimator, thresholds).
+    note: what is missing or needs care; None if nothing.
 
     >>> import numpy as np
     >>> from everydepth.results import Result
@@ -88,7 +88,7 @@ class Result:
         self._check()
 
     def _check(self) -> None:
-        """Whether the arrays are laid out as the kind says."""
+        """Raise an error if the arrays are not laid out as the kind requires."""
         for name in self.series:
             if name not in self.arrays:
                 raise SettingError(f"{self.name} has no array {name!r:.40}, which `series` names")
@@ -99,14 +99,14 @@ class Result:
             if not own or values.ndim < 1 or self.x(name).shape != values.shape[:1]:
                 raise SettingError(
                     f"{self.name} has no {self.axis!r:.40} for each value of {name!r:.40}; "
-                    f"give arrays[{self.axis!r:.40}], of one dimension and as long"
+                    f"give a one-dimensional arrays[{self.axis!r:.40}] of the same length"
                 )
             if values.dtype.kind not in "biuf":
                 raise SettingError(f"the values of {self.name} are {values.dtype}, not numbers")
 
     @property
     def value(self) -> np.ndarray:
-        """The main array; an error with the reason where it could not be measured."""
+        """The main array; an error with the reason if it could not be measured."""
         if not self.series:
             raise SettingError(f"{self.name} has no values: {self.note}; measure again without it")
         return self.arrays[self.series[0]]
@@ -126,12 +126,12 @@ class Result:
         return self.labels.get(name, name.replace("_", " "))
 
     def x(self, series: str | None = None) -> np.ndarray:
-        """The positions of a series: its own, or those of the axis."""
+        """The x values of a series: its own, or those of the axis."""
         own = f"{series}_{self.axis}"
         return np.asarray(self.arrays[own if own in self.arrays else self.axis])
 
     def at_depth(self, series: str | None = None) -> dict[int, float]:
-        """Depth -> value of one series (the first by default), where it is defined."""
+        """Depth -> value of one series (by default the first), where defined."""
         values = numbers(self.value if series is None else self.arrays[series])
         return {
             int(d): float(v) for d, v in zip(self.x(series), values, strict=True) if np.isfinite(v)
@@ -139,12 +139,12 @@ class Result:
 
 
 def gap(name: str, kind: Kind, reason: str) -> Result:
-    """A clearly marked gap: it was asked for and cannot be measured."""
+    """A placeholder for a measurement that was requested but could not be made."""
     return Result(name=name, kind=kind, series=(), arrays={}, note=reason)
 
 
 def defined(values: np.ndarray) -> np.ndarray:
-    """The values, with those that are NaN masked; unchanged where all are defined."""
+    """The values with NaN masked; unchanged if there are none."""
     values = np.asarray(values)
     if values.dtype.kind != "f" or not np.isnan(values).any():
         return values
@@ -152,7 +152,7 @@ def defined(values: np.ndarray) -> np.ndarray:
 
 
 def numbers(values: np.ndarray) -> np.ndarray:
-    """Floats with NaN where a value is undefined."""
+    """Floats, with NaN for undefined values."""
     return np.ma.filled(np.ma.asarray(values).astype(float), np.nan)
 
 
@@ -163,5 +163,5 @@ def readable(name: str) -> str:
 
 
 def called(title: str) -> str:
-    """A heading within a sentence; what is written in capitals stays so."""
+    """A heading as part of a sentence; capitalized abbreviations stay as they are."""
     return title if title[1:2].isupper() else title[:1].lower() + title[1:]

@@ -1,9 +1,9 @@
-"""A collection of measurements with what they were made from: the answer of every verb."""
+"""A collection of measurements with their provenance: what every verb returns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -26,16 +26,16 @@ _kinds: dict[str, type[Results]] = {}
 @checked
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Results:
-    """`results["accuracy"]` is a numpy array, `results.result("accuracy")` all there is to say.
+    """`results["accuracy"]` is a numpy array, `results.result("accuracy")` the full `Result`.
 
-    results: measurements by name, in the order in which they are shown.
-    about: what they were made from, as JSON values (see `provenance`).
-    kind: what the verb calls them; kept when a file is loaded without the verb.
+    results: measurements by name, in display order.
+    about: their provenance, as JSON values (see `provenance`).
+    kind: the verb's name for them, kept when a file is loaded without the verb.
 
     >>> traced = ed.trace(model, test, ["accuracy", "cos"], progress=False)
     >>> traced["accuracy"].shape, "cos" in traced, len(traced)
     ((4,), True, 2)
-    >>> again = ed.Results.load(traced.save("answers"))  # whatever the verb was
+    >>> again = ed.Results.load(traced.save("answers"))  # works for any verb
     >>> again.kind, again.model, again.table().headings
     ('trace', 'ViTForImageClassification', ('depth', 'accuracy'))
     """
@@ -60,7 +60,7 @@ class Results:
             raise SettingError(f"{wrong[0]}; give each result under its own name (see `named`)")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Sweeps send results between processes, and a read-only view does not travel."""
+        """Sweeps send results between processes, and a read-only view cannot be pickled."""
         return {**vars(self), "results": dict(self.results), "about": dict(self.about)}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class Results:
         return len(self.results)
 
     def result(self, name: str) -> Result:
-        """All there is to say about one measurement."""
+        """One measurement, with its labels, unit and notes."""
         if name not in self.results:
             close = get_close_matches(name, self.results, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
@@ -94,28 +94,28 @@ class Results:
         return self.results[name]
 
     def _why_not(self, name: str) -> str:
-        """What a verb knows about a measurement that is not there, in brackets."""
+        """Why a measurement is missing, in parentheses, if known."""
         skipped = self.about.get("skipped")
         why = skipped.get(name) if isinstance(skipped, Mapping) else None
         return f" ({name} was left out: {why})" if why else ""
 
     @property
     def main(self) -> Result:
-        """What to look at first: the first that can be better or worse, else the first."""
+        """The one to look at first: the first with `better` set, otherwise the first."""
         present = [r for r in self.results.values() if not r.is_gap]
         if not present:
             raise SettingError(f"this {self.kind} has no measurement with values")
         return next((r for r in present if r.better), present[0])
 
     def with_results(self: R, *results: Result) -> R:
-        """The same with further measurements; a name that exists is replaced."""
+        """A copy with more measurements; existing names are replaced."""
         return replace(self, results={**self.results, **named(*results)})
 
     def with_about(self: R, **facts: Any) -> R:
-        """The same with further facts about where it came from."""
+        """A copy with more provenance."""
         return replace(self, about={**self.about, **facts})
 
-    # -- what it was made from --------------------------------------------------------------------
+    # -- provenance -------------------------------------------------------------------------------
 
     @property
     def model(self) -> str:
@@ -124,7 +124,7 @@ class Results:
 
     @property
     def task(self) -> str:
-        """What the model's readout predicts; empty if unknown."""
+        """The model's task; empty if unknown."""
         return str(self.about.get("task") or "")
 
     @property
@@ -134,13 +134,13 @@ class Results:
 
     @property
     def samples(self) -> int:
-        """Rows of data that were looked at; 0 if unknown."""
+        """The number of rows of data used; 0 if unknown."""
         return int(self.about.get("samples") or 0)
 
-    # -- shown ------------------------------------------------------------------------------------
+    # -- display ----------------------------------------------------------------------------------
 
     def table(self, name: str | None = None) -> Table:
-        """One measurement, or without a name all that share the axis of the main one."""
+        """One measurement, or without a name all those that share the main one's axis."""
         if name is not None:
             return table_of(self.result(name))
         every = list(self.results.values())
@@ -152,14 +152,14 @@ class Results:
     def plot(self, name: str | None = None, backend: str = "matplotlib") -> Any:
         """The figure of one measurement, by default the main one.
 
-        backend: "matplotlib" (paper) or "plotly" (page).
+        backend: "matplotlib" (for print) or "plotly" (for the web).
         """
         from everydepth.results.figures import figure
 
         return figure(self.main if name is None else self.result(name), backend)
 
     def figure(self, names: Sequence[str] | None = None, backend: str = "matplotlib") -> Any:
-        """All measurements that can be drawn, or the named ones, on one sheet."""
+        """All drawable measurements, or the named ones, in one figure."""
         from everydepth.results.figures import sheet
 
         wanted = self.results.values() if names is None else map(self.result, names)
@@ -183,10 +183,10 @@ class Results:
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()  # pyright: ignore[reportPrivateUsage]
 
-    # -- kept -------------------------------------------------------------------------------------
+    # -- saving -----------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON values; what is undefined is null."""
+        """Everything as plain JSON values; undefined values are null."""
         return {
             "format": FORMAT,
             "kind": self.kind,
@@ -199,7 +199,7 @@ class Results:
 
     @staticmethod
     def from_json(content: Any) -> Results:
-        """The results that `to_json` gave, as the class of their kind if its module was imported.
+        """The inverse of `to_json`, as the class of their kind if its module was imported.
 
         >>> traced = ed.trace(model, test, ["accuracy"], progress=False)
         >>> ed.Results.from_json(traced.to_json())["accuracy"].shape
@@ -210,7 +210,7 @@ class Results:
         return from_json(content)
 
     def save(self, path: str | Path) -> Path:
-        """Write JSON and arrays into the folder `path`, whole or not at all; returns the folder."""
+        """Write JSON and arrays to the folder `path`, atomically, and return the folder."""
         from everydepth.results.saving import save
 
         return save(self, Path(path))
@@ -219,7 +219,7 @@ class Results:
     def load(cls: type[R], path: str | Path) -> R:
         """Read what `save` wrote; nothing in the files can run code.
 
-        `Results.load` reads any; a verb's own class only its own kind.
+        `Results.load` reads any kind, a subclass only its own.
         """
         from everydepth.results.saving import load
 
@@ -232,7 +232,7 @@ class Results:
 
 
 class Number:
-    """A number of a "scalar" result, as an attribute of the results that hold it."""
+    """An attribute of `Results` that reads a number from one of its "scalar" results."""
 
     def __init__(self, result: str) -> None:
         self._result = result
@@ -245,7 +245,7 @@ class Number:
 
 
 class OptionalNumber(Number):
-    """The same, None where it was not measured."""
+    """The same, or None if it was not measured."""
 
     def __get__(self, found: Results, owner: type) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         known = self._name in found.result(self._result).arrays
@@ -267,9 +267,9 @@ def provenance(
     settings: Any = None,
     **facts: Any,
 ) -> dict[str, Any]:
-    """What every verb says about where its results came from; versions are added.
+    """The provenance that every verb records, with package versions added.
 
-    settings: the config that was used, a dataclass or a mapping.
+    settings: the config used, a dataclass or a mapping.
 
     >>> from everydepth.results import provenance
     >>> provenance(model="ViT", samples=100, seconds=1.23456, policy="margin")["seconds"]
@@ -290,30 +290,12 @@ def provenance(
 
 
 def described(result: Result) -> dict[str, Any]:
-    """All of a result but its arrays, as JSON values."""
-    return plain(
-        {
-            key: getattr(result, key)
-            for key in (
-                "name",
-                "kind",
-                "series",
-                "axis",
-                "labels",
-                "title",
-                "about",
-                "unit",
-                "better",
-                "section",
-                "meta",
-                "note",
-            )
-        }
-    )
+    """All of a result except its arrays, as JSON values."""
+    return plain({f.name: getattr(result, f.name) for f in fields(result) if f.name != "arrays"})
 
 
 def plain(value: Any) -> Any:
-    """As JSON knows it: lists, dictionaries with words as keys, null for what is not finite."""
+    """As JSON values: lists, dictionaries with string keys, and null for non-finite numbers."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float | np.floating):
@@ -332,5 +314,5 @@ def plain(value: Any) -> Any:
 
 
 def class_of(kind: str) -> type[Results]:
-    """The class of a kind, or `Results` where its module was not imported."""
+    """The class of a kind, or `Results` if its module was not imported."""
     return _kinds.get(kind, Results)

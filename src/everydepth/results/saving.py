@@ -1,7 +1,7 @@
-"""Results on disk: JSON for what they are, one npz without pickles for their arrays.
+"""Results on disk: JSON, and one npz without pickles for the arrays.
 
-Reading is safe for files from anywhere: only files of known names are read, none that leads out of
-its folder, none unpacked beyond a limit, and every type is checked.
+Reading untrusted files is safe: only files with known names are read, none outside the folder, none
+unpacked beyond a limit, and every type is checked.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from everydepth.results.result import Better, Kind, Result
 from everydepth.results.results import FORMAT, Results, class_of, described
 
 FILE = "measured.json"
-DEEPEST = 100_000  # blocks; more would only be there to fill the memory
+DEEPEST = 100_000  # blocks; a larger number can only be an attack
 LARGEST = 512 * 2**20  # bytes of one file, unpacked
 _MASK = "!mask"  # suffix of the stored mask of a masked array; cannot be part of an array's name
 EARLIER = ("trace", "profile", "exits")
-"""What verbs wrote as `<name>.json` before all results were saved alike."""
+"""Names of the `<name>.json` files from before all results shared one format."""
 
-# What reading a file can raise that does not look as it should.
+# What reading a malformed file can raise.
 BROKEN = (
     AttributeError,
     EOFError,
@@ -46,7 +46,7 @@ BROKEN = (
 
 @explained("the results cannot be saved", DataError)
 def save(results: Results, folder: Path) -> Path:
-    """The arrays first, then the JSON that names their file: a cut-off save leaves the old one."""
+    """Write the arrays, then the JSON that names their file: a killed save leaves the old pair."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, np.ndarray] = {}
     for name, result in results.results.items():
@@ -57,7 +57,7 @@ def save(results: Results, folder: Path) -> Path:
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # pyright: ignore[reportArgumentType]
     content = packed.getvalue()
-    # A name of its own for every content, so that the old pair stays whole until the JSON changes.
+    # The name depends on the content, so that the old pair stays valid until the JSON changes.
     file = f"measured-{hashlib.sha256(content).hexdigest()[:12]}.npz"
     head = {
         "format": FORMAT,
@@ -75,12 +75,12 @@ def save(results: Results, folder: Path) -> Path:
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether a folder holds results, of today or of an earlier version."""
+    """Whether a folder holds results, of this version or an earlier one."""
     return (folder / FILE).is_file() or (folder / "trace.json").is_file()
 
 
 def find(folder: Path) -> dict[str, Path]:
-    """The folders of results directly inside a folder; a link that leads out is an error."""
+    """The folders of results directly inside a folder; a link to the outside is an error."""
     return {
         entry.name: entry
         for entry in sorted(folder.iterdir())
@@ -92,7 +92,7 @@ def find(folder: Path) -> dict[str, Path]:
 def load(folder: Path) -> Results:
     """The results in a folder, as the class of their kind if its module was imported.
 
-    A file of an earlier version may be given itself.
+    The path may also be a file of an earlier version.
     """
     folder, given = (folder.parent, folder.stem) if folder.is_file() else (folder, None)
     try:
@@ -107,7 +107,7 @@ def load(folder: Path) -> Results:
         raise
     except (*BROKEN, SettingError) as error:
         raise DataError(
-            f"{folder} does not hold whole results ({type(error).__name__}: {error}); "
+            f"the results in {folder} are incomplete ({type(error).__name__}: {error}); "
             "restore them from a copy, or measure again"
         ) from error
     raise DataError(
@@ -128,9 +128,9 @@ def _load(folder: Path) -> Results:
 
 
 def from_json(content: Any) -> Results:
-    """The results that `Results.to_json` gave; what is null becomes undefined again."""
+    """The inverse of `Results.to_json`; null becomes undefined again."""
     try:
-        head = checked(content, dict, "what was sent")
+        head = checked(content, dict, "the content")
         if head.get("format") != FORMAT:
             raise DataError(
                 f"results of format {head.get('format')!r:.40}, but this everydepth reads format "
@@ -149,8 +149,8 @@ def from_json(content: Any) -> Results:
         raise
     except (*BROKEN, SettingError) as error:
         raise DataError(
-            f"these are not whole results ({type(error).__name__}: {error}); send what "
-            "Results.to_json gives"
+            f"these are not complete results ({type(error).__name__}: {error}); send what "
+            "Results.to_json returns"
         ) from error
 
 
@@ -163,9 +163,11 @@ def check_format(folder: Path, found: Any, readable: int) -> None:
 
 
 def read_results(folder: Path, file: str, entries: Sequence[Any]) -> dict[str, Result]:
-    """The results that the entries of the JSON describe, with their arrays."""
+    """The results described by the entries of the JSON, with their arrays."""
     if Path(file).name != file or not inside(folder, file):
-        raise DataError(f"{folder} has no {file[:80]!r}, which holds the arrays; copy the folder")
+        raise DataError(
+            f"{folder} has no {file[:80]!r}, which holds the arrays; copy the whole folder"
+        )
     with zipfile.ZipFile(folder / file) as packed:
         size = sum(entry.file_size for entry in packed.infolist())
     if size > LARGEST:
@@ -217,7 +219,7 @@ def _check_depths(result: Result) -> None:
 
 
 def check_counts(about: Mapping[str, Any]) -> None:
-    """An error if what should be a count is none; pages are as long as a network is deep."""
+    """Raise an error if a count is not one; a huge depth would make huge pages."""
     for name in ("depth", "samples"):
         number = about.get(name)
         if number is not None and (type(number) is not int or number < 0):
@@ -233,13 +235,13 @@ def checked(value: Any, kind: type, what: str) -> Any:
 
 
 def inside(folder: Path, name: str) -> bool:
-    """Whether the file is there; an error if it is a link that leads out, or too large."""
+    """Whether the file exists; an error if it is a link to the outside, or too large."""
     file = folder / name
     if not file.is_file():
         return False
     real = file.resolve()
     if not real.is_relative_to(folder.resolve()):
-        raise DataError(f"{file} leads out of {folder}, and only what is inside is read")
+        raise DataError(f"{file} leads out of {folder}, and only files inside it are read")
     if real.stat().st_size > LARGEST:
         raise DataError(
             f"{file} has {real.stat().st_size / 2**20:.0f} MiB, but up to "
@@ -249,7 +251,7 @@ def inside(folder: Path, name: str) -> bool:
 
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:
-    """The object in a file; empty if there is none."""
+    """The JSON object in a file; empty if there is none."""
     if not inside(folder, name):
         return {}
     found = read_json(folder / name, DataError)

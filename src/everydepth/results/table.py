@@ -1,4 +1,4 @@
-"""A table: headings, rows of plain values, and notes; the same in a terminal, notebook and page."""
+"""A table: headings, rows of plain values, and notes, for terminals, notebooks and web pages."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _STEPS = ("", "k", "M", "G", "T", "P")
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows are values as they were measured, None where there is none; how they read is decided
-    when the table is shown.
+    """Rows hold the measured values, or None; they are formatted for display only.
 
-    units: one a column, or none at all; "bytes", "count" and "FLOP" are shortened (12.3M), others
-        stand in the heading.
+    units: one per column, or none; "bytes", "count" and "FLOP" are abbreviated (12.3M), others
+        appear in the heading.
 
     >>> from everydepth.results import Table
     >>> table = Table(headings=("depth", "size"), rows=((1, 1_500_000), (2, None)),
@@ -59,7 +58,7 @@ class Table:
 
     @property
     def cells(self) -> tuple[tuple[str, ...], ...]:
-        """The rows as they are read."""
+        """The rows, formatted."""
         units = self.units or ("",) * len(self.headings)
         return tuple(tuple(map(shown, row, units)) for row in self.rows)
 
@@ -119,7 +118,7 @@ class Table:
         )
 
     def markdown(self) -> str:
-        """For a model card or an issue: title and notes are left to the text around it."""
+        """For a model card or an issue; without title and notes."""
         rule = ["---" if self._is_words(place) else "---:" for place in range(len(self.headings))]
         lines = [self.heads, rule, *self.cells]
         return "\n".join(
@@ -128,7 +127,7 @@ class Table:
         )
 
     def to_pandas(self) -> pd.DataFrame:
-        """One column a heading; None becomes NaN in columns of numbers."""
+        """One column per heading; None becomes NaN in columns of numbers."""
         try:
             import pandas as pd
         except ImportError as error:
@@ -143,7 +142,7 @@ _SHORT = ("bytes", "count", "FLOP")
 
 
 def shown(value: Cell, unit: str = "") -> str:
-    """A value as it is read: four digits, "-" for none."""
+    """A value formatted for display: four digits, "-" for None."""
     if value is None or (isinstance(value, float) and value != value):
         return "-"
     if isinstance(value, bool):
@@ -163,10 +162,10 @@ def _short(value: float | int) -> str:
 
 
 def cell(value: Any) -> Cell:
-    """A value of a numpy array as a plain one; None where it is masked or not a number."""
+    """A value of a numpy array as a plain one; None if it is masked or NaN."""
     if value is np.ma.masked or value is None:
         return None
     plain = value.item() if isinstance(value, np.generic) else value
-    if isinstance(plain, float) and not np.isfinite(plain):
-        return None if plain != plain else plain
+    if isinstance(plain, float) and np.isnan(plain):
+        return None
     return plain if isinstance(plain, str | int | float | bool) else str(plain)

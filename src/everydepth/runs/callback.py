@@ -1,4 +1,4 @@
-"""Things to do during training: the one interface that the loop and its guests share."""
+"""Callbacks of the training loop."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 class Callback:
     """Override what you need. `training` gives `net`, `model`, `step`, `epoch`, `log`, `stop`.
 
-    Every process calls every method, so that a method may run the network; `training.log` writes
-    once.
+    Every process calls every method, so a method may run the network; `training.log` writes once.
     """
 
     def on_start(self, training: Any) -> None:
-        """Before the first step, of a resumed run too."""
+        """Before the first step, also of a resumed run."""
 
     def on_step(self, training: Any) -> None:
         """After each optimizer step; `training.losses` are this step's."""
 
     def on_gradients(self, training: Any) -> None:
-        """Before each optimizer step, when the gradients are complete and not yet clipped."""
+        """Before each optimizer step; gradients are complete and not yet clipped."""
 
     def on_validation(self, training: Any) -> None:
         """After each validation; `training.valid` is its outcome."""
@@ -32,12 +31,12 @@ class Callback:
         """After the last step."""
 
     def results(self) -> Mapping[str, Any]:
-        """What goes into `FitResult.callbacks`, as JSON values."""
+        """The entry in `FitResult.callbacks`, as JSON values."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, as JSON values."""
+        """The state a resumed run needs, as JSON values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""

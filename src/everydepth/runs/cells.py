@@ -1,4 +1,4 @@
-"""Cells: the pieces of a sweep, each done once, whatever happens to the machine in between."""
+"""Cells: the pieces of a sweep, each done once even if the machine crashes in between."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from everydepth.signals import Signals, leave
 Cell = dict[str, Any]
 Cells = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 Function = Callable[..., Mapping[str, Any]]
-"""What a cell does: `function(**cell)` gives a dictionary of JSON values."""
+"""The work of a cell: `function(**cell)` returns a dictionary of JSON values."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """By key of a cell: the results, and why a cell was skipped."""
+    """By key of a cell: its results, or why it was skipped."""
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
 
 def cells_of(grid: Cells) -> tuple[Cell, ...]:
-    """The cells of a grid, checked."""
+    """The cells of a grid; an error if it has none, or one twice."""
     if isinstance(grid, Mapping):
         for name, values in grid.items():
             if isinstance(values, str) or not hasattr(values, "__iter__"):
                 raise SettingError(f"grid[{name!r}] is {values!r}; give a list of values")
-        values = [list(grid[name]) for name in grid]
-        cells = [dict(zip(grid, chosen, strict=True)) for chosen in itertools.product(*values)]
+        chosen = itertools.product(*grid.values())
+        cells = [dict(zip(grid, values, strict=True)) for values in chosen]
     else:
         cells = [dict(cell) for cell in grid]
     if not cells:
@@ -54,7 +54,7 @@ def cells_of(grid: Cells) -> tuple[Cell, ...]:
 
 
 def cell_key(cell: Mapping[str, Any]) -> str:
-    """A name for the file of a cell, the same for the same settings in any order."""
+    """The file name of a cell; it does not depend on the order of settings."""
     try:
         text = json.dumps(cell, sort_keys=True)
     except TypeError as error:
@@ -65,7 +65,7 @@ def cell_key(cell: Mapping[str, Any]) -> str:
 
 
 def finished_cells(cells: Sequence[Cell], path: Path) -> Outcome:
-    """What is done of the cells in a run directory."""
+    """The cells that are already done in a run directory."""
     files = {cell_key(cell): path / "cells" / f"{cell_key(cell)}.json" for cell in cells}
     done = {key: read_json(file)["result"] for key, file in files.items() if file.exists()}
     return Outcome(done)
@@ -82,10 +82,10 @@ def run_cells(
     title: str = "cells",
     progress: bool = True,
 ) -> Outcome:
-    """Do the cells that are not done in `run`; each is kept there the moment it ends.
+    """Do the cells that are not yet done in `run`, and save each as soon as it ends.
 
-    Under `accelerate launch` all processes work together on one cell after the other, and the main
-    one alone writes. `folders`, `skips`: see `sweep`.
+    Under `accelerate launch`, all processes work together on one cell after the other, and only
+    the main one writes. `folders`, `skips`: see `sweep`.
     """
     if several() and where.engine != "local":
         raise SettingError(
@@ -96,7 +96,7 @@ def run_cells(
     if run is not None:
         on_main(lambda: _prepare(run, cells))
         outcome = finished_cells(cells, run.path)
-        wait_for_all()  # before the first is written, so that all agree on what is left to do
+        wait_for_all()  # before the first is written, so that all see the same cells to do
     todo = [cell for cell in cells if cell_key(cell) not in outcome.results]
     work = _Work(function, None if run is None else run.path, folders, skips)
     try:
@@ -104,7 +104,7 @@ def run_cells(
             ended = each(work, todo, where)
             for cell, (result, why) in shown(ended, title, total=len(todo), enabled=progress):
                 if signals.received is not None:
-                    leave(signals.received)  # caught inside the cell, which may be half of one
+                    leave(signals.received)  # caught inside the cell, which may be incomplete
                 key = cell_key(cell)
                 if result is None:
                     outcome.skipped[key] = why
@@ -112,10 +112,10 @@ def run_cells(
                 outcome.results[key] = result
                 if run is not None and is_main():
                     done = {"cell": cell, "result": result}
-                    with run.writing("a cell could not be kept"):
+                    with run.writing("a cell could not be saved"):
                         write_json(run.path / "cells" / f"{key}.json", done)
     except (Exception, KeyboardInterrupt) as error:
-        kept = "nothing is kept without run=" if run is None else f"kept in {run.path}"
+        kept = "but lost without run=" if run is None else f"and saved in {run.path}"
         error.add_note(f"{len(outcome.results)} of {len(cells)} cells are done, {kept}")
         raise
     return outcome
@@ -134,7 +134,7 @@ class _Work:
         folder = None
         if self.folders and self.path is not None:
             folder = self.path / "work" / cell_key(cell)
-            with explained("the folder of a cell cannot be made"):
+            with explained("the folder of a cell cannot be created"):
                 folder.mkdir(parents=True, exist_ok=True)
         own = {"folder": folder} if self.folders else {}
         try:
@@ -149,11 +149,11 @@ class _Work:
 
 def _prepare(run: Run, cells: Sequence[Cell]) -> None:
     folder = run.path / "cells"
-    with run.writing("the folder of cells could not be made"):
+    with run.writing("the folder of cells could not be created"):
         folder.mkdir(exist_ok=True)
         remove_leftovers(folder)
     if any(not (folder / f"{cell_key(cell)}.json").exists() for cell in cells):
-        # Cells were added to a finished sweep: its summary is no longer whole.
+        # Cells were added to a finished sweep: its summary is incomplete.
         with run.writing("the earlier results could not be deleted"):
             (run.path / "results.json").unlink(missing_ok=True)
 
@@ -163,6 +163,6 @@ def _plain(cell: Cell, result: Mapping[str, Any]) -> dict[str, Any]:
         return json.loads(json.dumps(dict(result)))
     except (TypeError, ValueError) as error:
         raise SettingError(
-            f"the cell {cell} returned {type(result).__name__} that is not a dictionary of JSON "
+            f"the cell {cell} returned a {type(result).__name__} that is not a dictionary of JSON "
             f"values ({error}); return numbers, strings and lists by name"
         ) from error

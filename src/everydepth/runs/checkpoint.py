@@ -16,7 +16,7 @@ from torch import Tensor
 
 from everydepth.errors import EveryDepthError, RunError
 from everydepth.files import explained, read_json, write_folder
-from everydepth.runs.tree import put_together, taken_apart
+from everydepth.runs.tree import flatten, unflatten
 
 FORMAT = 1
 STATE = "state.json"
@@ -24,21 +24,21 @@ STATE = "state.json"
 
 @contextmanager
 def whole(path: Path) -> Generator[None, None, None]:
-    """What is read inside comes from this file: where it lacks something, that is said."""
+    """Turn errors from reading this file into one that says the file is incomplete."""
     try:
         yield
     except EveryDepthError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RunError(
-            f"{path} is not whole ({type(error).__name__}: {error}); restore it from a copy"
+            f"{path} is incomplete ({type(error).__name__}: {error}); restore it from a copy"
         ) from error
 
 
 def check_format(found: Any, path: Path) -> None:
     """An error if a file was written by a later version."""
     if not isinstance(found, int):
-        raise RunError(f"{path} has no format number, so it is not a file of a run; check the path")
+        raise RunError(f"{path} has no format number, so it is not part of a run; check the path")
     if found > FORMAT:
         raise RunError(
             f"{path} has format {found}, but this version of everydepth reads up to {FORMAT}; "
@@ -48,7 +48,7 @@ def check_format(found: Any, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on the disk. `state` is small; `load(part)` reads the tensors of a part."""
+    """A checkpoint on disk. `state` is small; `load(part)` reads the tensors of a part."""
 
     path: Path
     step: int
@@ -59,8 +59,8 @@ class Checkpoint:
 
     @staticmethod
     def write(path: Path, step: int, parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        """Write `parts` (trees with tensors) and `state` (a tree without), all or nothing."""
-        bare, leftover = taken_apart(state)
+        """Write `parts` (trees with tensors) and `state` (a tree without), atomically."""
+        bare, leftover = flatten(state)
         if leftover:
             raise RunError(
                 f"state holds tensors ({', '.join(leftover)}), but it goes to {STATE}; "
@@ -72,9 +72,9 @@ class Checkpoint:
             sizes: dict[str, int] = {}
             sums: dict[str, str] = {}
             for name, tree in parts.items():
-                skeletons[name], tensors = taken_apart(tree)
+                skeletons[name], tensors = flatten(tree)
                 file = folder / f"{name}.safetensors"
-                # "pt" lets other tools tell which library the tensors belong to.
+                # "pt" tells other tools which library the tensors belong to.
                 save_file(_plain(tensors), file, metadata={"format": "pt"})
                 sizes[name], sums[name] = file.stat().st_size, _checksum(file)
             content = {
@@ -85,15 +85,15 @@ class Checkpoint:
                 "parts": skeletons,
                 "state": bare,
             }
-            text = json.dumps(content)
-            text = json.dumps({"checksum": _text_sum(text), **content})
+            checksum = _text_sum(json.dumps(content))
+            text = json.dumps({"checksum": checksum, **content})
             (folder / STATE).write_text(text, encoding="utf-8")
 
         write_folder(path, fill)
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Open a checkpoint, checking that it is whole."""
+        """Open a checkpoint and check that it is complete."""
         if not path.is_dir():
             raise RunError(f"there is no checkpoint {path}; check the step, or start a new run")
         with whole(path / STATE), explained(f"{path} cannot be read"):
@@ -119,7 +119,7 @@ class Checkpoint:
         return cls(
             path,
             content["step"],
-            put_together(content["state"], {}),
+            unflatten(content["state"], {}),
             content["parts"],
             content["sizes"],
             content.get("checksums", {}),
@@ -130,7 +130,7 @@ class Checkpoint:
         if part not in self.skeletons:
             raise RunError(f"{self.path} has no part {part!r}; it has {', '.join(self.skeletons)}")
         with whole(self.path / STATE):
-            return put_together(self.skeletons[part], self._tensors(part))
+            return unflatten(self.skeletons[part], self._tensors(part))
 
     def _tensors(self, part: str) -> dict[str, Tensor]:
         file = self.path / f"{part}.safetensors"
@@ -153,13 +153,13 @@ def _text_sum(text: str) -> str:
 
 def _damaged(file: Path, checkpoint: Path) -> str:
     return (
-        f"{file} is not what was written: its checksum differs; restore it from a copy, or delete "
+        f"{file} is damaged: its checksum differs; restore it from a copy, or delete "
         f"{checkpoint} and write an earlier step into {checkpoint.parent / 'latest'}"
     )
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as safetensors wants them: contiguous, none a view of another."""
+    """Tensors as safetensors requires: contiguous, and none a view of another."""
     seen: set[int] = set()
     plain: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

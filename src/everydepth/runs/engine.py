@@ -1,4 +1,4 @@
-"""Many independent jobs: one after the other, in several processes here, or on a Ray cluster."""
+"""Run independent jobs one after the other, in several processes, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(Config):
-    """Where jobs run: "local", one after the other in this process; "processes", in several of
-    this machine, each with one compute thread; "ray", on a Ray cluster, one task a job.
+    """Where jobs run: "local", one after the other in this process; "processes", in several on
+    this machine, each with one compute thread; "ray", on a Ray cluster, one task per job.
 
     >>> from everydepth.runs.engine import EngineConfig
     >>> EngineConfig(engine="processes", processes=4).engine
@@ -36,10 +36,10 @@ class EngineConfig(Config):
 
     engine: str = setting("local", choices=("local", "processes", "ray"), help="Where cells run.")
     processes: int | None = setting(
-        None, least=1, help="Of engine processes; by default one a core."
+        None, least=1, help="Number of processes with engine processes; by default one per core."
     )
     address: str | None = setting(
-        None, help="Of a Ray cluster; by default one on this machine, which ends with the cells."
+        None, help="Address of a Ray cluster; by default a temporary one on this machine."
     )
 
     def __post_init__(self) -> None:
@@ -58,13 +58,13 @@ def each(
     items: Sequence[T],
     where: EngineConfig,
 ) -> Iterator[tuple[T, R]]:
-    """Every item with `function(item)`, as they are done.
+    """Yield every item with `function(item)`, in the order they finish.
 
-    After a failure nothing new is begun; what is under way ends and is given, and only then the
-    failure is raised, with a note that names its item.
+    After a failure no new item starts. Those that are running finish and are yielded; then the
+    error is raised, with a note that names its item.
     """
     failed: list[Exception] = []
-    # Engines take items one by one, so that none is taken after a failure.
+    # Engines pull items one by one, so that none starts after a failure.
     left = (item for item in items if not failed)
     if where.engine == "ray":
         outcomes = _on_ray(function, left, where.address)
@@ -83,7 +83,7 @@ def each(
 
 
 Tried = tuple[T, R | None, Exception | None]
-"""An item, and what came of it or the error."""
+"""An item, and its result or error."""
 
 
 def _tried(function: Callable[[T], R], item: T) -> Tried[T, R]:
@@ -94,19 +94,19 @@ def _tried(function: Callable[[T], R], item: T) -> Tried[T, R]:
 
 
 def _elsewhere(function: Callable[[T], R], item: T) -> tuple[Tried[T, R], str]:
-    """`_tried` in another process, and the traceback as text, which an error leaves behind."""
+    """`_tried` in another process, and the traceback as text: pickling an error drops it."""
     item, result, error = _tried(function, item)
-    told = "" if error is None else "".join(traceback.format_exception(error))
+    trace = "" if error is None else "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - our own, made one line before
-    except Exception:  # noqa: BLE001 - an error that cannot travel: its words must do
+    except Exception:  # noqa: BLE001 - an error that cannot be pickled: send its message
         error = RunError(f"{type(error).__name__}: {error}")
-    return (item, result, error), told
+    return (item, result, error), trace
 
 
-def _arrived(tried: Tried[T, R], told: str) -> Tried[T, R]:
+def _arrived(tried: Tried[T, R], trace: str) -> Tried[T, R]:
     if tried[2] is not None:
-        tried[2].add_note(told)
+        tried[2].add_note(trace)
     return tried
 
 
@@ -116,7 +116,7 @@ def _arrived(tried: Tried[T, R], told: str) -> Tried[T, R]:
 def _in_processes(
     function: Callable[[T], R], items: Iterator[T], count: int | None
 ) -> Iterator[Tried[T, R]]:
-    # loky pickles what is written in a script or a function, and does not run the script again.
+    # loky can pickle functions defined in a script, and does not run the script again.
     import loky
 
     package = cast(Any, loky)
@@ -142,7 +142,7 @@ def _in_processes(
     except BrokenExecutor as error:
         raise RunError(
             "a process that ran a cell died (out of memory, or killed); finished cells are kept. "
-            "Go on with the same call, perhaps with fewer processes"
+            "Repeat the call to continue, perhaps with fewer processes"
         ) from error
 
 
@@ -164,7 +164,7 @@ def _until_orphaned(parent: int) -> None:
 def _on_ray(
     function: Callable[[T], R], items: Iterator[T], address: str | None
 ) -> Iterator[Tried[T, R]]:
-    """address: of a cluster; without, one on this machine, which ends with the jobs."""
+    """address: of a cluster; by default a temporary one on this machine."""
     try:
         import ray as package
     except ImportError as error:
@@ -185,9 +185,9 @@ def _on_ray(
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise _silent(address, error) from error
     try:
-        # What all jobs share (models, data) is sent once. A task has one core, and one thread.
+        # What all jobs share (models, data) is sent once. A task gets one core and one thread.
         shared, task = ray.put(function), ray.remote(_elsewhere)
-        # As many wait as run: a cluster that can grow sees that it should.
+        # Twice as many tasks as cores: the queue makes an autoscaling cluster grow.
         most = 2 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
         waiting: list[Any] = []
         while True:
@@ -206,7 +206,7 @@ _END: Any = object()
 
 
 def _check_answers(address: str | None) -> None:
-    """Ray itself would go on trying a dead address for many minutes."""
+    """Ray itself would keep trying a dead address for many minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if port.isdigit():
         try:

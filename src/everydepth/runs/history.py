@@ -1,4 +1,4 @@
-"""What a run logged while it trained, as Results: one measurement for every number."""
+"""The logged metrics of a run as Results: one measurement for every number."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _NO_CURVE = ("step", "epoch", "time", "seconds")
 _WORDS = {"lr": "learning rate", "losses": "loss by depth"}
 
 Points = dict[int | None, tuple[list[float], list[float]]]
-"""By depth (None for a number that is of no depth): steps and values."""
+"""By depth (None for a number without one): steps and values."""
 
 
 def history(lines: Sequence[Mapping[str, Any]]) -> Results:
-    """The lines of metrics.jsonl as curves over the steps; what was logged once only is left out.
+    """The lines of metrics.jsonl as curves over steps; numbers logged only once are left out.
 
     >>> from everydepth.runs.history import history
     >>> lines = [{"step": 1, "loss": 2.0, "valid": {"accuracy": [0.2, 0.5]}},
@@ -67,7 +67,7 @@ def _measured(name: str, points: Points) -> Result | None:
 def _numbers_in(
     line: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, int | None, float]]:
-    """The numbers of one line: a name, the depth each is for (if for one), the value."""
+    """The numbers in one line: name, depth (if it has one) and value."""
     for key, value in line.items():
         name = f"{prefix}{key}"
         if key in _NO_CURVE or isinstance(value, bool):
@@ -75,7 +75,7 @@ def _numbers_in(
         if _is_number(value):
             yield name, None, _float(value)
         elif isinstance(value, list):
-            yield from _by_depth(name, dict(enumerate(value, start=1)))  # as `fit` validates: 1..L
+            yield from _by_depth(name, dict(enumerate(value, start=1)))  # depths 1..L, from `fit`
         elif isinstance(value, Mapping) and value and all(str(k).isdecimal() for k in value):
             yield from _by_depth(name, {int(k): v for k, v in value.items()})
         elif isinstance(value, Mapping):
@@ -93,7 +93,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _float(value: int | float) -> float:
-    """JSON allows whole numbers that no float can hold."""
+    """JSON allows integers too large for a float."""
     try:
         return float(value)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""One writer a run directory."""
+"""A lock that allows one writer per run directory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LOCK, HOLDER = ".lock", ".holder.json"
 
 @contextmanager
 def held(path: str | Path) -> Generator[None, None, None]:
-    """Keep other processes from writing to a run directory, which is made if it is not there.
+    """Keep other processes from writing to a run directory, creating it if needed.
 
-    The operating system holds the lock, on network file systems too, and frees it when the
-    process dies, however it dies. What a killed process left half written is deleted.
+    The operating system holds the lock, even on network file systems, and releases it when the
+    process dies for any reason. Files that a killed process left incomplete are deleted.
 
     >>> from everydepth.runs import held
     >>> with held("runs/mine"):
     ...     with held("runs/mine"):
     ...         pass
     Traceback (most recent call last):
-    everydepth.errors.RunError: runs/mine is written by process ...
+    everydepth.errors.RunError: runs/mine is in use by process ...
     """
     folder = Path(path)
     lock = FileLock(folder / LOCK)
@@ -44,7 +44,7 @@ def held(path: str | Path) -> Generator[None, None, None]:
         yield
     finally:
         if lock.is_locked:
-            with suppress(OSError):  # a note that is left behind does not hold the directory
+            with suppress(OSError):  # a leftover note does not hold the directory
                 (folder / HOLDER).unlink(missing_ok=True)
             lock.release()
 
@@ -54,7 +54,7 @@ def _acquire(lock: BaseFileLock, folder: Path) -> None:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise RunError(
-            f"{folder} is written by {_holder(folder)}; wait for it or end it, or use another "
+            f"{folder} is in use by {_holder(folder)}; wait for it or end it, or use another "
             "directory"
         ) from error
 
@@ -72,4 +72,4 @@ def _holder(folder: Path) -> str:
         command = f" ({who['command']})" if who["command"] else ""
         return f"process {who['process']} on {who['host']}{command} since {who['since']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process"  # which has just begun
+        return "another process"  # which has just started

@@ -1,11 +1,11 @@
-"""A run: one directory that says what was asked, where it ran, and what came out."""
+"""A run: one directory with its settings, its environment and its outcome."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,15 +35,15 @@ _README = """\
 
 | file | what |
 |---|---|
-| `config.json` | what was asked for (format {format}) |
-| `environment.json` | the command that started it; versions, devices and memory of its machine |
-| `metrics.jsonl` | one JSON object a line, in the order of the steps |
+| `config.json` | the settings (format {format}) |
+| `environment.json` | the command that started it; versions, devices and memory of the machine |
+| `metrics.jsonl` | one JSON object per line, in the order of the steps |
 | `checkpoints/<step>/` | safetensors and JSON, no pickles; `checkpoints/latest` names the newest |
-| `results.json` | the outcome; absent while the run goes on |
-| `model/` | the trained model, if there is one: loads with `from_pretrained` |
+| `results.json` | the outcome; absent until the run is finished |
+| `model/` | the trained model, if there is one; load it with `from_pretrained` |
 
-Everything is written whole or not at all, so the directory may be copied or continued at any time:
-`everydepth.Run.open("{name}")` reads it.
+All files are written atomically, so the directory can be copied or resumed at any time. Read it
+with `everydepth.Run.open("{name}")`.
 """
 
 
@@ -66,8 +66,8 @@ class Run:
     @classmethod
     @explained("the run cannot be started")
     def create(cls, path: str | Path, config: Mapping[str, Any], *, kind: str = "train") -> Run:
-        """A new run in a directory that does not exist, is empty, or holds one that was killed
-        before it had begun."""
+        """Start a run in a directory that does not exist, is empty, or holds a run that was killed
+        during its creation."""
         folder = Path(path)
         cls.check_free(folder)
         try:
@@ -80,19 +80,19 @@ class Run:
         run = cls(folder, kind, json.loads(text))
         with run.writing("the run could not be started"):
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-            # First, because it tells a run that was killed here from a directory in use.
+            # First: it distinguishes a run killed at this point from an unrelated directory.
             readme = _README.format(kind=kind, format=FORMAT, name=folder.name)
             write_text(folder / "README.md", readme)
             machine = json.loads(Environment.current().to_json())
             write_json(folder / "environment.json", {"command": command_line(), **machine})
-            # Last, because its presence makes the directory a run.
+            # Last: its presence makes the directory a run.
             content = {"format": FORMAT, "kind": kind, "config": run.config}
             write_json(folder / "config.json", content)
         return run
 
     @classmethod
     def check_free(cls, path: str | Path) -> None:
-        """An error if no run can be started in a directory."""
+        """Raise an error if no run can be started in a directory."""
         folder = Path(path)
         if cls.exists(folder):
             raise RunError(
@@ -103,7 +103,7 @@ class Run:
 
     @classmethod
     def resumed(cls, path: str | Path, config: Mapping[str, Any], *, kind: str = "train") -> Run:
-        """The run of this config in a directory: continued if it is there, started otherwise."""
+        """The run in a directory if it has this config, or a new one if there is none."""
         if not cls.exists(path):
             return cls.create(path, config, kind=kind)
         run = cls.open(path)
@@ -130,12 +130,12 @@ class Run:
         return (Path(path) / "config.json").is_file()
 
     def check_config(self, config: Mapping[str, Any]) -> None:
-        """An error that says what changed, if this is not the config the run was started with."""
+        """Raise an error that lists what changed, if the run was started with another config."""
         changed = changes(self.config, json.loads(json.dumps(config)))
         if changed:
             raise RunError(
                 f"the run in {self.path} was started with other settings: {'; '.join(changed)}. "
-                "Resume it with the settings it was started with, or start a new run directory"
+                "Resume it with the original settings, or start a new run directory"
             )
 
     # -- metrics ----------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Run:
 
     @explained("the metrics of the run cannot be read")
     def metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics; a last line that a killed process left torn is not one."""
+        """All lines of metrics, without a last one that a killed process left incomplete."""
         if not self._metrics.exists():
             return []
         *lines, _ = self._metrics.read_bytes().split(b"\n")
@@ -164,11 +164,11 @@ class Run:
             ) from error
         other = [line for line in found if not isinstance(line, dict)]
         if other:
-            raise RunError(f"{self._metrics} has a line that says {other[0]!r:.40}; {repair}")
+            raise RunError(f"{self._metrics} has a line with {other[0]!r:.40}; {repair}")
         return found
 
     def metrics_size(self) -> int:
-        """Bytes of metrics, all of them on the disk; `cut_metrics` takes it."""
+        """The size of the metrics in bytes, flushed to disk; for `cut_metrics`."""
         if not self._metrics.exists():
             return 0
         with self.writing("metrics could not be written"), open(self._metrics, "ab") as file:
@@ -176,14 +176,14 @@ class Run:
             return file.tell()
 
     def cut_metrics(self, size: Any) -> None:
-        """Forget the metrics beyond `size` bytes: a resumed run writes them again.
+        """Drop the metrics beyond `size` bytes: a resumed run writes them again.
 
-        size: as a state file says it, so it may be anything.
+        size: from a state file, so it may be anything.
         """
         if not self._metrics.exists():
             return
         there = self._metrics.stat().st_size
-        # Truncating to more would fill the file, and a reader's memory, with zeros.
+        # Truncating to a larger size would fill the file, and a reader's memory, with zeros.
         if not isinstance(size, int) or not 0 <= size <= there:
             raise RunError(
                 f"the state of the run says that {self._metrics} has {size!r} bytes, but it has "
@@ -199,7 +199,7 @@ class Run:
         return self.path / "checkpoints"
 
     def checkpoints(self) -> list[int]:
-        """The steps that have a checkpoint."""
+        """The steps that have a checkpoint, ascending."""
         return sorted(int(p.name) for p in self._checkpoints.glob("[0-9]*") if p.is_dir())
 
     def latest(self) -> int | None:
@@ -207,7 +207,7 @@ class Run:
         return self._pointer("latest")
 
     def best(self) -> int | None:
-        """The step of the checkpoint that validated best, or None."""
+        """The step of the checkpoint with the best validation, or None."""
         return self._pointer("best")
 
     def checkpoint(self, step: int | None = None) -> Checkpoint:
@@ -231,11 +231,11 @@ class Run:
         best: bool = False,
         keep: int = 2,
     ) -> Path:
-        """Write a checkpoint, then point to it, then delete all but the last `keep` and the best.
+        """Write a checkpoint, point to it, then delete all but the last `keep` and the best.
 
-        That it is the latest is written last: a run that is killed before does the step again.
+        The pointer comes after the checkpoint: a run killed in between repeats the step.
 
-        parts: trees of tensors by file name (`{"model": model.state_dict()}`); state: the rest.
+        parts: trees of tensors by file name (`{"model": model.state_dict()}`). state: the rest.
         """
         folder = self._folder(step)
         with self.writing(f"the checkpoint of step {step} could not be written"):
@@ -257,7 +257,7 @@ class Run:
                     remove_folder(self._folder(old))
 
     def mark_best(self, step: int) -> None:
-        """Point to the checkpoint that validated best."""
+        """Point to the checkpoint with the best validation."""
         with self.writing("the best step could not be written"):
             write_text(self._checkpoints / "best", f"{step}\n")
 
@@ -297,7 +297,7 @@ class Run:
             write_json(self.path / "results.json", {"format": FORMAT, "results": results})
 
     def write_folder(self, name: str, fill: Callable[[Path], None]) -> Path:
-        """A folder of the run (`model`, say) that `fill` writes, all or nothing."""
+        """A folder of the run, such as `model`, that `fill` writes; atomic."""
 
         def filled(folder: Path) -> None:
             fill(folder)
@@ -309,7 +309,7 @@ class Run:
 
     @contextmanager
     def writing(self, what: str) -> Generator[None, None, None]:
-        """Whatever the disk refuses inside is an error of ours; a full one says what is safe."""
+        """Turn disk errors inside into a `RunError`; if the disk is full, it says what is safe."""
         try:
             yield
         except (OSError, SafetensorError) as error:
@@ -317,9 +317,11 @@ class Run:
                 with explained(f"{what} in {self.path}"):
                     raise OSError(*error.args) from error
             newest = self.latest()
-            safe = "there is no earlier checkpoint"
-            if newest is not None:
-                safe = f"the checkpoint of step {newest} is intact"
+            safe = (
+                "there is no earlier checkpoint"
+                if newest is None
+                else f"the checkpoint of step {newest} is intact"
+            )
             free = shutil.disk_usage(self.path if self.path.exists() else ".").free
             raise RunError(
                 f"the disk is full ({free / 2**20:.1f} MiB free): {what} in {self.path}; {safe}. "
@@ -328,24 +330,24 @@ class Run:
 
 
 def _unbegun(entry: Path) -> bool:
-    """Whether something in a directory is what a run writes before it is one."""
+    """Whether an entry of a directory is something a run writes during its creation."""
     if entry.name == "checkpoints":
         return entry.is_dir() and not any(entry.iterdir())
     if entry.name == "README.md":
         return entry.is_file() and entry.read_bytes().startswith(_README[:22].encode())
     if entry.name == "environment.json":
-        return (entry.parent / "README.md").is_file()  # which says whose directory it is
+        return (entry.parent / "README.md").is_file()  # which shows whose directory it is
     return entry.name.startswith(TEMPORARY) or entry.name in (LOCK, HOLDER)
 
 
 def changes(before: Any, after: Any, name: str = "") -> list[str]:
-    """What differs between two JSON values, one readable line each."""
+    """The differences between two JSON values, one readable line each."""
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = cast(dict[str, Any], before), cast(dict[str, Any], after)
         found: list[str] = []
         for key in dict.fromkeys((*old, *new)):
             found += changes(old.get(key), new.get(key), f"{name}.{key}" if name else key)
         return found
-    if isinstance(before, Sequence) and isinstance(after, Sequence):
-        return [] if list(before) == list(after) else [f"{name} {before!r} -> {after!r}"]
+    if isinstance(before, list | tuple) and isinstance(after, list | tuple):
+        before, after = list(before), list(after)
     return [] if before == after else [f"{name} {before!r} -> {after!r}"]

@@ -1,4 +1,4 @@
-"""Sweeps: a function of many settings, as a table that survives the machine."""
+"""Sweeps: evaluate a function over many settings, resumable after a crash."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from everydepth.config import checked, filled
 from everydepth.errors import RunError, SettingError
@@ -24,16 +22,16 @@ from everydepth.runs.cells import (
 )
 from everydepth.runs.engine import EngineConfig
 from everydepth.runs.holding import held
+from everydepth.runs.measurements import means, measurements
 from everydepth.runs.run import Run
-from everydepth.runs.shown import measurements
 from everydepth.runs.together import is_main, on_main
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Sweep(Results, kind="sweep"):
-    """The cells of a sweep and what is done of them, as curves over settings and as rows.
+    """The cells of a sweep and their outcome, as curves over settings and as rows.
 
-    done, skipped: by key of the cell (`cell_key`) what it gave, and why it gave nothing.
+    done: by key of a cell (`cell_key`), its outcome. skipped: why it has none.
     """
 
     path: Path | None = None
@@ -56,7 +54,7 @@ class Sweep(Results, kind="sweep"):
         done: Mapping[str, Mapping[str, Any]],
         skipped: Mapping[str, str] | None = None,
     ) -> Sweep:
-        """From the outcome of every cell that is done."""
+        """From the outcome of every finished cell."""
         facts: dict[str, Any] = {"skipped": skipped} if skipped else {}
         found = cls(
             results={},
@@ -80,32 +78,20 @@ class Sweep(Results, kind="sweep"):
 
     def curves(
         self, y: str, x: str, by: str | None = None, *, relative: bool = False
-    ) -> dict[Any, dict[str, list[float]]]:
-        """For each value of `by`: x, the mean of y over all else (seeds), and its deviation.
+    ) -> dict[Any, dict[str, list[float | int]]]:
+        """For each value of `by`: x, and the mean, deviation and number of runs of y over the rest.
 
-        relative: as shares of the first mean.
+        relative: divide by the first mean.
         """
         rows = self.rows()
         for name in (x, y, *([by] if by else [])):
             if not rows or name not in rows[0]:
                 known = sorted(rows[0]) if rows else []
                 raise SettingError(f"no column {name!r} in the sweep; use one of {known}")
-        found: dict[Any, dict[str, list[float]]] = {}
-        for group in dict.fromkeys(row[by] if by else None for row in rows):
-            mine = [row for row in rows if by is None or row[by] == group]
-            curve: dict[str, list[float]] = {"x": [], "mean": [], "std": [], "runs": []}
-            for value in sorted({row[x] for row in mine}):
-                values = np.array([row[y] for row in mine if row[x] == value], float)
-                spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-                for name, number in zip(
-                    curve, (value, values.mean(), spread, len(values)), strict=True
-                ):
-                    curve[name].append(float(number))
-            if relative:
-                first = curve["mean"][0]
-                curve["mean"] = [m / first for m in curve["mean"]]
-                curve["std"] = [s / first for s in curve["std"]]
-            found[group] = curve
+        found = means(rows, y, x, by)
+        for curve in found.values() if relative else ():
+            first = curve["mean"][0]
+            curve |= {name: [value / first for value in curve[name]] for name in ("mean", "std")}
         return found
 
     def __str__(self) -> str:
@@ -130,18 +116,18 @@ def sweep(
 ) -> Sweep:
     """Call `function(**cell)` for every cell of a grid that is not done yet.
 
-    grid: values by name, of which all combinations are cells, or the cells themselves.
+    grid: values by name, whose combinations are the cells, or the cells themselves.
     function: returns a dictionary of JSON values.
-    run: a directory in which each finished cell is a file, written whole or not at all, by this
-        process alone; calling `sweep` again with it, even after kill -9, does the rest and repeats
-        nothing. When a cell fails, no other is begun, and those that are done are kept.
-    where, settings: an `EngineConfig`, and fields of it by name: `engine="local"`, one cell after
-        the other; "processes", on as many cores of this machine as there are (or `processes`), one
-        compute thread each; "ray", on the cluster at `address` (by default one on this machine).
-    folders: also pass `folder=`, a directory of the cell's own in which one that was cut short can
-        continue; None without `run`.
-    skips: errors that leave a cell undone, said in `Sweep.skipped`, and do not end the sweep.
-    dry_run: only list the cells and what is done of them.
+    run: a directory with one file per finished cell, written atomically. Calling `sweep` again
+        with it, even after kill -9, does the remaining cells and repeats none. If a cell fails, no
+        new one starts, and finished ones are kept.
+    where, settings: an `EngineConfig`, or its fields by name: `engine="local"`, one cell after the
+        other; "processes", on all cores of this machine (or `processes` of them), one compute
+        thread each; "ray", on the cluster at `address` (by default a new one on this machine).
+    folders: also pass `folder=`, a directory for the cell to save to and resume from; None without
+        `run`.
+    skips: errors that skip a cell, listed in `Sweep.skipped`, without ending the sweep.
+    dry_run: only list the cells and their state.
 
     >>> def loss(depth, seed):
     ...     return {"loss": 1 / depth}

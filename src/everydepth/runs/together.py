@@ -1,4 +1,4 @@
-"""Several processes on one job (`accelerate launch`, torchrun): one writes, all agree."""
+"""Several processes on one job (`accelerate launch`, torchrun): one of them writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def several() -> bool:
 
 
 def on_cpus() -> bool:
-    """Whether the processes work on CPUs, which accelerate must be told; torchrun does not."""
+    """Whether the processes use CPUs; torchrun does not tell accelerate, so we do."""
     import torch
     from accelerate.utils import parse_flag_from_env
 
@@ -26,18 +26,18 @@ def on_cpus() -> bool:
 
 
 def is_main() -> bool:
-    """Whether this is the process that writes and speaks."""
+    """Whether this process writes files and messages."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def wait_for_all() -> None:
-    """Go on when all processes are here."""
+    """Wait until all processes get here."""
     if several():
         _state().wait_for_everyone()
 
 
 def on_main(action: Callable[[], T]) -> T:
-    """Do something in the main process; its result, or error of ours, is everybody's."""
+    """Run an action in the main process; every process gets its result, or its error."""
     if not several():
         return action()
     from accelerate.utils import broadcast_object_list

@@ -1,4 +1,4 @@
-"""State dictionaries as JSON plus named tensors: no pickles, and nothing is lost on the way."""
+"""State dictionaries as JSON plus named tensors: lossless, without pickles."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TENSOR, _TUPLE, _ITEMS = "__tensor__", "__tuple__", "__items__"
 _MARKS = {_TENSOR, _TUPLE, _ITEMS}
 
 
-def taken_apart(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """`tree` with a name in the place of each tensor, and the tensors by name.
+def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
+    """The tree with a name in place of each tensor, and the tensors by name.
 
-    Tensors that are the same piece of memory (tied weights) are kept once.
+    Tensors that share memory (tied weights) are stored once.
     """
     tensors: dict[str, Tensor] = {}
     names: dict[tuple[Any, ...], str] = {}
@@ -48,20 +48,16 @@ def taken_apart(tree: Any) -> tuple[Any, dict[str, Tensor]]:
     return visit(tree, ""), tensors
 
 
-def put_together(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The tree that `taken_apart` took apart."""
+def unflatten(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `flatten`."""
     if isinstance(skeleton, list):
-        return [put_together(item, tensors) for item in cast(list[Any], skeleton)]
+        return [unflatten(item, tensors) for item in cast(list[Any], skeleton)]
     if not isinstance(skeleton, dict):
         return skeleton
     entries = cast(dict[str, Any], skeleton)
     if _TENSOR in entries:
         return tensors[entries[_TENSOR]]
     if _TUPLE in entries:
-        return tuple(put_together(entries[_TUPLE], tensors))
-    if _ITEMS in entries:
-        return {
-            put_together(key, tensors): put_together(value, tensors)
-            for key, value in entries[_ITEMS]
-        }
-    return {key: put_together(value, tensors) for key, value in entries.items()}
+        return tuple(unflatten(entries[_TUPLE], tensors))
+    pairs = entries.get(_ITEMS, entries.items())
+    return {unflatten(key, tensors): unflatten(value, tensors) for key, value in pairs}

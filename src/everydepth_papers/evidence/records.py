@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from everydepth.ablations import Ablation, GradientStudy, Memorization
-from everydepth.ablations.study import Side, UnifiedView
+from everydepth.ablations.study import Side
+from everydepth.ablations.unified import UnifiedView
 from everydepth.results.results import plain
 
 

@@ -1,8 +1,8 @@
-"""The figure of every result: for paper through matplotlib, for the screen through Plotly.
+"""Figures of results: with matplotlib for print, with Plotly for the web.
 
-A result says by its `kind` how it is laid out. `kinds` turns it into charts (marks on two axes),
-`mpl` and `web` draw any chart. A new measurement needs nothing here; a new kind is one function in
-`kinds`, a new mark one branch in each of the two.
+`kinds` turns a result into charts (marks on two axes), depending on its `kind`; `mpl` and `web`
+draw any chart. A new measurement needs nothing here, a new kind one function in `kinds`, a new mark
+one branch in each of `mpl` and `web`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ def figure(result: Result | Mapping[str, Result], backend: Literal["plotly"]) ->
 @overload
 def figure(result: Result | Mapping[str, Result], backend: str) -> Any: ...
 def figure(result: Result | Mapping[str, Result], backend: str = "matplotlib") -> Any:
-    """The figure of a result, or of the same measurement of several runs by their names.
+    """The figure of a result, or of the same measurement in several runs, by name.
 
-    backend: "matplotlib" gives a `matplotlib.figure.Figure` half a page wide, ready for `savefig`;
-    "plotly" a `plotly.graph_objects.Figure`. Neither is imported before it is needed.
+    backend: "matplotlib" returns a `matplotlib.figure.Figure` half a page wide, ready for
+    `savefig`; "plotly" a `plotly.graph_objects.Figure`. Each is imported only when needed.
     """
     return _drawn(charts({"": result} if isinstance(result, Result) else result), backend)
 
 
 def sheet(results: Sequence[Result], backend: str = "matplotlib", *, strict: bool = True) -> Any:
-    """All results on one figure, in rows of two.
+    """All results in one figure, in rows of two.
 
-    strict: one that cannot be drawn (a gap, a table of words) is an error, else it is left out.
+    strict: raise an error for one that cannot be drawn (a gap, a table of text) instead of leaving
+    it out.
     """
     found: list[Chart] = []
     for result in results:
@@ -53,7 +54,7 @@ def sheet(results: Sequence[Result], backend: str = "matplotlib", *, strict: boo
                 raise
     if not found:
         names = ", ".join(result.name for result in results) or "nothing"
-        raise SettingError(f"{names}: none of it can be drawn; use .table()")
+        raise SettingError(f"{names}: nothing here can be drawn; use .table()")
     return _drawn(found, backend)
 
 

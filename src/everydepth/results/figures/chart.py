@@ -1,4 +1,4 @@
-"""A chart: marks on two axes, said once and drawn by matplotlib or by Plotly."""
+"""A chart: marks on two axes, to be drawn by matplotlib or Plotly."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# Okabe and Ito's colors, told apart with any color vision; the pale yellow is left out because a
-# thin line of it cannot be seen on white.
+# Okabe and Ito's colors, which are distinguishable with any color vision; without the pale yellow,
+# which is invisible as a thin line on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
-# One name a pattern; a chart in black and white still tells its lines apart.
+# Lines stay distinguishable in black and white.
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bars:
-    """Upright bars; several on one chart stand side by side. `values` writes each one's number."""
+    """Vertical bars; several on one chart stand side by side. `values` prints each one's number."""
 
     x: Array
     y: Array
@@ -66,7 +66,7 @@ class Dots:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Heat:
-    """A matrix as colors; rows run upwards. `text` is written into the cells where it fits."""
+    """A matrix as colors; rows run upward. `text` is printed into the cells."""
 
     z: Array
     x: Array
@@ -78,7 +78,7 @@ class Heat:
 
     @property
     def diverging(self) -> bool:
-        """Whether zero is a middle: some values lie clearly below it."""
+        """Whether zero is the midpoint: some values are clearly below it."""
         finite = self.z[np.isfinite(self.z)]
         return bool(finite.size) and float(finite.min()) < -0.05 * float(np.abs(finite).max())
 
@@ -88,7 +88,7 @@ Mark = Line | Bars | Boxes | Dots | Heat
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What an axis counts. `ticks` name the positions 0, 1, 2, ..., for example tokens."""
+    """An axis. `ticks` are labels for the positions 0, 1, 2, ..., for example tokens."""
 
     label: str
     unit: str = ""
@@ -103,13 +103,12 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One drawing. `dial` says where depth lies, so that a depth can be pointed at."""
+    """One drawing. `dial` is the axis of depth, so that a page can highlight a depth."""
 
     title: str
     x: Axis
     y: Axis
     marks: tuple[Mark, ...]
-    note: str = ""
     dial: Literal["x", "y", "both"] | None = None
 
     @property
@@ -118,10 +117,10 @@ class Chart:
 
     @property
     def names(self) -> set[str]:
-        """What tells the marks apart; a line through boxes stands for them."""
+        """The names in the legend; a line through boxes stands for them."""
         return {mark.name for mark in self.marks if not isinstance(mark, Heat | Boxes)}
 
     @property
     def legend(self) -> bool:
-        """Whether names are needed."""
+        """Whether it needs a legend."""
         return len(self.names) > 1

@@ -1,7 +1,7 @@
 """From results to charts: one function per kind, the same for one run and for several.
 
-Several runs share a chart, one color each, where lines and bars allow it; matrices and grids stand
-side by side on one scale of colors.
+Lines and bars of several runs share a chart, one color per run; matrices and grids stand side by
+side and share a color scale.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from everydepth.results.layout import cells
 from everydepth.results.result import Result, called, numbers
 from everydepth.results.table import shown
 
-# Words of labels for which nothing to all is the natural range, so never a logarithm.
+# Words in labels of quantities between nothing and all, which never get a logarithmic axis.
 _SHARES = ("%", "accuracy", "diversity", "fraction", "probability", "share")
-MOST_MARKERS = 60  # points of a line; more would hide it
-MOST_COLUMNS = 7  # lines of a family; more could not be told apart
-POINTS_KEPT = 400  # of a line; a screen shows no more
+MOST_MARKERS = 60  # points per line; more markers would hide it
+MOST_COLUMNS = 7  # lines per family; more would be indistinguishable
+POINTS_KEPT = 400  # per line; a screen shows no more
 QUANTILES = ("q05", "q25", "q50", "q75", "q95")
 
 Runs = Mapping[str, Result]
-"""The same measurement of one or more runs, by the name of the run."""
+"""The same measurement in one or more runs, by name of the run."""
 
 
 def charts(runs: Runs, title: str | None = None) -> tuple[Chart, ...]:
-    """The charts of one measurement; gaps are left out, and nothing but gaps is an error."""
+    """The charts of one measurement; gaps are left out, but only gaps is an error."""
     drawn = {run: _in_percent(result) for run, result in runs.items() if not result.is_gap}
     if not drawn:
         first = next(iter(runs.values()))
@@ -50,7 +50,7 @@ def charts(runs: Runs, title: str | None = None) -> tuple[Chart, ...]:
 
 
 def _in_percent(result: Result) -> Result:
-    """Shares of one as percent; anything else as it is."""
+    """Shares in percent; anything else unchanged."""
     if result.unit != "share" or result.kind not in ("curve", "family", "bars", "scatter"):
         return result
     shares = {*QUANTILES, *(n + end for n in result.series for end in ("", "_low", "_high"))}
@@ -59,7 +59,7 @@ def _in_percent(result: Result) -> Result:
 
 
 def _label(result: Result, name: str) -> str:
-    """What an array is called, with its unit."""
+    """The name of an array, with its unit."""
     label = result.label(name)
     if name in result.series:
         if name not in result.labels and len(result.series) == 1:
@@ -70,7 +70,7 @@ def _label(result: Result, name: str) -> str:
 
 
 def short_names(result: Result, names: Sequence[str] | None = None) -> dict[str, str]:
-    """What tells the series from one another: the first words of the label that are enough."""
+    """Short names for the series: as few words of each label as keep them distinct."""
     labels = {n: _bare(_label(result, n)) for n in (result.series if names is None else names)}
     first = {n: label.partition(": ")[0] for n, label in labels.items()}
     for brief in ({n: label.partition(", ")[0] for n, label in first.items()}, first):
@@ -85,7 +85,7 @@ def number_columns(result: Result) -> list[str]:
 
 
 def _curve(runs: Runs, title: str) -> tuple[Chart, ...]:
-    """One chart a quantity; a result of many is a row of small ones."""
+    """One chart per quantity; several quantities become a row of small charts."""
     first = next(iter(runs.values()))
     groups: dict[str, list[str]] = {}
     for name in first.series:
@@ -96,7 +96,7 @@ def _curve(runs: Runs, title: str) -> tuple[Chart, ...]:
 
 
 def _maps(runs: Runs) -> Iterator[Chart]:
-    """The last of the maps that a result has one of at every x."""
+    """The last map of a result that has one at every x."""
     for run, result in runs.items():
         name = result.meta.get("maps")
         if name is None:
@@ -114,7 +114,7 @@ def _maps(runs: Runs) -> Iterator[Chart]:
 
 
 def _quantity(result: Result, name: str) -> str:
-    """What series must share to share an axis: the words after a colon, else the unit."""
+    """Series with the same quantity share an axis: the words after a colon, or the unit."""
     label = _label(result, name)
     _, colon, quantity = label.partition(": ")
     return quantity if colon else _unit(label) or label
@@ -155,13 +155,12 @@ def _lines(runs: Runs, names: Sequence[str], title: str, *, whole: bool = True) 
         x=_x_axis(first),
         y=_axis(label, log=_spans_decades(label, values)),
         marks=tuple(marks),
-        note=first.note or "",
         dial=_dial(first),
     )
 
 
 def _family(runs: Runs, title: str) -> tuple[Chart, ...]:
-    """A line for every column, of every series a chart."""
+    """One chart per series, with a line for every column."""
     first = next(iter(runs.values()))
     found: list[Chart] = []
     for name in first.series:
@@ -193,7 +192,7 @@ def _columns_as_series(result: Result, name: str) -> Result:
 
 
 def _bars(runs: Runs, title: str) -> tuple[Chart, ...]:
-    """Bars over numbers or words; a band around the bars is a line with a spread."""
+    """Bars over numbers or text."""
     first = next(iter(runs.values()))
     words = tuple(map(str, first.x())) if first.x().dtype.kind == "U" else ()
     short = short_names(first)
@@ -213,14 +212,13 @@ def _bars(runs: Runs, title: str) -> tuple[Chart, ...]:
         x=x,
         y=_axis(_shared_label(first, first.series)),
         marks=tuple(marks),
-        note=first.note or "",
         dial=_dial(first),
     )
     return (chart,)
 
 
 def _scatter(runs: Runs, title: str) -> tuple[Chart, ...]:
-    """Points, named where there are names; a line joins the unbeaten ones."""
+    """Points, labeled if they have names; a line joins those on the front."""
     first = next(iter(runs.values()))
     found: list[Chart] = []
     for name in first.series:
@@ -235,23 +233,20 @@ def _scatter(runs: Runs, title: str) -> tuple[Chart, ...]:
             text = tuple(map(str, r.arrays["text"])) if "text" in r.arrays else ()
             marks.append(Dots(x=x, y=y, name=run, text=text, color=place))
         across, up = first.label(first.axis), _label(first, name)
+        dots = [mark for mark in marks if isinstance(mark, Dots)]
         chart = Chart(
             title=title if len(first.series) == 1 else _bare(up),
-            x=_axis(
-                across, log=_spans_decades(across, [m.x for m in marks if isinstance(m, Dots)])
-            ),
-            y=_axis(up, log=_spans_decades(up, [m.y for m in marks if isinstance(m, Dots)])),
+            x=_axis(across, log=_spans_decades(across, [mark.x for mark in dots])),
+            y=_axis(up, log=_spans_decades(up, [mark.y for mark in dots])),
             marks=tuple(marks),
-            note=first.note or "",
         )
         found.append(chart)
     return tuple(found)
 
 
 def _rows(runs: Runs, title: str) -> tuple[Chart, ...]:
-    """Nothing to draw: a table is what it is."""
     first = next(iter(runs.values()))
-    raise SettingError(f"{first.name} is a table to be read; use .table({first.name!r})")
+    raise SettingError(f"{first.name} is a table for reading; use .table({first.name!r})")
 
 
 def _optional(result: Result, name: str, every: int) -> Array | None:
@@ -259,12 +254,12 @@ def _optional(result: Result, name: str, every: int) -> Array | None:
 
 
 def _dial(result: Result) -> Literal["x"] | None:
-    """Layer l leads to depth l, so that both can be pointed at."""
+    """Layer l produces depth l, so either can be highlighted."""
     return "x" if result.axis in ("depth", "layer") else None
 
 
 def _shared_label(result: Result, names: Sequence[str]) -> str:
-    """What the axis is called: the quantity that the series share, with its unit."""
+    """The label of the axis: the quantity that the series share, with its unit."""
     label = _label(result, names[0])
     if len(names) == 1 and ": " not in label:
         return label
@@ -297,7 +292,6 @@ def _histogram(runs: Runs, title: str) -> tuple[Chart, ...]:
         x=_x_axis(first),
         y=Axis(label="share", unit="%"),
         marks=tuple(marks),
-        note=first.note or "",
         dial=_dial(first),
     )
     return (chart,)
@@ -328,7 +322,6 @@ def _matrix(runs: Runs, title: str) -> tuple[Chart, ...]:
                         unit=label,
                     ),
                 ),
-                note=result.note or "",
                 dial="both" if _dial(result) else None,
             )
             found.append(chart)
@@ -337,7 +330,7 @@ def _matrix(runs: Runs, title: str) -> tuple[Chart, ...]:
 
 
 def _to_the_last(runs: Runs, title: str) -> Chart | None:
-    """How the samples spread around the last column, where the result has quantiles."""
+    """The spread of samples in the last column, if the result has quantiles."""
     last: dict[str, Result] = {}
     for run, result in runs.items():
         if all(name in result.arrays for name in QUANTILES):
@@ -345,11 +338,10 @@ def _to_the_last(runs: Runs, title: str) -> Chart | None:
             columns = {name: result.arrays[name][:, -1] for name in (main, *QUANTILES)}
             columns[result.axis] = result.x()
             last[run] = replace(result, kind="curve", series=(main,), arrays=columns)
-    return (
-        _lines(last, next(iter(last.values())).series, f"{title} with the last depth".strip())
-        if last
-        else None
-    )
+    if not last:
+        return None
+    series = next(iter(last.values())).series
+    return _lines(last, series, f"{title} with the last depth".strip())
 
 
 def _grid(runs: Runs, title: str) -> tuple[Chart, ...]:
@@ -373,7 +365,6 @@ def _grid(runs: Runs, title: str) -> tuple[Chart, ...]:
                     text=tuple(tuple(map(str, line)) for line in text),
                 ),
             ),
-            note=result.note or "",
             dial="y",
         )
         found.append(chart)
@@ -398,22 +389,21 @@ def _scalar(runs: Runs, title: str) -> tuple[Chart, ...]:
         x=Axis(label="", ticks=tuple(name.replace("_", " ") for name in names)),
         y=_axis(first.labels.get("value", first.name)),
         marks=marks,
-        note=first.note or "",
     )
     return (chart,)
 
 
 def _table(runs: Runs, title: str) -> tuple[Chart, ...]:
-    """Columns of numbers: one as a histogram, others against the first.
+    """Columns of numbers: a single one as a histogram, others against the first.
 
-    Rising first values make lines, few whole numbers a map of counts, anything else points, which
-    the first column of words names.
+    If the first column increases, lines; if two columns are integers, a heat map of counts;
+    otherwise points, labeled by the first column of text.
     """
     first = next(iter(runs.values()))
     columns = number_columns(first)
     if not columns:
         raise SettingError(
-            f"{first.name} has columns {', '.join(first.series)}, and none holds numbers to draw; "
+            f"{first.name} has columns {', '.join(first.series)}, none of which holds numbers; "
             f"use .table({first.name!r})"
         )
     across, *up = columns
@@ -496,7 +486,7 @@ def _axis(label: str, whole: bool = False, log: bool = False) -> Axis:
 
 
 def _unit(label: str) -> str:
-    """`nat` of `cross-entropy (nat)`."""
+    """`nat` from `cross-entropy (nat)`."""
     start = label.rfind(" (")
     return label[start + 2 : -1] if label.endswith(")") and start > 0 else ""
 
@@ -506,7 +496,7 @@ def _bare(label: str) -> str:
 
 
 def _spans_decades(label: str, values: Sequence[Array]) -> bool:
-    """Whether a logarithmic axis reads better: all positive, and three decades or more."""
+    """Whether to use a logarithmic axis: all values positive, over more than three decades."""
     if any(word in label for word in _SHARES):
         return False
     every = np.concatenate([value[np.isfinite(value)] for value in values] or [np.zeros(0)])

@@ -1,6 +1,6 @@
-"""Charts as matplotlib figures for paper: half a page wide, 8 pt, embedded fonts.
+"""Charts as matplotlib figures for print: half a page wide, 8 pt, embedded fonts.
 
-No pyplot and no global setting: figures stay out of the caller's way, even in threads.
+Without pyplot or global settings, so it does not interfere with the caller's figures or threads.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _STYLE: Mapping[Any, Any] = MappingProxyType(
         "lines.linewidth": 1.3,
         "lines.markersize": 3,
         "text.usetex": False,
-        "pdf.fonttype": 42,  # outlines of type 3, the default, are refused by some journals
+        "pdf.fonttype": 42,  # some journals reject type 3 fonts, the default
         "ps.fonttype": 42,
     }
 )
@@ -73,7 +73,7 @@ def draw(charts: Sequence[Chart]) -> Figure:
 
 
 def _size(chart: Chart) -> tuple[float, float]:
-    """Width and height in inches; cells with text in them need room for it."""
+    """Width and height in inches; cells with text need more room."""
     texts = [mark.text for mark in chart.marks if isinstance(mark, Heat) and mark.text]
     if not texts:
         return WIDTH, HEIGHT
@@ -81,10 +81,10 @@ def _size(chart: Chart) -> tuple[float, float]:
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as PDF, PNG or SVG, by the suffix, at 300 dots an inch."""
+    """Write a figure as PDF, PNG or SVG, depending on the suffix, at 300 dpi."""
     from matplotlib import rc_context
 
-    with rc_context(dict(_STYLE)):  # the kind of font in a PDF is decided while it is written
+    with rc_context(dict(_STYLE)):  # the font type of a PDF is decided on writing
         figure.savefig(path, dpi=300)
     return Path(path)
 
@@ -92,7 +92,7 @@ def save(figure: Figure, path: str | Path) -> Path:
 def _fill(axes: Axes, chart: Chart) -> None:
     for mark in chart.marks:
         _draw_mark(axes, mark, [other for other in chart.marks if type(other) is type(mark)])
-    # Words may come from data: a dollar in them is a dollar, not mathematics.
+    # Text may come from data: a dollar sign is a dollar sign, not math.
     axes.set_title(chart.title, parse_math=False)
     axes.set_xlabel(chart.x.title, parse_math=False)
     axes.set_ylabel(fill(chart.y.title, 34), parse_math=False)
@@ -175,7 +175,7 @@ def _draw_heat(axes: Axes, heat: Heat) -> None:
 
 
 def color_range(heat: Heat) -> tuple[float, float]:
-    """The values of the first and the last color; symmetric where zero is a middle."""
+    """The values of the first and last color; symmetric if zero is the midpoint."""
     finite = heat.z[np.isfinite(heat.z)]
     if finite.size == 0:
         return 0.0, 1.0
@@ -206,7 +206,7 @@ def _scale(axes: Axes, which: str, axis: Axis, *, heat: bool) -> None:
 
 
 def _beside(mark: Bars | Boxes, like: Sequence[Mark]) -> tuple[Array, float]:
-    """Where the bars of one mark stand among those of the others, and how wide each is."""
+    """The positions and the width of one mark's bars among those of the others."""
     spacing = float(np.diff(mark.x).min()) if len(mark.x) > 1 else 1.0
     width = 0.8 / len(like) * spacing
     return mark.x + (like.index(mark) - (len(like) - 1) / 2) * width, width

@@ -1,6 +1,6 @@
 """Charts as Plotly figures.
 
-Plotly reads a few tags in its texts, so whatever comes from data is escaped here and shown as is.
+Plotly interprets some HTML tags, so text that may come from data is escaped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def draw(charts: Sequence[Chart]) -> Figure:
 
 
 def description(charts: Sequence[Chart]) -> dict[str, Any]:
-    """The figure as plain lists and dictionaries, for `Plotly.newPlot` in a page."""
+    """The figure as plain lists and dictionaries, for `Plotly.newPlot`."""
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {
         "font": {"family": FONT, "size": 12, "color": INK},
@@ -98,7 +98,7 @@ def _listed(trace: dict[str, Any]) -> bool:
 
 
 def _span(place: int, count: int, gap: float) -> tuple[float, float]:
-    """From where to where one of `count` equal parts reaches on 0..1."""
+    """Start and end of one of `count` equal parts of 0..1."""
     width = (1 - gap * (count - 1)) / count
     return place * (width + gap), place * (width + gap) + width
 
@@ -146,7 +146,7 @@ def _trace(mark: Mark, bar: dict[str, float]) -> dict[str, Any]:
         "y": plain(mark.y),
         "text": [escape(text) for text in mark.text],
         "textposition": "top center",
-        "cliponaxis": False,  # a name may reach over the edge
+        "cliponaxis": False,  # a label may extend beyond the edge
         "marker": {"size": 8, "color": color},
     }
 
@@ -202,7 +202,7 @@ def _axis(axis: Axis, *, heat: bool, vertical: bool) -> dict[str, Any]:
 
 
 def _whole_steps(axis: Axis, values: Sequence[Any]) -> dict[str, Any]:
-    """Ticks at whole numbers only, at most about eight of them."""
+    """Ticks at integers only, about eight at most."""
     if not axis.whole or axis.log or axis.ticks:
         return {}
     least = max((float(np.ptp(v)) for v in values if len(v)), default=0.0) / 8
@@ -216,7 +216,7 @@ def _wrapped(text: str) -> str:
 
 
 def plain(values: Array) -> list[float | int | None]:
-    """Numbers as JSON knows them: six digits, and null for what is not finite."""
+    """Numbers as JSON values: six digits, and null if not finite."""
     numbers = np.asarray(values)
     if numbers.dtype.kind in "iub":
         return [int(value) for value in numbers]

@@ -50,7 +50,9 @@ def test_a_growth_is_shown_with_scores_rounds_search_and_certificate(tmp_path: P
     history = found["growth"]
     rounds = history.table("rounds")
     kept = zip(
-        rounds.column("by training loss keep"), rounds.column("by held-out loss keep"), strict=True
+        rounds.column("choice by training loss"),
+        rounds.column("choice by held-out loss"),
+        strict=True,
     )
     assert list(kept) == [(r.paper, r.safe) for r in grown.rounds]
     search = history.result("search")
@@ -59,7 +61,9 @@ def test_a_growth_is_shown_with_scores_rounds_search_and_certificate(tmp_path: P
     assert note is not None
     assert "vacuous" in note
     page = report(tmp_path / "run", tmp_path / "page.html").read_text()
-    assert all(said in page for said in ("Would a block help here?", "How it grew", "vacuous"))
+    assert all(
+        message in page for message in ("Would a block help here?", "Growth by round", "vacuous")
+    )
 
 
 def test_two_runs_stand_side_by_side_in_one_table() -> None:

@@ -1,4 +1,4 @@
-"""The rows of a sweep as results: means over seeds against every setting that was varied."""
+"""The rows of a sweep as measurements: means over seeds against every setting that varies."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Row = Mapping[str, Any]
 
 
 def convert(name: str, content: Sequence[Row], folder: Path) -> Results:
-    """What results.json holds of a sweep: its rows. Settings are what differs between them."""
+    """A sweep from its rows in results.json. Settings are the columns that vary."""
     varied = {key: value for key, value in content[0].items() if _differs(content, key)}
     measured = measurements(content, varied if "seed" in varied else {**varied, "seed": None})
     return class_of(name)(results=measured, kind=name)
 
 
 def measurements(content: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Result]:
-    """Every number of a row against every number that was varied, and all rows to read."""
+    """A curve for every measured number over every number that varies, and a table of all rows."""
     first = content[0]
-    # Cells need not be alike: what some of them lack has no curve.
+    # Rows may have different columns: one that some of them lack has no curve.
     known = [name for name in first if all(_is_number(row.get(name)) for row in content)]
     across = [n for n in known if n in settings and n != "seed" and _differs(content, n)]
     measured = [name for name in known if name not in settings]
@@ -39,7 +39,7 @@ def measurements(content: Sequence[Row], settings: Mapping[str, Any]) -> dict[st
         "cells",
         {key: [row.get(key) for row in content] for key in plain},
         title="Cells",
-        about="The settings and the outcome of every cell.",
+        about="Settings and outcome of every cell.",
         section="growth",
     )
     return named(*found, cells)
@@ -55,14 +55,11 @@ def _differs(content: Sequence[Row], name: str) -> bool:
 
 def _curves(content: Sequence[Row], y: str, x: str, by: str | None) -> Result:
     series: dict[str, np.ndarray] = {}
-    for group in sorted({row[by] for row in content}) if by else [None]:
-        mine = [row for row in content if by is None or row[by] == group]
-        at = sorted({row[x] for row in mine})
-        each = [np.array([row[y] for row in mine if row[x] == p], dtype=float) for p in at]
-        mean, std = (np.array([f(values) for values in each]) for f in (np.mean, np.std))
+    for group, found in sorted(means(content, y, x, by).items()):
         name = "mean" if by is None else f"{by} {group}"
+        mean, std = np.array(found["mean"]), np.array(found["std"])
         series |= {name: mean, f"{name}_low": mean - std, f"{name}_high": mean + std}
-        series[f"{name}_{x}"] = np.array(at)
+        series[f"{name}_{x}"] = np.array(found["x"])
     names = [key for key in series if f"{key}_{x}" in series]
     return Result(
         name=f"{y}_by_{x}",
@@ -72,6 +69,25 @@ def _curves(content: Sequence[Row], y: str, x: str, by: str | None) -> Result:
         arrays=series,
         labels={x: x, **{key: f"{key}: {y.replace('_', ' ')}" for key in names}},
         title=f"{readable(y)} against {x}",
-        about="One network a point: means over seeds, bands of one standard deviation.",
+        about="Means over seeds, with bands of one standard deviation.",
         section="growth",
     )
+
+
+def means(
+    content: Sequence[Row], y: str, x: str, by: str | None
+) -> dict[Any, dict[str, list[float | int]]]:
+    """For each value of `by`: x, and the mean, deviation and number of the values of y there."""
+    groups: dict[Any, dict[Any, list[float]]] = {}
+    for row in content:
+        groups.setdefault(row[by] if by else None, {}).setdefault(row[x], []).append(row[y])
+    found: dict[Any, dict[str, list[float | int]]] = {}
+    for group, values in groups.items():
+        each = [np.array(values[at], float) for at in sorted(values)]
+        found[group] = {
+            "x": sorted(values),
+            "mean": [float(v.mean()) for v in each],
+            "std": [float(v.std(ddof=1)) if len(v) > 1 else 0.0 for v in each],
+            "runs": [len(v) for v in each],
+        }
+    return found

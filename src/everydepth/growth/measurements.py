@@ -1,8 +1,9 @@
-"""What growing found, as results: from the plain values that a run keeps of it."""
+"""The measurements of growth, built from the plain values that a run stores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,17 @@ from everydepth.results.results import class_of
 SITE = "a new block after depth"
 CHOICES = ("old", "jumpboard", "trained")
 Content = Mapping[str, Any]
-WORDS: dict[str, Any] = {"section": "growth"}
 
 
 def convert(name: str, content: Content, folder: Path) -> Results:
-    """What results.json holds under a name."""
+    """Results from an entry of results.json."""
     about = {**content, "samples": content.get("rows")}
     return class_of(name)(results=measurements(name, content), about=about, kind=name)
 
 
 def measurements(name: str, content: Content) -> dict[str, Result]:
-    """What is shown of a "growth", a "growth_score", ... by name."""
-    return named(*_READERS[name](content))
+    """The measurements of one kind of content ("growth", "growth_score", ...), by name."""
+    return named(*(replace(found, section="growth") for found in _READERS[name](content)))
 
 
 def _score(content: Content) -> list[Result]:
@@ -42,10 +42,9 @@ def _score(content: Content) -> list[Result]:
         kind="bars",
         labels={"depth": SITE, "value": "z of the gradient"},
         title="Would a block help here?",
-        about="The gradient of a new block's last projection at every site, against its noise.",
+        about="Gradient of a new block's last projection at every site, relative to its noise.",
         note=f"{content['verdict']} ({content['rows']:,} rows)",
         better="higher",
-        **WORDS,
     )
     gain = curve(
         "gain",
@@ -55,11 +54,9 @@ def _score(content: Content) -> list[Result]:
         high=column("high"),
         labels={"depth": SITE, "value": "gain per unit step"},
         title="First-order gain",
-        about="Decrease of the loss per unit step, with its 95 % interval.",
+        about="Decrease in loss per unit step, with a 95 % interval.",
         better="higher",
-        **WORDS,
     )
-    told = [site["alignment"] for site in sites]
     table = rows(
         "sites",
         {
@@ -71,13 +68,12 @@ def _score(content: Content) -> list[Result]:
             "z": column("z"),
             "p": column("p"),
             "|gbar|": column("signal"),
-            "train · test": [None if one is None else one["cosine"] for one in told],
+            "train · test": [a and a["cosine"] for a in column("alignment")],
             "verdict": column("verdict"),
             "rows needed": column("needed"),
         },
         title="Sites",
-        about="p counts all sites together; low and high are the 95 % interval of the gain.",
-        **WORDS,
+        about="p accounts for all sites; low and high are the 95 % interval of the gain.",
     )
     best = max(sites, key=lambda site: site["z"])
     return [z, gain, table, *_covariance(best)]
@@ -95,64 +91,57 @@ def _covariance(site: Content) -> list[Result]:
             axis="coordinate",
             series=("value",),
             arrays={"coordinate": place, "value": np.array(matrix, dtype=float)},
-            labels={"coordinate": "coordinate (a random choice)", "value": "of the mean variance"},
+            labels={"coordinate": "coordinate (random subset)", "value": "share of mean variance"},
             title=f"Covariance of the gradients after depth {site['after']}",
-            **WORDS,
         )
     ]
 
 
 def _growth(content: Content) -> list[Result]:
-    rounds: Sequence[Content] = content["rounds"]
-    number = [entry["number"] for entry in rounds]
-    found: list[Result] = []
-    if rounds:
-        held = [entry["held_out"] for entry in rounds]
-        table = rows(
-            "rounds",
-            {
-                "round": number,
-                "after": [f"{entry['after']} of {entry['depth']}" for entry in rounds],
-                "z": [entry["z"] for entry in rounds],
-                "by training loss keep": [entry["paper"] for entry in rounds],
-                "by held-out loss keep": [entry["safe"] for entry in rounds],
-                "kept": [entry.get("kept", entry["safe"]) for entry in rounds],
-                "held-out gain": [one["gain"] for one in held],
-                "low": [one["bootstrap"][0] for one in held],
-                "high": [one["bootstrap"][1] for one in held],
-                "D": [entry["margin"] for entry in rounds],
-                "gamma": [entry["gamma"] for entry in rounds],
-                "D_T": [entry["margin_valid"] for entry in rounds],
-            },
-            title="How it grew",
-            about="Every attempt to add a block. The held-out rows are used for nothing else; low "
-            "and high are the interval of the gain, wider with every round that used them.",
-            note=f"stopped, as {content['stopped']}",
-            **WORDS,
-        )
-        found.append(table)
-        for part, label in (("valid", "held-out loss"), ("train", "training loss")):
-            lines = {choice: [entry[part][choice] for entry in rounds] for choice in CHOICES}
-            labels = {choice: f"{choice}: {label}" for choice in CHOICES}
-            title = f"{label.capitalize()} of each round"
-            found.append(
-                curve(
-                    f"{part}_loss", number, lines, axis="round", labels=labels, title=title, **WORDS
-                )
-            )
-        found.append(_search(rounds))
     scores = content.get("scores") or []
-    if scores:
-        found.append(_scores(scores))
-    if not found:
-        found.append(scalars("rounds", {"rounds": 0.0}, note=f"stopped, as {content['stopped']}"))
-    return found
+    by_site = [_scores(scores)] if scores else []
+    rounds: Sequence[Content] = content["rounds"]
+    note = f"stopped: {content['stopped']}"
+    if not rounds:
+        return by_site or [scalars("rounds", {"rounds": 0.0}, note=note)]
+    number = [entry["number"] for entry in rounds]
+    held = [entry["held_out"] for entry in rounds]
+    table = rows(
+        "rounds",
+        {
+            "round": number,
+            "after": [f"{entry['after']} of {entry['depth']}" for entry in rounds],
+            "z": [entry["z"] for entry in rounds],
+            "choice by training loss": [entry["paper"] for entry in rounds],
+            "choice by held-out loss": [entry["safe"] for entry in rounds],
+            "kept": [entry.get("kept", entry["safe"]) for entry in rounds],
+            "held-out gain": [one["gain"] for one in held],
+            "low": [one["bootstrap"][0] for one in held],
+            "high": [one["bootstrap"][1] for one in held],
+            "D": [entry["margin"] for entry in rounds],
+            "gamma": [entry["gamma"] for entry in rounds],
+            "D_T": [entry["margin_valid"] for entry in rounds],
+        },
+        title="Growth by round",
+        about="Every attempt to add a block. The held-out rows serve no other purpose; low and "
+        "high are the interval of the gain, which widens with every round that uses them.",
+        note=note,
+    )
+    losses: list[Result] = []
+    for part, label in (("valid", "held-out loss"), ("train", "training loss")):
+        lines = {choice: [entry[part][choice] for entry in rounds] for choice in CHOICES}
+        labels = {choice: f"{choice}: {label}" for choice in CHOICES}
+        title = f"{label.capitalize()} by round"
+        losses.append(
+            curve(f"{part}_loss", number, lines, axis="round", labels=labels, title=title)
+        )
+    return [table, *losses, _search(rounds), *by_site]
 
 
 def _own_x(
     name: str, axis: str, lines: Mapping[str, tuple[Any, Any]], label: str, **words: Any
 ) -> Result:
-    """Lines each of which has its own positions."""
+    """Lines, each with x values of its own."""
     arrays: dict[str, np.ndarray] = {}
     for key, (x, y) in lines.items():
         arrays |= {f"{key}_{axis}": np.array(x), key: np.array(y, dtype=float)}
@@ -164,7 +153,6 @@ def _own_x(
         series=tuple(lines),
         arrays=arrays,
         labels={**labels, **words.pop("labels", {})},
-        **WORDS,
         **words,
     )
 
@@ -175,7 +163,7 @@ def _search(rounds: Sequence[Content]) -> Result:
         tried = np.array(sorted(entry["tried"]), dtype=float)
         tried = tried[np.isfinite(tried).all(1)]
         lines[f"round {entry['number']}"] = (tried[:, 0], tried[:, 1])
-    title = "Search for the step of the jumpboard"
+    title = "Line search of the jumpboard"
     return _own_x("search", "step", lines, "training loss", title=title)
 
 
@@ -184,7 +172,7 @@ def _scores(scores: Sequence[Content]) -> Result:
         f"round {i}": ([s["after"] for s in found["sites"]], [s["z"] for s in found["sites"]])
         for i, found in enumerate(scores, start=1)
     }
-    title = "Where a block would help, round by round"
+    title = "Where a block would help, by round"
     return _own_x(
         "scores", "depth", lines, "z of the gradient", title=title, labels={"depth": SITE}
     )
@@ -195,37 +183,36 @@ def _certificate(content: Content) -> list[Result]:
     lines: list[tuple[str, str, str]] = []
     for name in ("bootstrap", "bernstein"):
         low, high = held[name]
-        says = "better" if low > 0 else "worse" if high < 0 else "not told"
+        verdict = "better" if low > 0 else "worse" if high < 0 else "inconclusive"
         value = f"{held['gain']:+.4g} ({low:+.4g} to {high:+.4g})"
-        lines.append((f"held-out gain ({name}, {held['confidence']:.0%})", value, says))
+        lines.append((f"held-out gain ({name}, {held['confidence']:.0%})", value, verdict))
     for theorem in content["theorems"]:
         change = f"at most {theorem['change']:+.4g} (p {max(theorem['probability'], 0):.2g})"
-        says = "vacuous" if theorem["vacuous"] else "better"
-        lines.append((f"{theorem['name']}: change of the risk", change, says))
+        verdict = "vacuous" if theorem["vacuous"] else "better"
+        lines.append((f"{theorem['name']}: change in risk", change, verdict))
     margins = {
         "D, training rows": "margin",
-        "D, at least (held-out rows)": "margin_low",
+        "D, lower bound (held-out rows)": "margin_low",
         "gamma": "gamma_opt",
         "D_T": "margin_test",
         "Gamma_n of the new block alone": "gamma_block",
-        "training rows that Theorem 1 would need": "rows_needed",
+        "training rows needed by Theorem 1": "rows_needed",
     }
-    # Of a run from before some of them were kept, or without a jumpboard, there are fewer.
+    # Older runs, and those without a jumpboard, have fewer.
     known = {name: content.get(key) for name, key in margins.items()}
     lines += [(name, f"{value:+.4g}", "") for name, value in known.items() if value is not None]
     note = (
-        f"the theorems are vacuous, as Gamma_n is {content['gamma_n']:.3g} against a loss of "
+        f"the theorems are vacuous because Gamma_n is {content['gamma_n']:.3g} against a loss of "
         f"at most {content['bound']:.3g}; act on the held-out gain"
     )
-    what, value, says = zip(*lines, strict=True)
+    what, value, verdict = zip(*lines, strict=True)
     return [
         rows(
             "guarantees",
-            {"what": what, "value": value, "says": says},
-            title="What is certain",
-            about="The grown model against the first one, on rows used for nothing else.",
+            {"what": what, "value": value, "verdict": verdict},
+            title="Guarantees",
+            about="The grown model compared with the original, on rows used for nothing else.",
             note=note if content["vacuous"] else None,
-            **WORDS,
         )
     ]
 
@@ -249,18 +236,17 @@ def _comparison(content: Content) -> list[Result]:
         arrays=arrays,
         labels={"flops": "FLOP, scoring included", **{n: f"{n}: held-out loss" for n in names}},
         title="Was it worth it?",
-        about="One block more against other uses of the same compute; bands are all seeds.",
+        about="One more block versus other uses of the same compute; bands span all seeds.",
         better="lower",
         note=left_out or None,
-        **WORDS,
     )
     lines = content["summary"]
 
     def column(key: str) -> list[Any]:
         return [line[key] for line in lines]
 
-    never = [
-        ["never" if r is None else f"{r:.2f}" for r in line["flops_to_equal_loss"]]
+    ratios = [
+        ", ".join("never" if r is None else f"{r:.2f}" for r in line["flops_to_equal_loss"])
         for line in lines
     ]
     table = rows(
@@ -268,16 +254,15 @@ def _comparison(content: Content) -> list[Result]:
         {
             "way": column("arm"),
             "seeds": column("seeds"),
-            "last loss": column("loss"),
+            "final loss": column("loss"),
             "low": column("low"),
             "high": column("high"),
-            "against longer": column("difference"),
-            "FLOP to equal loss": [", ".join(one) for one in never],
+            "difference from longer": column("difference"),
+            "FLOP to equal loss": ratios,
         },
         title="Ways to spend the same compute",
-        about="Low and high are the 95 % interval. The last column counts FLOP until the best loss "
-        "of training longer; 1 is as many.",
-        **WORDS,
+        about="Low and high are the 95 % interval. The last column is the FLOP needed to match the "
+        "best loss of training longer, relative to training longer.",
     )
     return [loss, table]
 
@@ -301,13 +286,13 @@ def _scaling(content: Content) -> list[Result]:
         "plan",
         {"what": what, "value": value, "95 % interval, or projected": more},
         title="Scaling law and plan",
-        about="Depth, width and data for a budget, by a law fitted to points.",
+        about="Depth, width and data for a budget, from a law fitted to measured points.",
         note=None
         if fit["converged"]
-        else "the fit did not settle; give more points that differ in size",
-        **WORDS,
+        else "the fit did not settle; give more points of other sizes",
     )
-    return [table, *([_fitted(content["points"], fit["values"])] if content.get("points") else [])]
+    points = content.get("points")
+    return [table, _fitted(points, fit["values"])] if points else [table]
 
 
 def _spread(interval: Any) -> str:
@@ -316,16 +301,15 @@ def _spread(interval: Any) -> str:
 
 def _fitted(points: Content, v: Mapping[str, float]) -> Result:
     n, d, loss = (np.array(points[k], dtype=float) for k in ("parameters", "tokens", "loss"))
-    said = v["E"] + v["A"] * n ** -v["alpha"] + v["B"] * d ** -v["beta"]
+    predicted = v["E"] + v["A"] * n ** -v["alpha"] + v["B"] * d ** -v["beta"]
     return curve(
         "fit",
-        said,
+        predicted,
         {"measured": loss},
-        axis="said",
+        axis="predicted",
         kind="scatter",
-        labels={"said": "loss that the law says", "measured": "loss measured"},
-        title="What the law says, and what was measured",
-        **WORDS,
+        labels={"predicted": "predicted loss", "measured": "measured loss"},
+        title="Predicted and measured loss",
     )
 
 

@@ -131,7 +131,7 @@ def test_a_watched_training_shows_its_epochs(tmp_path: Path) -> None:
     assert norms.x().tolist() == [1, 2, 3]
 
 
-def test_a_watch_that_never_looked_says_so() -> None:
+def test_a_watch_without_measurements_is_a_gap_with_a_reason() -> None:
     found = converted("GradientWatch", {"epochs": []}, Path())
     assert found is not None
-    assert shown(found).result("gradient_norms").note == "no epoch was looked at"
+    assert shown(found).result("gradient_norms").note == "no epoch was measured"
