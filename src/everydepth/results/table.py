@@ -53,7 +53,7 @@ class Table:
         """The headings with their units."""
         units = self.units or ("",) * len(self.headings)
         return tuple(
-            f"{head} ({unit})" if unit and unit not in ("share", *_SHORT) else head
+            f"{head} ({unit})" if in_heading(unit) else head
             for head, unit in zip(self.headings, units, strict=True)
         )
 
@@ -61,7 +61,8 @@ class Table:
     def cells(self) -> tuple[tuple[str, ...], ...]:
         """The rows as they are read."""
         units = self.units or ("",) * len(self.headings)
-        return tuple(tuple(map(shown, row, units)) for row in self.rows)
+        columns = zip(*self.rows, strict=True)
+        return tuple(zip(*map(_column, columns, units), strict=True))
 
     def column(self, heading: str) -> list[Any]:
         """The values of one column."""
@@ -142,6 +143,11 @@ class Table:
 _SHORT = ("bytes", "count", "FLOP")
 
 
+def in_heading(unit: str) -> bool:
+    """Whether a unit stands in the heading; the others are part of each value."""
+    return bool(unit) and unit not in ("share", *_SHORT)
+
+
 def shown(value: Cell, unit: str = "") -> str:
     """A value as it is read: four digits, "-" for none."""
     if value is None or (isinstance(value, float) and value != value):
@@ -153,6 +159,24 @@ def shown(value: Cell, unit: str = "") -> str:
     if unit in _SHORT:
         return f"{_short(value)}{'B' if unit == 'bytes' else ''}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+_MOST_DECIMALS = 5  # of a column; where one value needs more, each is shown as by itself
+
+
+def _column(values: Sequence[Cell], unit: str) -> list[str]:
+    """The values of a column as they are read, numbers with as many decimals as the longest."""
+    cells = [shown(value, unit) for value in values]
+    numbers = [
+        c for v, c in zip(values, cells, strict=True) if isinstance(v, float) and c[-1].isdigit()
+    ]
+    decimals = max((len(c.partition(".")[2]) for c in numbers), default=0)
+    if unit in _SHORT or decimals > _MOST_DECIMALS or any("e" in c for c in numbers):
+        return cells
+    return [
+        f"{v:.{decimals}f}" if isinstance(v, float) and c[-1].isdigit() else c
+        for v, c in zip(values, cells, strict=True)
+    ]
 
 
 def _short(value: float | int) -> str:
