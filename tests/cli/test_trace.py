@@ -268,9 +268,28 @@ def test_the_table_fits_a_narrow_terminal_with_every_number_whole(layers: int) -
     assert whole == [shown(value, units.get(name, "")) for name, value in below.items()]
 
 
-def test_numbers_of_a_column_have_as_many_decimals() -> None:
-    table = Table(headings=("depth", "loss", "tiny"), rows=((1, 1.5, 1e-7), (2, 12.25, 1.0)))
-    assert table.cells == (("1", "1.50", "1e-07"), ("2", "12.25", "1"))
+@pytest.mark.parametrize(
+    ("values", "cells"),
+    [
+        ((1.5, 12.25), ("1.50", "12.25")),
+        ((0.7, 0.0156), ("0.7000", "0.0156")),
+        ((1.0, 1e-7), ("1", "1e-07")),  # equal decimals would show the second as nothing
+        ((12345.6, 1.0), ("1.235e+04", "1")),
+        ((1.0, 64.0), ("1", "64")),
+        ((0.5, None, float("nan")), ("0.5000", "-", "-")),
+        ((3, 2.5), ("3", "2.500")),
+    ],
+)
+def test_numbers_of_a_column_have_equal_decimals(
+    values: tuple[float, ...], cells: tuple[str, ...]
+) -> None:
+    table = Table(headings=("depth", "x"), rows=tuple(enumerate(values)))
+    assert tuple(row[1] for row in table.cells) == cells
+
+
+def test_rows_of_different_things_keep_their_own_decimals() -> None:
+    mixed = Table(headings=("what", "value"), rows=(("depths", 0.0), ("share", 0.25)))
+    assert mixed.cells == (("depths", "0"), ("share", "0.25"))
 
 
 def test_a_table_of_words_that_is_too_wide_is_shown_row_by_row() -> None:

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -140,7 +140,8 @@ def main() -> None:
         sys.exit(1)
 
 
-_NotUnderstood = typer.BadParameter.__mro__[1]  # UsageError, which typer does not name
+# UsageError, which typer does not name.
+_NotUnderstood = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 def _usage(error: Any) -> str:

@@ -71,7 +71,8 @@ def _entry(heads: Sequence[str], cells: Sequence[str]) -> Group:
     short = " · ".join(f"{head}: {cell}" for head, cell in told if len(cell) <= _SHORT)
     long = [f"{head}: {cell}" for head, cell in told if len(cell) > _SHORT]
     lines = [Padding(Text(line), (0, 0, 0, 2)) for line in (short, *long) if line]
-    return Group(Text(first, "bold"), *lines)
+    title = f"{heads[0]} {first}" if first.isdigit() else first
+    return Group(Text(title, "bold"), *lines)
 
 
 def _show_notes(table: Table, console: Console) -> None:

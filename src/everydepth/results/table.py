@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -61,6 +62,8 @@ class Table:
     def cells(self) -> tuple[tuple[str, ...], ...]:
         """The rows as they are read."""
         units = self.units or ("",) * len(self.headings)
+        if not self.rows or self._is_words(0):  # rows of words may be of different things
+            return tuple(tuple(map(shown, row, units)) for row in self.rows)
         columns = zip(*self.rows, strict=True)
         return tuple(zip(*map(_column, columns, units), strict=True))
 
@@ -161,20 +164,17 @@ def shown(value: Cell, unit: str = "") -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-_MOST_DECIMALS = 5  # of a column; where one value needs more, each is shown as by itself
-
-
 def _column(values: Sequence[Cell], unit: str) -> list[str]:
-    """The values of a column as they are read, numbers with as many decimals as the longest."""
+    """The values of a column as they are read: with equal decimals, unless small ones vanish."""
     cells = [shown(value, unit) for value in values]
-    numbers = [
-        c for v, c in zip(values, cells, strict=True) if isinstance(v, float) and c[-1].isdigit()
-    ]
-    decimals = max((len(c.partition(".")[2]) for c in numbers), default=0)
-    if unit in _SHORT or decimals > _MOST_DECIMALS or any("e" in c for c in numbers):
+    floats = [abs(v) for v in values if isinstance(v, float) and math.isfinite(v) and v]
+    if not floats or unit in _SHORT or all(v.is_integer() for v in floats):
+        return cells
+    decimals = 3 - math.floor(math.log10(max(floats)))  # four digits of the largest
+    if not 0 <= decimals <= 6 or min(floats) < 10 ** (1 - decimals):
         return cells
     return [
-        f"{v:.{decimals}f}" if isinstance(v, float) and c[-1].isdigit() else c
+        f"{v:.{decimals}f}" if isinstance(v, float) and math.isfinite(v) else c
         for v, c in zip(values, cells, strict=True)
     ]
 

@@ -166,12 +166,16 @@ def _verdicts(found: Ledger) -> Table:
 
     rows = found.table("measured").rows
     several = len({row[1] for row in rows}) > 1
-    heads = ("claim", "on", "mean (95% interval)", "wanted", "verdict")
+    heads = ("claim", "on", "95% interval", "wanted", "verdict")
     counts = ", ".join(f"{n} {verdict}" for verdict, n in found.counts().items() if n)
     lines = [
-        (claim, on, "-" if mean is None else number(mean), wanted, verdict)
-        if low is None
-        else (claim, on, f"{number(mean)} ({number(low)} to {number(high)})", wanted, verdict)
+        (
+            claim,
+            on,
+            number(mean) if low is None else f"{number(low)} to {number(high)}",
+            wanted,
+            verdict,
+        )
         for claim, on, mean, low, high, wanted, verdict, *_ in rows
     ]
     return Table(
