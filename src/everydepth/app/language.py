@@ -77,9 +77,9 @@ def grid_words(found: Result) -> str:
     half = int((settled <= last // 2).sum())
     return (
         f'<p class="ed-words">{len(settled)} positions: the median next token is settled at depth '
-        f"{np.median(settled):.0f} of {last}, and {half} are settled by half the depth. Each cell is "
-        "the token its depth finds most likely next: darker is more certain, and a frame marks the "
-        "depth from which it no longer changes. Hover over a cell for its top five.</p>"
+        f"{np.median(settled):.0f} of {last}, and {half} are settled by half the depth. Each cell "
+        "is the token its depth finds most likely next: darker is more certain, and a frame marks "
+        "the depth from which it no longer changes. Hover over a cell for its top five.</p>"
     )
 
 
