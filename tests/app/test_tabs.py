@@ -71,7 +71,7 @@ def test_the_calibrated_policy_says_what_it_promises(desk: vision.Desk) -> None:
     assert loose.certificate.certified
     assert "at most 90% of answers change; calibrated on 180 pictures" in note
     _, note = desk.policy(0.001)
-    assert "180 pictures are too few to promise" in note
+    assert "180 pictures are too few to guarantee" in note
 
 
 def test_the_tower_shows_every_depth_the_dial_the_exit_and_where_it_settles() -> None:
@@ -143,7 +143,7 @@ def test_the_grid_is_the_token_grid_with_the_top_five_in_each_cell(shelf: Shelf)
     assert '<tr class="ed-at" data-depth="2">' in shown
     words, settled = language.grid_words(found), found.arrays["saturated_at"]
     assert f"{len(settled)} positions: the median next token is settled" in words
-    assert f"by half the depth for {(settled <= 1).sum()} of them" in words
+    assert f"{(settled <= 1).sum()} are settled by half the depth" in words
 
 
 def test_tokens_are_escaped(shelf: Shelf) -> None:

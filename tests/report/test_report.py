@@ -160,14 +160,15 @@ def test_the_headline_names_the_depth_that_suffices(out: Path) -> None:
 
 def test_what_is_better_but_no_prediction_is_no_headline(out: Path) -> None:
     gain = replace(LINES, name="gain", title="Gain", section="growth", better="higher", unit="")
-    content = report({"mine": trace_of(gain, depth=2)}, out).read_text()
-    assert "its full gain" not in content
-    assert "Trace of ViT" in "".join(Parsed(content).texts)
+    assert "its full gain" not in report(trace_of(gain, depth=2), out).read_text()
+    judged = replace(gain, section="prediction", arrays={**gain.arrays, "value": np.ones(3)})
+    assert "its full gain" in report(trace_of(judged, depth=2), out).read_text()
 
 
 def test_what_a_trace_and_a_profile_both_measured_is_shown_once(tmp_path: Path, out: Path) -> None:
     made = Run.create(tmp_path / "run", {})
-    trace_of(LINES, kept_parameters([10, 60, 100]), depth=2).save(made.path / "trace")
+    more = curve("loss", [3.0, 2.0, 1.0])
+    trace_of(LINES, kept_parameters([10, 60, 100]), more, depth=2).save(made.path / "trace")
     later, other = curve("accuracy", [0.62, 0.9], first=1), kept_parameters([10, 50, 100])
     trace_of(later, other, depth=2).save(made.path / "quick_look")
     shown = Parsed(report(made.path, out).read_text()).texts
@@ -177,8 +178,8 @@ def test_what_a_trace_and_a_profile_both_measured_is_shown_once(tmp_path: Path, 
 
 
 def test_where_nothing_has_a_depth_the_dial_turns_layers(out: Path) -> None:
-    by_layer = replace(LINES, axis="layer", arrays={"layer": np.array([1, 2]), "a": np.ones(2)})
-    by_layer = replace(by_layer, series=("a",), section="blocks", unit="share")
+    arrays = {"layer": np.array([1, 2]), "value": np.ones(2)}
+    by_layer = replace(LINES, axis="layer", arrays=arrays, section="blocks", unit="share")
     content = report(Results(results=named(by_layer), kind="ablation"), out).read_text()
     found = data_of(content)
     assert (found["first"], found["titles"][1:]) == (1, ["Layer 1 of 2", "Layer 2 of 2"])
@@ -296,8 +297,8 @@ def test_where_it_came_from_is_on_the_page(
 
 def test_every_curve_is_in_the_table_of_numbers(out: Path) -> None:
     content = report(trace_of(LINES, curve("loss", [3, 2], first=1), depth=2), out).read_text()
-    assert '<tr data-depth="1" data-last="2"><td>1</td><td>0.62</td><td>3</td></tr>' in content
-    assert '<tr data-depth="0" data-last="2"><td>0</td><td>0.1</td><td>-</td></tr>' in content
+    assert '<tr data-depth="1" data-last="2"><td>1</td><td>0.6200</td><td>3</td></tr>' in content
+    assert '<tr data-depth="0" data-last="2"><td>0</td><td>0.1000</td><td>-</td></tr>' in content
 
 
 def test_runs_of_one_name_are_told_apart(out: Path) -> None:
