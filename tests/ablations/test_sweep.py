@@ -119,7 +119,7 @@ def test_an_ablation_is_the_same_after_saving_and_loading(tmp_path: Path) -> Non
     for metric in found.metrics:
         np.testing.assert_array_equal(again[metric], found[metric])
     assert found.table("accuracy").column("layer") == [2, 4]
-    assert found.table("accuracy").headings == ("layer", "0", "1")
+    assert found.table("accuracy").headings == ("layer", "c = 0", "c = 1")
     json.dumps(found.to_json())
 
 

@@ -137,7 +137,7 @@ def test_a_picture_is_picked_drawn_and_uploaded(opened: Opened, tmp_path: Path) 
     page.locator("#ed-pick button").first.click()
     expect(page.locator("#ed-pick button").first).to_have_class("ed-chosen")
     expect(seen).not_to_have_attribute("src", before or "")
-    expect(page.locator("#ed-said")).to_contain_text("in truth")
+    expect(page.locator("#ed-said")).to_contain_text("but the label is")
 
     before = seen.get_attribute("src")
     page.get_by_role("tab", name="Draw").click()

@@ -49,7 +49,9 @@ def test_by_default_only_this_machine_can_connect() -> None:
 def test_a_port_in_use_is_said_and_without_a_wish_the_next_is_taken() -> None:
     with bind(HOST, None) as first:
         port = first.getsockname()[1]
-        with pytest.raises(SettingError, match=rf"port {port} of 127\.0\.0\.1 can be had .*--port"):
+        with pytest.raises(
+            SettingError, match=rf"port {port} is not free on 127\.0\.0\.1 .*--port"
+        ):
             bind(HOST, port)
         with bind(HOST, None) as second:
             assert second.getsockname()[1] != port

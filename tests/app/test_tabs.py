@@ -71,7 +71,7 @@ def test_the_calibrated_policy_says_what_it_promises(desk: vision.Desk) -> None:
     assert loose.certificate.certified
     assert "at most 90% of answers change; calibrated on 180 pictures" in note
     _, note = desk.policy(0.001)
-    assert "180 pictures are too few to promise" in note
+    assert "180 pictures are too few to guarantee" in note
 
 
 def test_the_tower_shows_every_depth_the_dial_the_exit_and_where_it_settles() -> None:
@@ -87,8 +87,8 @@ def test_the_tower_shows_every_depth_the_dial_the_exit_and_where_it_settles() ->
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown
     words = vision.sentence(rise, 0)
-    assert "The network says <b>b</b>, and it is in truth <b>a</b>." in words
-    assert "settles at depth 1 of 2; the policy lets it leave at 1, saying <b>b</b>" in words
+    assert "The network says <b>b</b>, but the label is <b>a</b>." in words
+    assert "settles at depth 1 of 2; the policy exits at depth 1 with <b>b</b>" in words
     assert "Cut to depth 0 it would say <b>a</b>" in words
 
 
@@ -142,8 +142,8 @@ def test_the_grid_is_the_token_grid_with_the_top_five_in_each_cell(shelf: Shelf)
     assert all(tip.count("\n") == 4 for tip in re.findall(r'data-tip="([^"]*)"', shown))
     assert '<tr class="ed-at" data-depth="2">' in shown
     words, settled = language.grid_words(found), found.arrays["saturated_at"]
-    assert f"{len(settled)} positions: the next token is settled" in words
-    assert f"by half the depth for {(settled <= 1).sum()} of them" in words
+    assert f"{len(settled)} positions: the median next token is settled" in words
+    assert f"{(settled <= 1).sum()} are settled by half the depth" in words
 
 
 def test_tokens_are_escaped(shelf: Shelf) -> None:

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from tests.helpers.training import vit
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
+from everydepth.cli.generate import _summary  # pyright: ignore[reportPrivateUsage]
 from everydepth.cli.main import build_app
-from everydepth.errors import DepthError
+from everydepth.errors import DepthError, UnsupportedModelError
 from everydepth.exits.generation import generate
+from everydepth.exits.generation.result import GenerationStats
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
@@ -86,3 +89,17 @@ def test_a_depth_the_model_does_not_have_is_a_sentence(folder: Path) -> None:
     result = run(str(folder), "-p", "one", "--depth", "4")
     assert isinstance(result.exception, DepthError)
     assert str(result.exception) == "depth 4, but LlamaForCausalLM has 3 blocks; use 1 to 3"
+    assert result.stdout == ""  # not even the prompt, so the error begins a line
+
+
+def test_drafting_that_does_not_pay_is_said() -> None:
+    plain = GenerationStats(seconds=1.0, tokens=1, passes=(1,))
+    assert _summary(plain, drafting=False) == "1 token, 1 tokens/s"
+    assert "drafting would have been slower" in _summary(plain, drafting=True)
+
+
+def test_a_model_that_does_not_write_is_refused_before_its_tokenizer(tmp_path: Path) -> None:
+    vit().save_pretrained(tmp_path)
+    result = run(str(tmp_path), "-p", "one")
+    assert isinstance(result.exception, UnsupportedModelError)
+    assert "predicts classification, not the next token" in str(result.exception)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 from typer.testing import CliRunner
@@ -34,6 +35,26 @@ def test_the_help_of_a_command_has_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_example_of_a_command_uses_options_it_has(name: str) -> None:
     text = (next(c for c in COMMANDS if c.__name__ == name).__doc__ or "").replace("\n", " ")
-    (example, *_) = re.findall(rf"everydepth {name} [^·]*?(?=  |$)", text)
+    (example, *_) = re.findall(rf"everydepth {name} .*?(?=  |$)", text)
     options = re.findall(r"(?<= )--[a-z-]+", example)
     assert [option for option in options if option not in shown(name)] == []
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", ["train", "serve", "export"])
+def test_help_leaves_room_for_its_words(name: str, width: int) -> None:
+    found = CliRunner().invoke(build_app(), [name, "--help"], env={"COLUMNS": str(width)}).output
+    assert max(map(len, found.splitlines())) <= width
+    assert "…" not in found
+    assert " range>" not in found
+    # Paragraphs are filled: only their last line, or one before a long word, is short.
+    (prose,) = re.findall(r"\$ everydepth .*?\n\s*\n(.*?)╭", found, re.DOTALL)
+    lines = [line.strip() for line in prose.splitlines()]
+    for line, following in pairwise(lines):
+        if line and following and not following.startswith(("$", "-d")):
+            assert len(line) + 1 + len(following.split()[0]) > width - 4
+
+
+def test_a_flag_that_is_off_has_no_twin_and_one_that_is_on_has() -> None:
+    assert "--no-overwrite" not in shown("export")
+    assert "--no-shuffle" in shown("train")

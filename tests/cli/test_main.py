@@ -101,6 +101,42 @@ def test_any_other_error_is_one_line_too(
     assert capsys.readouterr().err == words
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["trian"],
+            "no such command 'trian'. Did you mean 'train', 'trace'? See everydepth --help",
+        ),
+        (["trace"], "missing argument 'model'; see everydepth trace --help"),
+        (["plan", "--parameter", "1"], "no such option: --parameter"),
+        (["audit", "m", "-d", "x", "--top", "0"], "invalid value for '--top'"),
+    ],
+)
+def test_words_that_make_no_command_are_one_line_too(
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["everydepth", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main_module.main()
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+    assert line.endswith(" --help")
+
+
+def test_a_limit_of_a_config_is_its_own_to_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["everydepth", "plan", "--parameters", "1e9", "--multiple=0"])
+    with pytest.raises(SystemExit):
+        main_module.main()
+    assert capsys.readouterr().err == "error: multiple=0; use a whole number of 1 or more\n"
+
+
 def test_debug_shows_where_an_error_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
     _failing(monkeypatch, KeyError("depth"), "--debug")
     with pytest.raises(KeyError, match="depth"):

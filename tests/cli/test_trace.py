@@ -25,9 +25,11 @@ from transformers import (
 
 from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
 from everydepth.cli import main as main_module
-from everydepth.cli.loading import load_batches
-from everydepth.cli.showing import show, sparkline
-from everydepth.errors import DataError
+from everydepth.cli.loading import Columns, load_batches, load_data
+from everydepth.cli.showing import show, show_table, sparkline
+from everydepth.errors import DataError, SettingError
+from everydepth.results import Table
+from everydepth.results.table import shown
 from everydepth.runs import Run
 from everydepth.tracing import Trace, trace
 
@@ -134,7 +136,7 @@ def test_a_taken_place_is_refused_before_the_work(
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit):
         everydepth("trace", digits_model, "--data", "digits", "-o", tmp_path)
-    assert f"error: {tmp_path} is not an empty directory; use another" in capsys.readouterr().err
+    assert f"error: {tmp_path} is not an empty directory; name a new one" in capsys.readouterr().err
 
 
 def test_a_trace_without_a_place_gets_a_new_one_each_time(
@@ -187,8 +189,50 @@ def test_points_and_texts_become_batches(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no tokenizer"):
         load_batches(str(tmp_path), mlp, str(tmp_path / "a.txt"))
     (tmp_path / "t.tsv").write_text("a\tb\n1\t2\n")
-    with pytest.raises(DataError, match="holds Table, but a model takes images, points or text"):
+    with pytest.raises(DataError, match=r"a table with the columns a, b; say which .* --text"):
         load_batches(str(tmp_path), mlp, str(tmp_path / "t.tsv"))
+
+
+@pytest.mark.parametrize(
+    ("head", "columns", "found"),
+    [
+        ("text,label", Columns(), ("good", None, "1")),
+        ("label,sentence", Columns(), ("1", None, "good")),
+        ("id,text,label,x", Columns(), ("1", None, "2")),
+        ("premise,hypothesis,label", Columns(), ("good", "1", "2")),
+        ("words", Columns(), ("good", None, None)),
+        ("words,stars", Columns("words", None, "stars"), ("good", None, "1")),
+    ],
+)
+def test_the_columns_of_a_table_are_named_or_the_usual_ones(
+    head: str, columns: Columns, found: tuple[str, str | None, str | None], tmp_path: Path
+) -> None:
+    file = tmp_path / "table.csv"
+    cells = ["good", "1", "2", "3"][: head.count(",") + 1]
+    file.write_text(f"{head}\n{','.join(cells)}\n")
+    texts = load_data(str(file), "train", columns=columns)
+    text, pair, label = found
+    assert texts.texts == (text,)
+    assert texts.pairs == (None if pair is None else (pair,))
+    assert texts.classes == (() if label is None else (label,))
+
+
+def test_columns_that_cannot_be_told_or_do_not_exist_are_said(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text("a,b,c\n1,2,3\n")
+    with pytest.raises(DataError, match=r"a table with the columns a, b, c; say which one holds"):
+        load_data(str(file), "train")
+    with pytest.raises(DataError, match=r"column 'd', but .*table\.csv has 'a', 'b', 'c'"):
+        load_data(str(file), "train", columns=Columns("d"))
+    with pytest.raises(SettingError, match="'digits' is not a table, so it has no columns"):
+        load_data("digits", "train", columns=Columns("a"))
+
+
+def test_a_part_that_lacks_a_class_numbers_them_as_the_training_part(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\nx,bad\ny,fair\nz,good\n")
+    (tmp_path / "test.csv").write_text("text,label\nx,good\n")
+    found = load_data(str(tmp_path), "test")
+    assert (found.classes, found.labels.tolist()) == (("bad", "fair", "good"), [2])
 
 
 # -- small parts ----------------------------------------------------------------------------------
@@ -207,11 +251,65 @@ def test_the_table_fits_a_narrow_terminal_with_every_number_whole(layers: int) -
     show(found, console)
     every = console.file.getvalue().splitlines()
     assert max(map(len, every)) <= 80
-    lines = [line for line in every if ": " not in line]  # no notes
-    assert any(block in "".join(lines) for block in "▁▂▃▄▅▆▇█")
-    last = {name: column[-1] for name, column in found.columns().items()}
-    whole = [line.split()[-1] for line in lines[1:] if line[-1:].isdigit()]
-    assert whole == [f"{value:.4g}" for value in last.values() if value is not None]
+    lines = [line for line in every[1:] if ": " not in line]  # neither title nor notes
+    # Few depths are listed with as many measurements as fit; the others are summed up below.
+    listed = [line.split() for line in lines if line.split()[0].isdigit()]
+    assert [row[0] for row in listed] == (
+        [str(k) for k in range(layers + 1)] if layers < 40 else []
+    )
+    table = found.table()
+    in_full = len(listed[0]) if listed else 1
+    assert [tuple(row) for row in listed] == [row[:in_full] for row in table.cells if listed]
+    units = dict(zip(table.headings, table.units, strict=True))
+    last = {n: column[-1] for n, column in found.columns().items() if column[-1] is not None}
+    below = {n: v for n, v in last.items() if n not in table.headings[1:in_full]}
+    ends = [line.split()[-1] for line in lines if any(block in line for block in "▁▂▃▄▅▆▇█")]
+    whole = [end for end in ends if end[0] not in "▁▂▃▄▅▆▇█"]  # a long sparkline is folded
+    assert whole == [shown(value, units.get(name, "")) for name, value in below.items()]
+
+
+@pytest.mark.parametrize(
+    ("values", "cells"),
+    [
+        ((1.5, 12.25), ("1.50", "12.25")),
+        ((0.7, 0.0156), ("0.7000", "0.0156")),
+        ((1.0, 1e-7), ("1", "1e-07")),  # equal decimals would show the second as nothing
+        ((12345.6, 1.0), ("1.235e+04", "1")),
+        ((1.0, 64.0), ("1", "64")),
+        ((0.5, None, float("nan")), ("0.5000", "-", "-")),
+        ((3, 2.5), ("3", "2.500")),
+    ],
+)
+def test_numbers_of_a_column_have_equal_decimals(
+    values: tuple[float, ...], cells: tuple[str, ...]
+) -> None:
+    table = Table(headings=("depth", "x"), rows=tuple(enumerate(values)))
+    assert tuple(row[1] for row in table.cells) == cells
+
+
+def test_rows_of_different_things_keep_their_own_decimals() -> None:
+    mixed = Table(headings=("what", "value"), rows=(("depths", 0.0), ("share", 0.25)))
+    assert mixed.cells == (("depths", "0"), ("share", "0.25"))
+
+
+def test_a_table_of_words_that_is_too_wide_is_shown_row_by_row() -> None:
+    says = "Trained by LPA, a network's error decreases with every block it has, and so on."
+    table = Table(
+        title="Claims",
+        headings=("claim", "mean", "note", "says"),
+        rows=(("monotone", 0.5, "", says),),
+        notes=("one claim",),
+    )
+    console = Console(width=40, file=io.StringIO())
+    show_table(table, console)
+    (title, name, numbers, *more) = console.file.getvalue().splitlines()
+    assert [line.rstrip() for line in (title, name, numbers)] == [
+        "Claims",
+        "monotone",
+        "  mean: 0.5",
+    ]
+    assert " ".join(" ".join(more).split()) == f"says: {says} one claim"
+    assert max(map(len, more)) <= 40
 
 
 def test_a_sparkline_has_a_block_per_depth() -> None:

@@ -127,6 +127,15 @@ def test_a_folder_of_pictures_for_each_class_becomes_images(tmp_path: Path):
     assert (data.labels == shades // 2).all()
 
 
+def test_reading_a_folder_says_nothing_of_downloads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pictures(tmp_path, {"cat/0.png": (5, 4), "dog/0.png": (5, 4)})
+    load(tmp_path)
+    assert capsys.readouterr().err == ""
+    assert not datasets.are_progress_bars_disabled()
+
+
 def test_folders_of_pictures_have_splits(tmp_path: Path):
     parts = {"train": 2, "validation": 1, "test": 3}
     places = [f"{part}/{c}/{i}.png" for part, n in parts.items() for c in "ab" for i in range(n)]

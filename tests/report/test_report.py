@@ -124,11 +124,11 @@ def test_the_dial_says_what_each_depth_gives_up(out: Path) -> None:
     found = data_of(out.read_text())
     assert found["depth"] == 2
     assert found["texts"][0] == [
-        "10.0 % accuracy, gives up 80.0 points; 10 % of the parameters.",
-        "62.0 % accuracy, gives up 28.0 points; 60 % of the parameters.",
-        "90.0 % accuracy, all there is; 100 % of the parameters.",
+        "10.0% accuracy, gives up 80.0 points; 10% of the parameters.",
+        "62.0% accuracy, gives up 28.0 points; 60% of the parameters.",
+        "90.0% accuracy, all there is; 100% of the parameters.",
     ]
-    assert found["texts"][1][1] == "89.5 % accuracy, gives up 0.5 points."
+    assert found["texts"][1][1] == "89.5% accuracy, gives up 0.5 points."
     assert found["titles"] == [
         "Depth 0 of 2 · the embedding alone",
         "Depth 1 of 2",
@@ -140,8 +140,8 @@ def test_the_dial_says_what_each_depth_gives_up(out: Path) -> None:
 def test_a_depth_that_is_better_or_as_good_is_called_so(out: Path) -> None:
     report(trace_of(curve("accuracy", [0.92, 0.9001, 0.9]), depth=2), out)
     words = data_of(out.read_text())["texts"][0]
-    assert words[0] == "92.0 % accuracy, 2.0 points better than full depth."
-    assert words[1] == "90.0 % accuracy, as good as full depth."
+    assert words[0] == "92.0% accuracy, 2.0 points better than full depth."
+    assert words[1] == "90.0% accuracy, as good as full depth."
 
 
 def test_errors_are_compared_as_multiples(out: Path) -> None:
@@ -154,8 +154,37 @@ def test_errors_are_compared_as_multiples(out: Path) -> None:
 def test_the_headline_names_the_depth_that_suffices(out: Path) -> None:
     runs = {"E2E": trace_of(LINES, depth=2), "LPA": trace_of(OTHER, depth=2)}
     shown = "".join(Parsed(report(runs, out).read_text()).texts)
-    assert "needs all of its 2 blocks for accuracy 90.0 %." in shown
-    assert "is within 1 point of its full accuracy (90.0 %) at depth 1 of 2." in shown
+    assert "needs all of its 2 blocks for accuracy 90.0%." in shown
+    assert "is within 1 point of its full accuracy (90.0%) at depth 1 of 2." in shown
+
+
+def test_what_is_better_but_no_prediction_is_no_headline(out: Path) -> None:
+    gain = replace(LINES, name="gain", title="Gain", section="growth", better="higher", unit="")
+    assert "its full gain" not in report(trace_of(gain, depth=2), out).read_text()
+    judged = replace(gain, section="prediction", arrays={**gain.arrays, "value": np.ones(3)})
+    assert "its full gain" in report(trace_of(judged, depth=2), out).read_text()
+
+
+def test_what_a_trace_and_a_profile_both_measured_is_shown_once(tmp_path: Path, out: Path) -> None:
+    made = Run.create(tmp_path / "run", {})
+    more = curve("loss", [3.0, 2.0, 1.0])
+    trace_of(LINES, kept_parameters([10, 60, 100]), more, depth=2).save(made.path / "trace")
+    later, other = curve("accuracy", [0.62, 0.9], first=1), kept_parameters([10, 50, 100])
+    trace_of(later, other, depth=2).save(made.path / "quick_look")
+    shown = Parsed(report(made.path, out).read_text()).texts
+    assert shown.count("Accuracy") == 1
+    assert "Accuracy · quick look" not in shown
+    assert "Parameters · quick look" in shown
+
+
+def test_where_nothing_has_a_depth_the_dial_turns_layers(out: Path) -> None:
+    arrays = {"layer": np.array([1, 2]), "value": np.ones(2)}
+    by_layer = replace(LINES, axis="layer", arrays=arrays, section="blocks", unit="share")
+    content = report(Results(results=named(by_layer), kind="ablation"), out).read_text()
+    found = data_of(content)
+    assert (found["first"], found["titles"][1:]) == (1, ["Layer 1 of 2", "Layer 2 of 2"])
+    assert 'min="1" max="2"' in content
+    assert found["texts"] == [["not defined here", "100.0%", "100.0%"]]  # nothing else to say
 
 
 def test_a_shallower_network_stays_at_its_last_depth(out: Path) -> None:
@@ -163,7 +192,7 @@ def test_a_shallower_network_stays_at_its_last_depth(out: Path) -> None:
     report({"deep": trace_of(deep, depth=3), "flat": trace_of(LINES, depth=2)}, out)
     found = data_of(out.read_text())
     assert found["depth"] == 3
-    assert found["texts"][1][3] == "ends at depth 2: 90.0 % accuracy, all there is."
+    assert found["texts"][1][3] == "ends at depth 2: 90.0% accuracy, all there is."
     assert all(len(texts) == 4 for texts in found["texts"])
 
 
@@ -180,7 +209,7 @@ def test_a_result_that_cannot_be_drawn_is_said_and_the_others_are_shown(out: Pat
     broken = replace(every_kind(2)["token_grid"], name="loss", arrays={"text": np.zeros(2)})
     shown = "".join(Parsed(report(trace_of(LINES, broken, depth=2), out).read_text()).texts)
     assert "loss could not be drawn (KeyError:" in shown
-    assert "90.0 % accuracy" in json.dumps(data_of(out.read_text()))
+    assert "90.0% accuracy" in json.dumps(data_of(out.read_text()))
     assert card({"a": broken}).title == "Token grid"
 
 
@@ -196,7 +225,7 @@ def test_results_of_any_verb_are_shown_under_their_own_words(tmp_path: Path, out
     shown = "".join(parsed.texts)
     for said in ("Effort", "Sweat.", "Spiders", "The house", "attic", "What each depth costs"):
         assert said in shown
-    assert data_of(out.read_text())["texts"][0][0] == "11 % of the effort."
+    assert data_of(out.read_text())["texts"][0][0] == "11% of the effort."
 
 
 def test_time_and_exits_of_earlier_versions_are_shown(tmp_path: Path, out: Path) -> None:
@@ -221,12 +250,12 @@ def test_time_and_exits_of_earlier_versions_are_shown(tmp_path: Path, out: Path)
     report(made.path, out)
     content = out.read_text()
     texts = data_of(content)["texts"]
-    assert texts[0][0] == "10.0 % accuracy, gives up 80.0 points."
-    assert texts[0][1].endswith("gives up 28.0 points; 50 % of the time of a batch.")
+    assert texts[0][0] == "10.0% accuracy, gives up 80.0 points."
+    assert texts[0][1].endswith("gives up 28.0 points; 50% of the time of a batch.")
     assert [
-        "0.0 % here, 0.0 % by now",
-        "75.0 % here, 75.0 % by now",
-        "25.0 % here, 100.0 % by now",
+        "0.0% here, 0.0% so far",
+        "75.0% here, 75.0% so far",
+        "25.0% here, 100.0% so far",
     ] in texts
     assert "<td>1.5</td>" in content
 
@@ -268,8 +297,8 @@ def test_where_it_came_from_is_on_the_page(
 
 def test_every_curve_is_in_the_table_of_numbers(out: Path) -> None:
     content = report(trace_of(LINES, curve("loss", [3, 2], first=1), depth=2), out).read_text()
-    assert '<tr data-depth="1" data-last="2"><td>1</td><td>0.62</td><td>3</td></tr>' in content
-    assert '<tr data-depth="0" data-last="2"><td>0</td><td>0.1</td><td>-</td></tr>' in content
+    assert '<tr data-depth="1" data-last="2"><td>1</td><td>0.6200</td><td>3</td></tr>' in content
+    assert '<tr data-depth="0" data-last="2"><td>0</td><td>0.1000</td><td>-</td></tr>' in content
 
 
 def test_runs_of_one_name_are_told_apart(out: Path) -> None:

@@ -96,6 +96,15 @@ def test_axes_say_what_they_count_and_in_which_unit() -> None:
     assert layout.yaxis.title.text == "cross-entropy (nat)"
 
 
+def test_large_numbers_on_an_axis_are_shortened() -> None:
+    drawn = figure(curve("size", [2e5, 4e5, 8e5]))
+    drawn.canvas.draw()
+    assert [t.get_text() for t in drawn.axes[0].get_yticklabels()][1:3] == ["200k", "400k"]
+    small = figure(curve("size", [0.2, 0.4, 0.8]))
+    small.canvas.draw()
+    assert "0.2" in [t.get_text() for t in small.axes[0].get_yticklabels()]
+
+
 def test_both_backends_draw_the_same_numbers() -> None:
     line = figure(ONE["accuracy"]).axes[0].lines[0]
     drawn: Any = figure(ONE["accuracy"], "plotly").data[0]

@@ -72,7 +72,7 @@ def ablate(
     >>> ablation = ed.ablate(model, test, c=(0.0, 0.5, 1.0), progress=False)
     >>> print(ablation.table("accuracy"))
     Accuracy
-    layer       0     0.5       1
+    layer   c = 0  c = 0.5   c = 1
     ...
     >>> bool((ablation.at("accuracy", 1.0) == ablation.untouched["accuracy"]).all())
     True

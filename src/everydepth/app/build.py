@@ -121,7 +121,7 @@ def _vision(blocks: gr.Blocks, shelf: Shelf, data: str | None) -> None:
                 risk = gr.Dropdown(
                     [(f"{share:.0%}", share) for share in RISKS],
                     value=RISK,
-                    label="risk the exit policy may take",
+                    label="risk of the exit policy",
                     min_width=140,
                     elem_id="ed-risk",
                 )
@@ -268,15 +268,19 @@ def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None, effort: Effo
         surface = gr.Dropdown(
             choices,
             value=start,
-            label="surface (learned when it is chosen, in seconds)",
+            label="surface (learned in seconds when you choose it)",
             min_width=260,
             elem_id="ed-surface",
         )
         depth = _dial(6, 1, "ed-surface-depth")
     words = gr.HTML(elem_id="ed-surface-words")
     with gr.Row():
-        plots = [gr.Plot(show_label=False, elem_classes="ed-plot", min_width=300) for _ in range(3)]
-    error = gr.Plot(show_label=False, elem_id="ed-error")
+        # Visible once they show something: an empty plot looks broken.
+        plots = [
+            gr.Plot(show_label=False, elem_classes="ed-plot", min_width=300, visible=False)
+            for _ in range(3)
+        ]
+    error = gr.Plot(show_label=False, elem_id="ed-error", visible=False)
 
     def begin(name: str | None, progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008
         if name is None:
@@ -372,7 +376,7 @@ def _frame(first: str | None, second: str | None) -> str:
     return (
         f'<iframe class="ed-frame" sandbox="allow-scripts" src="{address}" '
         f'title="two runs compared"></iframe><p class="ed-words"><a href="{address}" '
-        'target="_blank" rel="noopener">open as a page of its own</a></p>'
+        'target="_blank" rel="noopener">open in a new tab</a></p>'
     )
 
 
@@ -380,7 +384,7 @@ def _frame(first: str | None, second: str | None) -> str:
 
 
 def _server(blocks: gr.Blocks, address: str) -> None:
-    """All Results of a moment, anew every few seconds; which there are is the server's affair."""
+    """All Results the server publishes, whatever they are, refreshed every few seconds."""
     state = gr.HTML(elem_id="ed-live")
     plots = [gr.Plot(show_label=False, visible=False, min_width=300) for _ in range(LIVE)]
 
@@ -445,7 +449,7 @@ def _chooser(names: list[str], elem_id: str) -> gr.Dropdown:
 
 
 def _preferred(names: list[str]) -> str:
-    """What is trained for every depth shows more."""
+    """A network trained at every depth, if there is one: it shows more."""
     return next((name for name in names if "lpa" in name.lower()), names[0])
 
 
@@ -458,7 +462,7 @@ def _dial(last: int, value: int, elem_id: str, *, lowest: int = 0) -> gr.Slider:
 def _nothing(what: str) -> None:
     gr.HTML(
         f'<p class="ed-words">Nothing to show here yet. Give {what} on the command line, or start '
-        "<code>everydepth app</code> without an argument: it makes small examples.</p>"
+        "<code>everydepth app</code> without arguments: it makes small examples.</p>"
     )
 
 

@@ -76,10 +76,10 @@ def grid_words(found: Result) -> str:
     settled, last = found.arrays["saturated_at"], len(found.arrays["depth"]) - 1
     half = int((settled <= last // 2).sum())
     return (
-        f'<p class="ed-words">{len(settled)} positions: the next token is settled at depth '
-        f"{np.median(settled):.0f} of {last} in the middle case, and by half the depth for {half} "
-        "of them. A cell is the token this depth finds likeliest to come next; darker is surer; a "
-        "frame marks the depth from which it stays. Point at a cell for its top five.</p>"
+        f'<p class="ed-words">{len(settled)} positions: the median next token is settled at depth '
+        f"{np.median(settled):.0f} of {last}, and {half} are settled by half the depth. Each cell "
+        "is the token its depth finds most likely next: darker is more certain, and a frame marks "
+        "the depth from which it no longer changes. Hover over a cell for its top five.</p>"
     )
 
 
@@ -113,7 +113,7 @@ def writings(found: Sequence[Writing]) -> str:
     """Texts side by side, accepted drafts highlighted."""
     cards = "".join(
         f'<div class="ed-card"><h3>{text(one.title)}</h3>'
-        f'<p class="ed-speed"><strong>{one.tokens_per_second:,.0f}</strong> tokens a second'
+        f'<p class="ed-speed"><strong>{one.tokens_per_second:,.0f}</strong> tokens/s'
         f'<small>{text(one.note)}</small></p><p class="ed-text">{_marked(one)}</p></div>'
         for one in found
     )
@@ -130,7 +130,7 @@ def _writing(item: Item, ids: list[int], title: str, said: Any, full: Any) -> Wr
         note = f"{same}, {times:.2f} times the speed; {sum(drafted)} of {len(tokens)} drafted"
     elif full is not None and said is not full:
         agree = sum(a == b for a, b in zip(tokens, full.tokens[0], strict=False))
-        note = f"{agree} of {len(full.tokens[0])} tokens as at full depth"
+        note = f"{agree} of {len(full.tokens[0])} tokens match full depth"
     return Writing(
         title=title,
         pieces=_pieces(item.tokenizer, ids, tokens),

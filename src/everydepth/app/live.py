@@ -1,4 +1,4 @@
-"""The Server tab: Results that another process publishes, as they are now."""
+"""The Server tab: the Results that another process publishes."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def in_a_loop(make: Callable[[], T]) -> T:
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """A socket on a port; without a wish, on the first free one from 7860 up."""
+    """A socket on a port, by default the first free one from 7860 up."""
     tried = range(PORT, PORT + PORTS_TRIED) if port is None else (port,)
     why: str | None = None
     for number in tried:
@@ -88,9 +88,9 @@ def bind(host: str, port: int | None) -> socket.socket:
             why = error.strerror
         else:
             return found
-    wish = f"port {port}" if port is not None else f"none of the ports {PORT} to {tried[-1]}"
+    taken = f"ports {PORT} to {tried[-1]} are" if port is None else f"port {port} is"
     raise SettingError(
-        f"{wish} of {host} can be had ({why}); stop what is there, or choose another: "
+        f"{taken} not free on {host} ({why}); stop what is there, or choose another: "
         f"everydepth app --port {(port or PORT) + PORTS_TRIED}"
     )
 

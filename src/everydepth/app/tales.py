@@ -1,7 +1,7 @@
-"""A small text to learn in seconds: tales whose end can only be told by who remembers the start.
+"""A small text to learn in seconds: tales whose end can only be told by remembering the start.
 
-Made by a grammar, so that it ships with the package. Who, where and what are said once and asked
-for again several sentences later: shallow depths learn the grammar, deeper ones to look back.
+A grammar makes them, so they need no download. Who, where and what are named once and needed
+again several sentences later: shallow depths learn the grammar, deeper ones learn to look back.
 """
 
 from __future__ import annotations

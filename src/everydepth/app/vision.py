@@ -207,14 +207,14 @@ def _floor(rise: Rise, level: int, depth: int, final: int) -> str:
 
 def sentence(rise: Rise, depth: int) -> str:
     """What was found, in words."""
-    truth = "" if rise.label is None else f", and it is {_right(rise)}"
+    truth = "" if rise.label is None else _right(rise)
     parts = [
         f"The network says <b>{text(rise.said(rise.depth))}</b>{truth}.",
         f"It settles at depth {rise.settled} of {rise.depth}"
         + (
             "."
             if rise.leaves is None
-            else f"; the policy lets it leave at {rise.leaves}, saying <b>"
+            else f"; the policy exits at depth {rise.leaves} with <b>"
             f"{text(rise.said(rise.leaves))}</b>."
         ),
         f"Cut to depth {depth} it would say <b>{text(rise.said(depth))}</b>.",
@@ -225,7 +225,8 @@ def sentence(rise: Rise, depth: int) -> str:
 def _right(rise: Rise) -> str:
     assert rise.label is not None
     name = rise.names[rise.label] if rise.label < len(rise.names) else str(rise.label)
-    return "right" if rise.said(rise.depth) == name else f"in truth <b>{text(name)}</b>"
+    right = rise.said(rise.depth) == name
+    return ", and that is right" if right else f", but the label is <b>{text(name)}</b>"
 
 
 def tiles(found: Profile, depth: int, *, judged: bool) -> str:
@@ -270,8 +271,8 @@ def promise(note: str) -> str:
 def _promised(found: Certificate) -> str:
     if not found.certified:
         return (
-            f"Exit policy: {found.samples} pictures are too few to promise that at most "
-            f"{found.risk:.0%} of answers change, so every picture goes to the end. "
+            f"Exit policy: {found.samples} pictures are too few to guarantee that at most "
+            f"{found.risk:.0%} of answers change, so every picture goes to the last depth. "
             "Allow more risk."
         )
     return (

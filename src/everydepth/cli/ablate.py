@@ -19,9 +19,9 @@ def ablate(
     run: NewRun = None,
     split: Split = "test",
 ) -> None:
-    """Scale or remove the skip connections of each layer of a trained model, and see what is lost.
+    """Scale or remove the skip connections of each layer, and measure what is lost.
 
-    everydepth ablate runs/lpa --data digits -o runs/ablation
+    $ everydepth ablate runs/lpa --data digits -o runs/ablation
     """
     from rich.console import Console
 

@@ -16,21 +16,21 @@ def app(
         list[str] | None,
         typer.Argument(
             metavar="[RUN or MODEL]...",
-            help="Run directories, folders of models, or Hugging Face names. Without any, the "
-            "models of `make demo`, and small ones that are made in seconds.",
+            help="Run directories, model folders or Hugging Face names. By default the models of "
+            "`make demo`, and small ones trained in seconds.",
             show_default=False,
         ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Data that classifiers are tried on: a name (digits, ...) or a folder."),
+        typer.Option(help="Data to try classifiers on: a name (digits, ...) or a folder."),
     ] = None,
     folder: Annotated[
-        Path, typer.Option(help="Where the content of the playground is kept.", file_okay=False)
+        Path, typer.Option(help="Where the playground keeps its models.", file_okay=False)
     ] = Path("runs/demo"),
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="By default the first free one from 7860 up."),
+        typer.Option(min=1, max=65535, help="Default: the first free one from 7860 up."),
     ] = None,
     host: Annotated[
         str,
@@ -39,22 +39,24 @@ def app(
     server: Annotated[
         str | None,
         typer.Option(
-            help="The address of `everydepth serve`, like http://127.0.0.1:8000: a tab shows it "
-            "live."
+            help="The address of a running `everydepth serve`, such as http://127.0.0.1:8000, to "
+            "watch in a tab."
         ),
     ] = None,
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
 ) -> None:
-    """Look into networks in a browser: pictures, text and surfaces at every depth.
+    """Explore networks in a browser: pictures, text and surfaces at every depth.
 
-    Vision: watch a picture rise through a classifier, see where it settles and where it may leave.
-    Language: what each layer would say next; texts of two depths side by side, with their speed.
-    Surfaces: what k blocks have learned of a function. Compare: two runs, all their curves.
-    Server: what a running `everydepth serve` is doing.
+    $ everydepth app
+    $ everydepth app runs/mine --data digits
+    $ everydepth app ~/models/stories
 
-    It runs on this machine only and needs no network.
+    Vision: follow a picture through a classifier, see where the answer settles and where it could
+    exit. Language: what each layer would say next, and texts of several depths with their speed.
+    Surfaces: what k blocks have learned of a function. Results: every measurement of a run.
+    Compare: two runs side by side. Server: what a running `everydepth serve` is doing.
 
-    everydepth app · everydepth app runs/mine --data digits · everydepth app ~/models/stories
+    It is served to this machine only and needs no network.
     """
     from everydepth.app import serve
 
@@ -72,7 +74,7 @@ def app(
 
 
 def _item(source: str) -> str | Item:
-    """A folder as it is; a name of the hub as what is loaded under it."""
+    """A folder as it is; a Hugging Face name as the model it loads."""
     if Path(source).exists() or source.count("/") > 1 or source.startswith((".", "/", "~")):
         return str(Path(source).expanduser())
     from everydepth.app.shelf import Item

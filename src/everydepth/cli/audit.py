@@ -23,9 +23,9 @@ def audit(
     top: Annotated[int, typer.Option(min=1, help="How many rows to show.")] = 20,
     run: NewRun = None,
 ) -> None:
-    """Rank samples by how likely their label is wrong, judged by every depth of a model.
+    """Rank samples by how likely their label is wrong, as judged by every depth of a model.
 
-    everydepth audit runs/lpa --data digits --split valid --held-out
+    $ everydepth audit runs/lpa --data digits --split valid --held-out
     """
     from rich.console import Console
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import NoneType
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from everydepth.config import Config, alternatives, check_names, hints_of, settings_of
 from everydepth.errors import SettingError
@@ -43,24 +45,24 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         configs[parameter.name] = kind
         own = next((extra.values for extra in extras if isinstance(extra, Defaults)), {})
         parameters += _options(kind, own)
-    if not configs:
-        return command
-    file = Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            callback=_read_into,
-            is_eager=True,
-            help="A YAML or JSON file with these options; flags override it.",
-        ),
-    ]
-    parameters.append(_parameter("config", file, None))
-    parameters.append(_parameter("context", typer.Context, inspect.Parameter.empty))
+    if configs:
+        file = Annotated[
+            Path | None,
+            typer.Option(
+                "--config",
+                callback=_read_into,
+                is_eager=True,
+                help="A YAML or JSON file with these options; flags override it.",
+            ),
+        ]
+        parameters.append(_parameter("config", file, None))
+        parameters.append(_parameter("context", typer.Context, inspect.Parameter.empty))
+    parameters = [p.replace(annotation=_compact(p)) for p in parameters]
 
     @wraps(command)
     def called(**given: Any) -> None:
-        context = given.pop("context")
-        del given["config"]
+        context = given.pop("context", None)
+        given.pop("config", None)
         for name, kind in configs.items():
             values = {key: _split(kind, key, given.pop(key)) for key in _shown(kind)}
             _drop_replaced(kind, values, context)
@@ -82,14 +84,14 @@ def _options(kind: type[Config], defaults: Mapping[str, Any]) -> list[inspect.Pa
         about, default = settings_of(kind)[name], defaults.get(name, by_name[name])
         of = [about.option] if about.option else alternatives(hints_of(kind)[name])
         (shown,) = [part for part in of if part is not NoneType]
-        several = get_origin(shown) is tuple
-        if several:
+        word = None
+        if get_origin(shown) is tuple:
+            word = f"{_WORDS[get_args(shown)[0]]},..."
             shown, default = str, None if default is None else ",".join(map(_short, default))
-        number = shown in (int, float)
+        # Limits are the config's to check: in the help they would take the room of the words.
         option = typer.Option(
             *about.flags,
-            min=about.least if number else None,
-            max=about.most if number else None,
+            metavar=word,
             help=" ".join(filter(None, (about.help, _listed(about.choices)))),
             rich_help_panel=kind.title,
         )
@@ -97,11 +99,36 @@ def _options(kind: type[Config], defaults: Mapping[str, Any]) -> list[inspect.Pa
             default = inspect.Parameter.empty
         elif default == ():
             default = []
-        elif number and default is not None:
+        elif shown in (int, float) and default is not None:
             default = shown(default)
         hint: Any = shown | None if default is None else shown
         found.append(_parameter(name, Annotated[hint, option], default))
     return found
+
+
+# What the help calls a value; typer's own words (`<int range> [x>=1]`) leave no room for the rest.
+_WORDS = {bool: "", int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
+
+
+def _compact(parameter: inspect.Parameter) -> Any:
+    """The annotation of a parameter, its option described in few words.
+
+    A flag that is off by default gets no `--no-` twin.
+    """
+    hint = parameter.annotation
+    place = next((i for i, e in enumerate(get_args(hint)) if isinstance(e, OptionInfo)), None)
+    if not _annotated(hint) or place is None:
+        return hint
+    kind, *extras = get_args(hint)
+    option = extras[place - 1] = copy(extras[place - 1])
+    of = [part for part in alternatives(kind) if part is not NoneType]
+    one = get_args(of[0])[0] if get_origin(of[0]) is list else of[0]
+    if option.metavar is None:
+        option.metavar = _WORDS.get(one)
+    # typer keeps the first name of an annotated option in `default`.
+    if one is bool and parameter.default is False and option.default is ...:
+        option.param_decls = (f"--{parameter.name.replace('_', '-')}",)
+    return Annotated[(kind, *extras)]
 
 
 def _short(value: Any) -> str:

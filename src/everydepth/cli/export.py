@@ -57,7 +57,7 @@ def export(
             help="The directory to write; for a GGUF file the new file, by default named after it."
         ),
     ] = None,
-    depth: Annotated[int | None, typer.Option(help="Blocks to keep; by default all.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Blocks to keep (default: all).")] = None,
     keep: Annotated[
         str | None, typer.Option(help="Blocks of a GGUF file to keep, such as 1-12,20-24.")
     ] = None,
@@ -69,14 +69,14 @@ def export(
         ),
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="An exit policy, as Policy.save writes it.")
+        Path | None, typer.Option(help="An exit policy, written by Policy.save.")
     ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="A saved profile, for the model card.")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Data for an example, which ONNX needs, for --recalibrate or --weights."),
+        typer.Option(help="Data for the example that ONNX needs, for --recalibrate or --weights."),
     ] = None,
     split: Split = "train",
     data_root: Annotated[
@@ -90,7 +90,7 @@ def export(
     ] = False,
     runtime: Annotated[
         Path | None,
-        typer.Option(help="A folder with onnxruntime-web, for a web page; else npm fetches it."),
+        typer.Option(help="A folder with onnxruntime-web, for a web page (default: npm gets it)."),
     ] = None,
     weights: Annotated[
         Weights, typer.Option(help="How an ONNX graph or a GGUF file stores its weights.")
@@ -99,9 +99,8 @@ def export(
 ) -> None:
     """Write a depth of a model as files that do not need everydepth.
 
-    everydepth export runs/lpa small --depth 2
-
-    everydepth export model.gguf small.gguf --depth 12
+    $ everydepth export runs/lpa small --depth 2
+    $ everydepth export model.gguf small.gguf --depth 12
     """
     from everydepth.cli.loading import load_batches
     from everydepth.engines.gguf_file import is_gguf
@@ -120,7 +119,7 @@ def export(
         return
     _refuse("a model, of which the first blocks are kept (--depth)", {"--keep": keep})
     if directory is None:
-        raise SettingError("no directory was given; name a new one behind the model")
+        raise SettingError("no directory was given; name a new one after the model")
     chosen = format or Format.HF
     network = load_model(model)
     shown = chosen in (Format.ONNX, Format.WEB)

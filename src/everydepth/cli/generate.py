@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def generate(
     model: Model,
     prompt: Annotated[
-        list[str], typer.Option("--prompt", "-p", help="What to continue; may be given again.")
+        list[str], typer.Option("--prompt", "-p", help="The text to continue; repeatable.")
     ],
     depth: Annotated[
-        int | None, typer.Option(help="Use only the first N blocks; by default all.")
+        int | None, typer.Option(help="Use only the first N blocks (default: all).")
     ] = None,
     draft_depth: Annotated[
         int | None, typer.Option(help="Draft with the first N blocks: same text, faster.")
@@ -30,7 +30,7 @@ def generate(
     ] = False,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option("--max-new-tokens", "-n", min=1, help="By default 64, or as many as fit."),
+        typer.Option("--max-new-tokens", "-n", min=1, help="Default: 64, or as many as fit."),
     ] = None,
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample tokens instead of taking the most likely.")
@@ -45,26 +45,34 @@ def generate(
         float | None,
         typer.Option(help="With --sample: the most likely tokens up to this probability."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="With --sample: the same draws again.")] = None,
+    seed: Annotated[int | None, typer.Option(help="With --sample: repeatable draws.")] = None,
     device: Device = None,
 ) -> None:
     """Continue a text with a language model at any depth, or faster by drafting at a shallow one.
 
-    everydepth generate MODEL -p "Once upon a time" --draft-depth 2
+    $ everydepth generate MODEL -p "Once upon a time" --draft-depth 2
 
-    The text goes to standard output while it grows; how fast it came, to standard error.
+    The text goes to standard output as it is written, its speed to standard error.
     """
     from everydepth.exits.generation import generate as decode
+    from everydepth.exits.generation.request import check_model
     from everydepth.exits.generation.text import TextStream
     from everydepth.exits.load import load as load_model
     from everydepth.exits.load import load_tokenizer
+    from everydepth.stream import as_stream
 
     network: Any = load_model(model).to(usable_device(device or "cpu"))
+    check_model(as_stream(network))
     tokenizer = load_tokenizer(model)
     ids = [tokenizer(text)["input_ids"] for text in prompt]
     growing = TextStream(tokenizer, before=ids[0])
-    if len(prompt) == 1:
-        _say(str(tokenizer.decode(ids[0], skip_special_tokens=True)))
+    # Shown with the first token, so that an error before it starts a line.
+    waiting = [str(tokenizer.decode(ids[0], skip_special_tokens=True))]
+
+    def say(_row: int, new: list[int]) -> None:
+        _say("".join(waiting) + growing.add(new))
+        waiting.clear()
+
     said = decode(
         network,
         ids,
@@ -77,14 +85,14 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         seed=seed,
-        on_tokens=(lambda _, new: _say(growing.add(new))) if len(prompt) == 1 else None,
+        on_tokens=say if len(prompt) == 1 else None,
     )
     if len(prompt) == 1:
-        _say(growing.add([], last=True) + "\n")
+        _say("".join(waiting) + growing.add([], last=True) + "\n")
     else:
         for row, new in zip(ids, said.tokens, strict=True):
             typer.echo(tokenizer.decode(row + new, skip_special_tokens=True))
-    typer.echo(_summary(said.stats), err=True)
+    typer.echo(_summary(said.stats, drafting=draft_depth is not None), err=True)
 
 
 def _say(text: str) -> None:
@@ -92,11 +100,12 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _summary(stats: GenerationStats) -> str:
-    parts = [f"{stats.tokens} tokens, {stats.tokens_per_second:.0f} a second"]
-    if stats.draft_depths and not any(stats.draft_depths.values()):
-        parts.append("no drafts: they could not pay in a text this short")
+def _summary(stats: GenerationStats, *, drafting: bool) -> str:
+    plural = "" if stats.tokens == 1 else "s"
+    parts = [f"{stats.tokens} token{plural}, {stats.tokens_per_second:.0f} tokens/s"]
     if stats.acceptance is not None:
         parts.append(f"{stats.acceptance:.0%} of drafts accepted")
-        parts.append(f"{stats.mean_draft_length:.1f} drafted a round")
+        parts.append(f"{stats.mean_draft_length:.1f} tokens per draft")
+    elif drafting:
+        parts.append("not drafted, because drafting would have been slower (see --draft-always)")
     return "; ".join(parts)

@@ -20,22 +20,22 @@ def grow(
     run: Annotated[Path | None, typer.Option("--run", "-o", help="The run directory.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run.")] = False,
     score_only: Annotated[
-        bool, typer.Option("--score", help="Only say where a block would help; change nothing.")
+        bool, typer.Option("--score", help="Only say where a block would help.")
     ] = False,
-    split: Annotated[str, typer.Option(help="The part of the data to train on.")] = "train",
+    split: Annotated[str, typer.Option(help="The part to train on.")] = "train",
     valid_split: Annotated[
         str | None,
-        typer.Option(help="The part to choose by; by default 30 % of the first, set aside."),
+        typer.Option(help="The part that decides (default: a third of the training part)."),
     ] = None,
     test_split: Annotated[
-        str | None, typer.Option(help="A part used for nothing else, for the guarantee.")
+        str | None, typer.Option(help="A part used only to certify the result.")
     ] = None,
 ) -> None:
-    """Say whether a model should be deepened, and where; then do it, as long as it helps.
+    """Find out whether and where a deeper model would help, and grow it as long as it does.
 
-    everydepth grow runs/lpa --data digits -o runs/deeper
+    $ everydepth grow runs/lpa --data digits -o runs/deeper
 
-    Every block is kept only if held-out rows, used for nothing else, say that the loss is lower.
+    A block is kept only if it lowers the loss on held-out rows that are used for nothing else.
     """
     from rich.console import Console
 

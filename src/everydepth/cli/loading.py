@@ -3,17 +3,80 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everydepth.errors import DataError
+from everydepth.errors import DataError, SettingError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from everydepth.data import Batch, Batches, Rows
+    from everydepth.data import Batch, Batches, Corpus, Images, Points, Rows, Table, Texts
     from everydepth.data.batches import Transform
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table hold what a model reads and what it predicts."""
+
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
+
+    def of(self, table: Table) -> Columns | None:
+        """These, the usual ones where none is given, or None where that leaves a doubt.
+
+        A column named label is the class. The text is in the column named so, or in the one or two
+        columns beside the class.
+        """
+        if self.text is not None:
+            return self
+        label = self.label or next((n for n in ("label", "labels") if n in table.columns), None)
+        words = [name for name in table.columns if name != label]
+        if "text" in words:
+            return Columns("text", self.pair, label)
+        if len(words) == 1 or (label is not None and len(words) == 2):
+            return Columns(words[0], self.pair or (*words, None)[1], label)
+        return None
+
+
+def load_data(
+    data: str, split: str, *, root: str | None = None, columns: Columns | None = None
+) -> Images | Texts | Corpus | Points:
+    """Data by name or path; of a table, the texts in its columns."""
+    from everydepth.data import Table, Texts, load
+    from everydepth.data.tables import table_texts
+
+    found = load(data, split=split, root=root)
+    asked = columns or Columns()
+    if not isinstance(found, Table):
+        if asked != Columns():
+            raise SettingError(
+                f"{data!r} is not a table, so it has no columns to choose; leave out --text, "
+                "--pair and --label"
+            )
+        return found
+    chosen = asked.of(found)
+    if chosen is None:
+        raise DataError(
+            f"{data!r} is a table with the columns {', '.join(found.columns)}; say which one holds "
+            "the text with --text, and which one the class with --label"
+        )
+    classes = None
+    if chosen.label is not None and split != "train" and not Path(data).is_file():
+        # A part may lack a class: all parts number them as the training part does.
+        classes = load_data(data, "train", root=root, columns=columns)
+        classes = classes.classes if isinstance(classes, Texts) else None
+    return table_texts(
+        found,
+        text=chosen.text or "",
+        pair=chosen.pair,
+        label=chosen.label,
+        classes=classes,
+        source=data,
+    )
 
 
 def load_batches(
@@ -26,42 +89,37 @@ def load_batches(
     batch_size: int = 32,
     max_length: int = 128,
     max_samples: int | None = None,
+    columns: Columns | None = None,
 ) -> Batches:
     """Data by name or path, as the model called `name` (a folder, a run, a hub name) takes it.
 
     Images become floats of the model's size and channels, normalized as its preprocessor_config
     says; texts go through its tokenizer; one long text becomes blocks of `max_length` tokens.
     """
-    from everydepth.data import Images, Points, Texts, batches, load, trim_padding
+    from everydepth.data import Images, Points, Texts, batches, trim_padding
     from everydepth.exits.load import model_folder
 
     name = model_folder(name)
-    found = load(data, split=split, root=root)
+    found = load_data(data, split, root=root, columns=columns)
     if isinstance(found, Images):
         return batches(found.first(max_samples), batch_size, transform=_image_input(name, model))
     if isinstance(found, Points):
         return batches(found.first(max_samples), batch_size)
-    rows = _tokens(name, model, found, data, max_length, max_samples)
+    rows = _tokens(name, model, found, max_length, max_samples)
     return batches(rows, batch_size, transform=trim_padding if isinstance(found, Texts) else None)
 
 
 def _tokens(
     name: str,
     model: PreTrainedModel,
-    found: Any,
-    data: str,
+    found: Texts | Corpus,
     max_length: int,
     max_samples: int | None,
 ) -> Rows:
-    from everydepth.data import Corpus, Texts, token_blocks, tokenized
+    from everydepth.data import Texts, token_blocks, tokenized
     from everydepth.exits.load import load_tokenizer
     from everydepth.stream import as_stream
 
-    if not isinstance(found, Texts | Corpus):
-        raise DataError(
-            f"{data!r} holds {type(found).__name__}, but a model takes images, points or text; "
-            "say which columns are text with everydepth.data.load_table, in Python"
-        )
     tokenizer: Any = load_tokenizer(name)
     longest = getattr(model.config, "max_position_embeddings", None) or max_length
     length = min(max_length, longest)

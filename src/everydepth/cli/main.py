@@ -1,19 +1,20 @@
 """The `everydepth` command.
 
-To add a command: write `cli/<name>.py` with one function of that name and put it into `COMMANDS`.
+To add a command, write `cli/<name>.py` with a function of that name and add it to `COMMANDS`. Its
+docstring is its help: paragraphs are filled to the terminal, lines that begin with `$` are kept.
 A parameter annotated with a config becomes an option for each of its fields (`cli/configs.py`).
 Import torch and the rest of the package inside the function, so that `--help` answers at once.
-Another package adds one as an entry point of the group `everydepth.commands`: the name of the
-command, and the function.
+Another package adds a command as an entry point in the group `everydepth.commands`.
 """
 
 from __future__ import annotations
 
+import inspect
 import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -52,23 +53,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     env,
 )
 
-# A blank line between paragraphs: rich joins the lines of one paragraph.
-EPILOG = """\
-A first hour, on data that is there:
-
-  everydepth train -m vit-tiny -d digits --epochs 10 -o runs/lpa
-
-  everydepth trace runs/lpa --data digits          what each depth gives
-
-  everydepth profile runs/lpa --data digits --max-drop 0.01     which depth is enough
-
-  everydepth export runs/lpa small --depth 2       a plain model of two blocks
-
-  everydepth report runs/lpa -o page.html          one page to look at
-
-With a model of your own, begin with trace; everydepth env says what this machine offers.
-"""
-
 
 def _print_version(wanted: bool) -> bool:
     if wanted:
@@ -83,16 +67,24 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show where an error came from, instead of one line.")
+        bool, typer.Option("--debug", help="Show the traceback of an error, not just one line.")
     ] = False,
 ) -> None:
     """Use, understand, shrink and grow a residual network at every depth: train once, use N models.
 
-    Every command explains itself: everydepth COMMAND --help.
+    A first hour, on data that comes with everydepth:
+
+    $ everydepth train -m vit-tiny -d digits --epochs 10 -o runs/lpa
+    $ everydepth trace runs/lpa -d digits                    # measure every depth
+    $ everydepth profile runs/lpa -d digits --max-drop 0.01  # choose a depth
+    $ everydepth export runs/lpa small --depth 2             # keep two blocks
+    $ everydepth report runs/lpa -o page.html                # see it on one page
+
+    With a model of your own, start with trace. Every command has its own --help.
     """
 
 
@@ -103,10 +95,16 @@ def build_app() -> typer.Typer:
         add_completion=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback(epilog=EPILOG)(_root)
+    app.callback(help=_filled(_root))(with_options(_root))
     for command in (*COMMANDS, *_brought()):
-        app.command()(with_options(command))
+        app.command(help=_filled(command))(with_options(command))
     return app
+
+
+def _filled(command: Callable[..., None]) -> str:
+    """The docstring without the line ends inside its paragraphs; typer would keep them all."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    return "\n\n".join(p if p.startswith("$") else p.replace("\n", " ") for p in paragraphs)
 
 
 def _brought() -> list[Callable[..., None]]:
@@ -129,13 +127,29 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Wherever it stands: whoever repeats a command appends it.
     debug = "--debug" in sys.argv
+    words = [word for word in sys.argv[1:] if word != "--debug"] or ["--help"]
     try:
-        build_app()([word for word in sys.argv[1:] if word != "--debug"], prog_name="everydepth")
+        sys.exit(build_app()(words, prog_name="everydepth", standalone_mode=False))
+    except _NotUnderstood as error:
+        typer.echo(_usage(error), err=True)
+        sys.exit(2)
     except Exception as error:
         if debug:
             raise
         typer.echo(_in_words(error), err=True)
         sys.exit(1)
+
+
+# UsageError, which typer does not name.
+_NotUnderstood = cast(type[Exception], typer.BadParameter.__mro__[1])
+
+
+def _usage(error: Any) -> str:
+    """One line about words that make no command."""
+    said = error.format_message().rstrip(".")
+    asked = error.ctx.command_path if error.ctx else "everydepth"
+    end = " See" if said.endswith("?") else "; see"
+    return f"error: {said[:1].lower()}{said[1:]}{end} {asked} --help"
 
 
 def _in_words(error: Exception) -> str:

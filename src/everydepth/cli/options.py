@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from everydepth.cli.loading import Columns, load_batches, load_data
 from everydepth.config import Config, plain, setting
 from everydepth.errors import SettingError
 
@@ -20,15 +21,15 @@ Model = Annotated[
     str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
 ]
 Split = Annotated[str, typer.Option(help="Which part of the data.")]
-Device = Annotated[str | None, typer.Option(help="For example cuda:0; by default cpu.")]
+Device = Annotated[str | None, typer.Option(help="For example cuda:0 (default: cpu).")]
 NewRun = Annotated[
     Path | None,
-    typer.Option("--run", "-o", help="A new run directory; by default nothing is written."),
+    typer.Option("--run", "-o", help="A new run directory (default: nothing is written)."),
 ]
 OwnRun = Annotated[
     Path | None,
     typer.Option(
-        "--run", "-o", help="A new run directory; by default the model's own, or one below runs."
+        "--run", "-o", help="A new run directory (default: the model's own, or a new one in runs)."
     ),
 ]
 
@@ -40,15 +41,19 @@ class Source(Config):
     title: ClassVar[str] = "Data"
 
     data: str = setting(
-        flags=("--data", "-d"), help="By name (digits, fashion-mnist, ...), a file or a folder."
+        flags=("--data", "-d"), help="A name (digits, fashion-mnist, ...), a file or a folder."
     )
     data_root: str | None = setting(None, help="The folder that holds named data sets.")
     max_samples: int | None = setting(None, least=1, help="Use only the first N rows.")
     max_length: int = setting(128, least=1, help="Longest text, in tokens.")
+    text: str | None = setting(None, help="The column of a table (CSV, JSON, ...) with the text.")
+    pair: str | None = setting(None, help="The column with the second of two texts.")
+    label: str | None = setting(None, help="The column with the class.")
 
     def asked(self) -> dict[str, Any]:
         """What decides the outcome, as JSON values: where the data lay does not."""
-        return {name: value for name, value in plain(self).items() if name != "data_root"}
+        unset = [name for name in ("text", "pair", "label") if getattr(self, name) is None]
+        return {k: v for k, v in plain(self).items() if k not in ("data_root", *unset)}
 
     @property
     def one_file(self) -> bool:
@@ -56,17 +61,23 @@ class Source(Config):
         return Path(self.data).is_file()
 
     def check_part(self, option: str, split: str) -> None:
-        """An error if rows that are held out would be those that are learned."""
+        """An error if held-out rows would be training rows."""
         if self.one_file:
             raise SettingError(
-                f"{option} {split}, but {self.data} is one file, all of which is learned; put a "
+                f"{option} {split}, but {self.data} is one file, all of which is trained on; put a "
                 f"file for each part into a folder ({split}{Path(self.data).suffix}) and give that"
             )
 
+    @property
+    def columns(self) -> Columns:
+        return Columns(self.text, self.pair, self.label)
+
+    def read(self, split: str) -> Any:
+        """The data as it is."""
+        return load_data(self.data, split, root=self.data_root, columns=self.columns)
+
     def batches(self, name: str, model: PreTrainedModel, *, split: str, batch_size: int) -> Batches:
         """As the model called `name` takes it."""
-        from everydepth.cli.loading import load_batches
-
         return load_batches(
             name,
             model,
@@ -76,6 +87,7 @@ class Source(Config):
             batch_size=batch_size,
             max_length=self.max_length,
             max_samples=self.max_samples,
+            columns=self.columns,
         )
 
 

@@ -21,16 +21,17 @@ def plan(
         ),
     ] = None,
     run: Annotated[
-        Path | None, typer.Option("--run", "-o", help="Also write it here, for `report`.")
+        Path | None,
+        typer.Option("--run", "-o", help="Also write it here, for `report`."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Depth, width and data for a number of parameters or a budget.
+    """Plan depth, width and data for a model size or a compute budget.
 
-    everydepth plan --parameters 7e9
+    $ everydepth plan --parameters 7e9
 
-    Uses the published refit of the Chinchilla law unless --points are given, and shows what others
-    chose at the nearest size.
+    Uses Epoch's refit of the Chinchilla law, or fits one to --points, and shows what others chose
+    at the nearest size.
     """
     import csv
 

@@ -21,18 +21,19 @@ def profile(
         int | None,
         typer.Option(min=1, help="Timed passes; by default 2 to 10, as many as fit 2 seconds."),
     ] = None,
-    latency_ms: Annotated[float | None, typer.Option(help="Budget: one row, milliseconds.")] = None,
+    latency_ms: Annotated[float | None, typer.Option(help="Budget: ms for one row.")] = None,
     max_bytes: Annotated[int | None, typer.Option(help="Budget: bytes of the checkpoint.")] = None,
     max_drop: Annotated[
-        float | None, typer.Option(help="Quality that may be lost, in units of the metric.")
+        float | None, typer.Option(help="Quality you may lose, in units of the metric.")
     ] = None,
-    min_accuracy: Annotated[float | None, typer.Option(help="Accuracy required.")] = None,
+    min_accuracy: Annotated[float | None, typer.Option(help="Accuracy you need.")] = None,
 ) -> None:
-    """Measure quality, size and speed of every depth, and choose one for a budget.
+    """Measure the quality, size and speed of every depth, and choose one for a budget.
 
-    everydepth profile runs/lpa --data digits --max-drop 0.01
+    $ everydepth profile runs/lpa --data digits --max-drop 0.01
 
-    Writes the folder profile and profile.png; give the first to `everydepth export` for its card.
+    Writes the folder profile, which `everydepth export --profile` adds to the model card, and
+    profile.png.
     """
     from rich.console import Console
 

@@ -17,17 +17,20 @@ def report(
         list[str],
         typer.Argument(
             metavar="RUN...",
-            help="Run directories or saved traces; NAME=RUN gives one a name of your own.",
+            help="Run directories or saved results; NAME=RUN gives one a name.",
         ),
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The page to write.", dir_okay=False)
     ] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="What the page is called.")] = "What each depth gives",
+    title: Annotated[str, typer.Option(help="The title of the page.")] = "What each depth gives",
 ) -> None:
-    """Make one HTML page of runs: a depth dial, charts side by side, where it came from.
+    """Write one HTML page about one or more runs: a depth dial, charts, and how they were made.
 
-    The page needs no network: everydepth report E2E=runs/a LPA=runs/b -o page.html
+    $ everydepth report runs/lpa -o page.html
+    $ everydepth report E2E=runs/a LPA=runs/b -o page.html
+
+    The page is one file and needs no network.
     """
     from everydepth.reports import report as write
 

@@ -21,15 +21,15 @@ def serve(
     model: Model,
     config: ServeConfig,
     name: Annotated[
-        str | None, typer.Option(help="What clients call the model; by default its folder's name.")
+        str | None, typer.Option(help="What clients call the model (default: its folder's name).")
     ] = None,
     host: Annotated[
         str, typer.Option(help="Who may connect; 0.0.0.0 lets other machines in: set a key then.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8000,
     profile: Annotated[
         Path | None,
-        typer.Option(help="A saved profile: what each depth is worth, for /v1/models and --floor."),
+        typer.Option(help="A saved profile: how good each depth is, for /v1/models and --floor."),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -50,20 +50,19 @@ def serve(
     ] = None,
     device: Device = None,
 ) -> None:
-    """Serve a model at every depth, behind OpenAI's interface: the request says how deep, or the
-    load decides.
+    """Serve a model at every depth through OpenAI's API: each request, or the load, sets the depth.
 
-    everydepth serve MODEL
+    $ everydepth serve MODEL
 
-    curl localhost:8000/v1/completions -H 'content-type: application/json'
-    -d '{"model": "MODEL@4", "prompt": "Once upon a time", "max_tokens": 32}'
+    $ curl localhost:8000/v1/completions -H 'content-type: application/json' \\
+      -d '{"model": "MODEL@4", "prompt": "Once upon a time", "max_tokens": 32}'
 
-    A language model answers /v1/completions and /v1/chat/completions (with "stream": true as it
-    grows), a classifier /v1/classify. "model": "name@4" or "depth": 4 chooses a depth,
-    "draft_depth": 2 the same text sooner, "policy" early exits. Every answer says its depth.
+    A language model answers /v1/completions and /v1/chat/completions (streamed with "stream":
+    true), a classifier /v1/classify. "model": "name@4" or "depth": 4 chooses a depth,
+    "draft_depth": 2 drafts at one, and "policy" exits early. Every answer reports its depth.
     /v1/models lists the depths, /metrics is for Prometheus; /health and /ready need no key.
 
-    EVERYDEPTH_API_KEY in the environment sets the key that clients must send.
+    Set EVERYDEPTH_API_KEY in the environment to require that key from clients.
     """
     from rich.console import Console
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,67 +14,122 @@ from everydepth.errors import RunError
 from everydepth.files import untaken
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.table import Table as RichTable
 
     from everydepth.results import Results, Table
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 40
+_SHORT = 28  # characters of a cell that shares a line with others
 
 
 def show(results: Results, console: Console) -> None:
-    """Print the main table, or a summary of it if it does not fit the terminal.
+    """Print what was measured: in full as far as the terminal is wide, the rest as sparklines.
 
     Measurements of one number per layer and setting cannot share a table: each gets its own.
     """
     main = results.main
     if main.kind == "family":
+        console.print(str(results), markup=False)
         for name, result in results.results.items():
             if result.kind == main.kind:
                 show_table(results.table(name), console)
         return
     table = results.table()
-    width = max(map(len, str(replace(table, title="", notes=())).splitlines()))
-    fits = width <= console.width and len(table.rows) <= _MOST_ROWS
-    show_table(table, console, None if fits else summary(results))
-
-
-def show_table(table: Table, console: Console, body: RichTable | None = None) -> None:
-    """Print one table, or `body` in its place, between its title and its notes."""
-    # A table narrower than its title and notes would fold them.
+    if not table.headings or table.headings[0] != main.axis:  # not a row per depth
+        show_table(table, console)
+        return
     console.print(table.title, markup=False)
-    console.print(body or replace(table, title="", notes=()))
+    first = _columns_that_fit(table, console.width) if len(table.rows) <= _MOST_ROWS else 0
+    if first > 1:
+        console.print(_first_columns(table, first))
+    if first < len(table.headings):
+        console.print(summary(results, without=table.headings[1:first]))
+    _show_notes(table, console)
+
+
+def show_table(table: Table, console: Console) -> None:
+    """Print a table between its title and its notes; one of words that is too wide, row by row."""
+    console.print(table.title, markup=False)
+    if _columns_that_fit(table, console.width) == len(table.headings):
+        console.print(_first_columns(table, len(table.headings)))
+    else:
+        for row in table.cells:
+            console.print(_entry(table.heads, row))
+    _show_notes(table, console)
+
+
+def _entry(heads: Sequence[str], cells: Sequence[str]) -> Group:
+    """A row as a few lines: its first cell, its numbers and short words, then every longer text."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    first, *others = cells
+    told = [(h, c) for h, c in zip(heads[1:], others, strict=True) if c not in ("", "-")]
+    short = " · ".join(f"{head}: {cell}" for head, cell in told if len(cell) <= _SHORT)
+    long = [f"{head}: {cell}" for head, cell in told if len(cell) > _SHORT]
+    lines = [Padding(Text(line), (0, 0, 0, 2)) for line in (short, *long) if line]
+    title = f"{heads[0]} {first}" if first.isdigit() else first
+    return Group(Text(title, "bold"), *lines)
+
+
+def _show_notes(table: Table, console: Console) -> None:
     for note in table.notes:
         console.print(note, markup=False, style="yellow")
 
 
-def summary(results: Results) -> RichTable:
-    """One row per curve: how it runs along its axis, and its lowest, highest and last value."""
+def _first_columns(table: Table, number: int) -> Table:
+    """The table by itself, cut to its first columns."""
+    return replace(
+        table,
+        headings=table.headings[:number],
+        rows=tuple(row[:number] for row in table.rows),
+        units=table.units[:number],
+        title="",
+        notes=(),
+    )
+
+
+def _columns_that_fit(table: Table, width: int) -> int:
+    columns = zip(table.heads, *table.cells, strict=True)
+    ends = accumulate(max(map(len, column)) + 2 for column in columns)
+    return sum(end - 2 <= width for end in ends)
+
+
+def summary(results: Results, without: Collection[str] = ()) -> RichTable:
+    """One row per curve: how it runs along its axis, and its lowest, highest and last value.
+
+    without: measurements whose first series is left out.
+    """
     from rich.table import Table as RichTable
     from rich.text import Text
 
     from everydepth.results.layout import is_line, merged
+    from everydepth.results.table import shown as readable
 
     main = results.main
     lines = [r for r in results.results.values() if is_line(r) and r.axis == main.axis]
     table = merged(lines or [main], main, "", every=True)
-    shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("", no_wrap=True, overflow="ellipsis")
+    rows = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    rows.add_column("", no_wrap=True, overflow="ellipsis")
     axis = f"{main.axis} {table.rows[0][0]} to {table.rows[-1][0]}"
     # Where the terminal is narrow this one is folded: numbers are never cut.
-    shown.add_column(Text(axis), overflow="fold")
+    rows.add_column(Text(axis), overflow="fold")
     for title in ("lowest", "highest", "last"):
-        shown.add_column(title, justify="right", no_wrap=True, min_width=8)
-    for place, name in enumerate(table.headings[1:], start=1):
+        rows.add_column(title, justify="right", no_wrap=True, min_width=8)
+    for place, (name, head) in enumerate(zip(table.headings, table.heads, strict=True)):
         column = [row[place] for row in table.rows]
         values = [v for v in column if isinstance(v, int | float) and math.isfinite(v)]
-        if values:
-            cells = [f"{number:.4g}" for number in (min(values), max(values), values[-1])]
+        if place and values and name not in without:
+            unit = table.units[place] if table.units else ""
+            cells = [readable(v, unit) for v in (min(values), max(values), values[-1])]
             # A result's further series stand below it. Text, not markup: a name may hold brackets.
             first, _, series = name.partition(".")
-            shown.add_row(Text(f"  {series}" if series else first), sparkline(column), *cells)
-    return shown
+            called = head if not series else f"  {series}" if first not in without else name
+            rows.add_row(Text(called), sparkline(column), *cells)
+    return rows
 
 
 def sparkline(values: Sequence[Any]) -> str:
@@ -106,7 +162,7 @@ def place_for(model: str, run: Path | None, kind: str) -> Path:
 def check_new(run: Path | None) -> None:
     """An error if a new run cannot be made there: before the work instead of after it."""
     if run is not None and run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise RunError(f"{run} is not an empty directory; use another one with --run")
+        raise RunError(f"{run} is not an empty directory; name a new one with --run")
 
 
 def keep(results: Results, place: Path | None, asked: Mapping[str, Any], console: Console) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from everydepth.config import Config, plain, setting
+from everydepth.errors import SettingError
 from everydepth.runs.engine import EngineConfig
 
 if TYPE_CHECKING:
@@ -42,6 +43,16 @@ class ResNets(Config):
     lr: float = setting(0.1, above=0, help="Learning rate.")
     batch_size: int = setting(32, least=1, help="Rows per step.")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wrong = [depth for depth in self.depths if (depth - 2) % 6]
+        if wrong:
+            below = wrong[0] - (wrong[0] - 2) % 6
+            raise SettingError(
+                f"depths={','.join(map(str, self.depths))}: {wrong[0]} is not 6n+2; use {below} or "
+                f"{below + 6}"
+            )
+
     def grid(self) -> dict[str, Sequence[Any]]:
         """The values of each setting of `resnet_cell`."""
         several = {"layers": self.depths, "width": self.widths, "seed": self.seeds}
@@ -55,12 +66,12 @@ def sweep(
     run: Annotated[Path, typer.Option("--run", "-o", help="The directory of the sweep.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, run none.")] = False,
 ) -> None:
-    """Train CIFAR-style ResNets of several depths and widths; draw loss against both.
+    """Train CIFAR-style ResNets of several depths and widths, and plot the loss against both.
 
-    everydepth sweep --data digits --depths 8,14 --widths 8,16 -o runs/sweep
+    $ everydepth sweep --data digits --depths 8,14 --widths 8,16 -o runs/sweep
 
-    SGD with momentum .9 and weight decay 1e-4, random crops and mirror images. Stop it at any time,
-    even with kill -9, and give the same command again: it does the missing cells.
+    Uses SGD with momentum 0.9 and weight decay 1e-4. Stop it at any time, even with kill -9; the
+    same command then does what is missing.
     """
     from everydepth.runs.sweep import sweep as sweep_cells
 
@@ -71,7 +82,7 @@ def sweep(
     for name in FIGURES:
         if name in found:
             found.plot(name).savefig(run / f"{name}.png", dpi=150)
-    typer.echo(f"wrote {run}: one file per cell, and figures of loss and signal")
+    typer.echo(f"wrote {run}; see it with: everydepth report {run}")
 
 
 def resnet_cell(

@@ -15,15 +15,16 @@ def trace(
     rows: Rows,
     metrics: Annotated[
         str | None,
-        typer.Option(help="Metrics or groups, separated by commas; by default all that fit."),
+        typer.Option(help="Metrics or groups, separated by commas (default: all that apply)."),
     ] = None,
     run: OwnRun = None,
     depths: Annotated[
-        str | None, typer.Option(help="Some depths only: '::2' is every second, '20:' from 20 on.")
+        str | None,
+        typer.Option(help="A slice of depths: '::2' every second, '20:' from 20 on."),
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="For a language model, how many predictions to sample."),
+        typer.Option(min=1, help="For a language model: how many predictions to sample."),
     ] = None,
     prompt: Annotated[
         str | None,
@@ -31,11 +32,11 @@ def trace(
     ] = None,
     device: Device = None,
 ) -> None:
-    """Measure every depth of a model on data, in one pass.
+    """Measure every depth of a model in one pass over the data.
 
-    everydepth trace runs/lpa --data digits
+    $ everydepth trace runs/lpa --data digits
 
-    Prints a table, and writes what `everydepth report` shows. Ctrl-C stops early and keeps what was
+    Prints a table and saves what `everydepth report` shows. Ctrl-C stops early and keeps what was
     measured.
     """
     from rich.console import Console

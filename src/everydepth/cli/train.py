@@ -14,6 +14,7 @@ from everydepth.cli.configs import Defaults
 from everydepth.cli.loading import preprocessor_file
 from everydepth.cli.options import Source
 from everydepth.cli.presets import PRESETS, Facts, byte_tokenizer
+from everydepth.cli.showing import show
 from everydepth.errors import SettingError
 from everydepth.training.config import FitConfig, RunConfig
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _MODEL = f"A folder, a run, a Hugging Face name, or a preset: {', '.join(PRESETS)}."
 _OBJECTIVES = ", ".join(name for name in dir(objectives) if name.islower())
-_PARTS = "lpa:early=0.2+annealed:by=0.8+sampled:k=2"
+_PARTS = "lpa:early=0.2+sampled:k=2"
 _OBJECTIVE = f"{_OBJECTIVES}; with settings and parts: {_PARTS}. By default lpa."
 
 
@@ -38,10 +39,11 @@ def train(
     where: RunConfig,
     objective: Annotated[str | None, typer.Option(help=_OBJECTIVE)] = None,
     label_smoothing: Annotated[
-        float, typer.Option(min=0, help="Share of the label given to the other classes; below 1.")
+        float,
+        typer.Option(min=0, help="Share of the label given to other classes, below 1."),
     ] = 0.0,
     valid_split: Annotated[
-        str, typer.Option(help="Which part validates; auto: valid, else test; none.")
+        str, typer.Option(help="The part to validate on; auto: valid, else test; none: nothing.")
     ] = "auto",
     blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of a preset.")] = None,
     lora: Annotated[
@@ -51,20 +53,21 @@ def train(
     balcony: Annotated[
         str | None,
         typer.Option(
-            help="Freeze the model and train one block beside it at each of these depths (8,15,23; "
-            "auto: a quarter, a half and three quarters) to say what the last depth says."
+            help="Freeze the model and train blocks beside it at these depths (8,15,23; auto: "
+            "a quarter, a half, three quarters) to predict what the last depth predicts."
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be done, and what it would cost.")
+        bool,
+        typer.Option("--dry-run", help="Show settings and cost, and stop."),
     ] = False,
 ) -> None:
     """Train a network at every depth.
 
-    everydepth train -m vit-tiny -d digits --epochs 10 -o runs/lpa
+    $ everydepth train -m vit-tiny -d digits --epochs 10 -o runs/lpa
 
-    Everything goes to a run directory; the same command with --resume continues it exactly where
-    it was stopped. On several GPUs or machines: accelerate launch -m everydepth train ...
+    Everything goes to a run directory; the same command with --resume continues exactly where it
+    stopped. On several GPUs or machines: accelerate launch -m everydepth train ...
     """
     import torch
     from accelerate import PartialState
@@ -115,14 +118,13 @@ def _model(
     name: str, blocks: int | None, source: Source, scratch: Path
 ) -> tuple[PreTrainedModel, str]:
     """The network in training mode, and where its tokenizer or preprocessor is."""
-    from everydepth.data import load
     from everydepth.exits.load import load as load_model
 
     if name not in PRESETS:
         if blocks is not None:
             raise SettingError(f"--blocks is for presets ({', '.join(PRESETS)}), not for {name!r}")
         return load_model(name).train(), name
-    facts = Facts.of(load(source.data, root=source.data_root))
+    facts = Facts.of(source.read("train"))
     network = PRESETS[name](name, facts, blocks)
     if facts.text:
         byte_tokenizer().save_pretrained(scratch)
@@ -198,14 +200,14 @@ def _show(result: FitResult, console: Console) -> None:
     seconds = f"{result.seconds:.0f} s"
     console.print(f"{result.stopped} after {result.steps} steps ({seconds})", markup=False)
     if result.valid:
-        console.print(result.table())
+        show(result, console)
     else:
         console.print(
-            "no figures by depth: the data has no part to validate on (valid or test), or "
-            "--valid-split none was given; name a part, or trace the model",
+            "no figures by depth, because nothing was held out for validation; measure them with "
+            f"everydepth trace {result.path}",
             markup=False,
         )
-    console.print(f"run: {result.path}; model: {cast(Path, result.path) / 'model'}", markup=False)
+    console.print(f"wrote {result.path}; see it with: everydepth report {result.path}")
 
 
 def _dry_run(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -53,7 +55,7 @@ def load_files(
     kind, where = ("imagefolder", "data_dir") if path.is_dir() else ("parquet", "data_files")
     datasets = _package(f"{path}: {kind}")
     try:
-        with TemporaryDirectory() as cache:
+        with TemporaryDirectory() as cache, _without_bars(datasets):
             found = datasets.load_dataset(
                 kind, cache_dir=cache, keep_in_memory=True, **{where: str(path)}
             )
@@ -64,6 +66,19 @@ def load_files(
         ) from error
     splits = {"valid" if name == "validation" else name: rows for name, rows in found.items()}
     return _data(str(path), pick_split(str(path), split, splits), text, pair, label)
+
+
+@contextmanager
+def _without_bars(datasets: Any) -> Generator[None, None, None]:
+    """Inside the context, `datasets` does not say that it downloads what lies here."""
+    if datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
 
 
 def _package(what: str) -> Any:

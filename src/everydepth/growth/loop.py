@@ -24,6 +24,7 @@ from everydepth.growth.optimizers import carried, frozen_except, twin
 from everydepth.growth.rounds import Choice, Grown, Round, round_of
 from everydepth.growth.scoring import DEEPEN, Score, score
 from everydepth.growth.trainer import Trainer, halves, repeatable, train_plainly
+from everydepth.progress import quiet_transformers
 from everydepth.runs import Run, held
 from everydepth.runs.together import is_main, on_main, wait_for_all
 from everydepth.stream import Criterion, ResidualStream, as_stream, unwrapped
@@ -211,7 +212,8 @@ class _Growth:
             model: Any = self.model
             # A grown post-norm network is not a stock model: only its checkpoint has it.
             if hasattr(model, "save_pretrained") and described(model):
-                self.run.write_folder("model", lambda folder: model.save_pretrained(folder))
+                with quiet_transformers():
+                    self.run.write_folder("model", lambda folder: model.save_pretrained(folder))
             if self.score is not None:
                 self.score.save(self.run.path / "growth_score")
             results: dict[str, Any] = {

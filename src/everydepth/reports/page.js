@@ -25,7 +25,8 @@ function shapes(chart) {
 
 function drawChart(element) {
   const chart = page.charts[Number(element.dataset.chart)];
-  const layout = { ...chart.figure.layout, shapes: shapes(chart), height: element.clientHeight };
+  const layout = { ...chart.figure.layout, shapes: shapes(chart), height: element.clientHeight,
+    modebar: { bgcolor: "rgba(255,255,255,0)", color: "#98a2b3", activecolor: INK } };
   const options = { responsive: true, displaylogo: false, modeBarButtons: [["toImage"]] };
   Plotly.newPlot(element, chart.figure.data, layout, options);
   element.dataset.drawn = depth;
@@ -48,7 +49,7 @@ function refresh() {
 }
 
 function turn(to) {
-  depth = Math.max(0, Math.min(page.depth, to));
+  depth = Math.max(page.first, Math.min(page.depth, to));
   if (slider) {
     slider.value = depth;
     document.getElementById("depth-now").textContent = page.titles[depth];

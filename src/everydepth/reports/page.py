@@ -18,7 +18,7 @@ from everydepth.reports.cards import Card, card, heading, in_order
 from everydepth.reports.markup import script_json, table, text, token
 from everydepth.reports.provenance import made_by
 from everydepth.reports.reading import RunView
-from everydepth.reports.words import gives_up, headline, start_depth
+from everydepth.reports.words import UNDEFINED, gives_up, headline, start_depth
 from everydepth.results import Result
 from everydepth.results.figures.chart import PALETTE, Chart, Heat
 from everydepth.results.figures.web import description
@@ -32,7 +32,7 @@ LONGEST_LEGEND = 8  # names; more leave no room for the chart, and pointing at a
 def render(views: Sequence[RunView], title: str, command: str | None = None) -> str:
     """The page as one string, without a link to anything outside itself."""
     cards = _cards(views)
-    page = _Page(views=views, depth=_depth(views, cards))
+    page = _Page(views=views, depth=_depth(views, cards), along=_along(views))
     version = installed_version("everydepth") or ""
     body = "".join(
         (
@@ -83,14 +83,22 @@ class _Page:
 
     views: Sequence[RunView]
     depth: int
+    along: str
     charts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     texts: list[list[str]] = field(default_factory=list[list[str]])
 
+    @property
+    def first(self) -> int:
+        """The least that the dial shows: layers are counted from 1."""
+        return 1 if self.along == "layer" else 0
+
     def data(self) -> dict[str, Any]:
-        titles = [f"Depth {k} of {self.depth}" for k in range(self.depth + 1)]
-        titles[0] += " · the embedding alone"
-        titles[-1] += " · the whole network"
+        titles = [f"{self.along.capitalize()} {k} of {self.depth}" for k in range(self.depth + 1)]
+        if self.along == "depth":
+            titles[0] += " · the embedding alone"
+            titles[-1] += " · the whole network"
         return {
+            "first": self.first,
             "depth": self.depth,
             "start": start_depth(self.views, self.depth),
             "titles": titles,
@@ -108,14 +116,16 @@ class _Page:
         if self.depth == 0:
             return ""  # a comparison or a ledger: nothing follows a depth
         words = "".join(
-            f"<li>{self._run(view.name)} {self._following(self._sentences(view))}</li>"
+            f"<li>{self._run(view.name)} {self._following(lines)}</li>"
             for view in self.views
+            if (lines := self._sentences(view))
         )
-        return f"""<section class="dial" aria-label="depth dial"><div><div>
+        limits = f'min="{self.first}" max="{self.depth}" step="1"'
+        return f"""<section class="dial" aria-label="{self.along} dial"><div><div>
 <h2 id="depth-now"></h2>
-<div class="turn"><button id="depth-less" aria-label="one block less">&minus;</button>
-<input id="depth" type="range" min="0" max="{self.depth}" step="1" aria-label="depth">
-<button id="depth-more" aria-label="one block more">+</button></div></div>
+<div class="turn"><button id="depth-less" aria-label="one less">&minus;</button>
+<input id="depth" type="range" {limits} aria-label="{self.along}">
+<button id="depth-more" aria-label="one more">+</button></div></div>
 <ul class="words" aria-live="polite">{words}</ul></div></section>"""
 
     def section(self, key: str, cards: Sequence[Card]) -> str:
@@ -150,9 +160,7 @@ class _Page:
 
     def _sentences(self, view: RunView) -> list[str]:
         lines = gives_up(view)
-        if not lines:
-            return ["has no accuracy, error or cost to compare."]
-        if len(lines) <= self.depth:
+        if lines and len(lines) <= self.depth:
             lines.append(f"ends at depth {len(lines) - 1}: {lines[-1]}")
         return lines
 
@@ -231,10 +239,14 @@ class _Page:
                 every.cells,
                 [f'data-depth="{int(row[0] or 0)}" data-last="{last}"' for row in every.rows],
             )
-            count = f"{len(every.headings) - 1} curves of the {text(results.kind)}"
+            count = f"{len(every.headings) - 1} curves of the {text(_spoken(results.kind))}"
             summary = f"<summary>{self._run(view.name)} {count}</summary>"
             found.append(f'<details class="card wide">{summary}{rows}</details>')
         return "".join(found)
+
+
+def _spoken(kind: str) -> str:
+    return kind.replace("_", " ")
 
 
 def _is_grid(chart: Chart) -> bool:
@@ -268,7 +280,11 @@ def _cell(word: str, chance: float) -> str:
 
 
 def _cards(views: Sequence[RunView]) -> list[Card]:
-    """One for every measurement; where two of a section have one title, the second says of what."""
+    """One for every measurement that says something new.
+
+    Where two of a section have one title, the second says of what; where its values are those of
+    the first, as the accuracy in a profile and in a trace, it is left out.
+    """
     keys = dict.fromkeys((of, name) for v in views for of, a in v.answers.items() for name in a)
     found: list[Card] = []
     for of, name in keys:
@@ -278,10 +294,22 @@ def _cards(views: Sequence[RunView]) -> list[Card]:
             if answer is not None and name in answer:
                 runs[view.name] = answer.result(name)
         new = card(runs)
-        if any((new.section, new.title) == (old.section, old.title) for old in found):
-            new = replace(new, title=f"{new.title} · {of}")
+        twins = [old for old in found if (new.section, new.title) == (old.section, old.title)]
+        if any(_says_it_all(old, new) for old in twins):
+            continue
+        if twins:
+            new = replace(new, title=f"{new.title} · {_spoken(of)}")
         found.append(new)
     return found
+
+
+def _says_it_all(old: Card, new: Card) -> bool:
+    """Whether the new card has no value at any depth that the old one does not have."""
+    return bool(new.readings) and all(
+        set(enumerate(texts)) - {(depth, UNDEFINED) for depth in range(len(texts))}
+        <= set(enumerate(old.readings.get(run, ())))
+        for run, texts in new.readings.items()
+    )
 
 
 def _depth(views: Sequence[RunView], cards: Sequence[Card]) -> int:
@@ -294,6 +322,12 @@ def _depth(views: Sequence[RunView], cards: Sequence[Card]) -> int:
         )
     depths = [len(texts) - 1 for found in cards for texts in found.readings.values()]
     return max([0, *depths, *(a.depth for view in views for a in view.answers.values())])
+
+
+def _along(views: Sequence[RunView]) -> str:
+    """What the dial turns: the depth, or the layer where no measurement has a depth."""
+    axes = {r.axis for view in views for a in view.answers.values() for r in a.results.values()}
+    return "layer" if "layer" in axes and "depth" not in axes else "depth"
 
 
 def _digest(script: str) -> str:

@@ -63,7 +63,7 @@ def _shares(result: Result) -> list[str]:
     for depth in range(max(counts) + 1):
         here = 100 * counts.get(depth, 0.0) / total
         so_far += here
-        found.append(f"{here:.1f} % here, {so_far:.1f} % by now")
+        found.append(f"{here:.1f}% here, {so_far:.1f}% so far")
     return found
 
 
@@ -78,7 +78,7 @@ def _texts(result: Result) -> list[str]:
 def quantity(value: float, unit: str = "", digits: int = 4) -> str:
     """A number with its unit, as it is read."""
     if unit == "share":
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:.1f}%"
     if unit in ("bytes", "count", "FLOP"):
         return shown(value, unit)
     number = f"{value:.{digits}g}" if abs(value) < 1e5 else f"{value:.2e}"
@@ -115,9 +115,10 @@ def _telling(view: RunView) -> Iterator[Result]:
 
 
 def _is_judged(result: Result) -> bool:
-    """A curve over depth of which more or less is better."""
+    """A curve over depth that says how good the predictions are or what they cost."""
     is_curve = result.kind == "curve" and result.axis == "depth" and not result.is_gap
-    return is_curve and result.better is not None and bool(result.at_depth())
+    is_judged = result.better is not None and result.section in ("prediction", "cost")
+    return is_curve and is_judged and bool(result.at_depth())
 
 
 def _against_full(result: Result) -> list[str]:
@@ -134,11 +135,11 @@ def _against_full(result: Result) -> list[str]:
 
 
 def _cost(name: str, value: float, full: float, is_full: bool, result: Result) -> str:
-    return f"{100 * value / full:.0f} % of the {name}" if full else ""
+    return f"{100 * value / full:.0f}% of the {name}" if full else ""
 
 
 def _points(name: str, value: float, full: float, is_full: bool, result: Result) -> str:
-    level = f"{100 * value:.1f} % {name}"
+    level = f"{100 * value:.1f}% {name}"
     gap = 100 * (full - value) * (1 if result.better == "higher" else -1)
     if is_full:
         return f"{level}, all there is"
@@ -186,7 +187,7 @@ def headline(view: RunView) -> str:
     level = quantity(values[last], result.unit, 3)
     if depth == last:
         return f"needs all of its {last} blocks for {name} {level}."
-    near = "1 point" if _is_share(result) else "10 %"
+    near = "1 point" if _is_share(result) else "10%"
     return f"is within {near} of its full {name} ({level}) at depth {depth} of {last}."
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from everydepth.results.result import Result
-from everydepth.results.table import Cell, Table, cell, shown
+from everydepth.results.table import Cell, Table, cell, in_heading, shown
 
 
 def table_of(result: Result) -> Table:
@@ -32,7 +32,10 @@ def table_of(result: Result) -> Table:
         heads = tuple(result.label(name) for name in result.series)
         units = ("",) * len(heads)
         rows = list(zip(*(cells(result.arrays[n]) for n in result.series), strict=True))
-    return Table(headings=heads, rows=tuple(rows), units=units, title=result.title, notes=notes)
+    title = result.title
+    if result.kind in ("matrix", "family") and in_heading(result.unit):
+        title += f" ({result.unit})"  # once, instead of over every column
+    return Table(headings=heads, rows=tuple(rows), units=units, title=title, notes=notes)
 
 
 def merged(results: Sequence[Result], main: Result, title: str, *, every: bool = False) -> Table:
@@ -105,10 +108,11 @@ def _lines(result: Result) -> _Parts:
 def _matrix(result: Result) -> _Parts:
     rows = result.x()
     columns = cells(result.arrays.get("columns", rows))
-    heads = (result.axis, *(shown(column) for column in columns))
+    word = f"{result.labels['columns']} " if "columns" in result.labels else ""
+    heads = (result.axis, *(f"{word}{shown(column)}" for column in columns))
     values = np.ma.asarray(result.value)
     lines = [(x, *cells(line)) for x, line in zip(cells(rows), values, strict=True)]
-    return heads, ("", *(result.unit for _ in columns)), lines
+    return heads, ("", *("" if in_heading(result.unit) else result.unit for _ in columns)), lines
 
 
 def _grid(result: Result) -> _Parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -52,7 +53,7 @@ class Table:
         """The headings with their units."""
         units = self.units or ("",) * len(self.headings)
         return tuple(
-            f"{head} ({unit})" if unit and unit not in ("share", *_SHORT) else head
+            f"{head} ({unit})" if in_heading(unit) else head
             for head, unit in zip(self.headings, units, strict=True)
         )
 
@@ -60,7 +61,10 @@ class Table:
     def cells(self) -> tuple[tuple[str, ...], ...]:
         """The rows, formatted."""
         units = self.units or ("",) * len(self.headings)
-        return tuple(tuple(map(shown, row, units)) for row in self.rows)
+        if not self.rows or self._is_words(0):  # rows of words may be of different things
+            return tuple(tuple(map(shown, row, units)) for row in self.rows)
+        columns = zip(*self.rows, strict=True)
+        return tuple(zip(*map(_column, columns, units), strict=True))
 
     def column(self, heading: str) -> list[Any]:
         """The values of one column."""
@@ -141,6 +145,11 @@ class Table:
 _SHORT = ("bytes", "count", "FLOP")
 
 
+def in_heading(unit: str) -> bool:
+    """Whether a unit stands in the heading; the others are part of each value."""
+    return bool(unit) and unit not in ("share", *_SHORT)
+
+
 def shown(value: Cell, unit: str = "") -> str:
     """A value formatted for display: four digits, "-" for None."""
     if value is None or (isinstance(value, float) and value != value):
@@ -152,6 +161,21 @@ def shown(value: Cell, unit: str = "") -> str:
     if unit in _SHORT:
         return f"{_short(value)}{'B' if unit == 'bytes' else ''}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _column(values: Sequence[Cell], unit: str) -> list[str]:
+    """The values of a column as they are read: with equal decimals, unless small ones vanish."""
+    cells = [shown(value, unit) for value in values]
+    floats = [abs(v) for v in values if isinstance(v, float) and math.isfinite(v) and v]
+    if not floats or unit in _SHORT or all(v.is_integer() for v in floats):
+        return cells
+    decimals = 3 - math.floor(math.log10(max(floats)))  # four digits of the largest
+    if not 0 <= decimals <= 6 or min(floats) < 10 ** (1 - decimals):
+        return cells
+    return [
+        f"{v:.{decimals}f}" if isinstance(v, float) and math.isfinite(v) else c
+        for v, c in zip(values, cells, strict=True)
+    ]
 
 
 def _short(value: float | int) -> str:

@@ -96,7 +96,8 @@ class Run:
         folder = Path(path)
         if cls.exists(folder):
             raise RunError(
-                f"{folder} already holds a run; continue it with resume, or use another directory"
+                f"{folder} already holds a run; continue it with resume (--resume), or use another "
+                "directory"
             )
         if folder.exists() and not (folder.is_dir() and all(map(_unbegun, folder.iterdir()))):
             raise RunError(f"{folder} is not an empty directory; use another one for the run")

@@ -96,8 +96,13 @@ class Sweep(Results, kind="sweep"):
 
     def __str__(self) -> str:
         done = len(self.cells) - len(self.missing)
+        names = dict.fromkeys(name for cell in self.cells for name in cell)
+        vary = [n for n in names if len({str(cell.get(n)) for cell in self.cells}) > 1] or names
         lines = [f"{len(self.cells)} cells, {done} done"]
-        lines += [f"  {'done' if cell_key(c) in self.done else 'to do'}  {c}" for c in self.cells]
+        for cell in self.cells:
+            state = "done " if cell_key(cell) in self.done else "to do"
+            settings = "  ".join(f"{name}={cell.get(name)}" for name in vary)
+            lines.append(f"  {state}  {settings}")
         return "\n".join(lines)
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from everydepth.runs.engine import EngineConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from everydepth.results import Table
+    from everydepth_papers.claims.ledger import Ledger
 
 
 def claims(
@@ -62,23 +68,22 @@ def claims(
     batch_size: Annotated[int, typer.Option(min=1)] = 32,
     max_length: Annotated[int, typer.Option(min=1, help="Longest text, in tokens.")] = 128,
 ) -> None:
-    """Which claims of the papers hold? A ledger, measured.
+    """Measure which claims of the papers hold, for standard networks or your own.
 
-    Standard networks: everydepth claims. Your own: everydepth claims runs/lpa --data digits
+    $ everydepth claims
+    $ everydepth claims runs/lpa --data digits
     """
     import json
 
     from rich.console import Console
 
+    from everydepth.cli.showing import show_table
     from everydepth.files import write_text
-    from everydepth_papers.claims.catalog import CLAIMS
     from everydepth_papers.claims.checking import check_claims
-    from everydepth_papers.paper import paper as paper_of
 
     console = Console()
     if listed:
-        for claim in CLAIMS.values():
-            console.print(f"{paper_of(claim.paper)}: [bold]{claim.name}[/]: {claim.statement}")
+        _list(console)
         return
     names = None if only is None else [part.strip() for part in only.split(",")]
     network, rows, about = None, None, {}
@@ -122,11 +127,59 @@ def claims(
         max_samples=max_samples,
         about=about,
     )
-    console.print(found.table("claim"))
-    console.print(found.table("measured"))
+    show_table(_verdicts(found), console)
     if record is not None:
         record.parent.mkdir(parents=True, exist_ok=True)
         write_text(record, json.dumps(dict(found.about), indent=1) + "\n")
     if docs is not None:
         write_text(docs, found.markdown())
     typer.echo(f"wrote {run}; see it with: everydepth report {run}")
+
+
+def _list(console: Console) -> None:
+    """Every claim with its statement, paper by paper."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    from everydepth_papers.claims.catalog import CLAIMS
+    from everydepth_papers.paper import paper as paper_of
+
+    for paper in dict.fromkeys(claim.paper for claim in CLAIMS.values()):
+        rows = RichTable(
+            box=None,
+            show_header=False,
+            padding=(0, 1),
+            title=Text(str(paper_of(paper)), "bold"),
+            title_justify="left",
+        )
+        rows.add_column(no_wrap=True, min_width=max(map(len, CLAIMS)))
+        for claim in CLAIMS.values():
+            if claim.paper == paper:
+                rows.add_row(Text(claim.name), Text(claim.statement))
+        console.print(rows)
+
+
+def _verdicts(found: Ledger) -> Table:
+    """A line for everything that was measured; statements, premises and notes are in the report."""
+    from everydepth.results import Table
+    from everydepth_papers.number import number
+
+    rows = found.table("measured").rows
+    several = len({row[1] for row in rows}) > 1
+    heads = ("claim", "on", "95% interval", "wanted", "verdict")
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in found.counts().items() if n)
+    lines = [
+        (
+            claim,
+            on,
+            number(mean) if low is None else f"{number(low)} to {number(high)}",
+            wanted,
+            verdict,
+        )
+        for claim, on, mean, low, high, wanted, verdict, *_ in rows
+    ]
+    return Table(
+        title=f"{found.about['subject']}: {counts}",
+        headings=heads if several else (heads[0], *heads[2:]),
+        rows=tuple(line if several else (line[0], *line[2:]) for line in lines),
+    )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from everydepth.errors import SettingError
-
-WIDTH = 120  # columns of a table that is not shown in a terminal
 
 
 def reproduce(
@@ -41,22 +38,23 @@ def reproduce(
         Path | None, typer.Option(help="Write all recorded results to this Markdown page.")
     ] = None,
 ) -> None:
-    """Run a published result and show it beside the printed figures.
+    """Reproduce a published result and compare it with the printed figures.
 
-    Stop it at any time, even with kill -9, and give the same command again: it does the cells that
-    are missing. The comparison and figure.png are in the run directory; everydepth report shows it.
+    $ everydepth reproduce progressive_table1 --preset small
 
-    everydepth reproduce progressive_table1 --preset small
+    Stop it at any time, even with kill -9; the same command then does what is missing. The run
+    directory holds the comparison and figure.png, and everydepth report shows it.
     """
     from rich.console import Console
 
+    from everydepth.cli.showing import show_table
     from everydepth_papers.evidence import dry_run, find_recipe, find_recipes
     from everydepth_papers.evidence import reproduce as reproduced
     from everydepth_papers.evidence.discover import listing
 
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    console = Console()
     if show:
-        console.print(listing(find_recipes(recipes)))
+        show_table(listing(find_recipes(recipes)), console)
         return
     if docs is not None:
         from everydepth_papers.evidence.docs import write_docs
@@ -79,7 +77,7 @@ def reproduce(
     figure = None if recipe.figure is None else recipe.figure(found.finished)
     if figure is not None:
         figure.savefig(folder / "figure.png", dpi=150)
-    console.print(found.table("comparison"))
+    show_table(found.table("comparison"), console)
     typer.echo(f"wrote {folder}; see it with: everydepth report {folder}")
     if record:
         from everydepth.files import write_text

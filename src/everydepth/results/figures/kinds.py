@@ -476,7 +476,7 @@ _BY_KIND: Mapping[str, Callable[[Runs, str], tuple[Chart, ...]]] = {
 
 
 def _x_axis(result: Result) -> Axis:
-    default = "depth (block)" if result.axis == "depth" else result.label(result.axis)
+    default = "depth (blocks)" if result.axis == "depth" else result.label(result.axis)
     whole = result.x(result.series[0]).dtype.kind in "iu"
     return _axis(result.labels.get(result.axis, default), whole=whole)
 

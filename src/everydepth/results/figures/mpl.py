@@ -188,7 +188,7 @@ def color_range(heat: Heat) -> tuple[float, float]:
 
 
 def _scale(axes: Axes, which: str, axis: Axis, *, heat: bool) -> None:
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     side: Any = axes.xaxis if which == "x" else axes.yaxis
     if axis.log:
@@ -200,6 +200,8 @@ def _scale(axes: Axes, which: str, axis: Axis, *, heat: bool) -> None:
         side.set_ticks(range(0, len(axis.ticks), step), labels, rotation=turn, parse_math=False)
     elif axis.whole:
         side.set_major_locator(MaxNLocator(8, integer=True))
+    elif max(map(abs, side.get_view_interval())) >= 1e4:
+        side.set_major_formatter(EngFormatter(sep=""))  # 800k, as the page has it
     if not heat and which == "y" and not axis.log:
         side.grid(True, linewidth=0.4, color="#dddddd")
         axes.set_axisbelow(True)

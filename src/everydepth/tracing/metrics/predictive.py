@@ -386,7 +386,7 @@ class Monotonicity(BatchMetric):
             series=tuple(numbers),
             arrays={name: np.asarray(value) for name, value in numbers.items()},
             labels={
-                "rises": "depths at which the mean loss rises",
+                "rises": "number of depths at which the mean loss rises",
                 "largest_rise": "largest rise of the mean loss",
                 "largest_relative_rise": "largest rise, relative to the loss before it",
                 "monotone_share": "share of predictions whose own loss never rises",
