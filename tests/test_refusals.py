@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from everydepth.errors import (
     PolicyError,
     RunError,
     SettingError,
+    UnsupportedModelError,
 )
 from everydepth.files import explained, parse_json
 from everydepth.serving import Recipe
@@ -246,6 +248,47 @@ CASES: dict[str, Case] = {
         r"ids have shape \(3,\) and type torch.float32 .* whole numbers in one row",
     ),
     # batches
+    "meta": (
+        lambda m: ed.trace(copy.deepcopy(m).to("meta"), rows(), ["loss"], **QUIET),
+        UnsupportedModelError,
+        "ViTForImageClassification is on the device 'meta', where weights have no values; load",
+    ),
+    "meta, trained": (
+        lambda m: fit(copy.deepcopy(m).to("meta")),
+        UnsupportedModelError,
+        "ViTForImageClassification is on the device 'meta', where weights have no values; load",
+    ),
+    "label": (
+        lambda m: ed.calibrate(
+            m, {"pixel_values": rows()["pixel_values"], "label": [0] * 12}, risk=0.3
+        ),
+        LabelError,
+        r"the batch has keys \['label', 'pixel_values'\]: rename 'label' to 'labels'",
+    ),
+    "mask, short": (
+        lambda m: ed.as_stream(writing().model).observe(
+            {"input_ids": torch.ones(2, 4).long(), "attention_mask": torch.ones(2, 3).long()}
+        ),
+        BatchError,
+        r"attention_mask has shape \(2, 3\), input_ids \(2, 4\); give one number a token",
+    ),
+    "shares": (
+        lambda m: fit(m, rows(labels=torch.randn(12, 3))),
+        LabelError,
+        r"labels of shape \(12, 3\) are shares of classes, but one is negative, or a row does not",
+    ),
+    "shares, measured": (
+        lambda m: ed.trace(m, rows(labels=torch.ones(12, 3)), ["loss"], **QUIET),
+        LabelError,
+        "a row does not add up to 1; normalize them",
+    ),
+    "risk, NaN": (
+        lambda m: ed.calibrate(
+            m, rows(), risk=0.3, risk_of=lambda z, labels: torch.full((len(z),), torch.nan), **QUIET
+        ),
+        SettingError,
+        "risk_of gave shape .* return one number from 0 to 1",
+    ),
     "numpy": (
         lambda m: ed.as_stream(m).observe({"pixel_values": IMAGES}),
         BatchError,

@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +253,33 @@ def test_a_folder_without_its_arrays_is_an_error(saved: Path) -> None:
     arrays_of(saved).unlink()
     with pytest.raises(DataError, match=r"has no '.*\.npz', which holds the arrays; copy the"):
         Results.load(saved)
+
+
+@pytest.mark.parametrize("method", [1, 14, 97])
+def test_arrays_packed_in_another_way_are_an_error_that_says_so(
+    tmp_path: Path, method: int
+) -> None:
+    """One flipped bit in a zip file names another compression."""
+    folder = trace_of(ACCURACY, depth=2).save(tmp_path / "trace")
+    content = bytearray(arrays_of(folder).read_bytes())
+    for magic, place in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        start = content.find(magic)
+        while start >= 0:
+            content[start + place] = method
+            start = content.find(magic, start + 1)
+    arrays_of(folder).write_bytes(content)
+    with pytest.raises(DataError, match="does not hold whole results"):
+        Results.load(folder)
+
+
+def test_an_array_that_claims_more_than_all_memory_is_refused(tmp_path: Path) -> None:
+    folder = trace_of(ACCURACY, depth=2).save(tmp_path / "trace")
+    with np.load(arrays_of(folder)) as stored:
+        names = list(stored)
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000,), }"
+    npy = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    with zipfile.ZipFile(arrays_of(folder), "w") as packed:
+        for name in names:
+            packed.writestr(f"{name}.npy", npy)
+    with pytest.raises(DataError, match="does not hold whole results"):
+        Results.load(folder)

@@ -267,6 +267,28 @@ def test_several_labels_a_sample_ask_for_a_criterion() -> None:
         Targets.of(stream, {**batch, "labels": torch.ones(ROWS, 3)})
 
 
+def test_several_labels_a_sample_are_not_measured_as_shares() -> None:
+    config = hf.BertConfig(**TEXT, problem_type="multi_label_classification")
+    model = hf.BertForSequenceClassification(config).eval()
+    batch = ENTRIES["Bert-SequenceClassification"].feed()
+    several = {**batch, "labels": torch.eye(config.num_labels)[:ROWS]}
+    with pytest.raises(LabelError, match=r"needs labels of one class each, but .* is multi-label"):
+        ed.trace(model, several, ["loss"], progress=False)
+    assert ed.trace(model, several, ["cos"], progress=False)["cos"].ndim
+
+
+def test_a_config_that_says_regression_has_numbers_to_be_met() -> None:
+    config = hf.BertConfig(**TEXT, problem_type="regression")
+    model = hf.BertForSequenceClassification(config).eval()
+    batch = ENTRIES["Bert-SequenceClassification"].feed()
+    numbers = {**batch, "labels": torch.randn(ROWS, config.num_labels)}
+    assert ed.as_stream(model).task == "regression"
+    with torch.no_grad():
+        expected = model(**numbers).loss
+        found = ed.EveryDepth(model, ed.end_to_end()).eval()(**numbers).loss
+    torch.testing.assert_close(found, expected)
+
+
 # -- labels that cannot be right ------------------------------------------------------------------
 
 WRONG = [

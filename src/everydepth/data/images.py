@@ -179,7 +179,7 @@ def _read_sheets(files: list[Path], split: str, coarse: bool) -> tuple[np.ndarra
     path = files[0].with_name(f"{split}_labels.npy")
     try:
         labels = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, MemoryError) as error:
         raise DataError(
             f"{path} is not a plain .npy file ({error}); save it with np.save(allow_pickle=False)"
         ) from error

@@ -216,12 +216,14 @@ def observe(
             scores, classes = certainties(states, policy(threshold=NEVER))
             certainty.append(scores.cpu())
             predicted.append(classes.cpu())
+            given: Tensor | None = None
             if has_labels(stream, kept):
                 given = Targets.every(stream, kept, states.logits(stream.depth)).classes
                 assert given is not None
-                labels.append(given.cpu())
+                given = given.cpu()
+                labels.append(given)
             if loss is not None:
-                costs.append(_costs(states, loss, labels[-1] if labels else None))
+                costs.append(_costs(states, loss, given))
     if not certainty:
         raise nothing_asked()
     rows = torch.cat(certainty)
@@ -241,8 +243,8 @@ def _costs(states: States, loss: RowLoss, labels: Tensor | None) -> Float[Tensor
     for depth in range(1, stream.depth + 1):
         z = exit_logits(stream, states.exit_state(depth), depth, states.batch).cpu()
         value = loss(z, labels).double()
-        outside = value.shape != (len(states.h[0]),) or bool(((value < 0) | (value > 1)).any())
-        if outside:
+        inside = value.shape == (len(states.h[0]),) and bool(((value >= 0) & (value <= 1)).all())
+        if not inside:
             raise SettingError(
                 f"risk_of gave shape {tuple(value.shape)} between {float(value.min()):.3g} and "
                 f"{float(value.max()):.3g}; return one number from 0 to 1 for each of the "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import lzma
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -36,9 +37,11 @@ BROKEN = (
     AttributeError,
     EOFError,
     KeyError,
-    RecursionError,
+    MemoryError,  # an array that says it is larger than any memory
+    RuntimeError,  # recursion, and a zip file that seems encrypted or packed in an unknown way
     TypeError,
     ValueError,
+    lzma.LZMAError,
     zipfile.BadZipFile,
     zlib.error,
 )

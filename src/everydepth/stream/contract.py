@@ -517,7 +517,12 @@ class ResidualStream(ABC):
             )
         if key == "input_ids":
             self._check_tokens(batch[key])
+            self._check_mask(batch[key], batch.get("attention_mask"))
         labels, rows = batch.get("labels"), batch[key].shape[0]
+        if labels is None and "label" in batch:
+            raise LabelError(
+                f"the batch has keys {sorted(batch)}: rename 'label' to 'labels', or leave it out"
+            )
         if isinstance(labels, Tensor) and labels.shape[:1] != (rows,):
             raise LabelError(
                 f"labels have shape {tuple(labels.shape)}, but the batch has {rows} rows; give one "
@@ -546,6 +551,26 @@ class ResidualStream(ABC):
                     f"{embedding.num_embeddings}; use 0 to {embedding.num_embeddings - 1} (is this "
                     "the tokenizer of another model?)"
                 )
+
+    @staticmethod
+    def _check_mask(ids: Tensor, mask: Any) -> None:
+        """Transformers stretches or drops a mask of another length; with a cache, one is longer."""
+        if isinstance(mask, Tensor) and ids.ndim == mask.ndim == 2:
+            (rows, tokens), (given, seen) = ids.shape, mask.shape
+            if given != rows or seen < tokens:
+                raise BatchError(
+                    f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}; "
+                    "give one number a token"
+                )
+
+    @final
+    def check_loaded(self) -> None:
+        """An error if the weights are only known by their shapes."""
+        if self.device.type == "meta":
+            raise UnsupportedModelError(
+                f"{self.name} is on the device 'meta', where weights have no values; load them "
+                "first (from_pretrained, everydepth.load)"
+            )
 
     @final
     def rows(self, batch: Mapping[str, Any]) -> int:
@@ -606,7 +631,9 @@ def _no_logits(x: Tensor) -> Tensor:
 def sample_task(model: nn.Module) -> Task:
     """One class per sample; of a head with one output a number, as Hugging Face has it."""
     config = getattr(unwrapped(model), "config", None)
-    return "regression" if getattr(config, "num_labels", None) == 1 else "classification"
+    numbers = getattr(config, "problem_type", None) == "regression"
+    one = getattr(config, "num_labels", None) == 1
+    return "regression" if numbers or one else "classification"
 
 
 StreamFactory = Callable[..., ResidualStream]

@@ -98,6 +98,7 @@ class Feed:
         self._asked = None if only is None else whole_numbers(only, "only")
         self._only = None if self._asked is None else as_rows(self._asked)
         self._stream, self._max = stream, max_samples
+        stream.check_loaded()
         self._device = stream.device if move else None
         self._numbers: Tensor | None = None
         rows = by_number(data, stream)

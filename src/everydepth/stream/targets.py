@@ -25,6 +25,10 @@ prediction: all of it, in float32 at least. labels: as the batch has them. conte
 batch, and what the readout predicts beside the logits (`context["pred_boxes"]` of a detector)."""
 
 
+# Shares of classes may be rounded to a half float.
+_SHARE_ERROR = 1e-2
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Targets:
     """What one batch asks of a model: every verb reads labels through this, and only through this.
@@ -115,6 +119,8 @@ class Targets:
         picked = _taken(labels.flatten(0, real.ndim - 1), rows)
         if check and picked.ndim == 1 and len(picked):
             _check_classes(stream, picked)
+        elif check and picked.ndim == 2 and stream.outputs in (None, picked.shape[1]):
+            _check_shares(picked)
         return cls(
             shape=tuple(real.shape),
             labels=picked,
@@ -136,7 +142,8 @@ class Targets:
         _weights(batch, False)
         labels = numbers = None
         real = real_tokens(batch, shape, prediction.device)
-        if has_labels(stream, batch) and stream.task not in ("detection", "embedding"):
+        losses = stream.task not in ("detection", "embedding") and not is_multi_label(stream)
+        if has_labels(stream, batch) and losses:
             labels, numbers = _checked(stream, batch, with_labels(stream, batch)["labels"])
             if not numbers:
                 labels, _ = _aligned(stream, batch, labels, None)
@@ -155,6 +162,8 @@ class Targets:
         labels = None if labels is None else _taken(labels, rows)
         if labels is not None and labels.ndim == 2:
             _check_numbers(labels, prediction)
+            if not numbers:
+                _check_shares(labels)
         elif labels is not None:
             _check_classes(stream, labels[labels != IGNORE_INDEX])
         count = math.prod(shape) if rows is None else len(rows)
@@ -427,9 +436,14 @@ def _weights(batch: Mapping[str, Any], weighted: bool) -> Tensor | None:
     )
 
 
-def _check_task(stream: ResidualStream) -> None:
+def is_multi_label(stream: ResidualStream) -> bool:
+    """Whether a row has any number of classes; its labels look like shares, and are none."""
     config = getattr(unwrapped(stream.model), "config", None)
-    several = getattr(config, "problem_type", None) == "multi_label_classification"
+    return getattr(config, "problem_type", None) == "multi_label_classification"
+
+
+def _check_task(stream: ResidualStream) -> None:
+    several = is_multi_label(stream)
     if several or stream.task in ("detection", "embedding"):
         what = "multi-label classification" if several else stream.task
         raise SettingError(
@@ -504,6 +518,17 @@ def _check_numbers(labels: Tensor, z: Tensor) -> None:
         raise LabelError(
             f"labels have {labels.shape[1]} numbers a row, predictions {z.shape[-1]}; give as "
             "many, or one whole number (a class) a row"
+        )
+
+
+def _check_shares(labels: Tensor) -> None:
+    total = labels.sum(-1)
+    if not bool(((labels >= 0).all(-1) & ((total - 1).abs() < _SHARE_ERROR)).all()):
+        raise LabelError(
+            f"labels of shape {tuple(labels.shape)} are shares of classes, but one is negative, or "
+            "a row does not add up to 1; normalize them. If they are numbers to be met, or several "
+            'classes a row, say so: config.problem_type = "regression" or '
+            '"multi_label_classification"'
         )
 
 

@@ -34,6 +34,7 @@ from everydepth.stream import (
 )
 from everydepth.stream.feed import Feed, pieces
 from everydepth.stream.rows import pick_rows
+from everydepth.stream.targets import is_multi_label
 from everydepth.stream.words import predicts_words
 from everydepth.tracing.drawing import DrawnRows, rows_in
 from everydepth.tracing.metric import (
@@ -402,6 +403,8 @@ def _fitting(
     missing: dict[Need, str] = {}
     if not has_labels(stream, batch):
         missing["labels"] = f"labels, but the batch has keys {sorted(batch)}"
+    elif is_multi_label(stream):
+        missing["labels"] = f"labels of one class each, but {stream.name} is multi-label"
     if other is None:
         missing["against"] = "a second model; pass against="
     kinds = {branch.kind for block in stream.blocks for branch in block.branches}

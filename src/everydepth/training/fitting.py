@@ -80,6 +80,7 @@ def fit(
     if valid is not None:
         evaluator = Evaluator(valid, batch_size=max(asked.batch_size, 256))
     check_plain(net.model, "fit")
+    net.stream.check_loaded()
     accelerator = accelerator_for(net, place.trackers, place.run)
     training = Training(
         net=net,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from everydepth.errors import BatchError, EveryDepthError, SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
-from everydepth.stream.contract import ResidualStream, Task
+from everydepth.stream.contract import ResidualStream, Task, sample_task
 from everydepth.stream.cursor import CallAxes
 from everydepth.stream.discovery.branches import BlockParts, NotFound
 from everydepth.stream.discovery.chain import Chain, chains, predicting, same, skips
@@ -443,9 +443,7 @@ class DiscoveredStream(ResidualStream):
         if not hasattr(inner, "config"):
             return "classification"
         if prediction.ndim <= 2:
-            return (
-                "regression" if getattr(inner.config, "num_labels", None) == 1 else "classification"
-            )
+            return sample_task(inner)
         return "causal_lm" if self._causal(prediction, batch) else "masked_lm"
 
     def _causal(self, prediction: Tensor, batch: Mapping[str, Any]) -> bool:
