@@ -106,6 +106,12 @@ def test_a_stop_string_ends_the_text_before_it(client: TestClient, talker: Talke
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+def test_fields_that_change_no_answer_are_passed_over(client: TestClient) -> None:
+    more = {"user": "me", "logprobs": None, "presence_penalty": 0, "metadata": {"a": "b"}}
+    plain, same = (complete(client, prompt="Once", **body) for body in ({}, more))
+    assert same["choices"] == plain["choices"]
+
+
 def test_models_lists_every_depth(client: TestClient) -> None:
     listed = client.get("/v1/models").json()["data"]
     assert [one["id"] for one in listed] == ["talker", *(f"talker@{k}" for k in range(1, 5))]
@@ -153,6 +159,10 @@ def test_what_clients_saw_is_published_as_results(client: TestClient) -> None:
         ("{", 400, "not JSON"),
         ({"model": "talker", "prompt": "a", "echo": True}, 400, "echo is not supported"),
         ({"model": "talker", "prompt": "a", "presence_penalty": 1}, 400, "presence_penalty is"),
+        ({"model": "talker", "prompt": "a", "logprobs": 5}, 400, "logprobs is not supported"),
+        ({"model": "talker", "prompt": "a", "max_token": 5}, 400, "max_token is not supported"),
+        ({"model": "talker", "prompt": "a", "stream_options": {}}, 400, "go with stream"),
+        ({"model": "talker", "prompt": ["a", 1]}, 400, "prompt: Input should be"),
         ({"model": "talker"}, 400, "prompt"),
         ({"model": "other", "prompt": "a"}, 400, "no model 'other'"),
         ({"model": "talker@9", "prompt": "a"}, 400, "talker@1 to @4"),
@@ -257,7 +267,7 @@ def test_the_governor_stays_at_the_certified_depth_or_above(talker: Talker) -> N
     )
     with pytest.raises(SettingError, match="give --target"):
         application(served)
-    with pytest.raises(SettingError, match="need depth 2, but depth 1 is the deepest"):
+    with pytest.raises(SettingError, match="certificate 2 and deeper, --depth 1 and shallower"):
         application(served, ServeConfig(target=1.0, depth=1))
     # A target nobody can meet: as shallow as it may be.
     with TestClient(application(served, ServeConfig(target=1e-6))) as client:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from everydepth.errors import SettingError
 from everydepth.serving.costs import Price
-from everydepth.serving.shared import Work
+from everydepth.serving.shared import Work, climb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +19,14 @@ class Load:
     """What a new request finds.
 
     depths: of the rows at work; waiting: how many more requests wait; places: how many rows fit.
+    extra: blocks that some depths need beside their own.
     """
 
     depths: tuple[int, ...]
     waiting: int
     places: int
     price: Price
+    extra: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 class Governor(ABC):
@@ -114,8 +116,7 @@ def predict(load: Load, depth: int, prompt: int, tokens: int) -> float:
     # Those that wait will go as deep as this one.
     depths = sorted(load.depths, reverse=True)[:others]
     depths += [depth] * (others - len(depths)) + [depth]
-    reads = len(set(depths))
-    one_round = Work(calls=max(depths), passes=sum(depths), readouts=rows, reads=reads)
-    reading = Work(calls=depth, passes=depth * prompt)
+    one_round = climb(depths, 1, load.extra) + Work(readouts=rows, reads=len(set(depths)))
+    reading = climb([depth], prompt, load.extra)
     # The prompts of those that wait are read in between; theirs are taken to be like this one.
     return (1 + load.waiting) * load.price.of(reading) + tokens * load.price.of(one_round)

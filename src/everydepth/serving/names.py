@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,26 +75,22 @@ class Menu:
     def depths(self) -> range:
         return range(1, self.depth + 1)
 
-    def least(self, floor: float) -> int:
-        """The shallowest depth from which on quality stays at the floor or better."""
+    def above(self, floor: float, depths: Sequence[int]) -> list[int]:
+        """Those of the depths whose quality is at the floor or better."""
         if self.profile is None:
             raise SettingError(
                 f"a floor of {floor} needs --profile, which says what each depth is worth; "
                 "make one: everydepth profile MODEL --data ... --run profile"
             )
-        better = self.profile.more_is_better
-        enough = self.depth + 1
-        for depth in reversed(self.depths):
-            quality = self.profile.at(depth).quality
-            if not (quality >= floor if better else quality <= floor):
-                break
-            enough = depth
-        if enough > self.depth:
+        sign = 1 if self.profile.more_is_better else -1
+        known = {depth: self.profile.at(depth).quality for depth in depths}
+        good = [depth for depth, found in known.items() if sign * found >= sign * floor]
+        if not good:
             raise SettingError(
                 f"a floor of {floor}, but the last depth has {self.profile.metric} "
-                f"{self.profile.at(self.depth).quality:.4g}; lower it"
+                f"{known[max(known)]:.4g}; lower it"
             )
-        return enough
+        return good
 
     def _known(self, depth: int) -> dict[str, Any]:
         if self.profile is None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from everydepth.errors import EveryDepthError, SettingError
-from everydepth.serving.costs import Costs
+from everydepth.serving.costs import Costs, Price
 from everydepth.serving.drafts import DraftTeams
 from everydepth.serving.governor import Fixed, Governor, Load, predict
 from everydepth.serving.request import Request, Ticket
-from everydepth.serving.shared import Row, SharedBatch, Work
+from everydepth.serving.shared import Row, SharedBatch, Work, extra_blocks
 from everydepth.stream import ResidualStream
 
 
@@ -53,6 +53,8 @@ class Scheduler:
     A request joins between two rounds. Its depth is its own wish or the governor's choice, made
     when it joins, and stays. `step` does one round; whoever calls it decides on which thread.
 
+    price: what rounds are said to cost until some were seen.
+
     >>> from everydepth.serving import Request, Scheduler
     >>> scheduler = Scheduler(ed.as_stream(llama))
     >>> ticket = scheduler.submit(Request(prompt=(1, 2, 3), max_tokens=4, depth=2))
@@ -70,6 +72,7 @@ class Scheduler:
         places: int = 16,
         queue: int = 4096,
         batch: Batch | None = None,
+        price: Price | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if places < 1 or queue < 1:
@@ -78,8 +81,8 @@ class Scheduler:
         self.governor = governor or Fixed(stream.depth)
         self.places, self._most = places, queue
         self.batch: Batch = SharedBatch(stream) if batch is None else batch
-        self.costs, self.counts, self.teams = Costs(), Counts(), DraftTeams(stream)
-        self._clock = clock
+        self.costs, self.counts, self.teams = Costs(price), Counts(), DraftTeams(stream)
+        self._clock, self._extra = clock, extra_blocks(stream)
         self.queue: deque[Ticket] = deque()
         self.running: dict[Row, Ticket] = {}
 
@@ -145,6 +148,7 @@ class Scheduler:
             waiting=max(0, len(self.queue) - 1),
             places=self.places,
             price=self.costs.price,
+            extra=self._extra,
         )
 
     def _admit(self) -> None:
