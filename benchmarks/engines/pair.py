@@ -58,22 +58,26 @@ def main() -> None:
     if given.tuned is None:
         net, about = tuned_stories(given)
         tokenizer = load_tokenizer(Path(os.environ[DATA_VARIABLE]) / NAME)
-        about["prompts"] = ["Once upon a time"]
+        about["prompts"], texts = ["Once upon a time"], text_for(NAME, net, given.folder).held_out
     else:
         net, tokenizer = ed.load(given.tuned), load_tokenizer(given.tuned)
-        beginnings = read(tokenizer, "test", 8)[::2, :32].tolist()
+        texts = read(tokenizer, "test", 16)
+        beginnings = texts[:8:2, :32].tolist()
         about = {"arm": "balcony", "prompts": [tokenizer.decode(row) for row in beginnings]}
         about["model"] = f"{given.folder.name} in float32"
     for name, depth in (("whole", None), ("draft", given.depth)):
-        weights = given.weights if name == "draft" else "float32"
+        fewer: dict[str, Any] = {}
+        if name == "draft" and given.weights != "float32":
+            rows = [{"input_ids": part} for part in texts[8:16].split(4)]
+            fewer = {"weights": given.weights, "data": rows}
         ed.export(net, given.folder / name, depth=depth, tokenizer=tokenizer)
         found = ed.export(
             net,
             given.folder / f"{name}-gguf",
             depth=depth,
             format="gguf",
-            weights=weights,
             tokenizer=tokenizer,
+            **fewer,
         )
         (found / "model.gguf").rename(given.folder / f"{name}.gguf")
     stream = ed.as_stream(net)

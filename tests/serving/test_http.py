@@ -15,6 +15,7 @@ from tests.serving.conftest import Talker
 import everydepth as ed
 from everydepth.errors import SettingError
 from everydepth.exits.policies import Certificate
+from everydepth.exits.profile import DepthProfile, Latency, Profile
 from everydepth.serving import ServeConfig, Served, application
 
 
@@ -258,6 +259,28 @@ def test_a_floor_without_a_target_or_a_profile_is_refused(talker: Talker) -> Non
         application(served, ServeConfig(floor=0.5))
     with pytest.raises(SettingError, match="needs --profile"):
         application(served, ServeConfig(floor=0.5, target=1.0))
+
+
+def test_under_any_load_depths_are_balconies_at_the_floor_of_a_partial_profile(
+    talker: Talker,
+) -> None:
+    took = Latency(low=1.0, median=1.0, high=1.0)
+    counts = {"parameters": 1, "checkpoint_bytes": 1, "flops": 1, "peak_bytes": 1}
+    depths = [
+        DepthProfile(depth=depth, quality=found, latency=took, batch_latency=took, **counts)
+        for depth, found in {1: 9.0, 2: 5.0, 4: 3.0}.items()
+    ]
+    profile = Profile.of(depths, metric="perplexity", batch_size=2, row_tokens=8)
+    net = ed.balcony(talker.model, [1, 2]).eval()
+    served = Served(name="talker", model=net, tokenizer=talker.tokenizer, profile=profile)
+    with pytest.raises(SettingError, match="best perplexity of a depth is 3"):
+        application(served, ServeConfig(target=1e-6, floor=2.0))
+    with TestClient(application(served, ServeConfig(target=1e-6, floor=5.0))) as client:
+        assert complete(client, prompt="Once")["choices"][0]["depth"] == 2
+        assert client.get("/v1/models/talker@2").json()["perplexity"] == 5.0
+        assert "perplexity" not in client.get("/v1/models/talker@3").json()
+        found = ed.Results.from_json(client.get("/v1/results").json())
+        assert found.result("load").arrays["mean_quality"] == 5.0
 
 
 def test_the_governor_stays_at_the_certified_depth_or_above(talker: Talker) -> None:

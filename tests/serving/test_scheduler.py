@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.serving.conftest import Talker
 
@@ -131,8 +132,24 @@ def test_the_governor_goes_shallower_with_load_and_never_below_its_floor() -> No
     assert depths == sorted(depths, reverse=True)
     assert depths[-1] == 3
     assert chosen(0, waited=0.99) == 3
-    governor.learn(1.0, 10.0)  # it took ten times as long as was thought
+    for _ in range(30):
+        governor.learn(40, 0.5, 0.6)  # within a second of its own, but it had waited
     assert chosen(0) < 12
+    for _ in range(2000):
+        governor.learn(40, 0.1, 0.6)
+    assert chosen(0) == 12
+
+
+def test_a_governor_misses_its_target_as_often_as_it_may() -> None:
+    governor = Deadline(1.0, range(1, 13))
+    rng, missed = np.random.default_rng(0), 0
+    for _ in range(4000):
+        # Whatever was promised takes one to five times as long.
+        took = 0.9 / governor.caution * float(rng.uniform(1, 5))
+        governor.learn(40, 0.0, took)
+        missed += took > 1.0
+    assert missed / 4000 < 0.04
+    assert governor.caution < governor.MOST
 
 
 def test_a_target_of_speed_is_a_time_for_each_token() -> None:

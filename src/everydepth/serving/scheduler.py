@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from everydepth.errors import EveryDepthError, SettingError
 from everydepth.serving.costs import Costs, Price
 from everydepth.serving.drafts import DraftTeams
-from everydepth.serving.governor import Fixed, Governor, Load, predict
+from everydepth.serving.governor import Fixed, Governor, Load
 from everydepth.serving.request import Request, Ticket
 from everydepth.serving.shared import Row, SharedBatch, Work, extra_blocks
 from everydepth.stream import ResidualStream
@@ -154,17 +154,15 @@ class Scheduler:
     def _admit(self) -> None:
         while self.queue and len(self.running) < self.places:
             ticket = self.queue[0]
-            request, now, load = ticket.request, self._clock(), self.load
-            size = len(request.prompt), request.max_tokens
+            request, now = ticket.request, self._clock()
             depth = request.depth
             if depth is None:
-                depth = self.governor.choose(load, *size, now - ticket.arrived)
-                # What a request asks to be drafted or tested below must stay below.
-                depth = max(depth, 1 if request.draft_depth is None else request.draft_depth + 1)
-                if request.policy is not None:
+                size = len(request.prompt), request.max_tokens
+                depth = self.governor.choose(self.load, *size, now - ticket.arrived)
+                # What is asked to be drafted or tested below needs something above.
+                if request.policy is not None or depth <= (request.draft_depth or 0):
                     depth = self.stream.depth
             ticket.depth, ticket.begun = depth, now
-            ticket.predicted = predict(load, depth, *size)
             course = request.course(self.stream, depth, self.teams)
             row = Row(course, request.prompt, request.max_tokens, request.ends)
             ticket.row = row
@@ -182,7 +180,8 @@ class Scheduler:
             ticket.finish = "stop" if tokens[-1] in ticket.row.ends else "length"
             ticket.ended = now
             self.counts.finished += 1
-            if ticket.begun is not None and ticket.finish == "length":
-                self.governor.learn(ticket.predicted, now - ticket.begun)
+            if ticket.begun is not None and ticket.request.depth is None:
+                waited = ticket.begun - ticket.arrived
+                self.governor.learn(len(ticket.tokens), waited, now - ticket.begun)
         if ticket.on_tokens is not None:
             ticket.on_tokens(ticket, tokens)

@@ -110,7 +110,12 @@ def price_of(profile: Profile | None, extra: Mapping[int, int] | None = None) ->
     Its "decode" says how the time of a token grows with depth, `k (call + token) + read + readout`;
     the rows of a batch, `row_tokens` long, how much of that each further token takes.
     """
-    if profile is None or "decode" not in profile or profile.depth < 2 or profile.batch_size < 2:
+    if (
+        profile is None
+        or "decode" not in profile
+        or len(profile.depths) < 2
+        or profile.batch_size < 2
+    ):
         return None
     length = profile.about.get("row_tokens")
     if not length:
@@ -133,9 +138,9 @@ def simulate(
     *,
     governor: Governor | None = None,
     places: int = 16,
-    quality: Sequence[float] | None = None,
+    quality: Mapping[int, float] | None = None,
 ) -> LoadResult:
-    """What a load would see: latencies, depths, and quality if it is known for depths 1..L.
+    """What a load would see: latencies, depths, and quality if it is known of the depths.
 
     >>> from everydepth.serving import Arrival, Price, simulate
     >>> load = [Arrival(at=i / 10, prompt=8, tokens=16) for i in range(20)]
@@ -156,7 +161,7 @@ def _played(
     batch: Batch | None,
     governor: Governor | None,
     places: int,
-    quality: Sequence[float] | None,
+    quality: Mapping[int, float] | None,
 ) -> LoadResult:
     if not load:
         raise SettingError("a load without a request; give at least one arrival")
@@ -179,7 +184,7 @@ def _played(
 
 
 def _summary(
-    tickets: Sequence[Ticket], seconds: float, *, quality: Sequence[float] | None = None
+    tickets: Sequence[Ticket], seconds: float, *, quality: Mapping[int, float] | None = None
 ) -> LoadResult:
     """Latencies and depths of requests that have ended."""
     seen = [
