@@ -343,7 +343,8 @@ def overload(given: Any, console: Console) -> dict[str, Any]:
             asyncio.run(rushed(governed, dues(texts, [0.0])))
             for way, server in {"governor": governed, **ways}.items():
                 seen, lost = asyncio.run(rushed(server, load))
-                rows[way] = told(seen, given.seconds) | {
+                over = max((one.at + one.seconds for one in seen), default=given.seconds)
+                rows[way] = told(seen, over) | {
                     "lost": len(lost),
                     "why": sorted(set(lost)),
                     "requests by depth": dict(sorted(Counter(one.depth for one in seen).items())),
