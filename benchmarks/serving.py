@@ -1,22 +1,27 @@
 """Serving: our server and `transformers serve` under the same load; the governor under overload.
 
-    python benchmarks/serving.py [--model stories15M] [--tuned runs/stories15M-lpa] [--smoke]
+    python benchmarks/serving.py servers [--model stories15M] [--tuned FOLDER]
+    python benchmarks/serving.py profile FOLDER
+    python benchmarks/serving.py overload FOLDER [--target 3] [--worst 3]
+    python benchmarks/serving.py page
 
-`--model` is the folder of a small language model with its tokenizer (by default stories15M of
-EVERYDEPTH_DATA); both servers get one copy of it in float32, one compute thread each, and the same
-prompts, greedy, so many clients at once. The two alternate; tokens a CPU second of the server's
-process are less disturbed by other programs than the clock. `transformers serve` needs the package
-`openai`; where it is missing the peer is left out, and said so.
+servers: a language model of EVERYDEPTH_DATA with its tokenizer; all servers get one copy of it in
+float32, one compute thread each, and the same prompts, greedy, so many clients at once. The ways
+alternate; tokens per CPU second of the server's process are less disturbed by other programs than
+the clock. Depth k stands beside a server of the cut model; a model with balconies (`--tuned`)
+drafts with the shallowest. `transformers serve` needs the package `openai`; where it is missing the
+peer is left out, and said so.
 
-Depth: the server at depth k beside a server of the cut model. Drafting: also with a model that was
-trained for it (`--tuned`, made by benchmarks/decoding.py).
+overload: for a minute requests with prompts of 32 to 96 tokens and answers of 8 to 24 arrive at
+random, over HTTP, at twice the rate that full depth sustains: that at which it answers 64 of them
+that come at once. One server has a target (95 of 100 within so many seconds) and a floor of quality
+(so many times the perplexity of the last depth); the other always takes full depth. FOLDER is a
+model usable at several depths, such as `everydepth reproduce smollm2` leaves in checkpoints/all;
+what its depths are worth and cost is measured before (`profile`) and kept beside it. Latencies
+count from when a request was due. Here the clock on the wall decides: use a machine that does
+nothing else.
 
-Governor: for a minute, requests with long prompts and short answers arrive at random, at twice the
-rate that full depth sustains, with and without a target. The model (`--governed`) should be trained
-for every depth; with short prompts and a head of 32,000 words no depth is twice as fast as the
-whole. A certified depth is the floor. The engine computes all tokens on a clock of CPU seconds
-(`everydepth.serving.replay`), because a clock on the wall would measure what else the machine does;
-HTTP is not part of it. A simulation from a profile (`--simulate`) is compared with it.
+page: the figure and the tables of docs/serving.md, from what was recorded.
 """
 
 from __future__ import annotations
@@ -30,52 +35,54 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import httpx
 import numpy as np
 import psutil
 import torch
-from decoding import own_stories, tiny_model
+from decoding import tiny_model
+from pretrained import read
 from record import RESULTS, SMOKE, record, sized
 from rich.console import Console
-from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import everydepth as ed
 from everydepth.environment import DATA_VARIABLE
-from everydepth.exits.certify import certified_depth, certify_depth, depth_risks
-from everydepth.serving import (
-    Arrival,
-    Deadline,
-    Fixed,
-    Governor,
-    LoadResult,
-    replay,
-    simulate,
-)
+from everydepth.exits.load import load_tokenizer
+from everydepth.exits.profile import Profile
+from everydepth.serving import Arrival, Deadline, Fixed, Governor, simulate
+from everydepth.serving.seen import Answered, answered
+from everydepth.serving.shared import extra_blocks
 from everydepth.serving.simulation import price_of
 
+PAGE = Path(__file__).parents[1] / "docs" / "serving.md"
+FIGURE = sized(PAGE.parent / "assets", RESULTS) / "serving-overload.png"
+BEGIN, END = "<!-- measured: python benchmarks/serving.py page -->", "<!-- end of measured -->"
 PROMPTS = (
     "Once upon a time",
     "One day, a little girl named Lily found a needle in her room.",
     "Tom and his dog went to the big park.",
     "The old man had a red boat. He",
 )
-NAME = "stories15M"
 WANTED = {
-    "tokens a CPU second over transformers serve": 1.2,
-    "tokens a CPU second over transformers serve, batching": 1.2,
+    "over transformers serve": 1.2,
+    "over transformers serve, batching": 1.2,
     "drafting over plain, tuned": 1.0,
     "drafting over plain": 0.98,
     "depth k over a cut model": 1 / 1.15,
 }
+AT_ONCE = sized(64, 4)  # requests that tell what full depth sustains
+LISTS = ("at", "seconds")
+READ, WRITTEN = sized((32, 96), (4, 8)), sized((8, 24), (2, 4))  # tokens: at least, at most
+
+
+# -- servers --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -138,207 +145,340 @@ def theirs(folder: Path, *options: str) -> Generator[Server, None, None]:
         yield server
 
 
-async def answered(client: httpx.AsyncClient, server: Server, prompt: str, **body: Any) -> Any:
+async def asked(client: httpx.AsyncClient, server: Server, prompt: Any, **body: Any) -> Any:
     told = {"model": server.model, "prompt": prompt, "temperature": 0} | body
     answer = await client.post(f"{server.url}/v1/completions", json=told)
     answer.raise_for_status()
     return answer.json()
 
 
-async def loaded(server: Server, clients: int, requests: int, tokens: int, **body: Any) -> Any:
-    """Each client sends one request after the other: tokens, CPU seconds, seconds, texts."""
+async def loaded(server: Server, given: Any, **body: Any) -> tuple[float, dict[int, str]]:
+    """Each client sends one request after the other: tokens per CPU second, and the texts."""
     texts: dict[int, str] = {}
     count = 0
     async with httpx.AsyncClient(timeout=600) as client:
 
         async def one(number: int) -> None:
             nonlocal count
-            for i in range(number, requests, clients):
+            for i in range(number, given.requests, given.clients):
                 prompt = PROMPTS[i % len(PROMPTS)]
-                found = await answered(client, server, prompt, max_tokens=tokens, **body)
+                found = await asked(client, server, prompt, max_tokens=given.tokens, **body)
                 texts[i] = found["choices"][0]["text"]
                 count += found["usage"]["completion_tokens"]
 
-        begin, cpu = time.perf_counter(), server.cpu()
-        await asyncio.gather(*(one(i) for i in range(clients)))
-        return count, server.cpu() - cpu, time.perf_counter() - begin, texts
+        cpu = server.cpu()
+        await asyncio.gather(*(one(i) for i in range(given.clients)))
+        return count / max(server.cpu() - cpu, 1e-9), texts
 
 
-def copied(source: str, folder: Path) -> tuple[Any, Any]:
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(source)
+def copied(model: Any, tokenizer: Any, folder: Path) -> Path:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return model, tokenizer
+    return folder
+
+
+def servers(given: Any, console: Console) -> dict[str, Any]:
+    source = Path(os.environ.get(DATA_VARIABLE, "."), given.model)
+    whole, tokenizer = ed.load(source).float(), load_tokenizer(source)
+    depth = ed.as_stream(whole).depth
+    k = depth // 2
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        copied(whole, tokenizer, folder / "whole")
+        copied(ed.at_depth(whole, k), tokenizer, folder / "half")
+        mine = stack.enter_context(ours(folder / "whole"))
+        ways: dict[str, tuple[Server, dict[str, Any]]] = {
+            "full depth": (mine, {}),
+            f"full depth, asked to draft at depth {k}": (mine, {"draft_depth": k}),
+            f"depth {k}": (mine, {"depth": k}),
+            f"model cut to {k}": (stack.enter_context(ours(folder / "half")), {}),
+        }
+        if given.tuned is not None:
+            ready = stack.enter_context(ours(given.tuned))
+            draft = min(ed.as_stream(ed.load(given.tuned)).exits)
+            ways["tuned, full depth"] = (ready, {})
+            ways["tuned, drafting"] = (ready, {"draft_depth": draft})
+        if find_spec("openai") is None:
+            console.print("openai is not installed: transformers serve is left out")
+        else:
+            plain, batching = theirs(folder / "whole"), ("--continuous-batching",)
+            ways["transformers serve"] = (stack.enter_context(plain), {})
+            batched = stack.enter_context(theirs(folder / "whole", *batching))
+            ways["transformers serve, batching"] = (batched, {})
+        speeds: dict[str, list[float]] = {name: [] for name in ways}
+        texts: dict[str, dict[int, str]] = {}
+        for _ in range(given.rounds):
+            for way, (server, body) in ways.items():
+                speed, texts[way] = asyncio.run(loaded(server, given, **body))
+                speeds[way].append(round(speed, 1))
+    return {
+        "depth": depth,
+        "load": {name: vars(given)[name] for name in ("clients", "requests", "tokens", "rounds")},
+        "ways": {way: {"tokens_per_cpu_second": found} for way, found in speeds.items()},
+        "same text as full depth": {
+            way: sum(said[i] == text for i, text in texts["full depth"].items()) / len(said)
+            for way, said in texts.items()
+        },
+        "ratios": ratios({way: max(found) for way, found in speeds.items()}, k),
+        "wanted": WANTED,
+    }
+
+
+def ratios(best: dict[str, float], k: int) -> dict[str, float]:
+    """Best round against best round."""
+    pairs = {
+        "over transformers serve": ("full depth", "transformers serve"),
+        "over transformers serve, batching": ("full depth", "transformers serve, batching"),
+        "drafting over plain": (f"full depth, asked to draft at depth {k}", "full depth"),
+        "drafting over plain, tuned": ("tuned, drafting", "tuned, full depth"),
+        "depth k over a cut model": (f"depth {k}", f"model cut to {k}"),
+    }
+    return {
+        name: round(best[one] / best[other], 3)
+        for name, (one, other) in pairs.items()
+        if one in best and other in best
+    }
+
+
+# -- overload -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Due:
+    """A request, and when it is to be sent."""
+
+    at: float
+    prompt: list[int]
+    tokens: int
+
+
+def dues(texts: torch.Tensor, times: Sequence[float]) -> list[Due]:
+    """A request for every time: the beginning of a text, both lengths at random."""
+    rng = np.random.default_rng(0)
+    long = rng.integers(*READ, len(times), endpoint=True)
+    wanted = rng.integers(*WRITTEN, len(times), endpoint=True)
+    return [
+        Due(at, texts[i % len(texts), : long[i]].tolist(), int(wanted[i]))
+        for i, at in enumerate(times)
+    ]
+
+
+def at_random(rate: float, seconds: float) -> list[float]:
+    gaps = np.random.default_rng(1).exponential(1 / rate, int(2 * rate * seconds) + 50)
+    return [float(at) for at in np.cumsum(gaps) if at <= seconds]
+
+
+async def rushed(server: Server, load: list[Due]) -> tuple[list[Answered], list[str]]:
+    """What came of requests that were sent when they were due, and of those that failed."""
+    seen: list[Answered] = []
+    lost: list[str] = []
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=600, limits=limits) as client:
+        begin = time.perf_counter()
+
+        async def one(due: Due) -> None:
+            await asyncio.sleep(begin + due.at - time.perf_counter())
+            try:
+                found = await asked(client, server, due.prompt, max_tokens=due.tokens)
+            except httpx.HTTPError as error:
+                lost.append(repr(error))
+                return
+            ended = time.perf_counter() - begin
+            depth, count = found["choices"][0]["depth"], found["usage"]["completion_tokens"]
+            took = ended - due.at
+            seen.append(Answered(at=due.at, seconds=took, first=took, depth=depth, tokens=count))
+
+        await asyncio.gather(*map(one, load))
+    return sorted(seen, key=lambda one: one.at), lost
+
+
+def profiled(given: Any, console: Console) -> None:
+    """Quality and speed of the depths that were trained, on one half of the held-out texts."""
+    rows, net = texts_for(given.folder)[0], ed.load(given.folder)
+    stream = ed.as_stream(net)
+    data = [{"input_ids": part, "labels": part} for part in rows.split(4)]
+    found = ed.profile(net, data, depths=[*stream.exits, stream.depth], batch_size=4, repeats=3)
+    found.save(given.folder / "profile")
+    console.print(found.table())
+
+
+def texts_for(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Held-out rows: to profile, and to ask."""
+    if SMOKE:
+        first, second = torch.randint(3, 40, (2, 8, 12))
+    else:
+        first, second = read(load_tokenizer(folder), "test", 64).split(32)
+    return first, second
+
+
+def overload(given: Any, console: Console) -> dict[str, Any]:
+    net = ed.load(given.folder)
+    stream, profile = ed.as_stream(net), Profile.load(given.folder / "profile")
+    last, texts = stream.depth, texts_for(given.folder)[1]
+    quality = {found.depth: found.quality for found in profile.depths}
+    floor = given.worst * quality[last]
+    allowed = [depth for depth, found in quality.items() if found <= floor]
+
+    def told(seen: list[Answered], seconds: float) -> dict[str, float]:
+        return answered(seen, seconds, quality=quality).numbers
+
+    def simulated(load: list[Due], governor: Governor) -> dict[str, float]:
+        price = price_of(profile, extra_blocks(stream))
+        assert price is not None
+        arrivals = [Arrival(at=d.at, prompt=len(d.prompt), tokens=d.tokens) for d in load]
+        return simulate(stream, arrivals, price, governor=governor, quality=quality).numbers
+
+    rows: dict[str, Any] = {}
+    with ours(given.folder) as fixed:
+        asyncio.run(rushed(fixed, dues(texts, [0.0])))  # the first one finds cold memory
+        burst, _ = asyncio.run(rushed(fixed, dues(texts, [0.0] * AT_ONCE)))
+        sustained = len(burst) / max(one.seconds for one in burst)
+        load = dues(texts, at_random(2 * sustained, given.seconds))
+        console.print(f"full depth sustains {sustained:.2f} requests a second; {len(load)} come")
+        ways = {"full depth": fixed}
+        options = ("--profile", given.folder / "profile", "--target", given.target)
+        with ours(given.folder, *map(str, options), "--floor", str(floor)) as governed:
+            asyncio.run(rushed(governed, dues(texts, [0.0])))
+            for way, server in {"governor": governed, **ways}.items():
+                seen, lost = asyncio.run(rushed(server, load))
+                over = max((one.at + one.seconds for one in seen), default=given.seconds)
+                rows[way] = told(seen, over) | {
+                    "lost": len(lost),
+                    "why": sorted(set(lost)),
+                    "requests by depth": dict(sorted(Counter(one.depth for one in seen).items())),
+                    "at": [round(one.at, 2) for one in seen],
+                    "seconds": [round(one.seconds, 2) for one in seen],
+                }
+                console.print(
+                    way, {k: v for k, v in rows[way].items() if k not in ("at", "seconds")}
+                )
+    rows["governor, simulated"] = simulated(load, Deadline(given.target, allowed))
+    rows["full depth, simulated"] = simulated(load, Fixed(last))
+    return {
+        "model": given.folder.name if SMOKE else given.name,
+        "seconds": given.seconds,
+        "requests a second that full depth sustains": round(sustained, 3),
+        "requests": len(load),
+        "target_seconds": given.target,
+        "depths": allowed,
+        profile.metric: {depth: round(found, 2) for depth, found in quality.items()},
+        "floor": round(floor, 2),
+        "ways": rows,
+    }
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+def page(found: dict[str, Any]) -> str:
+    """What docs/serving.md says between the two marks."""
+    lines = [BEGIN, ""]
+    for model, one in found["servers"].items():
+        load = one["load"]
+        lines += [
+            f"{model}, {load['clients']} clients, {load['tokens']} tokens a request; best of "
+            f"{load['rounds']} rounds, in turn:",
+            "",
+            "| server | tokens per CPU second |",
+            "|---|---|",
+        ]
+        for way, speeds in one["ways"].items():
+            name = f"`{way.replace(', batching', ' --continuous-batching')}`"
+            shown = name if way.startswith("transformers") else way
+            lines.append(f"| {shown} | {max(speeds['tokens_per_cpu_second']):.0f} |")
+        lines.append("")
+    over = found["overload"]
+    lines += [
+        f"{over['model']}, {over['requests']} requests in {over['seconds']:.0f} s, twice the "
+        f"{over['requests a second that full depth sustains']:.2f} a second that full depth "
+        f"sustains; target {over['target_seconds']:g} s, perplexity at most {over['floor']:.0f}:",
+        "",
+        "| at twice the load | p50 | p95 | mean depth | mean perplexity | lost |",
+        "|---|---|---|---|---|---|",
+    ]
+    for way, row in over["ways"].items():
+        cells = (f"{row['p50_seconds']:.1f} s", f"{row['p95_seconds']:.1f} s")
+        more = (f"{row['mean_depth']:.1f}", f"{row['mean_quality']:.1f}", f"{row.get('lost', '')}")
+        lines.append(f"| {' | '.join((way, *cells, *more))} |")
+    return "\n".join([*lines, "", END])
+
+
+def draw(over: dict[str, Any]) -> None:
+    """Latency of every request by its arrival, and how many went how deep."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(9.0, 3.4), dpi=150, layout="constrained")
+    left, right = drawn.subplots(1, 2, width_ratios=(2, 1))
+    colors = {"full depth": "#d55e00", "governor": "#0072b2"}
+    for way, color in colors.items():
+        row = over["ways"][way]
+        left.plot(row["at"], row["seconds"], ".", color=color, label=way)
+    left.axhline(over["target_seconds"], color="black", linewidth=0.8, label="target")
+    left.set(xlabel="arrival (s)", ylabel="latency (s)", yscale="log")
+    left.legend(frameon=False)
+    depths = over["ways"]["governor"]["requests by depth"]
+    right.bar([str(depth) for depth in depths], list(depths.values()), color=colors["governor"])
+    right.set(xlabel="depth the governor chose", ylabel="requests")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.3)
+    drawn.savefig(FIGURE)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default=f"{os.environ.get(DATA_VARIABLE, '.')}/{NAME}")
+    parts = ("servers", "profile", "overload", "page")
+    parser.add_argument("part", choices=parts, nargs="?", default="servers")
+    parser.add_argument("folder", type=Path, nargs="?", help="a model usable at several depths")
+    parser.add_argument("--name", default="SmolLM2-135M with balconies", help="of that model")
+    parser.add_argument("--model", default="stories15M", help="a folder of EVERYDEPTH_DATA")
+    parser.add_argument("--tuned", type=Path, help="the same model with balconies")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=sized(32, 4))
     parser.add_argument("--tokens", type=int, default=sized(64, 4))
     parser.add_argument("--rounds", type=int, default=sized(3, 1))
-    parser.add_argument("--tuned", default=None, help="the same model, trained for every depth")
     parser.add_argument("--seconds", type=float, default=sized(60.0, 0.2))
-    parser.add_argument("--target", type=float, default=2.0, help="seconds; of the governor")
-    parser.add_argument("--governed", type=Path, default=Path("runs", f"{NAME}-lpa"))
-    parser.add_argument("--risk", type=float, default=0.1, help="predictions the floor may change")
-    parser.add_argument("--part", choices=("all", "servers", "overload"), default="all")
+    parser.add_argument("--target", type=float, default=3.0, help="seconds; of the governor")
+    parser.add_argument("--worst", type=float, default=sized(3.0, 1e9), help="times perplexity")
     given = parser.parse_args()
-    if SMOKE:
-        given.model = given.tuned = str(tiny_model(RESULTS / NAME))
-        given.governed, given.risk = Path(given.model), 0.9
     torch.set_num_threads(1)
     console = Console()
-    before = RESULTS / "serving.json"
-    kept = json.loads(before.read_text()) if given.part != "all" and before.is_file() else {}
-    figures = {k: v for k, v in kept.items() if k != "machine"}
-    if given.part != "overload":
-        figures |= servers(given, console)
-    if given.part != "servers" and not given.governed.is_dir():
-        console.print(f"no model in {given.governed}: left out (benchmarks/decoding.py makes it)")
-    elif given.part != "servers":
+    if SMOKE:
+        smoke(given, console)
+        return
+    if given.part == "profile":
+        profiled(given, console)
+        return
+    kept = json.loads((RESULTS / "serving.json").read_text())
+    figures = {name: kept.get(name, {}) for name in ("servers", "overload")}
+    if given.part == "servers":
+        figures["servers"][given.model] = servers(given, console)
+        console.print(figures["servers"][given.model])
+    elif given.part == "overload":
         figures["overload"] = overload(given, console)
+    else:
+        text = PAGE.read_text(encoding="utf-8")
+        before, after = text.split(BEGIN)[0], text.split(END)[1]
+        PAGE.write_text(before + page(figures) + after, encoding="utf-8")
+        draw(figures["overload"])
+        return
     console.print(f"wrote {record('serving', figures)}")
 
 
-def servers(given: Any, console: Console) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as temporary:
-        whole, half = Path(temporary) / "whole", Path(temporary) / "half"
-        model, tokenizer = copied(given.model, whole)
-        depth = ed.as_stream(model).depth
-        ed.at_depth(model, depth // 2).save_pretrained(half)
-        tokenizer.save_pretrained(half)
-        tuned = None
-        if given.tuned is not None:
-            tuned = Path(temporary) / "tuned"
-            copied(given.tuned, tuned)
-        return {
-            "model": Path(given.model).name,
-            "depth": depth,
-            "load": {k: vars(given)[k] for k in ("clients", "requests", "tokens", "rounds")},
-            **measured(given, console, whole, half, tuned, depth),
-        }
-
-
-def measured(
-    given: Any, console: Console, whole: Path, half: Path, tuned: Path | None, depth: int
-) -> dict[str, Any]:
-    ways: dict[str, tuple[Server, dict[str, Any]]] = {}
-    best: dict[str, float] = {}
-    texts: dict[str, Any] = {}
-    figures: dict[str, Any] = {}
-    k = depth // 2
-    with ExitStack() as stack:
-        mine = stack.enter_context(ours(whole))
-        ways["ours, full depth"] = (mine, {})
-        ways["ours, drafting"] = (mine, {"draft_depth": k})
-        ways[f"ours, depth {k}"] = (mine, {"depth": k})
-        ways[f"ours, model cut to {k}"] = (stack.enter_context(ours(half)), {})
-        if tuned is not None:
-            ready = stack.enter_context(ours(tuned))
-            ways["ours, tuned, full depth"] = (ready, {})
-            ways["ours, tuned, drafting"] = (ready, {"draft_depth": max(1, depth // 3)})
-        if find_spec("openai") is None:
-            console.print("openai is not installed: transformers serve is left out")
-        else:
-            ways["transformers serve"] = (stack.enter_context(theirs(whole)), {})
-            batching = theirs(whole, "--continuous-batching")
-            ways["transformers serve, batching"] = (stack.enter_context(batching), {})
-        for _ in range(given.rounds):
-            for name, (server, body) in ways.items():
-                try:
-                    count, cpu, _, said = asyncio.run(
-                        loaded(server, given.clients, given.requests, given.tokens, **body)
-                    )
-                except httpx.HTTPStatusError as error:
-                    figures.setdefault("failed", {})[name] = str(error.response.status_code)
-                    continue
-                best[name] = max(best.get(name, 0.0), count / max(cpu, 1e-9))
-                texts[name] = said
-        table = Table("server", "tokens a CPU second", "same text")
-        reference = texts["ours, full depth"]
-        for name, speed in best.items():
-            same = sum(texts[name][i] == text for i, text in reference.items()) / len(reference)
-            table.add_row(name, f"{speed:.1f}", f"{same:.0%}")
-            figures[name] = {"tokens_per_cpu_second": speed, "same_text": same}
-        console.print(table)
-        figures["depth k over a cut model"] = (
-            best[f"ours, depth {k}"] / best[f"ours, model cut to {k}"]
-        )
-        figures["drafting over plain"] = best["ours, drafting"] / best["ours, full depth"]
-        if tuned is not None:
-            figures["drafting over plain, tuned"] = (
-                best["ours, tuned, drafting"] / best["ours, tuned, full depth"]
-            )
-        for peer in ("transformers serve", "transformers serve, batching"):
-            if peer in best:
-                figures[f"tokens a CPU second over {peer}"] = best["ours, full depth"] / best[peer]
-    figures["wanted"] = WANTED
-    return figures
-
-
-def overload(given: Any, console: Console) -> dict[str, Any]:
-    """Twice what full depth sustains, for a minute; and what a simulation says of it."""
-    model = AutoModelForCausalLM.from_pretrained(given.governed, dtype=torch.float32).eval()
-    stream = ed.as_stream(model)
-    last, (prompt, tokens) = stream.depth, sized((128, 8), (6, 4))
-    drawn = own_stories(model, sized(64, 8), sized(64, 8), first_seed=1000)
-    seen = [{"input_ids": part} for part in drawn.split(16)]
-    quality = [float(value) for value in 1 - depth_risks(stream, seen).mean(0)]
-    policy = certify_depth(model, seen, risk=given.risk, progress=False)
-    floor = certified_depth(policy, stream)
-
-    def load(rate: float, seconds: float) -> list[Arrival]:
-        """Arrivals at random: the same for all."""
-        gaps = np.random.default_rng(0).exponential(1 / rate, int(2 * rate * seconds) + 8)
-        times = [float(at) for at in np.cumsum(gaps) if at <= seconds]
-        return [Arrival(at=at, prompt=prompt, tokens=tokens) for at in times]
-
-    def row(ran: Any, seconds: float, way: Governor) -> dict[str, float]:
-        return ran(load(rate, seconds), way).numbers | {"seconds": seconds}
-
-    def real(arrivals: list[Arrival], way: Governor) -> LoadResult:
-        return replay(stream, arrivals, governor=way, quality=quality)
-
-    def simulated(arrivals: list[Arrival], way: Governor) -> LoadResult:
-        return simulate(stream, arrivals, price, governor=way, quality=quality)
-
-    busy = [Arrival(at=0, prompt=prompt, tokens=tokens)] * sized(64, 4)
-    rate = 2 * real(busy, Fixed(last)).numbers["tokens_per_second"] / tokens
-    with patch.object(time, "perf_counter", time.process_time):  # others use this machine, too
-        profile = ed.profile(model, seen[:1], batch_size=8, progress=False)
-    price = price_of(profile)
-    # Without a governor the queue only grows: a third of the minute shows how.
-    third, depths = given.seconds / 3, range(floor, last + 1)
-    rows = {
-        "governor": row(real, given.seconds, Deadline(given.target, depths)),
-        "full depth": row(real, third, Fixed(last)),
-        "governor, simulated": row(simulated, given.seconds, Deadline(given.target, depths)),
-        "full depth, simulated": row(simulated, third, Fixed(last)),
-    }
-    table = Table("at twice the load", "requests", "p50 s", "p95 s", "mean depth", "as full depth")
-    for name, found in rows.items():
-        cells = (f"{found[key]:.2f}" for key in ("p50_seconds", "p95_seconds", "mean_depth"))
-        table.add_row(name, f"{found['requests']:.0f}", *cells, f"{found['mean_quality']:.3f}")
-    console.print(table)
-    assert policy.certificate is not None
-    return rows | {
-        "model": given.governed.name,
-        "arrivals": len(load(rate, given.seconds)),
-        "requests_per_cpu_second": rate,
-        "prompt_tokens": prompt,
-        "new_tokens": tokens,
-        "target_seconds": given.target,
-        "predictions_as_full_depth": quality,
-        "certified_depth": floor,
-        "quality_floor": quality[floor - 1],
-        "certificate": policy.certificate.note,
-        "price_of_the_profile": vars(price),
-    }
+def smoke(given: Any, console: Console) -> None:
+    """Everything, of a tiny random model."""
+    model = tiny_model(RESULTS / "tiny")
+    given.model, given.folder = str(model), RESULTS / "balconies"
+    given.tuned = given.folder
+    net = ed.balcony(ed.load(model), [1, 3]).eval()
+    copied(net.model, load_tokenizer(model), given.folder)
+    profiled(given, console)
+    figures = {"servers": {"tiny": servers(given, console)}, "overload": overload(given, console)}
+    console.print(page(figures))
+    draw(figures["overload"])
+    record("serving", figures)
 
 
 if __name__ == "__main__":

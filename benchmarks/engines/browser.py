@@ -5,7 +5,9 @@
 FOLDER: a causal language model with its tokenizer. The page is written by `format="web"`, with
 texts the model draws itself as the example (they say which words come first), and opened in
 headless Chromium (on the path, or EVERYDEPTH_CHROME); npm fetches onnxruntime-web once. Each file
-waits until the depth before it has written, so bytes are those that a depth needs. One thread.
+waits until the depth before it has written, so bytes are those that a depth needs. Then the page is
+opened once more and may stop: at the first depth that is so sure of each token (`SURE`). Both
+windows are kept as pictures of docs/assets. One thread.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ import everydepth as ed
 from everydepth.exits.web.runtime import NETWORKS
 
 PROMPT, LENGTH = "Once upon a time", 64
+SURE = 0.5  # the least probability of a token for which a depth is enough
+ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 WAIT = 300_000  # milliseconds; others may use the machine
 
 
@@ -70,6 +74,17 @@ def written(page: Any, described: dict[str, Any]) -> list[dict[str, Any]]:
     return page.evaluate("window.everydepth.log")
 
 
+def stopped(page: Any, address: str) -> dict[str, Any]:
+    """Where a page ends that may stop; nothing waits any more."""
+    page.goto(address)
+    page.check("#stop")
+    shown = "document.querySelector('#status').textContent"
+    page.wait_for_function(f"/stopped|All/.test({shown})", timeout=WAIT)
+    entry = page.evaluate("window.everydepth.log.at(-1)")
+    said = page.inner_text("#status")
+    return {"sure": SURE, "depth": entry["depth"], "bytes": entry["loaded"], "says": said}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
@@ -85,16 +100,23 @@ def main() -> None:
     path = os.environ.get("EVERYDEPTH_CHROME") or next(filter(None, map(shutil.which, names)))
     with tempfile.TemporaryDirectory() as name:
         batch = {"input_ids": texts}
-        out = ed.export(model, f"{name}/page", format="web", tokenizer=tokenizer, example=batch)
+        policy = ed.Confidence(threshold=SURE)
+        more: dict[str, Any] = {"tokenizer": tokenizer, "example": batch, "exits": policy}
+        out = ed.export(model, f"{name}/page", format="web", **more)
         described = json.loads((out / "model.json").read_text())
         Line.passing = {entry["file"]: threading.Event() for entry in described["files"]}
         server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Line, directory=str(out)))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with sync_playwright() as play:
             browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
-            page = browser.new_page()
-            page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
+            page = browser.new_page(viewport={"width": 1280, "height": 800})
+            address = f"http://127.0.0.1:{server.server_port}/index.html"
+            page.goto(address)
             log, chromium = written(page, described), browser.version
+            page.screenshot(path=str(ASSETS / "web-text-1280.png"))
+            page.set_viewport_size({"width": 390, "height": 844})
+            page.screenshot(path=str(ASSETS / "web-text-390.png"), full_page=True)
+            end = stopped(browser.new_page(), address)
             browser.close()
         server.shutdown()
     expected = described["examples"][0]["tokens"]
@@ -113,9 +135,10 @@ def main() -> None:
         for entry in log
     ]
     console = Console()
-    console.print(*rows, sep="\n")
+    console.print(*rows, end, sep="\n")
     figures: dict[str, Any] = {"date": date.today().isoformat(), "model": given.folder.name}
     figures |= {"chromium": chromium, NETWORKS.name: NETWORKS.version, "rows": rows}
+    figures["with a policy"] = end
     figures["bytes"] = sum(entry["bytes"] for entry in described["files"])
     single = given.folder / "model.safetensors"
     figures["bytes of the single file"] = single.stat().st_size if single.is_file() else None

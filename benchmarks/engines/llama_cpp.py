@@ -21,6 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -45,7 +48,21 @@ NEW, ROUNDS = 96, 3
 AT_ONCE = (1, 2, 3, 5, 8)
 
 
-def server(path: Path, draft: Path | None = None, most: int = 4) -> Any:
+@dataclass(frozen=True)
+class Drafted:
+    """How llama.cpp drafts: so many tokens at most, none if fewer than `least` are likely."""
+
+    most: int
+    least: int = 0
+    likely: float = 0.0
+
+
+# The first three draft whatever comes; the last one waits until several tokens are near certain,
+# because a check of two tokens costs almost as much as two steps.
+SETTINGS = (Drafted(1), Drafted(2), Drafted(4), Drafted(8, 3, 0.8))
+
+
+def server(path: Path, draft: Path | None = None, how: Drafted = SETTINGS[2]) -> Any:
     library: Any = xllamacpp  # its compiled part has no types
     settings = parameters(str(path), context=512)
     settings.no_extra_bufts = False  # weights in the order that is fastest here
@@ -53,19 +70,25 @@ def server(path: Path, draft: Path | None = None, most: int = 4) -> Any:
         wanted = library.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE
         settings.speculative.types = [wanted]
         settings.speculative.draft.mparams.path = str(draft)
-        settings.speculative.draft.n_max = most
+        settings.speculative.draft.n_max = how.most
+        settings.speculative.draft.n_min = how.least
+        settings.speculative.draft.p_min = how.likely
         settings.speculative.draft.cpuparams.n_threads = 1
         settings.speculative.draft.cpuparams_batch.n_threads = 1
     return library.Server(settings)
 
 
-def decoded(engine: Any) -> tuple[str, float, dict[str, Any]]:
-    """Greedy text of one prompt, and tokens per CPU second: the engine has one thread."""
-    request = {"prompt": PROMPT, "n_predict": NEW, "temperature": 0, "cache_prompt": False}
+def decoded(engine: Any, prompts: Sequence[str]) -> tuple[list[str], float, Counter[str]]:
+    """Greedy texts, one after the other, and tokens per CPU second: the engine has one thread."""
+    request = {"n_predict": NEW, "temperature": 0, "cache_prompt": False, "ignore_eos": True}
+    texts, counts = list[str](), Counter[str]()
     began = time.process_time()
-    found = engine.handle_completions(request | {"ignore_eos": True, "timings_per_token": True})
-    seconds = time.process_time() - began
-    return found["choices"][0]["text"], NEW / seconds, found.get("timings", {})
+    for prompt in prompts:
+        asked = request | {"prompt": prompt, "timings_per_token": True}
+        found = engine.handle_completions(asked)
+        texts.append(found["choices"][0]["text"])
+        counts.update({k: v for k, v in found["timings"].items() if k.startswith("draft_n")})
+    return texts, NEW * len(prompts) / (time.process_time() - began), counts
 
 
 def costs(engine: Any) -> dict[int, float]:
@@ -159,12 +182,14 @@ def tuned_pair(folder: Path, console: Console) -> dict[str, Any]:
     """A model with the draft that was tuned for it, of which more or less is drafted at once."""
     whole, draft = folder / "whole.gguf", folder / "draft.gguf"
     engines = {"whole": server(whole), "draft alone": server(draft)}
-    for most in (1, 2, 4):
-        engines[f"drafted, {most} at once"] = server(whole, draft, most)
+    for how in SETTINGS:
+        sure = f", {how.least} or more, each {how.likely:.0%} likely" if how.least else ""
+        engines[f"drafted, {how.most} at once{sure}"] = server(whole, draft, how)
+    about = json.loads((folder / "pair.json").read_text())
     found = {
-        "about": json.loads((folder / "pair.json").read_text()),
+        "about": about,
         "date": date.today().isoformat(),
-        "decoding": raced(engines, console),
+        "decoding": raced(engines, console, about["prompts"]),
         "CPU ms for tokens at once, whole": (mine := costs(engines["whole"])),
         "CPU ms for tokens at once, draft": (theirs := costs(engines["draft alone"])),
         "speed-up if all were accepted": at_best(mine, theirs),
@@ -173,29 +198,31 @@ def tuned_pair(folder: Path, console: Console) -> dict[str, Any]:
     return found
 
 
-def raced(engines: dict[str, Any], console: Console) -> dict[str, Any]:
+def raced(
+    engines: dict[str, Any], console: Console, prompts: Sequence[str] = (PROMPT,)
+) -> dict[str, Any]:
     """What each says, as fast as it says it in the best of several rounds."""
     best: dict[str, float] = dict.fromkeys(engines, 0.0)
-    texts: dict[str, str] = {}
-    accepted: dict[str, float] = {}
+    texts: dict[str, list[str]] = {}
+    drafted: dict[str, Counter[str]] = {}
     for _ in range(ROUNDS):
         for name, engine in engines.items():
-            texts[name], speed, timings = decoded(engine)
+            texts[name], speed, drafted[name] = decoded(engine, prompts)
             best[name] = max(best[name], speed)
-            if timings.get("draft_n"):
-                accepted[name] = timings["draft_n_accepted"] / timings["draft_n"]
     table = Table(
         "way", "tokens per CPU second", "same text as the whole", "drafted tokens accepted"
     )
     found: dict[str, Any] = {}
     for name, speed in best.items():
-        same = texts[name] == texts["whole"]
+        same, seen = texts[name] == texts["whole"], drafted[name]
+        accepted = seen["draft_n_accepted"] / seen["draft_n"] if seen["draft_n"] else None
         found[name] = {
             "tokens a second": round(speed, 1),
             "same text": same,
-            "accepted": round(accepted[name], 3) if name in accepted else None,
+            "accepted": None if accepted is None else round(accepted, 3),
+            "tokens from drafts": seen["draft_n_accepted"] / (NEW * len(prompts)),
         }
-        share = f"{accepted[name]:.0%}" if name in accepted else ""
+        share = "" if accepted is None else f"{accepted:.0%}"
         table.add_row(name, f"{speed:.1f}", str(same), share)
     console.print(table)
     return found

@@ -1,11 +1,14 @@
-"""stories15M and a shallow depth of it that drafts for it, as engines read them.
+"""A model and a shallow depth of it that drafts for it, as engines read them.
 
     python benchmarks/engines/pair.py FOLDER [--arm balcony] [--depth 2] [--seconds 100]
+    python benchmarks/engines/pair.py FOLDER --tuned CHECKPOINT --depth 2 --weights int8
 
-Tunes the model as benchmarks/pretrained.py does (EVERYDEPTH_DATA says where it is), for as many CPU
-seconds, at a rate chosen by its rule, and writes FOLDER/whole and FOLDER/draft as stock checkpoints
-with their tokenizer, and both again as GGUF files. A balcony leaves the model itself untouched:
-`whole` is the published one.
+Tunes stories15M as benchmarks/pretrained.py does (EVERYDEPTH_DATA says where it is), for as many
+CPU seconds, at a rate chosen by its rule; or takes a tuned checkpoint, such as the folder `all`
+that `everydepth reproduce smollm2` leaves. Writes FOLDER/whole and FOLDER/draft as stock
+checkpoints with their tokenizer, and both again as GGUF files, the draft in so few bits. A balcony
+leaves the model itself untouched: `whole` is the published one. The prompts of pair.json are the
+beginnings of texts like those it was tuned on.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from pretrained import (
     RATES,
     published,
     rate_for,
+    read,
     rungs_of,
     steps_for,
     text_for,
@@ -46,8 +50,43 @@ def main() -> None:
     parser.add_argument("--arm", default="balcony", choices=[n for n, make in ARMS.items() if make])
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--tuned", type=Path, help="a checkpoint that needs no tuning")
+    parser.add_argument("--weights", choices=("float32", "int8", "int4"), default="float32")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    if given.tuned is None:
+        net, about = tuned_stories(given)
+        tokenizer = load_tokenizer(Path(os.environ[DATA_VARIABLE]) / NAME)
+        about["prompts"], texts = ["Once upon a time"], text_for(NAME, net, given.folder).held_out
+    else:
+        net, tokenizer = ed.load(given.tuned), load_tokenizer(given.tuned)
+        texts = read(tokenizer, "test", 16)
+        beginnings = texts[:8:2, :32].tolist()
+        about = {"arm": "balcony", "prompts": [tokenizer.decode(row) for row in beginnings]}
+        about["model"] = f"{given.folder.name} in float32"
+    for name, depth in (("whole", None), ("draft", given.depth)):
+        fewer: dict[str, Any] = {}
+        if name == "draft" and given.weights != "float32":
+            rows = [{"input_ids": part} for part in texts[8:16].split(4)]
+            fewer = {"weights": given.weights, "data": rows}
+        ed.export(net, given.folder / name, depth=depth, tokenizer=tokenizer)
+        found = ed.export(
+            net,
+            given.folder / f"{name}-gguf",
+            depth=depth,
+            format="gguf",
+            tokenizer=tokenizer,
+            **fewer,
+        )
+        (found / "model.gguf").rename(given.folder / f"{name}.gguf")
+    stream = ed.as_stream(net)
+    blocks = given.depth + len(stream.exits.get(given.depth, ()))
+    about |= {"depth": given.depth, "blocks": blocks, "weights": given.weights}
+    (given.folder / "pair.json").write_text(json.dumps(about))
+
+
+def tuned_stories(given: Any) -> tuple[Any, dict[str, Any]]:
     make = ARMS[given.arm]
     assert make is not None
 
@@ -61,15 +100,8 @@ def main() -> None:
     lr = rate_for(made, rates, text, steps, rungs_of(published(NAME)))
     net: Any = made()
     spent = tuned(net, text.train, steps, lr, 0)
-    tokenizer = load_tokenizer(Path(os.environ[DATA_VARIABLE]) / NAME)
-    for name, depth in (("whole", None), ("draft", given.depth)):
-        ed.export(net, given.folder / name, depth=depth, tokenizer=tokenizer)
-        found = ed.export(
-            net, given.folder / f"{name}-gguf", depth=depth, format="gguf", tokenizer=tokenizer
-        )
-        (found / "model.gguf").rename(given.folder / f"{name}.gguf")
-    about = {"model": NAME, "arm": given.arm, "depth": given.depth, "steps": steps, "lr": lr}
-    (given.folder / "pair.json").write_text(json.dumps(about | {"cpu_seconds": round(spent)}))
+    about = {"model": NAME, "arm": given.arm, "steps": steps, "lr": lr}
+    return net, about | {"cpu_seconds": round(spent)}
 
 
 if __name__ == "__main__":

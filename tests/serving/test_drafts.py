@@ -13,6 +13,7 @@ from torch import nn
 
 import everydepth as ed
 from everydepth.exits.generation.drafting import DraftHead
+from everydepth.exits.generation.pacing import Pace
 from everydepth.exits.generation.sampling import Draft, Sampling
 from everydepth.serving import (
     Course,
@@ -126,3 +127,24 @@ def test_requests_that_draft_get_the_text_of_the_full_depth_from_a_scheduler() -
         if i != 4:
             alone = ed.generate(model, [3, 4, 5 + i], max_new_tokens=7, eos_token_id=())
             assert ticket.tokens == alone.tokens[0]
+
+
+def test_a_balcony_that_is_the_rest_of_the_model_drafts_what_the_model_says() -> None:
+    model = talkative(decoder(DECODERS[0]))
+    rest = as_stream(model).depth - 1
+    stream = as_stream(ed.balcony(model, [1], blocks=rest).eval())  # copies of the last blocks
+    batch, team = SharedBatch(stream, chunk=4), DraftTeam(stream, 1, stream.depth, always=True)
+    # Plain rounds in between: the balcony then has tokens to catch up on.
+    turns, right = [True, False, False, True, False] * 9, list[tuple[list[int], list[float]]]()
+    with (
+        patch.object(Pace, "drafts", lambda _: turns.pop()),
+        patch.object(Pace, "goes_on", lambda *_: team.drafted < 3),
+        patch.object(Pace, "learn", lambda _, accepted, took, *__: right.append((accepted, took))),
+    ):
+        for i in range(3):
+            prompt = [3 + i] * (5 + i)
+            batch.join(Row(Drafting(team, prompt=prompt, tokens=12), prompt, limit=12))
+        while batch.rows:
+            batch.round()
+    assert len(right) > 2
+    assert all(count == len(took) for accepted, took in right for count in accepted)

@@ -15,6 +15,7 @@ from tests.serving.conftest import Talker
 import everydepth as ed
 from everydepth.errors import SettingError
 from everydepth.exits.policies import Certificate
+from everydepth.exits.profile import DepthProfile, Latency, Profile
 from everydepth.serving import ServeConfig, Served, application
 
 
@@ -106,6 +107,12 @@ def test_a_stop_string_ends_the_text_before_it(client: TestClient, talker: Talke
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+def test_fields_that_change_no_answer_are_passed_over(client: TestClient) -> None:
+    more = {"user": "me", "logprobs": None, "presence_penalty": 0, "metadata": {"a": "b"}}
+    plain, same = (complete(client, prompt="Once", **body) for body in ({}, more))
+    assert same["choices"] == plain["choices"]
+
+
 def test_models_lists_every_depth(client: TestClient) -> None:
     listed = client.get("/v1/models").json()["data"]
     assert [one["id"] for one in listed] == ["talker", *(f"talker@{k}" for k in range(1, 5))]
@@ -153,6 +160,10 @@ def test_what_clients_saw_is_published_as_results(client: TestClient) -> None:
         ("{", 400, "not JSON"),
         ({"model": "talker", "prompt": "a", "echo": True}, 400, "echo is not supported"),
         ({"model": "talker", "prompt": "a", "presence_penalty": 1}, 400, "presence_penalty is"),
+        ({"model": "talker", "prompt": "a", "logprobs": 5}, 400, "logprobs is not supported"),
+        ({"model": "talker", "prompt": "a", "max_token": 5}, 400, "max_token is not supported"),
+        ({"model": "talker", "prompt": "a", "stream_options": {}}, 400, "go with stream"),
+        ({"model": "talker", "prompt": ["a", 1]}, 400, "prompt: Input should be"),
         ({"model": "talker"}, 400, "prompt"),
         ({"model": "other", "prompt": "a"}, 400, "no model 'other'"),
         ({"model": "talker@9", "prompt": "a"}, 400, "talker@1 to @4"),
@@ -250,6 +261,28 @@ def test_a_floor_without_a_target_or_a_profile_is_refused(talker: Talker) -> Non
         application(served, ServeConfig(floor=0.5, target=1.0))
 
 
+def test_under_any_load_depths_are_balconies_at_the_floor_of_a_partial_profile(
+    talker: Talker,
+) -> None:
+    took = Latency(low=1.0, median=1.0, high=1.0)
+    counts = {"parameters": 1, "checkpoint_bytes": 1, "flops": 1, "peak_bytes": 1}
+    depths = [
+        DepthProfile(depth=depth, quality=found, latency=took, batch_latency=took, **counts)
+        for depth, found in {1: 9.0, 2: 5.0, 4: 3.0}.items()
+    ]
+    profile = Profile.of(depths, metric="perplexity", batch_size=2, row_tokens=8)
+    net = ed.balcony(talker.model, [1, 2]).eval()
+    served = Served(name="talker", model=net, tokenizer=talker.tokenizer, profile=profile)
+    with pytest.raises(SettingError, match="best perplexity of a depth is 3"):
+        application(served, ServeConfig(target=1e-6, floor=2.0))
+    with TestClient(application(served, ServeConfig(target=1e-6, floor=5.0))) as client:
+        assert complete(client, prompt="Once")["choices"][0]["depth"] == 2
+        assert client.get("/v1/models/talker@2").json()["perplexity"] == 5.0
+        assert "perplexity" not in client.get("/v1/models/talker@3").json()
+        found = ed.Results.from_json(client.get("/v1/results").json())
+        assert found.result("load").arrays["mean_quality"] == 5.0
+
+
 def test_the_governor_stays_at_the_certified_depth_or_above(talker: Talker) -> None:
     promised = ed.Confidence(threshold=(float("inf"), 0.0, 0.0), certificate=certificate())
     served = Served(
@@ -257,7 +290,7 @@ def test_the_governor_stays_at_the_certified_depth_or_above(talker: Talker) -> N
     )
     with pytest.raises(SettingError, match="give --target"):
         application(served)
-    with pytest.raises(SettingError, match="need depth 2, but depth 1 is the deepest"):
+    with pytest.raises(SettingError, match="certificate 2 and deeper, --depth 1 and shallower"):
         application(served, ServeConfig(target=1.0, depth=1))
     # A target nobody can meet: as shallow as it may be.
     with TestClient(application(served, ServeConfig(target=1e-6))) as client:

@@ -19,6 +19,7 @@ from everydepth.stream import ResidualStream, as_stream
 KINDS = ("greedy", "drawn", "drafted", "exiting", "drawn exiting")
 POLICY = ed.Confidence(threshold=0.2)
 Teams = dict[int, DraftTeam]
+Load = list[tuple[str, int, list[int], int]]
 
 
 def course(
@@ -41,9 +42,12 @@ def course(
     return Plain(depth, sampling, generator), told | {"depth": depth}
 
 
-def check(name: str, load: list[tuple[str, int, list[int], int]], pause: int, chunk: int) -> None:
+def check(name: str, load: Load, pause: int, chunk: int) -> None:
+    check_model(talkative(decoder(name)), load, pause, chunk)
+
+
+def check_model(model: torch.nn.Module, load: Load, pause: int, chunk: int) -> None:
     """Rows join one after the other, `pause` rounds apart."""
-    model = talkative(decoder(name))
     stream = as_stream(model)
     batch, teams = SharedBatch(stream, chunk=chunk), Teams()
     waiting, rows, rounds = list(enumerate(load)), [], 0
@@ -58,7 +62,7 @@ def check(name: str, load: list[tuple[str, int, list[int], int]], pause: int, ch
         rounds += 1
     for row, prompt, limit, told in rows:
         alone = ed.generate(model, prompt, max_new_tokens=limit, **told)
-        assert row.said == alone.tokens[0], (name, told)
+        assert row.said == alone.tokens[0], told
     assert batch.cache.bytes == 0  # nobody is left, and nothing is held
 
 
@@ -72,10 +76,24 @@ requests = st.tuples(
 
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(load=st.lists(requests, min_size=1, max_size=6), pause=st.integers(1, 3))
-def test_every_mix_of_requests_gives_each_the_tokens_it_gets_alone(
-    load: list[tuple[str, int, list[int], int]], pause: int
-) -> None:
+def test_every_mix_of_requests_gives_each_the_tokens_it_gets_alone(load: Load, pause: int) -> None:
     check(DECODERS[0], load, pause, chunk=4)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(load=st.lists(requests, min_size=1, max_size=6), pause=st.integers(1, 3))
+def test_every_mix_looks_from_the_balconies_of_a_model(load: Load, pause: int) -> None:
+    check_model(with_balconies(), load, pause, chunk=4)
+
+
+def with_balconies() -> torch.nn.Module:
+    """Balconies at two of three depths, of two blocks each, that say something of their own."""
+    torch.manual_seed(0)
+    net = ed.balcony(talkative(decoder(DECODERS[0])), [1, 2], blocks=2).eval()
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return net
 
 
 @pytest.mark.parametrize("name", DECODERS[1::2])

@@ -394,13 +394,12 @@ def _server(blocks: gr.Blocks, address: str) -> None:
         except EveryDepthError as error:
             gone = f'<p class="ed-words">{for_browser(error)}</p>'
             return [gone, *[gr.Plot(None, visible=False)] * LIVE]
-        drawn = [f for name in found.results if (f := measured.figure(found, name)) is not None]
+        # Single numbers are of different units: they are read, not compared by the height of bars.
+        numbers = [name for name, result in found.results.items() if result.kind == "scalar"]
+        others = [name for name in found.results if name not in numbers]
+        drawn = [f for name in others if (f := measured.figure(found, name)) is not None]
         shown = [gr.Plot(figure, visible=True) for figure in drawn[:LIVE]]
-        told = "".join(
-            measured.words(found, name)
-            for name, result in found.results.items()
-            if result.kind == "scalar"
-        )
+        told = "".join(measured.words(found, name) for name in numbers)
         return [told or measured.words(found, None), *shown, *_hidden(LIVE - len(shown))]
 
     clock = gr.Timer(live.EVERY)

@@ -27,5 +27,4 @@ from .shared import SharedBatch as SharedBatch
 from .shared import Work as Work
 from .simulation import Arrival as Arrival
 from .simulation import read_load as read_load
-from .simulation import replay as replay
 from .simulation import simulate as simulate

@@ -33,8 +33,8 @@ class Price:
 class Costs:
     """Prices fitted to the rounds so far, recent ones more than old ones.
 
-    Least squares with forgetting. Nothing is assumed of the machine: the prior is weak and only
-    says that work is not free.
+    Least squares with forgetting. What is known before, from a profile or only that work is not
+    free, counts as much as a thousandth of a round.
 
     >>> from everydepth.serving import Costs, Work
     >>> costs = Costs()
@@ -48,11 +48,10 @@ class Costs:
     MEMORY = 0.99  # of a round's weight is left a round later: about a hundred rounds count
 
     def __init__(self, prior: Price | None = None) -> None:
-        prior = prior or Price(call=1e-4, token=1e-5, readout=1e-5, read=1e-4)
-        # In the units of the prior, so that all count alike; a thousandth of a round.
-        self._scale = np.array(prior.each)
+        usual = Price(call=1e-4, token=1e-5, readout=1e-5, read=1e-4)
+        self._scale = np.array(usual.each)  # so that all count alike
         self._squares = 1e-3 * np.eye(len(self._scale))
-        self._products = 1e-3 * np.ones(len(self._scale))
+        self._products = 1e-3 * np.array((prior or usual).each) / self._scale
         self.rounds = 0
 
     def learn(self, work: Work, seconds: float) -> None:

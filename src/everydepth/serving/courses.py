@@ -75,6 +75,11 @@ class Course(ABC):
     def stops(self) -> tuple[int, ...]:
         return (self.top,)
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The depths at which it may ever be asked."""
+        return self.stops
+
     def wants(self, depth: int) -> int:
         """Of how many tokens, counted from the last, the logits of this stop are needed."""
         return 1

@@ -191,6 +191,10 @@ class Drafting(Course):
     def stops(self) -> tuple[int, ...]:
         return (self.team.depth, self.top) if self.team.drafting(self) else (self.top,)
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.team.depth, self.top
+
     def wants(self, depth: int) -> int:
         if not self.team.drafting(self):
             return 1

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from everydepth.errors import SettingError
 from everydepth.serving.costs import Price
-from everydepth.serving.shared import Work
+from everydepth.serving.shared import Work, climb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +17,14 @@ class Load:
     """What a new request finds.
 
     depths: of the rows at work; waiting: how many more requests wait; places: how many rows fit.
+    extra: blocks that some depths need beside their own.
     """
 
     depths: tuple[int, ...]
     waiting: int
     places: int
     price: Price
+    extra: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 class Governor(ABC):
@@ -34,9 +34,9 @@ class Governor(ABC):
     def choose(self, load: Load, prompt: int, tokens: int, waited: float) -> int:
         """The depth for a request of so many tokens that has waited so many seconds."""
 
-    def learn(self, predicted: float, seconds: float) -> None:
-        """What became of a prediction of `predict`."""
-        del predicted, seconds
+    def learn(self, tokens: int, waited: float, seconds: float) -> None:
+        """A request of so many tokens that had waited so long then took so many seconds."""
+        del tokens, waited, seconds
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,16 @@ class Target(Governor):
 
     depths: those that may be chosen; the shallowest is the floor of quality, which the load never
     breaks. How long a request will take follows from the prices of the rounds, for the rows at
-    work and as many more as wait; predictions are compared with what came, and the 95th percentile
-    of the ratio corrects them.
+    work and as many more as wait. Who will come later is unknown, so predictions are multiplied by
+    `caution`: every request that was too slow raises it, every other lowers it, so that in the long
+    run a share of `MISSED` is too slow, whatever the load (online tracking of a quantile: Gibbs
+    and Candes, 2021).
     """
 
-    REMEMBERED = 64
-    AIM = 0.9  # of the target: requests that come later slow down those at work
+    AIM = 0.9  # of the target: a request counts as too slow before it is
+    MISSED = 0.03
+    STEP = 0.1
+    MOST = 8.0  # a load that no depth carries must not be remembered for long
 
     def __init__(self, target: float, depths: Sequence[int]) -> None:
         if not target > 0:
@@ -67,11 +71,11 @@ class Target(Governor):
         if not depths:
             raise SettingError("a governor without depths to choose from; give at least one")
         self.target, self.depths = target, tuple(sorted(set(depths), reverse=True))
-        self._ratios: deque[float] = deque(maxlen=self.REMEMBERED)
+        self.caution = 1.0
 
     @abstractmethod
     def allowed(self, tokens: int, waited: float) -> float:
-        """Seconds that a request which begins now may take."""
+        """Seconds that a request may take which begins after it has waited."""
 
     @property
     def floor(self) -> int:
@@ -80,17 +84,14 @@ class Target(Governor):
     def choose(self, load: Load, prompt: int, tokens: int, waited: float) -> int:
         allowed = self.allowed(tokens, waited)
         for depth in self.depths:
-            if self.correction * predict(load, depth, prompt, tokens) <= allowed:
+            if self.caution * predict(load, depth, prompt, tokens) <= allowed:
                 return depth
         return self.floor
 
-    def learn(self, predicted: float, seconds: float) -> None:
-        if predicted > 0:
-            self._ratios.append(seconds / predicted)
-
-    @property
-    def correction(self) -> float:
-        return float(np.quantile(self._ratios, 0.95)) if self._ratios else 1.0
+    def learn(self, tokens: int, waited: float, seconds: float) -> None:
+        missed = seconds > self.allowed(tokens, waited)
+        caution = self.caution * math.exp(self.STEP * (missed - self.MISSED))
+        self.caution = min(max(caution, 1.0), self.MOST)
 
 
 class Deadline(Target):
@@ -114,8 +115,7 @@ def predict(load: Load, depth: int, prompt: int, tokens: int) -> float:
     # Those that wait will go as deep as this one.
     depths = sorted(load.depths, reverse=True)[:others]
     depths += [depth] * (others - len(depths)) + [depth]
-    reads = len(set(depths))
-    one_round = Work(calls=max(depths), passes=sum(depths), readouts=rows, reads=reads)
-    reading = Work(calls=depth, passes=depth * prompt)
+    one_round = climb(depths, 1, load.extra) + Work(readouts=rows, reads=len(set(depths)))
+    reading = climb([depth], prompt, load.extra)
     # The prompts of those that wait are read in between; theirs are taken to be like this one.
     return (1 + load.waiting) * load.price.of(reading) + tokens * load.price.of(one_round)

@@ -49,19 +49,29 @@ Text = Annotated[str, AfterValidator(_text)]
 Tokens = list[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
 
 
-# What would change the answer if it did more than this.
-ONLY: dict[str, tuple[Any, ...]] = {
+# Fields of OpenAI's clients that are not supported, and the values at which they change nothing;
+# with None for a field that never changes an answer. Any other field is refused.
+NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
     "logprobs": (0, False),
+    "metadata": None,
     "min_p": (0,),
+    "parallel_tool_calls": None,
     "presence_penalty": (0,),
+    "prompt_cache_key": None,
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
+    "safety_identifier": None,
+    "service_tier": None,
+    "store": (False,),
     "suffix": ("",),
+    "tool_choice": ("auto", "none"),
     "tools": ([],),
+    "top_logprobs": (0,),
+    "user": None,
 }
 
 
@@ -72,7 +82,7 @@ class StreamOptions(BaseModel):
 class Wanted(BaseModel):
     """What completions and chats have in common; what changes no answer is passed over."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -92,10 +102,15 @@ class Wanted(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, body: Any) -> Any:
-        for name, allowed in ONLY.items():
-            if isinstance(body, dict) and body.get(name) not in (None, *allowed):
+        if not isinstance(body, dict):
+            return body
+        for name in body.keys() - cls.model_fields:
+            allowed = NEUTRAL.get(name, ())
+            if allowed is not None and body[name] not in (None, *allowed):
                 raise ValueError(f"{name} is not supported here; leave it out")
-        return body
+        if body.get("stream_options") is not None and not body.get("stream"):
+            raise ValueError("stream_options go with stream; leave them out, or stream the answer")
+        return {name: value for name, value in body.items() if name in cls.model_fields}
 
 
 class Completion(Wanted):
@@ -446,8 +461,9 @@ def application(
         if found["type"] == "json_invalid":
             at, why = found["loc"][-1], found.get("ctx", {}).get("error", "")
             return _refusal(400, f"the body is not JSON: {why} at character {at}")
-        where = ".".join(str(part) for part in found["loc"][1:]) or "body"
-        return _refusal(400, f"{where}: {found['msg']}")
+        # Behind the field come the types that were tried, which say nothing to a client.
+        where = f"{found['loc'][1]}: " if len(found["loc"]) > 1 else ""
+        return _refusal(400, where + found["msg"].removeprefix("Value error, "))
 
     @app.exception_handler(StarletteError)
     async def other(_: Request, error: Exception) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +25,6 @@ class Menu:
             raise SettingError(
                 f"the profile has {self.profile.depth} depths, but {self.name} has {self.depth}; "
                 "profile this model: everydepth profile"
-            )
-        if self.profile is not None and len(self.profile.depths) != self.depth:
-            raise SettingError(
-                f"the profile leaves depths of {self.name} out; profile it without --depths"
             )
 
     def depth_of(self, model: str, depth: int | None) -> int | None:
@@ -65,43 +61,39 @@ class Menu:
         return next((found for found in self.listed() if found["id"] == name), None)
 
     @property
-    def quality(self) -> list[float] | None:
-        """Of depths 1..L, if it is known."""
-        if self.profile is None:
-            return None
-        return [self.profile.at(depth).quality for depth in self.depths]
+    def quality(self) -> dict[int, float]:
+        """By depth, as far as it was measured."""
+        measured = () if self.profile is None else self.profile.depths
+        return {found.depth: found.quality for found in measured}
 
     @property
     def depths(self) -> range:
         return range(1, self.depth + 1)
 
-    def least(self, floor: float) -> int:
-        """The shallowest depth from which on quality stays at the floor or better."""
+    def above(self, floor: float, depths: Sequence[int]) -> list[int]:
+        """Those of the depths whose quality is at the floor or better."""
         if self.profile is None:
             raise SettingError(
                 f"a floor of {floor} needs --profile, which says what each depth is worth; "
                 "make one: everydepth profile MODEL --data ... --run profile"
             )
-        better = self.profile.more_is_better
-        enough = self.depth + 1
-        for depth in reversed(self.depths):
-            quality = self.profile.at(depth).quality
-            if not (quality >= floor if better else quality <= floor):
-                break
-            enough = depth
-        if enough > self.depth:
+        sign = 1 if self.profile.more_is_better else -1
+        known = {depth: found for depth, found in self.quality.items() if depth in depths}
+        good = [depth for depth, found in known.items() if sign * found >= sign * floor]
+        if not good:
+            best = max((sign * found for found in known.values()), default=float("nan"))
             raise SettingError(
-                f"a floor of {floor}, but the last depth has {self.profile.metric} "
-                f"{self.profile.at(self.depth).quality:.4g}; lower it"
+                f"a floor of {floor}, but the best {self.profile.metric} of a depth is "
+                f"{sign * best:.4g}; lower it"
             )
-        return enough
+        return good
 
     def _known(self, depth: int) -> dict[str, Any]:
-        if self.profile is None:
+        if self.profile is None or depth not in self.quality:
             return {}
         found = self.profile.at(depth)
         cost = {"milliseconds": found.latency.median}
         if "decode" in self.profile:
-            each = dict(zip(self.depths, self.profile["decode"], strict=True))
+            each = dict(zip(self.quality, self.profile["decode"], strict=True))
             cost = {"milliseconds_per_token": 1000 / float(each[depth])}
         return {self.profile.metric: found.quality, **cost, "bytes": found.checkpoint_bytes}

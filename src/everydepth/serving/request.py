@@ -86,7 +86,6 @@ class Ticket:
     number: int = field(default_factory=lambda: next(_numbers))
     row: Row | None = None
     depth: int | None = None
-    predicted: float = 0.0
     begun: float | None = None
     first: float | None = None
     ended: float | None = None

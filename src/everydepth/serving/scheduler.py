@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from everydepth.errors import EveryDepthError, SettingError
-from everydepth.serving.costs import Costs
+from everydepth.serving.costs import Costs, Price
 from everydepth.serving.drafts import DraftTeams
-from everydepth.serving.governor import Fixed, Governor, Load, predict
+from everydepth.serving.governor import Fixed, Governor, Load
 from everydepth.serving.request import Request, Ticket
-from everydepth.serving.shared import Row, SharedBatch, Work
+from everydepth.serving.shared import Row, SharedBatch, Work, extra_blocks
 from everydepth.stream import ResidualStream
 
 
@@ -53,6 +53,8 @@ class Scheduler:
     A request joins between two rounds. Its depth is its own wish or the governor's choice, made
     when it joins, and stays. `step` does one round; whoever calls it decides on which thread.
 
+    price: what rounds are said to cost until some were seen.
+
     >>> from everydepth.serving import Request, Scheduler
     >>> scheduler = Scheduler(ed.as_stream(llama))
     >>> ticket = scheduler.submit(Request(prompt=(1, 2, 3), max_tokens=4, depth=2))
@@ -70,6 +72,7 @@ class Scheduler:
         places: int = 16,
         queue: int = 4096,
         batch: Batch | None = None,
+        price: Price | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if places < 1 or queue < 1:
@@ -78,8 +81,8 @@ class Scheduler:
         self.governor = governor or Fixed(stream.depth)
         self.places, self._most = places, queue
         self.batch: Batch = SharedBatch(stream) if batch is None else batch
-        self.costs, self.counts, self.teams = Costs(), Counts(), DraftTeams(stream)
-        self._clock = clock
+        self.costs, self.counts, self.teams = Costs(price), Counts(), DraftTeams(stream)
+        self._clock, self._extra = clock, extra_blocks(stream)
         self.queue: deque[Ticket] = deque()
         self.running: dict[Row, Ticket] = {}
 
@@ -145,22 +148,21 @@ class Scheduler:
             waiting=max(0, len(self.queue) - 1),
             places=self.places,
             price=self.costs.price,
+            extra=self._extra,
         )
 
     def _admit(self) -> None:
         while self.queue and len(self.running) < self.places:
             ticket = self.queue[0]
-            request, now, load = ticket.request, self._clock(), self.load
-            size = len(request.prompt), request.max_tokens
+            request, now = ticket.request, self._clock()
             depth = request.depth
             if depth is None:
-                depth = self.governor.choose(load, *size, now - ticket.arrived)
-                # What a request asks to be drafted or tested below must stay below.
-                depth = max(depth, 1 if request.draft_depth is None else request.draft_depth + 1)
-                if request.policy is not None:
+                size = len(request.prompt), request.max_tokens
+                depth = self.governor.choose(self.load, *size, now - ticket.arrived)
+                # What is asked to be drafted or tested below needs something above.
+                if request.policy is not None or depth <= (request.draft_depth or 0):
                     depth = self.stream.depth
             ticket.depth, ticket.begun = depth, now
-            ticket.predicted = predict(load, depth, *size)
             course = request.course(self.stream, depth, self.teams)
             row = Row(course, request.prompt, request.max_tokens, request.ends)
             ticket.row = row
@@ -178,7 +180,8 @@ class Scheduler:
             ticket.finish = "stop" if tokens[-1] in ticket.row.ends else "length"
             ticket.ended = now
             self.counts.finished += 1
-            if ticket.begun is not None and ticket.finish == "length":
-                self.governor.learn(ticket.predicted, now - ticket.begun)
+            if ticket.begun is not None and ticket.request.depth is None:
+                waited = ticket.begun - ticket.arrived
+                self.governor.learn(len(ticket.tokens), waited, now - ticket.begun)
         if ticket.on_tokens is not None:
             ticket.on_tokens(ticket, tokens)

@@ -26,7 +26,7 @@ def answered(
     seen: Sequence[Answered],
     seconds: float,
     *,
-    quality: Sequence[float] | None = None,
+    quality: Mapping[int, float] | None = None,
     facts: Mapping[str, float] | None = None,
     curves: bool = False,
 ) -> LoadResult:
@@ -35,7 +35,7 @@ def answered(
     took, depths = np.array([one.seconds for one in seen]), np.array([one.depth for one in seen])
     numbers: dict[str, float | None] = {"requests": len(seen)}
     if seen:
-        known = None if quality is None else np.asarray(quality)[depths - 1].mean()
+        known = [quality[one.depth] for one in seen if quality and one.depth in quality]
         numbers |= {
             "p50_seconds": float(np.quantile(took, 0.5)),
             "p95_seconds": float(np.quantile(took, 0.95)),
@@ -43,7 +43,7 @@ def answered(
             "tokens_per_second": sum(one.tokens for one in seen) / max(seconds, 1e-12),
             "mean_depth": float(depths.mean()),
             "least_depth": float(depths.min()),
-            "mean_quality": None if known is None else float(known),
+            "mean_quality": float(np.mean(known)) if len(known) == len(seen) else None,
         }
     about = "What the requests of a load saw; seconds count from their arrival."
     load = scalars("load", numbers | dict(facts or {}), title="load", about=about)

@@ -16,6 +16,7 @@ from everydepth.serving.config import ServeConfig
 from everydepth.serving.governor import Deadline, Fixed, Governor, Speed
 from everydepth.serving.names import Menu
 from everydepth.serving.scheduler import Scheduler
+from everydepth.serving.shared import extra_blocks
 from everydepth.serving.simulation import LoadResult, price_of, read_load, simulate
 from everydepth.stream import ResidualStream, as_stream
 
@@ -73,12 +74,13 @@ def governor_of(
         if given:
             raise SettingError(f"{given}: it bounds the governor; give --target or --speed, too")
         return Fixed(last)
-    least = max(certified or 1, 1 if config.floor is None else menu.least(config.floor))
-    allowed = [depth for depth in depths if least <= depth <= last]
+    good = depths if config.floor is None else menu.above(config.floor, depths)
+    allowed = [depth for depth in good if (certified or 1) <= depth <= last]
     if not allowed:
         raise SettingError(
-            f"floor {config.floor} and certificate need depth {least}, but depth {last} is the "
-            "deepest allowed; lower the floor, or raise --depth"
+            f"the floor allows depths {', '.join(map(str, good))}, the certificate "
+            f"{certified or 1} and deeper, --depth {last} and shallower: no depth is left; lower "
+            "the floor, or raise --depth"
         )
     if config.speed is not None:
         return Speed(config.speed, allowed)
@@ -164,8 +166,11 @@ def _engine(served: Served, stream: ResidualStream, menu: Menu, config: ServeCon
             raise SettingError("--rungs are for other engines; the embedded one has all depths")
         from everydepth.serving.engine import Embedded
 
-        governor, places = governor_of(config, menu, certified), config.places
-        scheduler = Scheduler(stream, governor=governor, places=places, queue=config.queue)
+        governor = governor_of(config, menu, certified, _trained(stream))
+        price = price_of(menu.profile, extra_blocks(stream))
+        scheduler = Scheduler(
+            stream, governor=governor, places=config.places, queue=config.queue, price=price
+        )
         return Embedded(scheduler, packed=config.packed)
     depths = chosen_rungs(config.rungs, stream.depth)
     governor = governor_of(config, menu, certified, depths)
@@ -177,6 +182,11 @@ def _engine(served: Served, stream: ResidualStream, menu: Menu, config: ServeCon
     from everydepth.serving.vllm import Vllm
 
     return Vllm(stream, depths, served.tokenizer, program=config.vllm, governor=governor)
+
+
+def _trained(stream: ResidualStream) -> Sequence[int]:
+    """The depths that a governor may choose from: where there are balconies, only those."""
+    return (*stream.exits, stream.depth) if stream.exits else range(1, stream.depth + 1)
 
 
 def chosen_rungs(text: str | None, depth: int) -> list[int]:
@@ -251,17 +261,19 @@ def simulated(
     certificate: Policy | None = None,
 ) -> LoadResult:
     """What the load in a file would see of this server."""
-    if profile is None:
+    price = price_of(profile, extra_blocks(stream))
+    if profile is None or price is None:
         raise SettingError(
-            "a simulation needs to know what depths cost: give --profile, made by "
-            "everydepth profile on the machine that will serve"
+            "a simulation needs to know what a token costs: give --profile of a causal language "
+            "model, made with two texts or more on the machine that will serve: everydepth "
+            "profile MODEL --data ..."
         )
     menu = Menu(name=stream.name, depth=stream.depth, profile=profile)
     return simulate(
         stream,
         read_load(load),
-        price_of(profile),
-        governor=governor_of(config, menu, _certified(certificate, stream)),
+        price,
+        governor=governor_of(config, menu, _certified(certificate, stream), _trained(stream)),
         places=config.places,
         quality=menu.quality,
     )

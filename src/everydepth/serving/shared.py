@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,6 +29,9 @@ class Row:
         # How many tokens have reached each depth, the embedding first, and the states that wait.
         self.reached = [0] * (course.top + 1)
         self.waiting: dict[int, Tensor] = {}
+        # Of depths with an exit: how many tokens it has seen, and the states that it has not.
+        self.looked: dict[int, int] = {}
+        self.outside: dict[int, Tensor] = {}
         self.index = -1
         self.unread = len(self.tokens)
 
@@ -43,14 +46,17 @@ class Row:
     def wait(self, depth: int, h: Tensor) -> None:
         """Its states stay at this depth until it climbs on; at the top nothing needs them."""
         if depth < self.course.top:
-            before = self.waiting.get(depth)
-            self.waiting[depth] = h if before is None else torch.cat([before, h], 1)
+            _append(self.waiting, depth, h)
 
     def hear(self, said: Said) -> list[int]:
         """What its course says becomes its next token to read; the certain tokens it got."""
         if said.dropped:
             del self.tokens[len(self.tokens) - said.dropped :]
-            self.reached = [len(self.tokens)] * len(self.reached)
+            kept = len(self.tokens)
+            self.reached = [kept] * len(self.reached)
+            self.looked = {depth: min(seen, kept) for depth, seen in self.looked.items()}
+            left = {depth: kept - self.looked.get(depth, 0) for depth in self.outside}
+            self.outside = {k: self.outside[k][:, :count] for k, count in left.items() if count}
         self.tokens.append(said.tokens[-1] if said.feed is None else said.feed)
         self.unread = 1
         return self.take(said.tokens)
@@ -64,6 +70,10 @@ class Row:
             self.said.append(token)
             taken.append(token)
         return taken
+
+
+def _append(store: dict[int, Tensor], depth: int, h: Tensor) -> None:
+    store[depth] = torch.cat([store[depth], h], 1) if depth in store else h
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,20 @@ class Work:
     @property
     def counts(self) -> tuple[int, int, int, int]:
         return self.calls, self.passes, self.readouts, self.reads
+
+
+def climb(depths: Collection[int], count: int, extra: Mapping[int, int]) -> Work:
+    """What it takes to bring rows to these depths, with `count` tokens each, without readouts.
+
+    extra: blocks that a depth needs beside its own.
+    """
+    calls = max(depths) + sum(extra.get(depth, 0) for depth in set(depths))
+    return Work(calls, count * sum(depth + extra.get(depth, 0) for depth in depths))
+
+
+def extra_blocks(stream: ResidualStream) -> dict[int, int]:
+    """How many blocks stand between a depth and its readout: balconies."""
+    return {depth: len(blocks) for depth, blocks in stream.exits.items()}
 
 
 @dataclass
@@ -119,7 +143,7 @@ class SharedBatch:
 
     def __init__(self, stream: ResidualStream, *, chunk: int = CHUNK) -> None:
         self.stream, self.chunk = stream, chunk
-        self.cache = RowCache(stream.depth)
+        self.cache = RowCache(stream.depth + sum(extra_blocks(stream).values()))
         self.rows: list[Row] = []
         self.work = Work()
         """Of the last round."""
@@ -159,6 +183,7 @@ class SharedBatch:
             depth += 1
             for group in groups:
                 self._step(group, depth)
+                self._pass_by(group, depth)
             if any(depth in row.course.stops for group in groups for row in group.rows):
                 groups = self._asked(groups, depth, said)
         for row, _ in said:
@@ -176,27 +201,37 @@ class SharedBatch:
             row.unread -= count
             row.reached[0] = len(row.tokens) - row.unread
             counts.setdefault(count, []).append(row)
-        return [self._grouped(rows, count, 0) for count, rows in counts.items()]
+        return [self._grouped(rows, count, _reached(rows, 1)) for count, rows in counts.items()]
 
     def _step(self, group: _Group, depth: int) -> None:
         self._aim(group, depth)
         group.h = self.stream.step(replace(group.cursor, depth=depth - 1, h=group.h)).h
         self.work += Work(calls=1, passes=len(group.rows) * group.count)
 
+    def _pass_by(self, group: _Group, depth: int) -> None:
+        """An exit sees every token of a row that may leave there, but not before it is asked."""
+        if depth in self.stream.exits:
+            for i, row in enumerate(group.rows):
+                if depth in row.course.reads:
+                    _append(row.outside, depth, group.h[i : i + 1])
+
     def _asked(
         self, groups: list[_Group], depth: int, said: list[tuple[Row, list[int]]]
     ) -> list[_Group]:
         """Ask the rows that stop here; the groups that climb on."""
-        here = [
-            (row, group.h[i : i + 1])
+        here = {
+            row: group.h[i : i + 1]
             for group in groups
             for i, row in enumerate(group.rows)
             if depth in row.course.stops
-        ]
+        }
+        shown = here
+        if depth in self.stream.exits:
+            shown = {row: h for group in groups for row, h in self._outside(group, depth).items()}
         # Of a part of a prompt nothing is asked: it is read so far, and waits for the rest.
-        answers = self._answers([(row, h) for row, h in here if not row.unread], depth)
+        answers = self._answers([(row, h) for row, h in shown.items() if not row.unread], depth)
         stay: set[Row] = set()
-        for row, h in here:
+        for row, h in here.items():
             answer = answers.get(row.course)
             if answer is None and not row.unread:
                 continue  # nothing to say yet: it climbs on
@@ -205,6 +240,30 @@ class SharedBatch:
             if answer is not None:
                 said.append((row, row.hear(answer)))
         return self._regrouped(groups, depth, stay)
+
+    def _outside(self, group: _Group, depth: int) -> dict[Row, Tensor]:
+        """What the readout gets of the rows that stop here: what an exit makes of their states."""
+        stops = [i for i, row in enumerate(group.rows) if depth in row.course.stops]
+        level = [i for i in stops if group.rows[i].outside[depth].shape[1] == group.count]
+        parts = [_picked(group, level)] if level else []
+        for i in stops:
+            row = group.rows[i]
+            if i not in level:  # it has passed by before
+                count = row.outside[depth].shape[1]
+                parts.append(self._grouped([row], count, [row.looked.get(depth, 0)]))
+        return {row: h for part in parts for row, h in self._exited(part, group.count, depth)}
+
+    def _exited(self, part: _Group, count: int, depth: int) -> list[tuple[Row, Tensor]]:
+        """The last `count` states of each row, as the exit gives them."""
+        rows, blocks = part.rows, len(self.stream.exits[depth])
+        starts = [row.looked.get(depth, 0) for row in rows]
+        h = torch.cat([row.outside.pop(depth) for row in rows])
+        self.cache.aim([row.index for row in rows], starts, part.count, part.end)
+        h = self.stream.exit_state(replace(part.cursor, depth=depth, h=h))
+        for row, start in zip(rows, starts, strict=True):
+            row.looked[depth] = start + part.count
+        self.work += Work(calls=blocks, passes=blocks * len(rows) * part.count)
+        return [(row, h[i : i + 1, -count:]) for i, row in enumerate(rows)]
 
     def _answers(self, asked: list[tuple[Row, Tensor]], depth: int) -> dict[Course, Said | None]:
         seen = {
@@ -251,21 +310,16 @@ class SharedBatch:
     ) -> _Group:
         if len(parts) == 1 and parts[0][0].count == count:
             group, places, h = parts[0]
-            if len(places) == len(group.rows):
-                return group
-            cursor = group.cursor.select(torch.tensor(places, device=h.device))
-            rows = [group.rows[i] for i in places]
-            return _Group(rows, count, group.end, cursor, h)
+            return replace(_picked(group, places), h=h)
         rows = [group.rows[i] for group, places, _ in parts for i in places]
-        joined = self._grouped(rows, count, depth)
+        joined = self._grouped(rows, count, _reached(rows, depth + 1))
         joined.h = torch.cat([h for _, _, h in parts])
         return joined
 
     # -- how blocks are called --------------------------------------------------------------------
 
-    def _grouped(self, rows: list[Row], count: int, depth: int) -> _Group:
-        """Rows that bring `count` tokens each to the block above `depth`, and how it is called."""
-        starts = [row.reached[depth + 1] for row in rows]
+    def _grouped(self, rows: list[Row], count: int, starts: list[int]) -> _Group:
+        """Rows that bring `count` tokens each to a block, and how it is called."""
         end = max(starts) + count
         ids = [row.tokens[at : at + count] for row, at in zip(rows, starts, strict=True)]
         first = torch.tensor(starts, device=self.stream.device)
@@ -286,7 +340,7 @@ class SharedBatch:
         return _Group(rows, count, end, replace(cursor, cache=None), cursor.h)
 
     def _aim(self, group: _Group, depth: int) -> None:
-        starts = [row.reached[depth] for row in group.rows]
+        starts = _reached(group.rows, depth)
         self.cache.aim([row.index for row in group.rows], starts, group.count, group.end)
         for row, start in zip(group.rows, starts, strict=True):
             row.reached[depth] = start + group.count
@@ -306,6 +360,19 @@ class SharedBatch:
         if window is not None:
             seen &= slots > positions[..., None] - window
         return attention_bias(seen, self._dtype)
+
+
+def _reached(rows: Iterable[Row], depth: int) -> list[int]:
+    return [row.reached[depth] for row in rows]
+
+
+def _picked(group: _Group, places: list[int]) -> _Group:
+    """Some rows of a group."""
+    if len(places) == len(group.rows):
+        return group
+    cursor = group.cursor.select(torch.tensor(places, device=group.h.device))
+    rows = [group.rows[i] for i in places]
+    return replace(group, rows=rows, cursor=cursor)
 
 
 def _by_team(courses: Iterable[Course]) -> dict[Team, list[Course]]:

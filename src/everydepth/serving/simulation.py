@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,14 @@ from typing import Any
 import numpy as np
 
 from everydepth.errors import DataError, SettingError
-from everydepth.exits.generation.packing import packed_maps
 from everydepth.exits.profile import Profile
 from everydepth.serving.costs import Price
 from everydepth.serving.governor import Governor
 from everydepth.serving.request import Request, Ticket
 from everydepth.serving.scheduler import Batch, Scheduler
 from everydepth.serving.seen import Answered, LoadResult, answered
-from everydepth.serving.shared import CHUNK, Row, Work
-from everydepth.stream import ResidualStream, evaluating, unwrapped
+from everydepth.serving.shared import CHUNK, Row, Work, climb, extra_blocks
+from everydepth.stream import ResidualStream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,27 +66,13 @@ class _Clock:
         self.now = max(self.now, float(at))
 
 
-class _CpuClock(_Clock):
-    """Seconds that this process has computed, and those it would have waited."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._skipped = -time.process_time()
-
-    def __call__(self) -> float:
-        return time.process_time() + self._skipped
-
-    def skip_to(self, at: float | int) -> None:
-        self._skipped += max(0.0, at - self())
-
-
 class _Pretended:
     """A batch that says tokens without computing them, and moves the clock by their price."""
 
-    def __init__(self, price: Price, clock: _Clock) -> None:
+    def __init__(self, price: Price, clock: _Clock, extra: Mapping[int, int]) -> None:
         self.rows: list[Row] = []
         self.work = Work()
-        self._price, self._clock = price, clock
+        self._price, self._clock, self._extra = price, clock, extra
 
     def join(self, row: Row) -> None:
         self.rows.append(row)
@@ -100,21 +84,19 @@ class _Pretended:
         self.rows.clear()
 
     def round(self) -> list[tuple[Row, list[int]]]:
-        calls: dict[int, int] = {}
-        passes = readouts = 0
+        tops: dict[int, list[int]] = {}
         said: list[tuple[Row, list[int]]] = []
         for row in self.rows:
             count = min(row.unread, CHUNK)
             row.unread -= count
-            top = row.course.top
-            calls[count] = max(calls.get(count, 0), top)
-            passes += top * count
+            tops.setdefault(count, []).append(row.course.top)
             if row.unread == 0:
-                readouts += 1
                 row.unread = 1
                 said.append((row, row.take([0])))
         reads = len({row.course.top for row, _ in said})
-        self.work = Work(sum(calls.values()), passes, readouts, reads)
+        self.work = Work(readouts=len(said), reads=reads)
+        for count, depths in tops.items():
+            self.work += climb(depths, count, self._extra)
         self._clock.now += self._price.of(self.work)
         for row, _ in said:
             if row.done:
@@ -122,24 +104,28 @@ class _Pretended:
         return said
 
 
-def price_of(profile: Profile) -> Price:
-    """Prices from a profile of a language model.
+def price_of(profile: Profile | None, extra: Mapping[int, int] | None = None) -> Price | None:
+    """Prices from a profile of a language model, if it tells them; extra: as `climb` has it.
 
     Its "decode" says how the time of a token grows with depth, `k (call + token) + read + readout`;
     the rows of a batch, `row_tokens` long, how much of that each further token takes.
     """
+    if (
+        profile is None
+        or "decode" not in profile
+        or len(profile.depths) < 2
+        or profile.batch_size < 2
+    ):
+        return None
     length = profile.about.get("row_tokens")
-    if "decode" not in profile or not length or profile.depth < 2 or profile.batch_size < 2:
-        raise SettingError(
-            "this profile does not say what a token costs; make one of a causal language model, "
-            "with two texts or more: everydepth profile MODEL --data ..."
-        )
-    depths = np.array([found.depth for found in profile.depths])
+    if not length:
+        return None
+    blocks = [climb([found.depth], 1, extra or {}).calls for found in profile.depths]
     writing = 1 / np.asarray(profile["decode"])
     one = np.array([found.latency.median for found in profile.depths]) / 1000
     many = np.array([found.batch_latency.median for found in profile.depths]) / 1000
-    alone, further = np.polyfit(depths, writing, 1), (profile.batch_size - 1) * length
-    more = (np.polyfit(depths, many, 1) - np.polyfit(depths, one, 1)) / further
+    alone, further = np.polyfit(blocks, writing, 1), (profile.batch_size - 1) * length
+    more = (np.polyfit(blocks, many, 1) - np.polyfit(blocks, one, 1)) / further
     token, readout = np.clip(more, 0, np.maximum(alone, 0)).tolist()
     call, read = (np.maximum(alone, 0) - [token, readout]).tolist()
     return Price(call=call, token=token, readout=readout, read=read)
@@ -152,9 +138,9 @@ def simulate(
     *,
     governor: Governor | None = None,
     places: int = 16,
-    quality: Sequence[float] | None = None,
+    quality: Mapping[int, float] | None = None,
 ) -> LoadResult:
-    """What a load would see: latencies, depths, and quality if it is known for depths 1..L.
+    """What a load would see: latencies, depths, and quality if it is known of the depths.
 
     >>> from everydepth.serving import Arrival, Price, simulate
     >>> load = [Arrival(at=i / 10, prompt=8, tokens=16) for i in range(20)]
@@ -164,30 +150,8 @@ def simulate(
     (True, 20.0)
     """
     clock = _Clock()
-    batch = _Pretended(price, clock)
+    batch = _Pretended(price, clock, extra_blocks(stream))
     return _played(stream, load, clock, batch, governor, places, quality)
-
-
-def replay(
-    stream: ResidualStream,
-    load: Sequence[Arrival],
-    *,
-    governor: Governor | None = None,
-    places: int = 16,
-    quality: Sequence[float] | None = None,
-) -> LoadResult:
-    """The same, with every token computed: on a clock that counts this process's CPU seconds.
-
-    What the load would see of a machine that does nothing else, however busy this one is.
-
-    >>> from everydepth.serving import Arrival, Fixed, replay
-    >>> load = [Arrival(at=i / 100, prompt=4, tokens=3) for i in range(4)]
-    >>> found = replay(ed.as_stream(llama), load, governor=Fixed(2)).numbers
-    >>> found["requests"], found["mean_depth"]
-    (4.0, 2.0)
-    """
-    with evaluating(unwrapped(stream.model)), packed_maps(unwrapped(stream.model)):
-        return _played(stream, load, _CpuClock(), None, governor, places, quality)
 
 
 def _played(
@@ -197,7 +161,7 @@ def _played(
     batch: Batch | None,
     governor: Governor | None,
     places: int,
-    quality: Sequence[float] | None,
+    quality: Mapping[int, float] | None,
 ) -> LoadResult:
     if not load:
         raise SettingError("a load without a request; give at least one arrival")
@@ -220,7 +184,7 @@ def _played(
 
 
 def _summary(
-    tickets: Sequence[Ticket], seconds: float, *, quality: Sequence[float] | None = None
+    tickets: Sequence[Ticket], seconds: float, *, quality: Mapping[int, float] | None = None
 ) -> LoadResult:
     """Latencies and depths of requests that have ended."""
     seen = [

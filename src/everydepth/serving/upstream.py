@@ -14,7 +14,7 @@ import httpx
 from everydepth.errors import BatchError, DepthError, SettingError
 from everydepth.serving.costs import Costs
 from everydepth.serving.engine import Failed, Piece
-from everydepth.serving.governor import Fixed, Governor, Load, predict
+from everydepth.serving.governor import Fixed, Governor, Load
 from everydepth.serving.request import Finish, Request
 from everydepth.serving.scheduler import Counts
 from everydepth.serving.shared import Work
@@ -121,9 +121,7 @@ class Upstream:
 
     async def run(self, request: Request) -> AsyncGenerator[Piece, None]:
         request.check(self.stream)
-        load = self._load()
-        depth = self._depth(request, load)
-        predicted = predict(load, depth, len(request.prompt), request.max_tokens)
+        depth = self._depth(request, self._load())
         rung, begin, count, ended = self.rungs[depth], time.monotonic(), 0, False
         self.counts.requests += 1
         self.counts.prompt_tokens += len(request.prompt)
@@ -138,7 +136,8 @@ class Upstream:
                         seconds = time.monotonic() - begin
                         passes = depth * (count + len(request.prompt))
                         self.costs.learn(Work(depth * count, passes, count, count), seconds)
-                        self.governor.learn(predicted, seconds)
+                        if request.depth is None:
+                            self.governor.learn(count, 0.0, seconds)
                     yield Piece(tokens, depth, finish)
         finally:
             rung.at_work.remove(request)
