@@ -112,7 +112,8 @@ def left_early(
     seen = ed.evaluate(net, rest, policy, batch_size=100, progress=False)
     certificate, exits = policy.certificate, net.stream.exits
     # A row runs the balconies of all depths at which it was asked whether it leaves.
-    asked = [k for k in rungs if k in exits and policy.threshold[k - 1] < NEVER]
+    thresholds = policy.thresholds(net.stream)
+    asked = [k for k in rungs if k in exits and thresholds[k - 1] < NEVER]
     blocks = [
         k + sum(len(exits[d]) for d in asked if d <= k) for k in range(1, len(seen.exits) + 1)
     ]
