@@ -344,8 +344,7 @@ def measured(
                 "seed": seed,
                 "run": run,
             }
-            kind = "new" if name in NEW_PARAMETERS else "model"
-            cell["lr"] = None if name == PUBLISHED else rates.get(kind)
+            cell["lr"] = None if name == PUBLISHED else rates.get(_kind(name))
             place = Path(run) / "arms" / model / f"{name.replace(', ', '-')}-{seed}"
             how: dict[str, Any] = {"dry_run": name not in only, "progress": False}
             done = ed.sweep([cell], arm, run=place, **how).rows()
@@ -354,7 +353,7 @@ def measured(
             keys = ("steps", "lr", "cpu_seconds", "nll", "drafting", "blocks")
             found[name].append({key: done[0][key] for key in keys})
             if name in CHOOSERS:
-                rates.setdefault(kind, done[0]["lr"])
+                rates.setdefault(_kind(name), done[0]["lr"])
             print(model, name, seed, found[name][-1], flush=True)
     return {"seconds": seconds, "arms": {name: rows for name, rows in found.items() if rows}}
 
@@ -470,7 +469,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--run", default="runs/pretrained")
     parser.add_argument("--collect", action="store_true")
-    parser.add_argument("--memory", action="store_true", help="Measure that of a step, too.")
+    parser.add_argument("--memory", action="store_true", help="Measure that of a step instead.")
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--runs", help="Write the figures as runs, for `everydepth app`.")
     given = parser.parse_args()
@@ -479,7 +478,7 @@ def main() -> None:
         found = {name: arm("tiny", name, 1.0, 0, None, None) for name in ARMS}
         print(json.dumps(found, indent=2))
         return
-    if given.collect or not (given.page or given.runs):
+    if given.collect or given.memory or not (given.page or given.runs):
         measure(given)
     figures = json.loads((RESULTS / "pretrained.json").read_text())
     if given.page:
@@ -489,22 +488,30 @@ def main() -> None:
 
 
 def measure(given: argparse.Namespace) -> None:
-    models: dict[str, Any] = {}
-    rates: dict[str, dict[str, float]] = {}
-    for model, plan in PLANS.items():
-        run = not given.collect and model in (given.model or PLANS)
-        rates[model] = dict(rates.get(plan.rates_of or "", {}))
+    """Run what is asked for; figures of other models stay as they were recorded."""
+    path = RESULTS / "pretrained.json"
+    figures: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    figures |= {"rows": ROWS, "tokens_a_row": LENGTH}
+    models: dict[str, Any] = figures.setdefault("models", {})
+    for model in given.model or (() if given.memory else PLANS):
+        plan = PLANS[model]
+        rates = {} if plan.rates_of is None else rates_in(models[plan.rates_of])
         seconds = plan.seconds if given.seconds is None else given.seconds
-        only = (given.arm or plan.arms) if run else ()
-        found = measured(model, plan, given.run, seconds, only=only, rates=rates[model])
+        only = () if given.collect else given.arm or plan.arms
+        found = measured(model, plan, given.run, seconds, only=only, rates=rates)
         models |= {model: found} if found["arms"] else {}
-    file = Path(given.run) / "memory.json"
     if given.memory:
-        file.write_text(json.dumps(memory()), "utf-8")
-    figures: dict[str, Any] = {"rows": ROWS, "tokens_a_row": LENGTH, "models": models}
-    if file.is_file():
-        figures["memory"] = json.loads(file.read_text("utf-8"))
-    record("pretrained", figures)
+        figures["memory"] = memory()
+    record("pretrained", {key: found for key, found in figures.items() if key != "machine"})
+
+
+def rates_in(found: dict[str, Any]) -> dict[str, float]:
+    """The rates that were chosen on a model, by kind of parameters."""
+    return {_kind(name): found["arms"][name][0]["lr"] for name in CHOOSERS}
+
+
+def _kind(name: str) -> str:
+    return "new" if name in NEW_PARAMETERS else "model"
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from everydepth.exits.generation.tape import Tape
 
 KINDS = ["ViT", "Llama-tied-CausalLM-left", "GPT2-CausalLM-right", "CifarResNet-pre-pad"]
 LLAMA, POST_NORM = KINDS[1], "Bert-SequenceClassification"
+STAGED = [KINDS[3], "CifarResNet-post-projection", "ResNetForImageClassification-basic"]
 
 
 def make(
@@ -81,7 +82,7 @@ def test_with_two_blocks_depth_k_is_a_plain_model_of_k_and_two_more(
     assert torch.equal(again.logits(2), said.logits(2))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:3])
 def test_depth_k_is_a_plain_model_of_k_and_one_more_block(kind: str) -> None:
     model, net, batch = make(kind, [1, 2])
     states = net.stream.observe(batch)
@@ -94,6 +95,42 @@ def test_depth_k_is_a_plain_model_of_k_and_one_more_block(kind: str) -> None:
         assert torch.allclose(found, states.logits(depth), atol=1e-5)
         bare = ed.as_stream(model).observe(batch).logits(depth)
         assert not torch.allclose(found, bare, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", STAGED)
+def test_where_stages_follow_a_balcony_leads_to_the_last_one(kind: str, tmp_path: Path) -> None:
+    model, net, batch = make(kind, [1, 2])
+    stream, states = ed.as_stream(model), net.stream.observe(batch)
+    for depth in (1, 2):
+        changing = [
+            number
+            for number, block in enumerate(stream.blocks, start=1)
+            if number > depth and block.branches[0].skip is not None
+        ]
+        likes = dict.fromkeys([*changing, stream.depth])
+        assert net.model.likes[depth] == tuple(likes)
+        cut = ed.at_depth(net, depth)
+        assert type(cut) is type(model)
+        assert ed.as_stream(cut).depth == depth + len(likes)
+        assert torch.allclose(cut(**batch).logits, states.logits(depth), atol=1e-5)
+        cut.save_pretrained(tmp_path / str(depth))
+        again = type(model).from_pretrained(tmp_path / str(depth)).eval()
+        assert torch.allclose(again(**batch).logits, states.logits(depth), atol=1e-5)
+    assert torch.equal(states.logits(stream.depth), stream.observe(batch).logits(stream.depth))
+    alone = ed.at_depth(net, 2).requires_grad_(False)
+    for parameter in alone.parameters():
+        parameter.zero_()
+    assert torch.equal(net.stream.observe(batch).logits(2), states.logits(2))
+
+
+@pytest.mark.parametrize("init", ["last", "copy"])
+def test_balconies_of_stages_are_saved_as_they_were_made(init: str, tmp_path: Path) -> None:
+    model, batch = ENTRIES[STAGED[0]].make()
+    net = ed.balcony(model.eval(), [1, 2], init=init)
+    net.save_pretrained(tmp_path)
+    found = ed.as_stream(ed.load(tmp_path)).observe(batch)
+    for depth in (1, 2):
+        assert torch.equal(found.logits(depth), net.stream.observe(batch).logits(depth))
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])

@@ -19,6 +19,7 @@ from everydepth.stream import (
     Block,
     Branch,
     ResidualStream,
+    block_copy,
     copy_without,
     lengthened,
     name_stages,
@@ -100,12 +101,27 @@ class ResNetStream(ResidualStream):
         return total
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
-        stage, _ = self._layers[depth - 1]
-        inside = sum(s == stage for s, _ in self._layers[:depth])
+        return self.ended(depth, (), (), share=share)
+
+    def leads(self, depth: int) -> Sequence[int]:
+        later = enumerate(self._blocks[depth:], depth + 1)
+        return [number for number, block in later if block.branches[0].skip is not None]
+
+    def ended(
+        self, depth: int, blocks: Sequence[nn.Module], likes: Sequence[int], *, share: bool
+    ) -> nn.Module:
         dropped = [layer for _, layer in self._layers[depth:]]
         small: Any = copy_without(self._inner, dropped, share=share)
-        (_cut_own if self._own else _cut)(small, stage, inside)
-        remaining = self._remaining(depth)
+        new = blocks if share else [block_copy(block) for block in blocks]
+        stages = (_own_stages if self._own else _stages)(small)
+        kept: list[list[nn.Module]] = []
+        for number, stage in enumerate(stages):
+            inside = sum(s == number for s, _ in self._layers[:depth])
+            homes = [self._layers[like - 1][0] for like in likes]
+            more = [block for block, home in zip(new, homes, strict=True) if home == number]
+            kept += [[*stage[:inside], *more]] if inside or more else []
+        (_set_own_stages if self._own else _set_stages)(small, kept)
+        remaining = self._remaining(likes[-1] if likes else depth)
         if remaining and self._final_norm is None:
             _set_head(small.linear if self._own else small.classifier[1], self.fused(depth))
         elif remaining:
@@ -226,21 +242,21 @@ def _set_head(head: nn.Linear, affine: Affine) -> None:
     head.bias = nn.Parameter(affine.bias.detach().clone())
 
 
-def _cut_own(small: Any, stage: int, inside: int) -> None:
-    config = small.config
-    for number in range(stage + 1, len(config.blocks_per_stage)):
-        delattr(small, f"layer{number + 1}")
-    name = f"layer{stage + 1}"
-    setattr(small, name, getattr(small, name)[:inside])
-    config.widths = list(config.widths[: stage + 1])
-    config.blocks_per_stage = [*config.blocks_per_stage[:stage], inside]
+def _set_own_stages(model: Any, stages: list[list[nn.Module]]) -> None:
+    config = model.config
+    for number in range(len(config.blocks_per_stage)):
+        delattr(model, f"layer{number + 1}")
+    for number, layers in enumerate(stages):
+        setattr(model, f"layer{number + 1}", nn.Sequential(*layers))
+    config.widths = list(config.widths[: len(stages)])
+    config.blocks_per_stage = [len(layers) for layers in stages]
 
 
-def _cut(small: Any, stage: int, inside: int) -> None:
-    encoder = small.resnet.encoder
-    encoder.stages = encoder.stages[: stage + 1]
-    encoder.stages[stage].layers = encoder.stages[stage].layers[:inside]
-    config = small.config
-    config.depths = [*config.depths[:stage], inside]
-    config.hidden_sizes = list(config.hidden_sizes[: stage + 1])
-    name_stages(config, stage + 1)
+def _set_stages(model: Any, stages: list[list[nn.Module]]) -> None:
+    encoder, config = model.resnet.encoder, model.config
+    encoder.stages = encoder.stages[: len(stages)]
+    for stage, layers in zip(encoder.stages, stages, strict=True):
+        stage.layers = nn.Sequential(*layers)
+    config.depths = [len(layers) for layers in stages]
+    config.hidden_sizes = list(config.hidden_sizes[: len(stages)])
+    name_stages(config, len(stages))

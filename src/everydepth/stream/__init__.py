@@ -14,7 +14,14 @@ from everydepth.stream.contract import (
 )
 from everydepth.stream.cursor import Call, Cursor
 from everydepth.stream.depth import Depths, at_depth, chosen_depths
-from everydepth.stream.edit import copy_without, edited, lengthened, name_stages, shortened
+from everydepth.stream.edit import (
+    block_copy,
+    copy_without,
+    edited,
+    lengthened,
+    name_stages,
+    shortened,
+)
 from everydepth.stream.feed import Feed, Source
 from everydepth.stream.generic import GenericStream
 from everydepth.stream.gradients import TapGradients, observe_gradients
@@ -75,6 +82,7 @@ __all__ = [
     "as_stream",
     "at_depth",
     "at_least_float32",
+    "block_copy",
     "check_plain",
     "check_resident",
     "check_stream",

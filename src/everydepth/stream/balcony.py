@@ -31,9 +31,12 @@ class Balcony(nn.Module):
     """A model, frozen, and one or more blocks of its own kind at each of some depths.
 
     At depth k with a balcony the readout gets what those blocks make of `h_k`. The model's own
-    output is untouched, always. With m blocks depth k is then a plain model of k + m blocks.
+    output is untouched, always. With m blocks depth k is then a plain model of k + m blocks. Where
+    stages follow, those that begin one come first: the head was made for the last stage's states.
 
     model: stays in eval mode. blocks: by depth. init: "last", "copy" or "fresh"; see `balcony`.
+    likes: by depth, the numbers of the model's blocks as which those of a balcony are called.
+    reaches: by depth, that of the model whose states have the shape of what the balcony gives.
     """
 
     def __init__(
@@ -56,10 +59,22 @@ class Balcony(nn.Module):
         self.model = trunk.model
         self._options = dict(trunk.options)
         self._stream: BalconyStream | None = None
+        self._facts = {"depths": self.depths, "blocks": blocks, "init": init}
+        self.likes: dict[int, tuple[int, ...]] = {}
+        self.reaches: dict[int, int] = {}
         self.blocks = nn.ModuleDict()
-        for at, depth in enumerate(self.depths):
-            first = trunk.depth + at * blocks  # its first place in a cache
-            self.blocks[str(depth)] = nn.ModuleList(_new_blocks(trunk, depth, first, blocks, init))
+        for depth in self.depths:
+            first = trunk.depth + sum(map(len, self.likes.values()))  # its first place in a cache
+            leads = trunk.leads(depth) if init == "last" else ()
+            self.reaches[depth] = trunk.depth if leads else depth
+            if leads:
+                last = range(max(leads[-1], trunk.depth - blocks) + 1, trunk.depth + 1)
+                self.likes[depth] = (*leads, *last)
+                made = [block_copy(trunk.blocks[like - 1].module) for like in self.likes[depth]]
+            else:
+                self.likes[depth] = (template(trunk, depth, None)[0],) * blocks
+                made = _new_blocks(trunk, depth, first, blocks, init)
+            self.blocks[str(depth)] = nn.ModuleList(made)
         self.model.requires_grad_(False)
         self.blocks.requires_grad_(True)
         self.train(self.model.training)
@@ -90,9 +105,7 @@ class Balcony(nn.Module):
         unwrapped_model.save_pretrained(directory, state_dict=own, **kwargs)
         blocks = {key: value.contiguous() for key, value in _below(state, "blocks.").items()}
         save_file(blocks, Path(directory) / WEIGHTS)
-        counts = {len(cast(nn.ModuleList, found)) for found in self.blocks.values()}
-        facts = json.dumps({"depths": list(self.depths), "blocks": max(counts)}) + "\n"
-        (Path(directory) / FACTS).write_text(facts, "utf-8")
+        (Path(directory) / FACTS).write_text(json.dumps(self._facts) + "\n", "utf-8")
 
     @property
     def config(self) -> Any:
@@ -121,7 +134,7 @@ def has_balconies(folder: Path) -> bool:
 def with_balconies(model: nn.Module, folder: Path) -> Balcony:
     """A model that was loaded from a folder, with the balconies saved there."""
     facts = json.loads((folder / FACTS).read_text("utf-8"))
-    found = Balcony(model, facts["depths"], blocks=facts["blocks"]).eval()
+    found = Balcony(model, **facts).eval()
     try:
         found.blocks.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -139,7 +152,7 @@ class BalconyStream(ResidualStream):
         self.model, self._trunk = model, trunk
         self.inputs, self.task, self.options = trunk.inputs, trunk.task, trunk.options
         self._exits = {int(k): cast(nn.ModuleList, found) for k, found in model.blocks.items()}
-        self._like = {depth: template(trunk, depth, None)[0] for depth in self._exits}
+        self._likes, self._reaches = model.likes, model.reaches
         counts = accumulate((len(found) for found in self._exits.values()), initial=trunk.depth)
         self._places = dict(zip(self._exits, counts, strict=False))
 
@@ -149,23 +162,27 @@ class BalconyStream(ResidualStream):
 
     def exit_state(self, cursor: Cursor) -> Tensor:
         h, depth = cursor.h, cursor.depth
-        for block in self._exits.get(depth, ()):
+        for block, like in zip(self._exits.get(depth, ()), self._likes.get(depth, ()), strict=True):
             # Called as the block it is like: same masks and positions, a cache place of its own.
-            output = cursor.calls[self._like[depth] - 1](block, h)
+            output = cursor.calls[like - 1](block, h)
             h = self._trunk.between(first_tensor(output), depth, cursor.batch)
         return h
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
+        likes = self._likes.get(depth, ())
+        # What is found in the memo is not copied: tensors here, and the configs of the model.
+        own = [
+            copy.deepcopy(block, {id(held): held for held in _held(block)})
+            for block in self._exits.get(depth, ())
+        ]
+        if self._reaches.get(depth, depth) > depth:
+            return self._trunk.ended(depth, own, likes, share=share)
         grown = self._trunk
-        for count, block in enumerate(self._exits.get(depth, ())):
-            # What is found in the memo is not copied: tensors here, and the configs of the model.
-            held = (*block.parameters(), *block.buffers(), *_configs(block))
-            own = copy.deepcopy(block, {id(kept): kept for kept in held})
-            like = self._like[depth]
-            move(own, like - 1 - self._places[depth] - count)
-            deeper = grown.inserted(depth + count, own, like, share=True)
+        for count, (block, like) in enumerate(zip(own, likes, strict=True)):
+            move(block, like - 1 - self._places[depth] - count)
+            deeper = grown.inserted(depth + count, block, like, share=True)
             grown = as_stream(deeper, **self.options)
-        return grown.truncated(depth + len(self._exits.get(depth, ())), share=share)
+        return grown.truncated(depth + len(own), share=share)
 
     def kept(self, numbers: Sequence[int], *, share: bool) -> nn.Module:
         return self._trunk.kept(numbers, share=share)
@@ -173,8 +190,9 @@ class BalconyStream(ResidualStream):
     def new_cache(self) -> Any:
         cache = self._trunk.new_cache()
         layers = getattr(cache, "layers", [])
-        for depth, blocks in self._exits.items() if layers else ():
-            layers += [copy.deepcopy(layers[self._like[depth] - 1]) for _ in blocks]
+        if layers:
+            alike = [like for likes in self._likes.values() for like in likes]
+            layers += [copy.deepcopy(layers[like - 1]) for like in alike]
         return cache
 
     # -- as the frozen model has it ----------------------------------------------------------------
@@ -188,13 +206,13 @@ class BalconyStream(ResidualStream):
         return self._trunk.head
 
     def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
-        return self._trunk.feature(h, depth, batch)
+        return self._trunk.feature(h, self._reaches.get(depth, depth), batch)
 
     def normed(self, feature: Tensor, depth: int) -> Tensor:
-        return self._trunk.normed(feature, depth)
+        return self._trunk.normed(feature, self._reaches.get(depth, depth))
 
     def readout(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
-        return self._trunk.readout(h, depth, batch)
+        return self._trunk.readout(h, self._reaches.get(depth, depth), batch)
 
     def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
         return self._trunk.arguments(batch, cache)
@@ -220,7 +238,7 @@ class BalconyStream(ResidualStream):
         self._trunk.confirm(batch)
 
     def extras(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        return self._trunk.extras(h, depth, batch)
+        return self._trunk.extras(h, self._reaches.get(depth, depth), batch)
 
     def carried(self, number: int) -> Mapping[str | int, int]:
         return self._trunk.carried(number)
@@ -254,9 +272,9 @@ class BalconyStream(ResidualStream):
 
     def account(self) -> Mapping[str, str]:
         shown = ", ".join(map(str, self._exits))
-        each = max(map(len, self._exits.values()))
-        words = f"{'one block' if each == 1 else f'{each} blocks'} each at depths {shown}"
-        return {**self._trunk.account(), "balconies": words}
+        counts = sorted({len(likes) for likes in self._likes.values()})
+        each = "one block" if counts == [1] else f"{_span(counts)} blocks"
+        return {**self._trunk.account(), "balconies": f"{each} each at depths {shown}"}
 
 
 def _checked(trunk: ResidualStream, depths: Sequence[int], init: str) -> tuple[int, ...]:
@@ -325,9 +343,14 @@ def _shapes(block: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in block.state_dict().items()}
 
 
-def _configs(block: nn.Module) -> list[Any]:
-    found = [vars(module).get("config") for module in block.modules()]
-    return [config for config in found if config is not None]
+def _span(counts: Sequence[int]) -> str:
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def _held(block: nn.Module) -> list[Any]:
+    configs = [vars(module).get("config") for module in block.modules()]
+    found = (*block.parameters(), *block.buffers(), *configs)
+    return [held for held in found if held is not None]
 
 
 def _below(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:

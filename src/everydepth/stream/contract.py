@@ -133,6 +133,19 @@ class ResidualStream(ABC):
         blocks = self._block_list("inserted")
         return lengthened(unwrapped(self.model), blocks, after, block, like, share=share)
 
+    def leads(self, depth: int) -> Sequence[int]:
+        """The blocks after a depth that change the shape, if a model may go on with them alone."""
+        return ()
+
+    def ended(
+        self, depth: int, blocks: Sequence[nn.Module], likes: Sequence[int], *, share: bool
+    ) -> nn.Module:
+        """A plain model of the first `depth` blocks and new ones, which end it; see `leads`.
+
+        likes: the block (from 1) in whose stage each of the new ones goes.
+        """
+        raise UnsupportedModelError(f"{self.name} cannot be ended by other blocks after {depth}")
+
     def block_like(self, number: int) -> nn.Module | None:
         """A new block of the shape that block `number` gives, where that one changes the shape."""
         return None

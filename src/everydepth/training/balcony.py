@@ -31,6 +31,8 @@ def balcony(
     The model is frozen. At each of the depths one or more blocks of its own kind stand between the
     state and the model's norm and head, and `fit` trains all of them in one pass. Every verb uses a
     balcony as it uses a depth; with m blocks, depth k is exported as a plain model of k + m blocks.
+    In a ResNet the first blocks of later stages stand before those m: so a balcony gives states of
+    the last stage, for which the head was made, and is exported with fewer blocks in these stages.
 
     depths: below the last; by default a quarter, a half and three quarters of the blocks.
     objective: by default `ladder(depths, early=1).distilled(labels=False, words=8192)`: to say what

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
@@ -16,12 +17,14 @@ import everydepth as ed
 from everydepth.data import Corpus, load, token_blocks
 from everydepth.exits.load import load as load_model
 from everydepth.exits.load import load_tokenizer, quiet_transformers
+from everydepth.files import whole_file
 from everydepth_papers.evidence.recipe import Cell
 from everydepth_papers.evidence.rows import numbers
 from everydepth_papers.evidence.running import data_folder
 from everydepth_papers.evidence.stages import tuned
 
 SEEN = 8  # rows by which blocks are chosen
+TOGETHER = 64  # rows the model continues at once
 NONSENSE = "the cat sat on the mat and the dog sat on the cat and all of them sat on the mat. "
 
 
@@ -61,16 +64,48 @@ def texts(settings: Cell, tokenizer: Any) -> tuple[Tensor, Tensor]:
     return found[0], found[1]
 
 
+def own_text(model: Any, prompts: Tensor, file: Path) -> tuple[Tensor, float]:
+    """What the model itself writes after a quarter of each row, and the CPU seconds that took.
+
+    Drafts are judged by text like this. Written once, then read from the file.
+    """
+    if not file.is_file():
+        begin = time.process_time()
+        length = prompts.shape[1]
+        how: dict[str, Any] = {"max_new_tokens": length - length // 4, "eos_token_id": ()}
+        found = [
+            ed.generate(model, rows[:, : length // 4], **how).sequences
+            for rows in prompts.split(TOGETHER)
+        ]
+        spent = torch.tensor(time.process_time() - begin)
+        with whole_file(file) as new:
+            save_file({"rows": torch.cat(found), "cpu_seconds": spent}, new)
+    written = load_file(file)
+    return written["rows"], written["cpu_seconds"].item()
+
+
+def mixed(text: Tensor, own: Tensor, seed: int) -> Tensor:
+    """Half of these rows, and as many of the model's own, drawn."""
+    half = len(text) // 2
+    drawn = torch.randint(len(own), (len(text) - half,), generator=_seeded(seed))
+    return torch.cat([text[:half], own[drawn]])
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def batches(rows: Tensor, size: int, seed: int) -> list[dict[str, Tensor]]:
     """Each row once, in an order of its own. Without labels: balconies learn from the model."""
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(rows), generator=_seeded(seed))
     return [{"input_ids": chosen} for chosen in rows[order].split(size)]
 
 
 def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
     """Tune until the last of `marks`, one stage after the other, and measure every rung.
 
-    Stages lie beside the folders of the cells: the next cell goes on from them.
+    Stages lie beside the folders of the cells: the next cell goes on from them. In those after
+    `own["after"]` steps, half of the text is the model's own.
     """
     model, tokenizer = model_and_tokenizer(settings["model"])
     train, held_out = texts(settings, tokenizer)
@@ -78,10 +113,20 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
     net = ed.balcony(model, settings["rungs"])
     exits = ed.as_stream(net).exits
     rungs, added = [*exits, ed.as_stream(net).depth], len(exits[settings["rungs"][0]])
-    size = settings["rows"]
-    spent = tuned(
+    size, own, writing = settings["rows"], None, 0.0
+    if "own" in settings:
+        count = settings["own"]["rows"]
+        own, writing = own_text(model, train[:count], folder.parent / f"own-{count}.safetensors")
+
+    def text(begin: int, end: int) -> list[dict[str, Tensor]]:
+        rows = train[size * begin : size * end]
+        if own is not None and begin >= settings["own"]["after"]:
+            rows = mixed(rows, own, seed + begin)
+        return batches(rows, size, seed)
+
+    spent = writing + tuned(
         net,
-        lambda begin, end: batches(train[size * begin : size * end], size, seed),
+        text,
         settings,
         seed,
         folder.parent,

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import everydepth as ed
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 from everydepth.data import Images, batches, crop_and_flip, load
+from everydepth.exits.policies import NEVER
 from everydepth.training import EveryDepth
 from everydepth_papers.evidence.hub_images import MEAN, STD
 from everydepth_papers.evidence.recipe import Cell
@@ -62,12 +63,14 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
         )
 
     place = folder.parent / settings["arm"]
-    spent = tuned(net, augmented, settings, seed, place, optimizer="sgd")
+    precision = settings.get("precision", "fp32")
+    spent = tuned(net, augmented, settings, seed, place, optimizer="sgd", precision=precision)
     net.eval()
     half = len(test) // 2
     known, rest = test.subset(range(half)), test.subset(range(half, len(test)))
     found: dict[str, Any] = {
         "rungs": rungs,
+        "blocks": [depth + len(net.stream.exits.get(depth, ())) for depth in rungs],
         "cpu_seconds": round(spent, 1),
         "accuracy": numbers(accuracies(net, test)),
     }
@@ -97,22 +100,35 @@ def left_early(
         # Where nothing can be promised, the note says so.
         warnings.simplefilter("ignore")
         policy = ed.calibrate(
-            net, known, risk=risk, against="labels", depths=rungs, batch_size=100, progress=False
+            net,
+            known,
+            risk=risk,
+            against="labels",
+            depths=rungs,
+            per_depth=True,
+            batch_size=100,
+            progress=False,
         )
     seen = ed.evaluate(net, rest, policy, batch_size=100, progress=False)
-    certificate = policy.certificate
+    certificate, exits = policy.certificate, net.stream.exits
+    # A row runs the balconies of all depths at which it was asked whether it leaves.
+    thresholds = policy.thresholds(net.stream)
+    asked = [k for k in rungs if k in exits and thresholds[k - 1] < NEVER]
+    blocks = [
+        k + sum(len(exits[d]) for d in asked if d <= k) for k in range(1, len(seen.exits) + 1)
+    ]
+    run = sum(count * n for count, n in zip(seen.exits, blocks, strict=True)) / len(rest)
     return {
         "risk": risk,
         "note": "" if certificate is None else certificate.note,
         "samples": len(rest),
+        "blocks": round(run / len(rest), 2),
         **{
             name: round(float(getattr(seen, name)), 5)
             for name in (
                 "accuracy",
                 "accuracy_full",
                 "agreement",
-                "mean_depth",
-                "layer_speedup",
                 "measured_speedup",
             )
         },

@@ -10,7 +10,7 @@ import torch
 
 import everydepth as ed
 from everydepth_papers.evidence import in_stages
-from everydepth_papers.evidence.balconies import model_and_tokenizer, quality
+from everydepth_papers.evidence.balconies import mixed, model_and_tokenizer, own_text, quality
 from everydepth_papers.evidence.stages import Spent, tuned
 
 
@@ -63,3 +63,22 @@ def test_quality_is_that_of_the_plain_computation() -> None:
     assert found["nll"][1] == pytest.approx(expected, abs=1e-4)
     assert found["agreement"] == pytest.approx([agreed.double().mean().item(), 1.0], abs=1e-4)
     assert found["tokens"] == 22
+
+
+def test_text_of_its_own_is_what_the_model_says_after_a_quarter_of_each_row(tmp_path: Path) -> None:
+    model, _ = model_and_tokenizer("tiny")
+    prompts = torch.arange(24).view(2, 12)
+    rows, spent = own_text(model, prompts, tmp_path / "own.safetensors")
+    assert rows.shape == prompts.shape
+    assert torch.equal(rows[:, :3], prompts[:, :3])
+    with torch.no_grad():
+        said = model(rows).logits.argmax(-1)
+    assert torch.equal(rows[:, 3:], said[:, 2:-1])
+    again, before = own_text(model, prompts + 1, tmp_path / "own.safetensors")
+    assert torch.equal(again, rows)  # it was not written anew
+    assert before == spent > 0
+
+
+def test_half_of_a_stages_rows_are_the_models_own() -> None:
+    text, own = torch.zeros(6, 4).long(), torch.ones(2, 4).long()
+    assert mixed(text, own, 0).tolist() == [[0] * 4] * 3 + [[1] * 4] * 3

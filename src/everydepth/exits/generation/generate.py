@@ -193,11 +193,12 @@ def generate(
             stats=stats,
             texts=() if written is None else written.end(),
         )
+    read = draft_depths if policy is None else range(1, top)
     with ExitStack() as stack:
         stack.enter_context(evaluating(unwrapped(stream.model)))
         stack.enter_context(without_gradients(stream.model))
         if limit >= PACKED_FROM:
-            stack.enter_context(packed_maps(_used(stream, top)))
+            stack.enter_context(packed_maps(_used(stream, top, read)))
         stack.enter_context(_with_its_depth(stream, prompt))
         room = prompt.ids.shape[1] + limit + max_draft
         if draft_depth is not None and not has_slots(stream, prompt.ids):
@@ -206,7 +207,6 @@ def generate(
                 f"from which a token can be taken back, and {stream.name} keeps another state; "
                 "leave draft_depth out"
             )
-        read = draft_depths if policy is None else range(1, top)
         tape = tape_for(stream, prompt.ids, prompt.real, top=top, room=room, read=read)
         if policy is not None:
             left = decode_with_exits(tape, out, policy, sampling, generator)
@@ -290,10 +290,11 @@ def _decode(
         tokens = sampling.draw(tape.last_logits(tape.top), generator)
 
 
-def _used(stream: ResidualStream, top: int) -> nn.ModuleList:
-    """What runs for every token."""
+def _used(stream: ResidualStream, top: int, read: Sequence[int]) -> nn.ModuleList:
+    """What runs where the top and these depths are read."""
     blocks = [block.module for block in stream.blocks[:top]]
-    return nn.ModuleList([*blocks, *stream.exits.values(), stream.head])
+    exits = [stream.exits[depth] for depth in (*read, top) if depth in stream.exits]
+    return nn.ModuleList([*blocks, *exits, stream.head])
 
 
 def _words(stream: ResidualStream, given: Sequence[int] | Tensor) -> Tensor:
