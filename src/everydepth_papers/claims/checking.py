@@ -170,7 +170,7 @@ def _standard(
         absent = {"values": {}, "missing": {"*": found.skipped.get(key)}}
         facts[one["network"], one["seed"]] = Facts(found.results.get(key, absent))
     there = {seed for _, seed in facts}
-    spent = sum(one["cpu_seconds"] for one in facts.values() if "cpu_seconds" in one)
+    spent = sum((one["cpu_seconds"] for one in facts.values() if "cpu_seconds" in one), 0.0)
     return tuple(_asked(claim, facts, seeds) for claim in wanted), len(there), spent
 
 

@@ -28,7 +28,7 @@ LEAVES = Premise(
 )
 
 
-def shallow(values: Sequence[float]) -> float:
+def shallow(values: Sequence[Any]) -> float:
     """The mean over depths 1 to L-1."""
     return float(np.mean(values[1:-1]))
 
@@ -55,8 +55,8 @@ def closer(result: Finished) -> bool:
     )
 
 
-def best_read(result: Finished) -> list[float]:
-    """Accuracy by depth, through own classifiers where there are several."""
+def best_read(result: Finished) -> list[Any]:
+    """Accuracy by depth, through own classifiers where there are several: None at depth 0."""
     several = result.cell["objective"].startswith("multi")
     return result["own_accuracy" if several else "accuracy"]
 
