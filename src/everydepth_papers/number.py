@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-NOTHING = 1e-9
-"""Below this a figure is rounding error: none of the papers prints one so small."""
+NOTHING = 1e-7
+"""Below this a figure is rounding error of float32: none of the papers prints one so small."""
 
 
 def number(value: float | int | str | None, digits: int = 3) -> str:

@@ -17,8 +17,8 @@ import numpy as np
 from everydepth_papers.number import number
 from everydepth_papers.verdict import Verdict
 
-FEWEST = 2
-"""Cases that must count; besides, half of them must."""
+FEWEST = 3
+"""Cases that must count, and at least half of them: an interval of two values decides nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Premise:
     failing: Verdict = "not applicable"
 
     def checked(self, cases: Sequence[Any]) -> Checked:
-        """The premise looked at in every case."""
+        """The premise checked in every case."""
         return self.of([self._figure(c if isinstance(c, tuple) else (c,)) for c in cases])
 
     def _figure(self, case: tuple[Any, ...]) -> float | None:

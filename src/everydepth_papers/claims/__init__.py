@@ -12,7 +12,7 @@ True
 | `claim` | a claim, and when it holds |
 | `catalog` | all of them |
 | `facts` | numbers about one network, measured with the verbs |
-| `standard` | the small networks that are trained once a seed and shared by all claims |
+| `standard` | the small networks that are trained once per seed and shared by all claims |
 | `ledger` | what was measured of each claim |
 | `checking` | `check_claims`: who is asked |
 """

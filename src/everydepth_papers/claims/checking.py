@@ -49,8 +49,8 @@ def check_claims(
 ) -> Ledger:
     """The ledger: which claims of the papers hold, measured.
 
-    Without a model: on small standard networks, each trained once a seed and shared by all claims
-    (minutes of one core a seed; `preset="smoke"` takes seconds and says nothing). One value a
+    Without a model: on small standard networks, each trained once per seed and shared by all claims
+    (minutes of one core per seed; `preset="smoke"` takes seconds and says nothing). One value per
     seed, paired where a claim compares networks; Student's 95 % interval of their mean decides, or
     the worst value where a claim is about every case. A seed in which a claim's premise fails does
     not count. With a model and data: those claims
@@ -87,19 +87,20 @@ def check_claims(
         )
     config = {"preset": preset if model is None else None, **(about or {})}
     opened = None if run is None else Run.resumed(run, config, kind="claims")
-    started = time.perf_counter()
+    started = time.process_time()
     if model is None:
         subject = f"standard networks ({preset})"
-        entries, count = _standard(wanted, seeds, preset, opened, place, progress, finished)
+        entries, count, spent = _standard(wanted, seeds, preset, opened, place, progress, finished)
     else:
         stream = as_stream(model)
         subject, count = stream.name, 0
         entries = _own(wanted, stream, data, batch_size, max_samples, progress)
+        spent = time.process_time() - started
     found = Ledger.of(
         subject,
         entries,
         seeds=count,
-        seconds=round(time.perf_counter() - started, 1),
+        cpu_seconds=round(spent, 1),
         machine=machine(),
     )
     if opened is not None:
@@ -139,8 +140,8 @@ def _standard(
     where: EngineConfig,
     progress: bool,
     finished: bool,
-) -> tuple[tuple[Entry, ...], int]:
-    """The entries, and how many seeds there are of at least one network."""
+) -> tuple[tuple[Entry, ...], int, float]:
+    """The entries, how many seeds there are of at least one network, and their CPU seconds."""
     names = list(dict.fromkeys(n for c in wanted for cells in c.cells.values() for n in cells))
     # Seed by seed: what is interrupted is then a ledger of fewer seeds. A cell of which other
     # groups were read is another cell.
@@ -169,7 +170,8 @@ def _standard(
         absent = {"values": {}, "missing": {"*": found.skipped.get(key)}}
         facts[one["network"], one["seed"]] = Facts(found.results.get(key, absent))
     there = {seed for _, seed in facts}
-    return tuple(_asked(claim, facts, seeds) for claim in wanted), len(there)
+    spent = sum((one["cpu_seconds"] for one in facts.values() if "cpu_seconds" in one), 0.0)
+    return tuple(_asked(claim, facts, seeds) for claim in wanted), len(there), spent
 
 
 def _measured(preset: str, *, network: str, seed: int, groups: list[str]) -> Mapping[str, Any]:
@@ -215,7 +217,7 @@ def _own(
 
 
 def _learned_as_a_whole(facts: Sequence[Facts]) -> None:
-    """One network learned or did not, whichever part of the data is looked at."""
+    """One network learned or did not, whichever part of the data is examined."""
     values = [one.content["values"] for one in facts if "skill" in one]
     mean = sum(one["skill"] for one in values) / max(len(values), 1)
     for one in values:

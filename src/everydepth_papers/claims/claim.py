@@ -65,7 +65,7 @@ class Claim:
 class Measured:
     """The number of one claim on one kind of network (or on your own model).
 
-    values: one a seed, or one a part of the data, of those that count. low, high: Student's 95 %
+    values: one per seed, or per part of the data, of those that count. low, high: Student's 95 %
         interval of their mean, or the smallest and largest where the worst decides; None for fewer
         than two. premises: each with its figure in every seed.
     """

@@ -104,9 +104,11 @@ class Ledger(Results, kind="claims"):
             lines += [warning, ""]
         if machine:
             versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
+            spent = content.get("cpu_seconds")  # older ledgers have none
+            after = "" if spent is None else f", in {spent:,.0f} CPU seconds"
             lines += [
                 f"Measured {machine['date']} on {machine['cpus']} CPUs ({machine['platform']}), "
-                f"Python {machine['python']}, {versions}.",
+                f"Python {machine['python']}, {versions}{after}.",
                 "",
             ]
         lines += [*papers_table(), ""]
@@ -133,9 +135,10 @@ holds on each to which it applies.
 
 No verdict without its premise: behind *given* stands what must be true of the networks for the
 claim to be about them, with its mean, its range over seeds and the seeds that met it. Seeds that do
-not are left out; where fewer than half remain, the row is *not applicable*, or *inconclusive* where
-networks did not learn. *Skill* is accuracy minus that of logistic regression on the same rows
-(language models: of a table of pairs of bytes; surfaces: 1 minus the error over that of a plane).
+not are left out; where fewer than half, or fewer than three, remain, the row is *not applicable*,
+or *inconclusive* where networks did not learn. *Skill* is accuracy minus that of logistic
+regression on the same rows (language models: of a table of pairs of bytes; surfaces: 1 minus the
+error over that of a plane).
 
 The networks are small and the data too: a claim that does not hold here may hold at scale, and the
 other way round. Thresholds were fixed before anything was measured. What each network is:

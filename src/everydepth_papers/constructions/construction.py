@@ -176,7 +176,7 @@ def sup_error(
 
 
 def as_map(f: Function, domain: Domain | None) -> SequenceMap:
-    """A plain function becomes a map of which nothing is assumed."""
+    """A plain function becomes a map about which nothing is assumed."""
     if isinstance(f, SequenceMap):
         if domain is None or domain == f.domain:
             return f

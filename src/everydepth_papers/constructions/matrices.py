@@ -28,7 +28,7 @@ def vec(x: Float[Tensor, "rows columns"]) -> Float[Tensor, " entries"]:
 
 
 def unvec(x: Float[Tensor, " entries"], rows: int) -> Float[Tensor, "rows columns"]:
-    """The matrix of so many rows whose `vec` this is."""
+    """The matrix with `rows` rows whose `vec` this is."""
     if rows < 1 or x.numel() % rows:
         raise SettingError(f"{x.numel()} entries do not make {rows} rows; use a divisor")
     return x.reshape(-1, rows).T

@@ -179,7 +179,7 @@ def quality(net: Any, held_out: Tensor, rungs: Sequence[int]) -> dict[str, Any]:
 
 
 def dropped(model: Any, train: Tensor, held_out: Tensor, counts: Sequence[int]) -> dict[str, Any]:
-    """Loss of the model with so many blocks kept, chosen by similarity."""
+    """Loss of the model with this many blocks kept, chosen by similarity."""
     text = [{"input_ids": row} for row in train[:SEEN].split(1)]
     found: list[float] = []
     for count in counts:

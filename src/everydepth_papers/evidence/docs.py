@@ -53,6 +53,17 @@ def recorded(folder: Path) -> list[Reproduction]:
     ]
 
 
+def judge_again(recipes: Path | None = None) -> None:
+    """Bring the recorded rows up to date with their recipes; the cells stay as they were."""
+    for file in recipe_files(recipes).values():
+        recipe = load_recipe(file)
+        for found in recorded(file.parent):
+            rows = [row.to_json() for row in recipe.rows(found.finished)]
+            if json.loads(json.dumps(rows)) != found.about["rows"]:
+                text = json.dumps({**found.about, "rows": rows}, indent=1)
+                write_text(file.parent / "results" / f"{found.about['preset']}.json", text + "\n")
+
+
 def tables_page(recipes: Path | None = None) -> str:
     """Every recorded result of every recipe, published against measured."""
     found = [(load_recipe(file), file.parent) for file in recipe_files(recipes).values()]
@@ -92,11 +103,12 @@ def _ledger(root: Path) -> dict[str, Any] | None:
 
 
 def write_docs(page: Path, recipes: Path | None = None) -> Path:
-    """Write the page, and the figures drawn again from the recorded cells, beside it.
+    """Judge the recorded cells again, draw their figures, and write the page.
 
     Of the papers' own recipes: a summary, with all tables and an index beside it. Of other ones:
     their tables.
     """
+    judge_again(recipes)
     folder = page.parent / "assets" / "results"
     folder.mkdir(parents=True, exist_ok=True)
     files = recipe_files(recipes)

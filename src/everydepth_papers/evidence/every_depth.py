@@ -19,7 +19,7 @@ from everydepth_papers.evidence.recipe import Cell, Finished, Row, over_seeds
 from everydepth_papers.evidence.rows import numbers, paired, where
 
 NAMES = {"end_to_end": "E2E", "lpa": "LPA"}
-LONG = 1000  # steps; a longer training keeps checkpoints, so that it too resumes
+LONG = 1000  # steps; a longer run keeps checkpoints, so that it can resume
 
 
 def objective_of(settings: Cell) -> Objective:
@@ -54,7 +54,7 @@ def trained(
 ) -> dict[str, Any]:
     """Fit once; loss, and accuracy or perplexity, of every depth 1..L on the test rows.
 
-    The test rows are looked at once, after the last step.
+    The test rows are used once, after the last step.
     """
     how = {k: settings[k] for k in ("epochs", "steps") if k in settings}
     long = settings.get("steps", LONG) >= LONG

@@ -35,7 +35,7 @@ def raw_gradients(model: nn.Module, data: Iterable[Mapping[str, Any]]) -> list[d
 
 
 def of_rows(g: torch.Tensor) -> dict[str, Any]:
-    """Of the gradients of one state, a row a sample.
+    """Of the gradients of one state, one row per sample.
 
     within_1, within_10: share of off-diagonal covariances within 1 and 10 % of the mean variance.
     within_10_noise: the same share of half the difference of the two halves' covariances, which

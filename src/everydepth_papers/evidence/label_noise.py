@@ -211,7 +211,7 @@ def _cells(run: Path) -> dict[str, Path]:
 
 
 def _epochs(folder: Path) -> dict[str, Any]:
-    """How long a training went on, how well it fitted its labels, and when all of them first."""
+    """How long a run trained, how well it fitted its labels, and when it first fitted all."""
     results = Run.open(folder).results()
     until = results["callbacks"]["UntilAccuracy"]
     return {

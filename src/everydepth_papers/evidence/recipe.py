@@ -39,7 +39,7 @@ PRESETS = ("smoke", "small", "full", "paper")
 class Preset:
     """One size of a recipe.
 
-    cells: each is done once a seed (0, 1, ...). cost: what to expect, in words ("3 min, 1 core").
+    cells: each is done once per seed (0, 1, ...). cost: what to expect, in words ("3 min, 1 core").
     needs: data sets and weights. A plain name is a folder under EVERYDEPTH_DATA, `owner/name` or
         `hf:name` a data set of the Hugging Face hub, `package:name` a Python package; what ships
         with everydepth (digits, surfaces) need not be named.

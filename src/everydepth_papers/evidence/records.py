@@ -65,7 +65,7 @@ def study_record(found: GradientStudy) -> dict[str, Any]:
 
 
 def view_record(found: UnifiedView) -> dict[str, Any]:
-    """The three measurements a layer, and how they rank the layers."""
+    """The three measurements per layer, and how they rank the layers."""
     names = ("gradient_norm", "margin", "accuracy")
     return plain({**{name: found[name] for name in names}, "spearman": found.spearman})
 

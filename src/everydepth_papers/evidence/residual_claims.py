@@ -44,7 +44,7 @@ def mean_row(
 FITTED = Premise(
     test="training accuracy, wrong labels included", value=lambda figure: figure, least=0.99
 )
-"""What was not memorized says nothing of memorization: in the last epoch of a training."""
+"""What was not memorized says nothing of memorization: in the last epoch of a run."""
 Fitted = Sequence[float | None]
 
 
@@ -132,8 +132,7 @@ def removal_rows(results: Sequence[Finished]) -> list[Row]:
         *_first_fitted_rows(results, layers),
     ]
     lost, drop = mem_all[:, None] - mem, acc_all[:, None] - acc
-    whole = _fitted(results, None)
-    by_layer = [_both(whole, _fitted(results, layer)) for layer in layers]
+    by_layer = [_fitted(results, None, layer) for layer in layers]
     rows += [
         claim(
             f"removing the skips of layer {layer} leaves memorization as it is (within 5 points)",
@@ -158,13 +157,15 @@ def removal_rows(results: Sequence[Finished]) -> list[Row]:
             claim(
                 f"test accuracy falls more without layer {layers[0]} than without {layers[-1]}",
                 drop[:, 0] - drop[:, -1],
-                _both(by_layer[0], by_layer[-1]),
+                _fitted(results, None, layers[0], layers[-1]),
                 low=0.0,
             )
         )
     if len(layers) > 2:
         rank = [spearman(np.array(layers, float), row) for row in acc]
-        rows.append(claim("test accuracy rises with the removed layer (Spearman)", rank, low=0.0))
+        every = _fitted(results, *layers)
+        words = "test accuracy rises with the removed layer (Spearman)"
+        rows.append(claim(words, rank, every, low=0.0))
     return rows
 
 
@@ -205,6 +206,7 @@ def study_rows(results: Sequence[Finished], query: Mapping[str, float] | None = 
         claim(
             "gradient norms fall from the first to the last layer (ratio)",
             learn[:, 0] / learn[:, -1],
+            _fitted(results, None),
             low=1.0,
         ),
     ]
@@ -230,13 +232,15 @@ def _spread_rows(results: Sequence[Finished]) -> list[Row]:
         for r in results
     ]
     stream = [_variation(row) for row in std["learning"]]
+    fitted = _fitted(results, None)
+    grown = _last_first(std["learning"])
     return [
-        mean_row("std of the stream, last / first layer", "> 1", _last_first(std["learning"])),
-        claim("the std of the stream grows with depth", _last_first(std["learning"]), low=1.0),
+        mean_row("std of the stream, last / first layer", "> 1", grown),
+        claim("the std of the stream grows with depth", grown, fitted, low=1.0),
         claim(
             "the std of the stream is the same for both (ratio, within 5 %)",
             (std["memorization"] / std["learning"]).mean(1),
-            _fitted(results, None),
+            fitted,
             low=1 - SAME,
             high=1 + SAME,
         ),
@@ -245,6 +249,7 @@ def _spread_rows(results: Sequence[Finished]) -> list[Row]:
         claim(
             "the stream varies more over layers than the weights (ratio)",
             np.array(stream) / np.array(weights),
+            fitted,
             low=1.0,
         ),
     ]
@@ -290,7 +295,12 @@ def _bound_rows(results: Sequence[Finished]) -> list[Row]:
         *rows,
         mean_row("log10 of bound / norm at x_1", None, first, "repaired form"),
         mean_row("log10 of bound / norm at x_L", None, last, "repaired form"),
-        Row("the bound never rises with depth (Theorem 2)", "holds", of_cases([ordered])),
+        Row(
+            "the bound never rises with depth (Theorem 2)",
+            "holds",
+            of_cases([ordered]),
+            note=f"{len(results)} seeds",
+        ),
     ]
 
 
@@ -307,6 +317,7 @@ def _margin_rows(results: Sequence[Finished]) -> list[Row]:
             claim(
                 f"the margin is smaller without layer {layers[0]} than without {layers[-1]}",
                 margin[:, -1] - margin[:, 0],
+                _fitted(results, layers[0], layers[-1]),
                 low=0.0,
             )
         )
@@ -315,7 +326,8 @@ def _margin_rows(results: Sequence[Finished]) -> list[Row]:
         words = pair.replace("_", " ").replace("/", " and ")
         side: dict[str, Any] = {"low": 0.0} if pair.startswith("margin") else {"high": 0.0}
         sign = "rise together" if pair.startswith("margin") else "go against each other"
-        rows.append(claim(f"{words} {sign} over layers (Spearman)", found, **side))
+        every = _fitted(results, None, *layers)
+        rows.append(claim(f"{words} {sign} over layers (Spearman)", found, every, **side))
     return rows
 
 
@@ -335,7 +347,8 @@ def scale_rows(results: Sequence[Finished]) -> list[Row]:
             if c in between
         ]
     rank = [spearman(np.array(scales), row) for row in accuracy]
-    return [*rows, claim("test accuracy rises with c (Spearman, 0 to 1)", rank, low=0.0)]
+    ends = _fitted(results, None, 1)
+    return [*rows, claim("test accuracy rises with c (Spearman, 0 to 1)", rank, ends, low=0.0)]
 
 
 def _scaled(results: Sequence[Finished], name: str) -> Floats:
@@ -349,7 +362,7 @@ def _scaled(results: Sequence[Finished], name: str) -> Floats:
 def epoch_rows(results: Sequence[Finished]) -> list[Row]:
     """Figures 25 and 26: gradient norms and margins over epochs."""
     rows: list[Row] = []
-    for name in results[0]["watched"]:
+    for name, layer in zip(results[0]["watched"], (None, 1), strict=False):
         looks = [r["watched"][name] for r in results]
         first = [
             float(np.mean([_early_over_late(look["learning_norm"]) for look in seen]))
@@ -358,15 +371,15 @@ def epoch_rows(results: Sequence[Finished]) -> list[Row]:
         rows.append(
             mean_row(f"{name}: gradient norm, first / last layer, mean over epochs", "> 1", first)
         )
-        rows.append(claim(f"{name}: the first layer's norm is larger over epochs", first, low=1.0))
+        words = f"{name}: the first layer's norm is larger over epochs"
+        rows.append(claim(words, first, _fitted(results, layer), low=1.0))
         for what, place in (("first", 0), ("last", -1)):
             margins = [seen[place]["learning_margin"] for seen in looks]
             rows.append(mean_row(f"{name}: margin at the {what} look", None, margins))
     if len(results[0]["watched"]) == 2:
         lost = [_margin_lost(*r["watched"].values()) for r in results]
-        rows.append(
-            claim("the margin is smaller without layer 1 at the same epochs", lost, low=0.0)
-        )
+        words = "the margin is smaller without layer 1 at the same epochs"
+        rows.append(claim(words, lost, _fitted(results, None, 1), low=0.0))
     return rows
 
 
@@ -456,7 +469,7 @@ def _reached(results: Sequence[Finished], index: int | None) -> str:
 
 
 def _arms(results: Sequence[Finished], layer: int | None) -> list[dict[str, Any]]:
-    """What is known of the training without the skips of a layer, or with all; seed by seed."""
+    """What is known of the runs without the skips of a layer, or with all; seed by seed."""
     name = "untouched" if layer is None else f"layer-{layer:02d}-c-0"
     return [r["epochs"][f"{name}-seed-{r.seed}"] for r in results]
 
@@ -465,16 +478,19 @@ def _epochs(results: Sequence[Finished], layer: int | None) -> list[int]:
     return [arm["epochs"] for arm in _arms(results, layer)]
 
 
-def _fitted(results: Sequence[Finished], layer: int | None) -> list[float | None]:
-    """Training accuracy in the last epoch; of results from before it was kept, 1 if all fitted."""
-    return [
-        arm.get("train_accuracy", 1.0 if arm["reached"] else None) for arm in _arms(results, layer)
+def _fitted(results: Sequence[Finished], *layers: int | None) -> list[float | None]:
+    """Training accuracy in the last epoch, of the arm that fits worst; None where one is unknown.
+
+    Of results from before it was kept, 1 where all labels were fitted.
+    """
+    by_arm = [
+        [
+            arm.get("train_accuracy", 1.0 if arm["reached"] else None)
+            for arm in _arms(results, layer)
+        ]
+        for layer in layers
     ]
-
-
-def _both(one: Fitted, other: Fitted) -> list[float | None]:
-    """The smaller of the two; None where one is not known."""
-    return [None if None in pair else min(pair) for pair in zip(one, other, strict=True)]  # pyright: ignore[reportArgumentType]
+    return [None if None in seed else min(seed) for seed in zip(*by_arm, strict=True)]
 
 
 def _first_fitted_rows(results: Sequence[Finished], layers: Sequence[int]) -> list[Row]:

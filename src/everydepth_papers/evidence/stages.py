@@ -46,7 +46,7 @@ def tuned(
     """Train until the last of the `marks` (steps) of the settings; CPU seconds of all stages.
 
     A stage goes on from the one before with a learning rate that rises and falls again, so that
-    what is measured after it is what somebody has who stops there. Stages that are done, or begun,
+    what is measured after it is what stopping there would give. Stages that are done, or begun,
     are continued. data: what to train on from one step to another.
     """
     spent, begin = 0.0, 0

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from everydepth_papers.number import NOTHING, number
 from everydepth_papers.paper import PAPERS
+from everydepth_papers.premise import Checked, failing
 from everydepth_papers.verdict import VERDICTS, Verdict, few_seeds
 
 INTRODUCTION = """\
 # Results
 
 Written by `everydepth reproduce --docs docs/results.md`; do not edit. Five papers, each on one
-screen: what it says, a figure of what was measured here, and which of its claims hold on small
-networks of our own ([all claims](claims.md), {seeds} seed(s)). Behind it: [every table](tables.md),
+screen: what it claims, a figure of what was measured here, and where its claims hold on small
+networks of our own ([all claims](claims.md), {seeds} seeds). Behind it: [every table](tables.md),
 published against measured, and an [index](paper-index.md) of all numbered tables and figures.
 
 A verdict needs a premise. Where a network did not learn more than a linear classifier, where labels
-were not memorized or no sample left early, a claim about learning, memorization or exits is not
-decided, and its row shows the figure that was missing.
+were not memorized, or where no sample left early, a claim about learning, memorization or exits is
+not decided.
+
+In the figures of claims each bar is a claim on one kind of network: how far the measured value is
+from the threshold, in half widths of its 95 % interval. Green holds, red does not, gray is
+undecided. Where a claim is about every case, the bar is the range of the seeds, and one seed beyond
+the line refutes it. Values far from the line are drawn at the edge.
 """
-HEADINGS: Mapping[Verdict, str] = {
-    "holds": "Holds",
-    "does not hold": "Does not hold",
-    "inconclusive": "Not decided",
-    "not applicable": "Does not apply here",
+COUNTED: Mapping[Verdict, str] = {
+    "holds": "held",
+    "does not hold": "failed on some network",
+    "inconclusive": "undecided",
+    "not applicable": "not applicable",
 }
-
-
 SHORT: Mapping[Verdict, str] = {
     "holds": "yes",
     "does not hold": "no",
@@ -93,23 +98,17 @@ def summary_page(ledger: Mapping[str, Any] | None, pictures: Mapping[str, str]) 
     if warning := few_seeds(seeds):
         lines += [warning, ""]
     for key, summary in SUMMARIES.items():
-        lines += [f"## {PAPERS[key].name}", "", f"*{PAPERS[key].title}*", "", summary.says, ""]
+        name = PAPERS[key].name
+        lines += [f"## {name}", "", f"*{PAPERS[key].title}*", "", summary.says, ""]
         if summary.recipe in pictures:
             lines += [f"![{summary.shown}](assets/results/{pictures[summary.recipe]})", ""]
             lines += [f"{summary.shown} `everydepth reproduce {summary.recipe}`", ""]
-        claims = claims_of(ledger, key)
-        if claims:
-            lines += [f"![{DISTANCES}](assets/results/{claims_picture(key)})", "", DISTANCES, ""]
-        lines += _verdicts(claims)
+        if claims := claims_of(ledger, key):
+            lines += [_counted(claims), "", *_table(claims), ""]
+            lines += [f"![Claims of {name}](assets/results/{claims_picture(key)})", ""]
     return "\n".join(lines)
 
 
-DISTANCES = (
-    "Every claim on every kind of network: how far its figure is from the threshold, in half "
-    "widths of the 95 % interval. Green holds, red does not, gray is undecided. Where the worst "
-    "seed decides, the bar is the range of the seeds, and one beyond the line is enough. What is "
-    "far away is drawn at the edge."
-)
 COLORS: Mapping[Verdict, str] = {
     "holds": "tab:green",
     "does not hold": "tab:red",
@@ -130,7 +129,7 @@ def claims_picture(key: str) -> str:
 
 
 def claims_figure(claims: Sequence[Mapping[str, Any]]) -> Any:
-    """One bar a claim and kind of network, as `DISTANCES` says."""
+    """One bar for each claim and kind of network, as `INTRODUCTION` says."""
     from matplotlib.figure import Figure
 
     rows = [(claim, one) for claim in claims for one in claim["measured"]]
@@ -174,28 +173,49 @@ def distance(claim: Mapping[str, Any], one: Mapping[str, Any]) -> tuple[float, f
     return round(max(-EDGE, min(EDGE, gap / half)), 6), 1.0
 
 
-def _verdicts(claims: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines: list[str] = []
+def _counted(claims: Sequence[Mapping[str, Any]]) -> str:
+    """`Of 12 claims: held 5, undecided 7.`"""
+    seen = Counter(claim["verdict"] for claim in claims)
+    words = ", ".join(
+        f"{COUNTED[verdict]} {seen[verdict]}" for verdict in VERDICTS if seen[verdict]
+    )
+    return f"**Of {len(claims)} claims**: {words}."
+
+
+def _table(claims: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line a claim, those that hold first."""
+    lines = ["| claim | here | measured |", "|---|---|---|"]
     for verdict in VERDICTS:
-        mine = [claim for claim in claims if claim["verdict"] == verdict]
-        if mine:
-            lines += [f"**{HEADINGS[verdict]}** ({len(mine)})", ""]
-            lines += [f"- {claim['statement']} {_figures(claim)}" for claim in mine]
-            lines.append("")
+        lines += [
+            f"| {claim['statement']} `{claim['name']}` | {_places(claim)} | {_values(claim)} |"
+            for claim in claims
+            if claim["verdict"] == verdict
+        ]
     return lines
 
 
-def _figures(claim: Mapping[str, Any]) -> str:
-    """`ViT 0.02 (0.01 to 0.03), wanted >= 0`: what decided, or the premise that did not hold."""
-    found: list[str] = []
+def _places(claim: Mapping[str, Any]) -> str:
+    """`yes: ResNet, LM; no: ViT`."""
+    found: dict[Verdict, list[str]] = {}
     for one in claim["measured"]:
-        if one["mean"] is None:
-            found.append(f"{one['on']}: premise not met")
-            continue
-        spread = ""
-        if one["low"] is not None:
-            spread = f" ({number(one['low'])} to {number(one['high'])})"
-        said = "" if len(claim["measured"]) == 1 else f": {SHORT[one['verdict']]}"
-        found.append(f"{one['on']} {number(one['mean'])}{spread}{said}")
+        found.setdefault(one["verdict"], []).append(one["on"])
+    said = [f"**{SHORT[v]}**: {', '.join(found[v])}" for v in VERDICTS if v in found]
+    return "; ".join(said) or f"**{SHORT[claim['verdict']]}**"
+
+
+def _values(claim: Mapping[str, Any]) -> str:
+    """What decided, or the premise that fails: `largest rise: ViT 0.02, LM 0.01; wanted <= 0`."""
+    known = [f"{one['on']} {number(one['mean'])}" for one in claim["measured"] if one["values"]]
+    gaps = [f"{one['on']}: {gap}" for one in claim["measured"] if (gap := _gap(one))]
+    test = claim["test"].replace("|", "&#124;")
     wanted = f"wanted {claim['relation']} {claim['threshold']:g}"
-    return f"*{', '.join(found) or claim['note']}; {wanted}*"
+    measured = [f"{test}: {', '.join(known)}; {wanted}"] if known else []
+    return ". ".join([*measured, *gaps]) or claim["note"]
+
+
+def _gap(one: Mapping[str, Any]) -> str:
+    """The premise that too few seeds meet, where one gave the verdict."""
+    checked = [Checked.of_json(premise) for premise in one["premises"]]
+    if failing(checked, len(checked[0].figures) if checked else 0) is None:
+        return ""
+    return str(min(checked, key=lambda premise: sum(premise.met)))

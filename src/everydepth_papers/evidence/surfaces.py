@@ -234,7 +234,7 @@ class ManyMLPs:
         )
 
     def _space(self, name: str, count: int, shape: Sequence[int]) -> list[Tensor]:
-        """Memory that the next step uses again: to ask for it anew costs more than to fill it."""
+        """Memory that the next step reuses: allocating it costs more than filling it."""
         key = name, *shape
         if key not in self._spaces:
             self._spaces[key] = list(self.flat.new_empty((count, *shape)))
@@ -323,10 +323,10 @@ def train_surfaces(
     """Train a network for each (surface, objective), all at once, from one start for each surface.
 
     The same batches for all. factors: of the learning rate, by objective. With a folder, the state
-    is kept there every so many epochs, and a training that was cut short goes on from it, to the
+    is kept there at intervals, and an interrupted run continues from it, to the
     same numbers. Returns by surface and objective: errors of every depth on random test points, the
     mean squared and absolute error of the last depth on an even grid of as many, and the mean
-    squared error every so many epochs, of the last depth and of all. Where a training diverged,
+    squared error by epoch, of the last depth and of all. Where training diverged,
     errors are None. draw: a surface of which predictions of every depth are returned.
     """
     data = [

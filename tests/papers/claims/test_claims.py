@@ -90,10 +90,16 @@ FITTED = Premise(test="training accuracy", value=lambda f: f["fitted"], least=0.
 
 def test_a_seed_whose_premise_fails_does_not_count() -> None:
     claim = _claim(premises=(FITTED,))
-    cases = [(_facts(x=x, fitted=f),) for x, f in ((0.9, 1.0), (0.91, 1.0), (-5.0, 0.8))]
+    pairs = ((0.9, 1.0), (0.91, 1.0), (0.92, 1.0), (-5.0, 0.8))
+    cases = [(_facts(x=x, fitted=f),) for x, f in pairs]
     found = ask(claim, "ViT", cases)
-    assert (found.values, found.verdict) == ((0.9, 0.91), "holds")
-    assert str(found.premises[0]).endswith("needed >= 0.99: 2 of 3")
+    assert (found.values, found.verdict) == ((0.9, 0.91, 0.92), "holds")
+    assert str(found.premises[0]).endswith("needed >= 0.99: 3 of 4")
+
+
+def test_two_seeds_decide_nothing_where_a_third_failed_its_premise() -> None:
+    cases = [(_facts(x=0.9, fitted=f),) for f in (1.0, 1.0, 0.8)]
+    assert ask(_claim(premises=(FITTED,)), "ViT", cases).verdict == "not applicable"
 
 
 def test_a_row_whose_premise_fails_is_not_applicable_and_shows_the_figure() -> None:
@@ -365,7 +371,7 @@ def test_ones_own_model_gets_a_verdict_where_one_model_can_be_asked(
     loss = ed.trace(digits_vit, part, metrics=["loss"], progress=False)["loss"][1:]
     assert asked.values[0] == pytest.approx(float(np.diff(loss).max() / loss[0]))
     assert found.entry("one-head-suffices").verdict == "not applicable"
-    assert "compares two trainings" in found.entry("one-head-suffices").note
+    assert "compares two training runs" in found.entry("one-head-suffices").note
     assert found.entry("lpa-worst-error").verdict == "not applicable"
     assert "regression" in found.entry("lpa-worst-error").note
 

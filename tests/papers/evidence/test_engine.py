@@ -184,7 +184,10 @@ def test_the_command_lists_runs_records_and_documents(tmp_path: Path) -> None:
     assert written == dict(Reproduction.load(tmp_path / "out" / "reproduction").about)
     assert len(written["cells"]) == 9
     assert (tmp_path / "out" / "figure.png").stat().st_size > 1000
+    stale = {**written, "rows": [{**row, "note": "stale"} for row in written["rows"]]}
+    (home / "results" / "smoke.json").write_text(json.dumps(stale))
     invoke("reproduce", "--docs", tmp_path / "docs" / "results.md", "--recipes", folder)
+    assert json.loads((home / "results" / "smoke.json").read_text()) == written
     text = (tmp_path / "docs" / "results.md").read_text()
     assert text == tables_page(folder)
     assert "| a = 3 [b] | 1.5 | 3.1 | 3 … 3.2 | 3 seeds |" in text

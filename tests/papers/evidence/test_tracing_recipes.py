@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from everydepth_papers.evidence import Recipe, find_recipe
+from everydepth_papers.evidence import Recipe, aligned_vision, find_recipe
 
 
 def part(name: str, function: str) -> tuple[Recipe, Any]:
@@ -44,10 +44,10 @@ def test_the_loss_of_a_layer_is_the_one_of_detr_itself() -> None:
 def test_an_exit_through_own_heads_counts_the_first_confident_layer() -> None:
     import everydepth as ed
 
-    recipe, exits = part("tracing_vision", "exits")
+    recipe, _ = find_recipe("tracing_vision")
     settings = {**recipe.presets["smoke"].cells[0], "depth": 3}
     torch.manual_seed(0)
-    model = part("tracing_vision", "build")[1](settings)
+    model = aligned_vision.build(settings)
     net = ed.EveryDepth(model, ed.multi_classifier()).eval()
     rows = [
         {"pixel_values": torch.randn(1, 8, 8), "labels": torch.tensor(i % 10)} for i in range(12)
@@ -56,7 +56,7 @@ def test_an_exit_through_own_heads_counts_the_first_confident_layer() -> None:
     head: Any = net.heads["1"]
     torch.nn.init.zeros_(head.weight)
     head.bias.data = torch.nn.functional.one_hot(torch.tensor(3), 10) * 50.0
-    found = exits(net, rows, 12)
+    found = aligned_vision.exits(net, rows, 12)
     assert found["leaving"] == [12, 0, 0]
     assert found["layers"] == 3.0
     assert found["accuracy"] == pytest.approx(1 / 12)

@@ -27,7 +27,7 @@ def test_rows_of_vision_models_equal_the_printed_digits(found: Reproduction, mod
 def test_rows_of_language_models_follow_from_the_size_in_the_name(
     found: Reproduction, model: str, unit: str
 ) -> None:
-    many = row(found, f"{model}, a head a layer, {unit} (nominal size)")
+    many = row(found, f"{model}, one head per layer, {unit} (nominal size)")
     saved = row(found, f"{model}, saved, % (nominal size)")
     assert many.measured == many.published
     assert saved.measured == saved.published

@@ -204,7 +204,7 @@ RECIPE = Recipe(
                 after_steps=4_000,
             ),
             seeds=5,
-            cost="30 trainings, some GPU hours",
+            cost="30 runs, a few GPU hours",
             needs=("uoft-cs/cifar10",),
             models={
                 "resnet": lambda: build("resnet", 32, 3),

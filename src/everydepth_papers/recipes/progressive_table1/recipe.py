@@ -173,7 +173,7 @@ RECIPE = Recipe(
         "descriptions (everydepth.data.SURFACES): compare ratios, not errors. Ours, too, because "
         "the paper says only 'standard': Adam, learning rate 0.001 falling to 0 along a cosine, "
         "batches of 100, the same for every objective. Annealed LPA lets the weights of early "
-        "depths fall to 0 by 80 % of the training. Networks of one surface and seed start alike. "
+        "depths fall to 0 after 80 % of the steps. Networks of one surface and seed start alike. "
         "The small preset is the full one. The paper's errors are those of networks far from "
         "converged; two further settings, one step per epoch on all of 2,000 points, look there."
     ),

@@ -32,7 +32,7 @@ FORMS: dict[str, Cell] = {
     "stream of width 2": {"hidden_size": 2, "intermediate_size": 30},
 }
 LEARNED = 0.5
-"""Of a plane's error: above it a network has not learned enough to compare trainings."""
+"""Of a plane's error: above it a network has not learned enough to compare objectives."""
 DRAWN = "damped_concentric_ripples"
 
 
@@ -72,7 +72,7 @@ def _kept(network: dict[str, Any]) -> dict[str, Any]:
 
 
 def last(result: Finished, objective: str, what: str) -> np.ndarray:
-    """The error of the last depth on every surface; infinite where the training diverged."""
+    """The error of the last depth on every surface; infinite where training diverged."""
     found = [networks[objective][what] for networks in result["networks"].values()]
     return np.array([np.inf if value is None else value for value in found])
 
@@ -151,7 +151,7 @@ def _overall(results: Sequence[Finished]) -> list[Row]:
             float(np.mean([n[objective]["rises"] for n in r["networks"].values()])) for r in results
         ]
         quantity = f"Fig. 3: share of layers whose error exceeds that of the one below, {objective}"
-        note = "all epochs that were looked at, all settings"
+        note = "all recorded epochs, all settings"
         value = round(float(np.mean(shares)), 4)
         found.append(Row(quantity, PUBLISHED["by_layer"], value, note=note))
     return found
@@ -247,7 +247,7 @@ RECIPE = Recipe(
         "trained and every one is reported; rates were fixed beforehand. End-to-end at 1.5 times "
         "the rate is a control, because the weights of LPA add up to 1.5: what it gains, too, is "
         "no merit of the early depths. Errors are medians over the eight surfaces of a ratio, at "
-        "random test points and on an even grid; a training that diverged has lost. The small "
+        "random test points and on an even grid; a run that diverged has lost. The small "
         "preset takes 1,000 steps (40 epochs of 2,500 points), the paper's 30,000, and two of the "
         "block forms at the middle rate only."
     ),

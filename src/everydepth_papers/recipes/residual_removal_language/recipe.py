@@ -75,7 +75,7 @@ RECIPE = relay(
         "then on 240 others of which 5 % have a wrong label, every arm for 100 epochs (the "
         "recorded run stopped each when all labels were fitted). The learning rate was chosen on "
         "the untouched network with another seed, for reaching 100 %; nothing was tuned for a "
-        "claim. In a first run the limit was 30 epochs, at which 8 of the 15 trainings had not "
+        "claim. In a first run the limit was 30 epochs, at which 8 of the 15 runs had not "
         "fitted all labels; it was raised for that reason, and they were trained again. The "
         "paper's figures have no printed numbers, so a row says what the text claims."
     ),

@@ -305,7 +305,7 @@ RECIPE = Recipe(
         ),
         "paper": Preset(
             cells=cells(PAPER),
-            cost="70 h a training on a GPU of 24 GB, by the paper",
+            cost="70 h per run on a 24 GB GPU, according to the paper",
             needs=("Salesforce/wikitext",),
             models={"openai-community/gpt2": gpt2},
             memory_gib=20.0,

@@ -1,4 +1,4 @@
-"""Table 1: parameters of one head a layer against one shared head, from configs."""
+"""Table 1: parameters of one head per layer against one shared head, from configs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _three(
     unit = PUBLISHED[name]["unit"]
     many = one + (layers - 1) * head
     return [
-        (f"{name}, a head a layer, {unit} ({source})", "many", many / UNITS[unit]),
+        (f"{name}, one head per layer, {unit} ({source})", "many", many / UNITS[unit]),
         (f"{name}, one head, {unit} ({source})", "one", one / UNITS[unit]),
         (f"{name}, saved, % ({source})", "saving", 100 * (1 - one / many)),
     ]
