@@ -44,7 +44,7 @@ from everydepth.engines.llama_cpp import continued, tokenized
 from everydepth.engines.llama_worker import parameters
 
 PROMPT = "Once upon a time"
-NEW, ROUNDS = 96, 3
+NEW, ROUNDS = 64, 3
 AT_ONCE = (1, 2, 3, 5, 8)
 
 

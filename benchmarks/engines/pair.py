@@ -63,7 +63,10 @@ def main() -> None:
         net, tokenizer = ed.load(given.tuned), load_tokenizer(given.tuned)
         texts = read(tokenizer, "test", 16)
         beginnings = texts[:8:2, :32].tolist()
-        about = {"arm": "balcony", "prompts": [tokenizer.decode(row) for row in beginnings]}
+        about = {
+            "arm": f"balcony in {given.weights}",
+            "prompts": [tokenizer.decode(row) for row in beginnings],
+        }
         about["model"] = f"{given.folder.name} in float32"
     for name, depth in (("whole", None), ("draft", given.depth)):
         fewer: dict[str, Any] = {}
