@@ -184,7 +184,7 @@ ONE_CLASS = (UnsupportedModelError, "needs a class per sample")
 EVERY_TOKEN = (UnsupportedModelError, "predicts a class of every token")
 NOT_CLASSES = (SettingError, "needs a class or a token to predict")
 NO_BRANCHES = (UnsupportedModelError, "without its branches|declares no branches|branches")
-EVERY_ROW = (LabelError, "needs one class per row, for every row")
+EVERY_ROW = (LabelError, "needs one class for every row")
 NOT_AUDITED = (SettingError, "an audit needs class labels")
 NO_INSERTION = (UnsupportedModelError, "no block can be inserted")
 

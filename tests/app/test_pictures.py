@@ -61,7 +61,7 @@ def test_the_usual_formats_are_read(kind: str) -> None:
     ids=["empty", "text", "postscript", "svg", "pickle", "torn", "tiff", "pdf"],
 )
 def test_anything_else_is_refused(content: bytes) -> None:
-    with pytest.raises(DataError, match="not a picture that can be read; use one of PNG, JPEG"):
+    with pytest.raises(DataError, match="not a readable image; use one of PNG, JPEG"):
         decoded(content)
 
 
@@ -81,7 +81,7 @@ def test_a_large_file_is_refused() -> None:
     "url", ["", "data:text/html,<script>", "http://example.org/x.png", "data:image/png;base64,%%%"]
 )
 def test_what_a_page_does_not_send_is_refused(url: str) -> None:
-    with pytest.raises(DataError, match=r"expected a picture of at most 8 MiB|is broken .*again"):
+    with pytest.raises(DataError, match=r"expected an image of at most 8 MiB|is corrupt .*again"):
         from_data_url(url)
 
 

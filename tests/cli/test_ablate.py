@@ -52,7 +52,7 @@ def test_ablate_prints_tables_and_writes_a_run_that_can_be_reported(
     assert found.samples == 40
     page = tmp_path / "page.html"
     run("report", str(out), "-o", str(page))
-    assert "after the skips of one layer were multiplied" in page.read_text()
+    assert "with the skips of one layer multiplied" in page.read_text()
 
 
 def test_audit_shows_the_rows_to_review(model: str, tmp_path: Path) -> None:

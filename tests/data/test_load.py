@@ -180,7 +180,7 @@ def test_an_unknown_name_is_answered_with_the_closest_and_a_way_out():
     )
     with pytest.raises(DataError, match=message):
         load("cifar-10")
-    with pytest.raises(DataError, match=r"known are digits, surface:.*, chinchilla; Otherwise"):
+    with pytest.raises(DataError, match=r"known are digits, surface:.*, chinchilla\. Otherwise"):
         load("zzz")
 
 

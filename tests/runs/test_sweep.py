@@ -244,7 +244,7 @@ def test_half_a_trace_is_no_finished_cell(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt) as left:
         sweep({"a": [0]}, cell, run=tmp_path / "s", progress=False)
-    assert left.value.__notes__ == [f"0 of 1 cells are done, kept in {tmp_path / 's'}"]
+    assert left.value.__notes__ == [f"0 of 1 cells are done, and saved in {tmp_path / 's'}"]
     assert sweep({"a": [0]}, cell, run=tmp_path / "s", dry_run=True).missing
 
 

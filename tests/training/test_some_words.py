@@ -70,5 +70,7 @@ def test_training_compares_some_words_and_evaluation_all() -> None:
 
 
 def test_words_are_not_for_depths_that_learn_from_labels() -> None:
-    with pytest.raises(SettingError, match="words=64 with labels=True, which may be any word"):
+    with pytest.raises(
+        SettingError, match="words=64 with labels=True, but a label may be any word"
+    ):
         ed.ladder().distilled(words=64)

@@ -19,11 +19,11 @@ from everydepth.stream import ResidualStream, sites
 Batch = Mapping[str, Tensor]
 
 CLASSES = "leaving early needs a class per sample"
-LABELS = "an audit needs class labels"
+LABELS = "an audit (is of|needs) class labels"
 NEXT = "not the next token"
 START = "does not say which token starts an answer"
-SHARED = "one module (that is called )?at several depths"
-EXPERTS = "only that of a single linear map or convolution can be scored"
+SHARED = "one module (that is called |called )?at several depths"
+EXPERTS = "only (that of a single linear map or|a linear layer or a) convolution can be scored"
 NO_BRANCHES = "declares no branches|without its branches"
 NOT_STOCK = "is not a Hugging Face model"
 NO_SILENCE = "no block can be inserted|a silent block after depth .* changes what"

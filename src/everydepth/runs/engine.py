@@ -147,7 +147,7 @@ def _in_processes(
 
 
 def _begun(parent: int) -> None:
-    """In a new process: Ctrl-C is for its parent to hear, and it does not outlive that."""
+    """In a new process: ignore Ctrl-C, which the parent handles, and end when the parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_until_orphaned, args=(parent,), daemon=True).start()
 
