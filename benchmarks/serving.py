@@ -209,12 +209,19 @@ def servers(given: Any, console: Console) -> dict[str, Any]:
             ways["transformers serve, batching"] = (batched, {})
         speeds: dict[str, list[float]] = {name: [] for name in ways}
         texts: dict[str, dict[int, str]] = {}
+        failed: dict[str, str] = {}
         for _ in range(given.rounds):
             for way, (server, body) in ways.items():
-                speed, texts[way] = asyncio.run(loaded(server, given, **body))
+                try:
+                    speed, texts[way] = asyncio.run(loaded(server, given, **body))
+                except httpx.HTTPError as error:
+                    failed[way] = repr(error)
+                    continue
                 speeds[way].append(round(speed, 1))
+    speeds = {way: found for way, found in speeds.items() if found}
     return {
         "depth": depth,
+        "failed": failed,
         "load": {name: vars(given)[name] for name in ("clients", "requests", "tokens", "rounds")},
         "ways": {way: {"tokens_per_cpu_second": found} for way, found in speeds.items()},
         "same text as full depth": {

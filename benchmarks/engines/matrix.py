@@ -48,7 +48,8 @@ def pair(engine: str, found: dict[str, Any]) -> list[tuple[str, ...]]:
         depth = f"{about['depth']}, {about['arm']}" if way == "draft alone" else "all"
         drafted = way.startswith("drafted")
         draft = f"depth {about['depth']}, {about['arm']}, {way.partition(', ')[2]}"
-        draft = f"{draft}, {figures['accepted'] or 0:.0%} accepted" if drafted else ""
+        share, none = figures["accepted"], "nothing was drafted"
+        draft = f"{draft}, {none if share is None else f'{share:.0%} accepted'}" if drafted else ""
         text = ("the same text" if figures["same text"] else "another text") if drafted else ""
         speed = f"{figures['tokens a second']:g}"
         rows.append((engine, about["model"], depth, draft, text, speed, found["date"]))
