@@ -73,7 +73,7 @@ def test_a_small_file_that_unpacks_to_a_huge_picture_is_refused_before_it_is_unp
 
 
 def test_a_large_file_is_refused() -> None:
-    with pytest.raises(DataError, match=r"has 8\.0 MiB, but an upload may have 8"):
+    with pytest.raises(DataError, match=r"has 8\.0 MiB, but an upload may have at most 8"):
         decoded(b"x" * (LARGEST_UPLOAD + 1))
 
 
