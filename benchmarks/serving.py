@@ -203,8 +203,10 @@ def servers(given: Any, console: Console) -> dict[str, Any]:
         if find_spec("openai") is None:
             console.print("openai is not installed: transformers serve is left out")
         else:
-            plain, batching = theirs(folder / "whole"), ("--continuous-batching",)
-            ways["transformers serve"] = (stack.enter_context(plain), {})
+            plain = stack.enter_context(theirs(folder / "whole"))
+            ways["transformers serve"] = (plain, {})
+            # Left alone, its cache takes most of the memory there is, and the system ends it.
+            batching = ("--continuous-batching", "--cb-max-memory-percent", "0.1")
             batched = stack.enter_context(theirs(folder / "whole", *batching))
             ways["transformers serve, batching"] = (batched, {})
         speeds: dict[str, list[float]] = {name: [] for name in ways}
