@@ -764,6 +764,21 @@ def test_a_model_that_would_not_call_a_new_block_says_so(tmp_path: Path) -> None
         VERBS["growth"](stream, labelled(stream, batch), tmp_path)
 
 
+def test_experts_under_names_of_their_own_cannot_be_scored(tmp_path: Path) -> None:
+    model, batch = KNOWN["seq2seq:SwitchTransformersForConditionalGeneration"].make()
+    stream = ed.as_stream(model)
+    with pytest.raises(UnsupportedModelError, match=r"one of several Linear, .* can be scored"):
+        VERBS["growth"](stream, labelled(stream, batch), tmp_path)
+
+
+def test_a_depth_that_the_config_forbids_is_refused_in_its_words(tmp_path: Path) -> None:
+    model, batch = KNOWN["masked:NeoMMEForMaskedLM"].make()
+    stream = ed.as_stream(model)
+    for verb in ("at_depth", "export"):
+        with pytest.raises(UnsupportedModelError, match=r"cannot describe .* full_attention"):
+            VERBS[verb](stream, labelled(stream, batch), tmp_path)
+
+
 def test_the_table_of_models_says_what_was_found_and_what_was_not() -> None:
     row = measured(KNOWN["causal:GPTJForCausalLM"], verbs=False)
     broken = {"name": "token:Other", "error": "UnsupportedModelError: no chain; say"}

@@ -130,7 +130,7 @@ class Verdicts:
 
     def __str__(self) -> str:
         part = "" if self.tried == self.followed else f" of {self.tried} tried"
-        share = self.used / max(self.tried + self.ran - self.followed, 1)
+        share = self.used / max(self.tried, 1) * self.followed / max(self.ran, 1)
         verbs = f" {self.used}{part} ({share:.1%}) go through every verb that applies."
         return (
             f"{self.ran} with residual connections build and run. {self.whole} of them "

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -308,7 +309,14 @@ def _huggingface(stream: ResidualStream, example: Batch | None) -> Writer:
 
     def write(folder: Path) -> tuple[str, Narrowed | None]:
         with quiet_transformers():
-            model.save_pretrained(folder)
+            try:
+                model.save_pretrained(folder)
+            except StrictDataclassError as error:
+                reason = " ".join(str(error).split()).rstrip(".")
+                raise UnsupportedModelError(
+                    f"{type(model.config).__name__} cannot describe {type(model).__name__} at "
+                    f"depth {stream.depth}: {reason}; export another depth"
+                ) from error
         found = check_reopened(stream, folder, example)
         if stream.task == "embedding":
             return write_pooling(stream, found.shape[-1], folder), None

@@ -50,13 +50,13 @@ def candidate(stream: ResidualStream, after: int, *, seed: int, init: str = "fre
         deeper = inserted(stream, after, init=init, share=True, trainable=True)
     deeper.model.eval()
     found = Candidate(after, deeper)
-    for module in found.maps:
+    for branch, module in zip(found.block.branches, found.maps, strict=True):
         weight = getattr(module, "weight", None)
-        if not isinstance(weight, Tensor) or weight.ndim not in (2, 4):
+        if branch.others or not isinstance(weight, Tensor) or weight.ndim not in (2, 4):
             raise UnsupportedModelError(
-                f"a branch of {stream.name} ends in a {type(module).__name__}, and only a linear "
-                "layer or a convolution can be scored; insert blocks yourself (everydepth.insert) "
-                "and train them"
+                f"a branch of {stream.name} ends in {'one of several' if branch.others else 'a'} "
+                f"{type(module).__name__}, and only a single linear layer or convolution can be "
+                "scored; insert blocks yourself (everydepth.insert) and train them"
             )
     return found
 

@@ -348,7 +348,18 @@ def _length(model: nn.Module, path: str) -> int | None:
 
 def _check_config(model: nn.Module, copied: nn.Module, path: str, order: Sequence[int]) -> None:
     """An error if a model built from the new config has other blocks than the edited one."""
-    config = getattr(copied, "config", None)
+    config: Any = getattr(copied, "config", None)
+    if hasattr(config, "from_dict"):
+        from huggingface_hub.errors import StrictDataclassError
+
+        try:
+            config.from_dict(config.to_dict())
+        except (StrictDataclassError, *_UNBUILDABLE) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise UnsupportedModelError(
+                f"{type(config).__name__} cannot describe {type(model).__name__} with blocks "
+                f"{[old + 1 for old in order]}: {reason}; use another depth"
+            ) from error
     built = None if config is None else _built(type(copied), copy.deepcopy(config))
     if built is None or _length(built, path) is None:
         return
