@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, cast
 
 import numpy as np
@@ -163,7 +164,13 @@ def check_prompt(
 def stop_tokens(stream: ResidualStream, eos_token_id: int | Sequence[int] | None) -> list[int]:
     if eos_token_id is None:
         return list(stream.end_tokens)
-    return [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+    try:
+        found = list(eos_token_id) if isinstance(eos_token_id, Sequence) else [eos_token_id]
+        return [index(token) for token in found]
+    except TypeError as error:
+        raise SettingError(
+            f"eos_token_id={eos_token_id!r:.60}; pass the number of a token, or several"
+        ) from error
 
 
 def pad_token(stream: ResidualStream, pad_token_id: int | None, stops: list[int]) -> int:
