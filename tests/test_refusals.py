@@ -227,6 +227,11 @@ CASES: dict[str, Case] = {
         SettingError,
         r"device 'warp9' cannot be used here \(Invalid device.*\); use one of cpu",
     ),
+    "end, text": (
+        lambda m: ed.generate(writing().model, [[3]], max_new_tokens=1, eos_token_id="</s>"),
+        SettingError,
+        "eos_token_id='</s>'; pass the number of a token",
+    ),
     "device, meta": (
         lambda m: ed.trace(m, rows(), ["loss"], device="meta", **QUIET),
         SettingError,

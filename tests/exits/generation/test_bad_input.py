@@ -43,7 +43,6 @@ PROMPT = torch.tensor([[5, 6, 7], [8, 9, 10]])
             "lower max_new_tokens to 29",
         ),
         ({"max_new_tokens": 0}, SettingError, "max_new_tokens 0; use 1 or more"),
-        ({"eos_token_id": "</s>"}, SettingError, "eos_token_id='</s>'; pass the number of a token"),
         ({"max_draft": 0, "draft_depth": 1}, SettingError, "max_draft 0; use 1 or more"),
         ({"draft_vocabulary": 61}, SettingError, "draft_vocabulary 61, .* knows 60 .*use 1 to 60"),
         ({"draft_words": [0, 60]}, SettingError, "draft_words from 0 to 60, .* use 0 to 59"),
