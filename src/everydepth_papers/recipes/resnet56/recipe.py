@@ -71,7 +71,7 @@ SMOKE: Cell = {
 }  # fmt: skip
 LADDER, EXITS = "ladder+distilled", {"exits": True, "risk": 0.01}
 # New blocks learn at the rate of a training from nothing, tuned ones at a tenth of it.
-EPOCHS = 782, 1564, 3910  # steps of one, two and five
+EPOCHS = 782, 3910  # steps of one and of five
 BALCONY: Cell = {**SMALL, "arm": "balcony", "lr": 0.05, "precision": "bf16", "save_every": 391}
 SMOKE_EXITS = {"exits": True, "risk": 0.5}
 
@@ -90,16 +90,16 @@ RECIPE = Recipe(
         "small": Preset(
             cells=[
                 *in_stages((0,), {}, arm=LADDER, **SMALL),
-                *in_stages(EPOCHS[:2], EXITS, **BALCONY),
+                *in_stages(EPOCHS[:1], EXITS, **BALCONY),
             ],
-            cost="8 min of one core",
+            cost="5 min of one core",
             needs=("resnet-cifar10", "cifar10"),
             memory_gib=3.0,
         ),
         "paper": Preset(
             cells=[
                 *in_stages((0, 150, 1000, 3900), EXITS, arm=LADDER, **SMALL),
-                *in_stages(EPOCHS[:2], EXITS, **BALCONY),
+                *in_stages(EPOCHS[:1], EXITS, **BALCONY),
                 in_stages(EPOCHS, EXITS, **BALCONY)[-1],
             ],
             cost="2 h of one core",
@@ -113,7 +113,7 @@ RECIPE = Recipe(
     figure=figure,
     about=(
         "balcony: the network is frozen, and copies of its later blocks (the first of each stage "
-        "and the last two) lead from depths 7, 14 and 21 to its head, tuned for two epochs. "
+        "and the last two) lead from depths 7, 14 and 21 to its head, tuned for one epoch. "
         "`ladder().distilled()`: all of it is tuned, four depths learn from labels and from the "
         "last depth. SGD, 64 images a step, crops and mirror images. `resnet-cifar10` under "
         "EVERYDEPTH_DATA has resnet56.safetensors, input in 0..1, normalized as ImageNet's. "
