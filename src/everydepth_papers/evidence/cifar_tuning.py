@@ -114,10 +114,10 @@ def left_early(
     # A row runs the balconies of all depths at which it was asked whether it leaves.
     thresholds = policy.thresholds(net.stream)
     asked = [k for k in rungs if k in exits and thresholds[k - 1] < NEVER]
-    blocks = [
-        k + sum(len(exits[d]) for d in asked if d <= k) for k in range(1, len(seen.exits) + 1)
-    ]
-    run = sum(count * n for count, n in zip(seen.exits, blocks, strict=True)) / len(rest)
+    run = sum(
+        count * (k + sum(len(exits[d]) for d in asked if d <= k))
+        for k, count in enumerate(seen.exits, start=1)
+    )
     return {
         "risk": risk,
         "note": "" if certificate is None else certificate.note,
