@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 import everydepth as ed
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
 from everydepth.data import Images, batches, crop_and_flip, load
-from everydepth.exits.policies import NEVER
 from everydepth.training import EveryDepth
 from everydepth_papers.evidence.hub_images import MEAN, STD
 from everydepth_papers.evidence.recipe import Cell
@@ -110,19 +109,11 @@ def left_early(
             progress=False,
         )
     seen = ed.evaluate(net, rest, policy, batch_size=100, progress=False)
-    certificate, exits = policy.certificate, net.stream.exits
-    # A row runs the balconies of all depths at which it was asked whether it leaves.
-    thresholds = policy.thresholds(net.stream)
-    asked = [k for k in rungs if k in exits and thresholds[k - 1] < NEVER]
-    run = sum(
-        count * (k + sum(len(exits[d]) for d in asked if d <= k))
-        for k, count in enumerate(seen.exits, start=1)
-    )
+    certificate = policy.certificate
     return {
         "risk": risk,
         "note": "" if certificate is None else certificate.note,
         "samples": len(rest),
-        "blocks": round(run / len(rest), 2),
         **{
             name: round(float(getattr(seen, name)), 5)
             for name in (
