@@ -30,7 +30,7 @@ import everydepth as ed
 from everydepth.exits.generation import Generation, speculative
 
 TINY: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 8}
-ROUNDS = sized(2, 1)
+ROUNDS = sized(3, 1)
 NEW = sized(128, 8)
 ROWS, LENGTH = sized((8, 128), (2, 8))
 STEP_TOKENS = sized(256, 8)

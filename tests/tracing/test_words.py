@@ -101,6 +101,24 @@ def test_words_that_can_never_be_said_do_no_harm() -> None:
     assert all(bool(torch.isfinite(value).all()) for value in found.values())
 
 
+@pytest.mark.usefixtures("by_words")
+@pytest.mark.parametrize("names", [("loss",), ("loss", "error")])
+@pytest.mark.parametrize("above", [30.0, 60.0, 200.0])
+def test_words_far_likelier_than_the_first_ones_are_counted(
+    above: float, names: tuple[str, ...]
+) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(2, 3, 8), torch.randn(VOCABULARY, 8), torch.zeros(VOCABULARY)
+    bias[100:] = above  # two blocks of words come before them
+    follow = torch.tensor([3, 120, 210])
+    found = word_statistics([x], weight, bias, follow, names)
+    expected = plain(x, weight, bias, follow)
+    for name in names:
+        torch.testing.assert_close(
+            found[name].double(), expected[name].double(), rtol=1e-5, atol=1e-5
+        )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_trace_by_words_is_the_plain_loop_over_depths(by_words: None, dtype: torch.dtype) -> None:
     model, batch = llama(dtype), text()

@@ -13,7 +13,7 @@ WINDOW = 16  # rounds whose gain decides whether drafting pays: single ones depe
 TRUSTED = 3  # plain steps before the first draft: the first token of all is a slow one
 REMEASURED = 32  # rounds after which a plain step is taken again: it grows with the text
 AHEAD = 8  # further drafts that are weighed: a second one may pay only with a third
-RISKED = 0.01  # of the time plain decoding would have taken so far
+RISKED = 0.0075  # of the time plain decoding would have taken so far
 IN_ADVANCE = 2  # plain steps, or as many as are that share of all tokens asked for
 
 
@@ -22,14 +22,20 @@ class Recent:
 
     def __init__(self, count: int = RECENT) -> None:
         self._values: deque[float] = deque(maxlen=count)
-        self.value = 0.0
+        self._median: float | None = 0.0
 
     def __len__(self) -> int:
         return len(self._values)
 
     def add(self, value: float) -> None:
         self._values.append(value)
-        self.value = median(self._values)
+        self._median = None
+
+    @property
+    def value(self) -> float:
+        if self._median is None:  # every step adds one, few are asked for it
+            self._median = median(self._values)
+        return self._median
 
 
 class ByLength:
@@ -70,10 +76,11 @@ class ByLength:
 class Ledger:
     """What drafting has lost against plain steps, and what it may still lose.
 
-    At any time that is a hundredth of what plain decoding would have taken so far, and a hundredth
-    of all that is asked for in advance, but at most two plain steps. So a text never takes more
-    than two percent longer than plain decoding, wherever it runs; one that ends before its time,
-    one percent and two steps. What drafting won may be lost again.
+    At any time that is a share (`RISKED`) of what plain decoding would have taken so far, and the
+    same share of all that is asked for in advance, but at most two plain steps. So a text never
+    takes more than one and a half percent longer than plain decoding, wherever it runs, and what is
+    not timed here has the rest of two percent; one that ends before its time, that share and two
+    steps. What drafting won may be lost again.
 
     tokens: so many are asked for.
     """
@@ -161,11 +168,9 @@ class Pace:
         if len(plain) < TRUSTED or self._since >= REMEASURED:
             self._since = 0
             return False
-        if self.rate * plain.value < 1:
-            # It did not pay lately: try again, ever more rarely.
+        if self._waits > 0:  # it did not pay lately: try again, ever more rarely
             self._waits -= 1
-            if self._waits >= 0:
-                return False
+            return False
         return self._worst(1) <= self._ledger.left
 
     def _worst(self, drafts: int) -> float:

@@ -83,7 +83,8 @@ class Drafters:
 
     def next(self) -> Drafter | None:
         """Who drafts in this round; None for a plain step."""
-        best = max(self._drafters, key=lambda d: d.pace.rate)
+        only, *others = self._drafters
+        best = max(self._drafters, key=lambda d: d.pace.rate) if others else only
         if not best.pace.drafts():
             return None
         if best in self._ahead:
