@@ -43,24 +43,16 @@ def word_statistics(
     bias: Float[Tensor, " word"] | None,
     follow: Int[Tensor, " token"],
     names: Collection[str],
-    *,
-    exact_shift: bool = False,
 ) -> dict[str, Tensor]:
     """Fields of `Predictions` for all depths, in one pass over the weights of the head.
 
     blocks: what the head receives, in blocks of rows. follow: the target of each of all rows.
-    exact_shift: exponentials are taken relative to the highest logit so far, not to the highest of
-        the first words alone. That is slower, and needed where others are e^88 times as likely.
     """
     starts = [0]
     for block in blocks:
         starts.append(starts[-1] + block.shape[1])
     sums = [
-        _Sums(
-            *(block, weight, bias, follow[start : start + block.shape[1]]),
-            names=frozenset(names),
-            exact_shift=exact_shift,
-        )
+        _Sums(block, weight, bias, follow[start : start + block.shape[1]], frozenset(names))
         for block, start in zip(blocks, starts, strict=False)
     ]
     scratch = _scratch(blocks, weight)
@@ -69,8 +61,6 @@ def word_statistics(
         part, shift = weight[words], None if bias is None else bias[words]
         for block in sums:
             block.add(part, shift, start, scratch)
-    if not exact_shift and not all(block.are_finite() for block in sums):
-        return word_statistics(blocks, weight, bias, follow, names, exact_shift=True)
     found = [block.found() for block in sums]
     return {name: torch.cat([f[name] for f in found], 1) for name in found[0]}
 
@@ -90,7 +80,6 @@ class _Sums:
     bias: Tensor | None
     follow: Tensor
     names: frozenset[str]
-    exact_shift: bool = False
     rows: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +130,7 @@ class _Sums:
             self.top = torch.where(first > before, top + start, self.top)
             self.second = torch.maximum(torch.minimum(before, first), self.second).maximum(second)
             self.highest = torch.maximum(before, first)
-        elif self.wants_total and (start == 0 or self.exact_shift):
+        elif self.wants_total:
             self.highest = torch.maximum(before, z.amax(1))
         if self.wants_total:
             self._add_exponentials(z, before)
@@ -160,9 +149,6 @@ class _Sums:
         if "error" in self.names:
             squares = torch.linalg.vector_norm(e, dim=1).double().square()
             self.squares = self.squares * shrunk.square() + squares
-
-    def are_finite(self) -> bool:
-        return bool((self.total + self.squares).isfinite().all())
 
     def found(self) -> dict[str, Tensor]:
         total = self.highest.double() + self.total.log()
