@@ -140,5 +140,6 @@ def test_no_objective_is_approved_and_nothing_is_written_of_no_number(
 
 
 def test_a_skip_that_is_scaled_beyond_all_numbers_is_said() -> None:
-    with pytest.raises(NonFiniteError, match="with the skip of layer 2 times 1e\\+38, predictions"):
+    said = "with the skip of layer 2 scaled by 1e\\+38, predictions"
+    with pytest.raises(NonFiniteError, match=said):
         ed.ablate(vit(), DATA, layers=2, c=1e38, **QUIET)
