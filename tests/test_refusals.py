@@ -76,8 +76,52 @@ def fit(model: Any, batch: Any = None, **settings: Any) -> Any:
     return ed.fit(ed.EveryDepth(model), [batch or rows()], steps=1, **settings, **QUIET)
 
 
+def writer(_: Any) -> hf.PreTrainedModel:
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    config = hf.LlamaConfig(
+        vocab_size=20, num_attention_heads=2, num_key_value_heads=2, pad_token_id=0, **sizes
+    )
+    return hf.LlamaForCausalLM(config).eval()
+
+
+def trimmed(_: Any) -> Any:
+    mask = torch.ones(2, 3, dtype=torch.long)
+    batch: dict[str, Any] = {"input_ids": np.ones((2, 3)), "attention_mask": mask}
+    return ed.data.trim_padding(batch)
+
+
+COMPLEX = torch.ones(1, 3, dtype=torch.complex64)
 Case = tuple[Callable[[Any], Any], type[EveryDepthError], str]
 CASES: dict[str, Case] = {
+    # what the fuzzer found
+    "text without rows": (
+        lambda m: ed.fit(writer(m), torch.ones(4, dtype=torch.bool), steps=1, **QUIET),
+        EveryDepthError,
+        r"shape \(4,\)",
+    ),
+    "complex prompt": (
+        lambda m: ed.generate(writer(m), COMPLEX),
+        BatchError,
+        "complex64; pass whole numbers",
+    ),
+    "complex draft words": (
+        lambda m: ed.generate(
+            writer(m), torch.ones(1, 3).long(), draft_depth=1, draft_words=COMPLEX
+        ),
+        SettingError,
+        "draft_words are 3 values of torch.complex64",
+    ),
+    "text labels of a probe": (
+        lambda m: ed.linear_probe(m, rows(labels=["a"] * 12), rows(), **QUIET),
+        LabelError,
+        "labels",
+    ),
+    "ignored labels of a probe": (
+        lambda m: ed.linear_probe(m, rows(labels=torch.full((12,), -100)), rows(), **QUIET),
+        LabelError,
+        "no sample counts; a probe needs two classes",
+    ),
+    "arrays to trim": (trimmed, BatchError, "input_ids is a ndarray; pass a tensor"),
     # settings: types, ranges, finiteness
     "rounds": (
         lambda m: ed.grow(m, rows(), rows(), rounds=-1, **QUIET),

@@ -110,7 +110,9 @@ def trim_padding(batch: Batch, generator: torch.Generator | None = None) -> Batc
     width = batch["attention_mask"].shape[1]
     start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, width)
 
-    def trimmed(key: str, value: Tensor) -> Tensor:
+    def trimmed(key: str, value: Any) -> Tensor:
+        if not isinstance(value, Tensor):
+            raise BatchError(f"{key} is a {type(value).__name__}; pass a tensor")
         targets = key == "labels" and value.is_floating_point()  # one column per class or value
         fits = value.ndim == 2 and value.shape[1] == width and not targets
         return value[:, start:stop] if fits else value

@@ -495,6 +495,8 @@ def _aligned(
         return labels, weights
     real = real_tokens(batch, tuple(labels.shape), labels.device)
     if stream.task == "causal_lm":
+        if labels.ndim != 2:
+            raise LabelError(f"labels of text have shape {tuple(labels.shape)}; use (rows, length)")
         labels = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
         weights = None if weights is None else F.pad(weights[:, 1:], (0, 1))
         # A token is asked for its successor if both are real.

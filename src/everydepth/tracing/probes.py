@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from everydepth.config import checked
 from everydepth.errors import LabelError, SettingError
@@ -65,7 +65,8 @@ def linear_probe(
     how = {"max_samples": max_samples, "batch_size": batch_size, "progress": progress}
     (x, y), (x_test, y_test) = (_features(stream, data, how) for data in (train, test))
     if len(np.unique(y)) < 2:
-        raise LabelError(f"all {len(y)} training samples have label {y[0]}; a probe needs two")
+        seen = f"all {len(y)} training samples have label {y[0]}" if len(y) else "no sample counts"
+        raise LabelError(f"{seen}; a probe needs two classes")
     scores: list[tuple[float, float]] = []
     unfinished: list[int] = []
     for depth in range(len(x)):
@@ -124,7 +125,8 @@ def _features(
                     f"a linear probe needs labels, but the batch has keys {sorted(batch)}; add "
                     "'labels', one class per sample"
                 )
-            labels.append(array(batch["labels"]))
+            given = batch["labels"]
+            labels.append(array(given) if isinstance(given, Tensor) else np.asarray(given))
             yield {key: value for key, value in batch.items() if key != "labels"}
 
     kept = _Collect()

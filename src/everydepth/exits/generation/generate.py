@@ -299,7 +299,8 @@ def _used(stream: ResidualStream, top: int, read: Sequence[int]) -> nn.ModuleLis
 
 def _words(stream: ResidualStream, given: Sequence[int] | Tensor) -> Tensor:
     words = torch.as_tensor(given).flatten()
-    if not len(words) or words.is_floating_point() or words.dtype == torch.bool:
+    whole = not (words.is_floating_point() or words.is_complex() or words.dtype == torch.bool)
+    if not len(words) or not whole:
         raise SettingError(
             f"draft_words are {len(words)} values of {words.dtype}; pass token ids of some text"
         )

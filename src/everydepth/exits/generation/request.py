@@ -140,7 +140,7 @@ def check_prompt(
     """The prompt, and how many tokens may follow it."""
     ids, mask = _as_tensors(prompts, attention_mask, pad)
     ids = ids.to(stream.device)
-    if ids.ndim != 2 or ids.is_floating_point():
+    if ids.ndim != 2 or ids.is_floating_point() or ids.is_complex():
         raise BatchError(
             f"the prompt has shape {tuple(ids.shape)} and type {ids.dtype}; "
             "pass whole numbers of shape (rows, length)"
