@@ -99,6 +99,11 @@ CASES: dict[str, Case] = {
         EveryDepthError,
         r"shape \(4,\)",
     ),
+    "classes for a model without a head": (
+        lambda m: ed.trace(m.vit, rows(), ["accuracy"], **QUIET),
+        LabelError,
+        r'If ViTModel has no head, .*as_stream\(model, task="embedding"\)',
+    ),
     "complex prompt": (
         lambda m: ed.generate(writer(m), COMPLEX),
         BatchError,

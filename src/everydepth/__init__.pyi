@@ -1,3 +1,4 @@
+from . import data as data
 from . import growth as growth
 from .ablations import ablate as ablate
 from .ablations import audit as audit

@@ -1,4 +1,8 @@
-"""Data: surfaces, digits, label noise, local files, the Hugging Face Hub, batches."""
+"""Data: surfaces, digits, label noise, local files, the Hugging Face Hub, batches.
+
+>>> ed.data.load_digits("test")
+Images(359 rows: pixel_values 1x8x8 float32, labels int64)
+"""
 
 from everydepth.data.augment import crop_and_flip
 from everydepth.data.batches import Batches, batches, token_blocks, tokenized, trim_padding

@@ -466,7 +466,7 @@ def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> t
             raise LabelError(
                 f"labels have {kind}shape {shape}, but the batch has {tuple(first.shape[:2])} "
                 f"rows and tokens; give one class per token ({IGNORE_INDEX} to ignore it), not "
-                "shifted"
+                f"shifted{_headless(stream)}"
             )
         return labels.long(), False
     outputs = stream.outputs
@@ -479,6 +479,16 @@ def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> t
             f"one of {outputs} classes; pass whole numbers (labels.long()), or shares of classes"
         )
     return (labels if labels.is_floating_point() else labels.long()), False
+
+
+def _headless(stream: ResidualStream) -> str:
+    """What to do about a model that may have no head, such as a bare encoder."""
+    if any(True for _ in stream.head.parameters()):
+        return ""
+    return (
+        f". If {stream.name} has no head, load a class that has one, or take its embeddings: "
+        'as_stream(model, task="embedding")'
+    )
 
 
 def _aligned(
