@@ -121,6 +121,11 @@ CASES: dict[str, Case] = {
         LabelError,
         "labels",
     ),
+    "no labels of a probe": (
+        lambda m: ed.linear_probe(m, rows(labels=None), rows(), **QUIET),
+        LabelError,
+        "a linear probe needs labels",
+    ),
     "ignored labels of a probe": (
         lambda m: ed.linear_probe(m, rows(labels=torch.full((12,), -100)), rows(), **QUIET),
         LabelError,
@@ -137,6 +142,11 @@ CASES: dict[str, Case] = {
         lambda m: fit(m, run="run", save_every=0),
         SettingError,
         "save_every=0; use a whole number of 1 or more",
+    ),
+    "a rate beyond all tensors": (
+        lambda m: fit(m, lr=1e300),
+        SettingError,
+        r"lr=1e\+300; use a number above 0, up to 1000000000.0",
     ),
     "huge": (lambda m: fit(m, lr=10**400), SettingError, "lr=1000.*; use a number above 0"),
     "seed": (lambda m: fit(m, seed=10**30), SettingError, "seed=1000.*; use a whole number"),

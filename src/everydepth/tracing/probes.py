@@ -120,13 +120,13 @@ def _features(
 
     def without_labels() -> Any:
         for batch in feed:
-            if "labels" not in batch:
+            given = batch.get("labels")
+            if given is None:
                 raise LabelError(
                     f"a linear probe needs labels, but the batch has keys {sorted(batch)}; add "
                     "'labels', one class per sample"
                 )
-            given = batch["labels"]
-            labels.append(array(given) if isinstance(given, Tensor) else np.asarray(given))
+            labels.append(array(given) if isinstance(given, Tensor) else np.atleast_1d(given))
             yield {key: value for key, value in batch.items() if key != "labels"}
 
     kept = _Collect()
