@@ -29,6 +29,7 @@ from everydepth.errors import (
 )
 from everydepth.files import explained, parse_json
 from everydepth.serving import Recipe
+from everydepth.stream import chosen_depths
 from everydepth.tracing import BatchMetric
 
 QUIET: dict[str, Any] = {"progress": False}
@@ -121,6 +122,11 @@ CASES: dict[str, Case] = {
         LabelError,
         "labels",
     ),
+    "compile": (
+        lambda m: fit(m, compile="x"),
+        SettingError,
+        "compile='x'; use True or one of .*inductor",
+    ),
     "no labels of a probe": (
         lambda m: ed.linear_probe(m, rows(labels=None), rows(), **QUIET),
         LabelError,
@@ -129,7 +135,7 @@ CASES: dict[str, Case] = {
     "ignored labels of a probe": (
         lambda m: ed.linear_probe(m, rows(labels=torch.full((12,), -100)), rows(), **QUIET),
         LabelError,
-        "no sample counts; a probe needs two classes",
+        "all 12 labels are -100, which is ignored; give classes",
     ),
     "arrays to trim": (trimmed, BatchError, "input_ids is a ndarray; pass a tensor"),
     # settings: types, ranges, finiteness
@@ -146,7 +152,7 @@ CASES: dict[str, Case] = {
     "a rate beyond all tensors": (
         lambda m: fit(m, lr=1e300),
         SettingError,
-        r"lr=1e\+300; use a number above 0, up to 1000000000.0",
+        r"lr=1e\+300; use a number above 0, up to 1e\\+30",
     ),
     "huge": (lambda m: fit(m, lr=10**400), SettingError, "lr=1000.*; use a number above 0"),
     "seed": (lambda m: fit(m, seed=10**30), SettingError, "seed=1000.*; use a whole number"),
@@ -500,3 +506,10 @@ class DepthOnly(EveryDepthError):
 def test_json_that_is_cut_short_is_named() -> None:
     with pytest.raises(DataError, match=r"notes is not JSON \(.*\); it may be cut short: restore"):
         parse_json('{"a": ', "notes", DataError)
+
+
+def test_depths_and_layers_may_be_numbers_of_numpy(model: hf.PreTrainedModel) -> None:
+    two: Any = np.int64(2)
+    assert chosen_depths(ed.as_stream(model), two) == (2,)
+    with ed.scaled_skip(model, layer=two, c=0.5) as skip:
+        assert skip.layers == (2,)

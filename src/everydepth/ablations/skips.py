@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, cast, get_args
 from weakref import WeakKeyDictionary
 
+import numpy as np
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -111,17 +112,21 @@ def scaled_skip(
 
 def checked_layers(stream: ResidualStream, layer: int | Sequence[int]) -> list[int]:
     """The layers, each once, if they exist."""
-    layers = [layer] if isinstance(layer, int) else list(layer)
+    layers = list(layer) if isinstance(layer, Iterable) else [layer]
     if not layers:
         raise SettingError(f"no layer; give one or more of 1 to {stream.depth}")
     for one in layers:
-        if isinstance(one, bool) or not isinstance(one, int) or not 1 <= one <= stream.depth:  # pyright: ignore[reportUnnecessaryIsInstance]
+        if (
+            isinstance(one, bool)
+            or not isinstance(one, int | np.integer)
+            or not 1 <= one <= stream.depth
+        ):
             raise DepthError(
                 f"layer {one!r}, but the layers of {stream.name} are 1 to {stream.depth}: layer l "
                 "is the block that produces the state at depth l, and depth 0 is the embedding, "
                 f"which has no skip; the first layer is 1, the last {stream.depth}"
             )
-    return list(dict.fromkeys(layers))
+    return list(dict.fromkeys(map(int, layers)))
 
 
 def checked_scale(c: float) -> float:

@@ -40,7 +40,7 @@ class ResNets(Config):
     at_least: int = setting(1, least=1, help="Epochs before it may stop.")
     augment: bool = setting(True, help="Random crops and mirror images.")
     pool: int = setting(1, least=1, help="Shrink images: the mean of N x N pixels.")
-    lr: float = setting(0.1, above=0, most=1e9, help="Learning rate.")
+    lr: float = setting(0.1, above=0, most=1e30, help="Learning rate.")
     batch_size: int = setting(32, least=1, help="Rows per step.")
 
     def __post_init__(self) -> None:

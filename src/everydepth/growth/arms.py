@@ -54,7 +54,7 @@ class CompareConfig(Config):
         None, help="Arms to compare; by default all that the model supports."
     )
     after: int | None = setting(None, least=0, help="Site of the block; chosen as in grow.")
-    lr: float = setting(1e-3, above=0, most=1e9, help="Learning rate of AdamW.")
+    lr: float = setting(1e-3, above=0, most=1e30, help="Learning rate of AdamW.")
     batch_size: int = setting(32, least=1, help="Rows per step, for data that is not batched.")
     score_rows: int = setting(512, least=8, help="Training rows used to score sites.")
 

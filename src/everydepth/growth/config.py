@@ -23,9 +23,9 @@ class GrowConfig(Config):
     rounds: int | None = setting(None, least=0, help="Maximum number of blocks to try.")
     max_depth: int | None = setting(None, least=1, help="Maximum depth of the result.")
     lr: float = setting(
-        1e-3, above=0, most=1e9, help="Learning rate of AdamW, if no optimizer is given."
+        1e-3, above=0, most=1e30, help="Learning rate of AdamW, if no optimizer is given."
     )
-    weight_decay: float = setting(0.0, least=0, most=1e9, help="Weight decay of AdamW.")
+    weight_decay: float = setting(0.0, least=0, most=1e6, help="Weight decay of AdamW.")
     batch_size: int = setting(32, least=1, help="Rows per step, for data that is not batched.")
     trains: str = setting(
         "all", choices=("all", "new"), help="all: every parameter. new: only the new block's."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, overload
 
 from torch import nn
@@ -119,7 +119,7 @@ def chosen_depths(stream: ResidualStream, depths: Depths, *, lowest: int = 0) ->
             )
         found = [depth for depth in found if depth >= lowest]
     else:
-        numbers = [depths] if isinstance(depths, int) else depths
+        numbers = depths if isinstance(depths, Iterable) else [depths]
         found = [stream.check_depth(depth, lowest=lowest) for depth in numbers]
     if not found:
         raise DepthError(f"depths={depths!r} leaves none of {lowest} to {stream.depth}")

@@ -65,8 +65,7 @@ def linear_probe(
     how = {"max_samples": max_samples, "batch_size": batch_size, "progress": progress}
     (x, y), (x_test, y_test) = (_features(stream, data, how) for data in (train, test))
     if len(np.unique(y)) < 2:
-        seen = f"all {len(y)} training samples have label {y[0]}" if len(y) else "no sample counts"
-        raise LabelError(f"{seen}; a probe needs two classes")
+        raise LabelError(f"all {len(y)} training samples have label {y[0]}; a probe needs two")
     scores: list[tuple[float, float]] = []
     unfinished: list[int] = []
     for depth in range(len(x)):
@@ -104,7 +103,7 @@ def linear_probe(
             "train_samples": len(y),
             "test_samples": len(y_test),
             "strength": strength,
-            "chance": float(np.bincount(y_test).max() / len(y_test)),
+            "chance": float(np.unique(y_test, return_counts=True)[1].max() / len(y_test)),
         },
         note=f"the fit stopped before it converged at depth {where}" if where else None,
     )
@@ -138,4 +137,6 @@ def _features(
             "probe needs one class (a whole number) per feature"
         )
     real = y != IGNORE_INDEX
+    if not real.any():
+        raise LabelError(f"all {len(y)} labels are {IGNORE_INDEX}, which is ignored; give classes")
     return x[:, real], y[real]

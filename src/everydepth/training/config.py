@@ -79,10 +79,10 @@ class FitConfig(Config):
         help="SGD has momentum .9; weight decay leaves out biases and norms.",
     )
     lr: float | None = setting(
-        None, above=0, most=1e9, help=f"Learning rate; by default {_defaults('lr')}."
+        None, above=0, most=1e30, help=f"Learning rate; by default {_defaults('lr')}."
     )
     weight_decay: float | None = setting(
-        None, least=0, most=1e9, help=f"By default {_defaults('weight_decay')}."
+        None, least=0, most=1e6, help=f"By default {_defaults('weight_decay')}."
     )
     schedule: Any = setting(
         "cosine",

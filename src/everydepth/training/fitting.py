@@ -113,6 +113,9 @@ def fit(
 @contextmanager
 def _compiled(net: EveryDepth, backend: str) -> Generator[None, None, None]:
     """Compile the forward of every block; hooks stay outside, and all is undone at the end."""
+    known = torch.compiler.list_backends(exclude_tags=())
+    if backend not in known:
+        raise SettingError(f"compile={backend!r}; use True or one of {', '.join(known)}")
     with ExitStack() as stack:
         for block in net.stream.blocks:
             compiled = torch.compile(block.module.forward, backend=backend)
