@@ -122,6 +122,16 @@ CASES: dict[str, Case] = {
         LabelError,
         "labels",
     ),
+    "bytes to write on": (
+        lambda m: ed.text_at_depth(writer(m), b"x", Letters()),
+        BatchError,
+        "pass a string, or a list of strings",
+    ),
+    "held-out rows that are ignored": (
+        lambda m: ed.growth.paired(m, m, rows(labels=torch.full((12,), -100))),
+        LabelError,
+        "nothing here has a label",
+    ),
     "compile": (
         lambda m: fit(m, compile="x"),
         SettingError,
@@ -152,7 +162,7 @@ CASES: dict[str, Case] = {
     "a rate beyond all tensors": (
         lambda m: fit(m, lr=1e300),
         SettingError,
-        r"lr=1e\+300; use a number above 0, up to 1e\\+30",
+        r"lr=1e\+300; use a number above 0, up to 1e\+30",
     ),
     "huge": (lambda m: fit(m, lr=10**400), SettingError, "lr=1000.*; use a number above 0"),
     "seed": (lambda m: fit(m, seed=10**30), SettingError, "seed=1000.*; use a whole number"),

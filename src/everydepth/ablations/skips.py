@@ -112,7 +112,7 @@ def scaled_skip(
 
 def checked_layers(stream: ResidualStream, layer: int | Sequence[int]) -> list[int]:
     """The layers, each once, if they exist."""
-    layers = list(layer) if isinstance(layer, Iterable) else [layer]
+    layers: list[Any] = list(layer) if isinstance(layer, Iterable) else [layer]
     if not layers:
         raise SettingError(f"no layer; give one or more of 1 to {stream.depth}")
     for one in layers:

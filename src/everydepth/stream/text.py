@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard, cast
 
 from torch import Tensor
@@ -65,7 +65,10 @@ def encoded(
     """
     import torch
 
-    rows = [texts] if isinstance(texts, str) else list(texts)
+    given: Any = [texts] if isinstance(texts, str) else texts
+    rows: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(row, str) for row in rows):
+        raise BatchError(f"the text is {texts!r:.80}; pass a string, or a list of strings")
     if tokenizer is None:
         raise SettingError(
             f"text ({rows[0]!r:.40}), but no tokenizer; pass tokenizer=, or the tokens"
