@@ -123,7 +123,7 @@ CASES: dict[str, Case] = {
         "labels",
     ),
     "bytes to write on": (
-        lambda m: ed.text_at_depth(writer(m), b"x", Letters()),
+        lambda m: ed.text_at_depth(writer(m), Letters(), b"x"),
         BatchError,
         "pass a string, or a list of strings",
     ),
