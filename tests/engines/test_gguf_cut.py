@@ -216,6 +216,19 @@ def test_a_header_made_to_fill_the_memory_is_refused(
         GGUF.read(file)
 
 
+def test_a_damaged_count_of_blocks_does_not_fill_the_memory(model: Path, tmp_path: Path) -> None:
+    count, key = model.read_bytes(), b"llama.block_count"
+    at = count.index(key) + len(key) + 4  # the type of the value comes first
+    file = tmp_path / "damaged.gguf"
+    file.write_bytes(count[:at] + struct.pack("<I", 2**32 - 1) + count[at + 4 :])
+    with pytest.raises(UnsupportedModelError, match="counts 4294967295 blocks"):
+        cut_gguf(file, tmp_path / "out.gguf", depth=2**31)
+    with pytest.raises(SettingError, match="no model has 99999999999 blocks"):
+        cut_gguf(model, tmp_path / "out.gguf", keep="1-99999999999")
+    with pytest.raises(DataError, match="cannot be read"):
+        cut_gguf("a\0b", tmp_path / "out.gguf", depth=1)
+
+
 def test_models_that_cannot_be_cut_say_why(tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     split = write_tiny(tmp_path / "split.gguf", extra={"split.count": 2})

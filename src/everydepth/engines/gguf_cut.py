@@ -68,8 +68,8 @@ def cut_gguf(
     whole = GGUF.read(source)
     path = Path(target).absolute()
     _check_target(path, Path(source), overwrite)
+    _check_known(whole)  # first: a damaged file may count billions of blocks
     kept = _kept(whole, depth, keep)
-    _check_known(whole)
     values, tensors = _cut_values(whole, kept), _cut_tensors(whole, kept)
     others = {t.name for t in whole.tensors if _number(t) is not None and _number(t) not in kept}
     try:
@@ -94,6 +94,9 @@ def cut_gguf(
     return Cut(path=path, kept=kept, of=whole.depth, bytes=size, gap=gap)
 
 
+_MOST = 10**6  # blocks; far beyond any model, and a list of that many still fits
+
+
 def ranges(text: str) -> tuple[int, ...]:
     """The numbers of "1-12,20-24"."""
     numbers: list[int] = []
@@ -104,7 +107,10 @@ def ranges(text: str) -> tuple[int, ...]:
                 f"keep={text!r}: {part.strip()!r} is neither a block nor a range; write for "
                 "example 1-12,20-24"
             )
-        numbers.extend(range(int(first), int(last if dash else first) + 1))
+        low, high = int(first), int(last if dash else first)
+        if high >= _MOST:
+            raise SettingError(f"keep={text!r:.80}: no model has {high} blocks")
+        numbers.extend(range(low, high + 1))
     return tuple(numbers)
 
 
@@ -157,7 +163,7 @@ def _check_known(whole: GGUF) -> None:
             f"further tokens ({name}.{_BEHIND}); convert the model without them, then cut it"
         )
     numbers = {_number(tensor) for tensor in whole.tensors} - {None}
-    if numbers != set(range(1, whole.depth + 1)):
+    if len(numbers) != whole.depth or numbers != set(range(1, whole.depth + 1)):
         raise UnsupportedModelError(
             f"{whole.path.name} counts {whole.depth} blocks ({name}.block_count), but has tensors "
             f"of {len(numbers)}, named blk.0 and so on; only models with one chain of blocks can "
