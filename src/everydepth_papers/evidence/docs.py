@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from everydepth.files import write_text
+from everydepth.results import Table
 from everydepth_papers.evidence.discover import load_recipe, recipe_files
 from everydepth_papers.evidence.index import index_page
-from everydepth_papers.evidence.recipe import PRESETS, Recipe
+from everydepth_papers.evidence.recipe import PRESETS, Recipe, Row
 from everydepth_papers.evidence.reproduction import Reproduction
 from everydepth_papers.evidence.summaries import (
     claims_figure,
@@ -18,21 +20,26 @@ from everydepth_papers.evidence.summaries import (
     summary_page,
 )
 from everydepth_papers.paper import PAPERS, papers_table
+from everydepth_papers.verdict import VERDICTS
 
 INTRODUCTION = """\
 # Tables: published against measured
 
 Written by `everydepth reproduce --docs docs/results.md` from the `results/*.json` beside each
-recipe of `everydepth_papers`; do not edit. Each table is one recipe. *Published* is what the paper
-prints, *measured* what the command above the table gave on the machine named below it; the spread
-is the smallest and the largest value over the seeds unless the note says otherwise. A *small*
-preset is a smaller network, smaller data or a shorter run than the paper's, so its figures answer
-whether the effect is there, not whether the digits agree. A dash means that the paper, or the
-preset, gives no such figure.
+recipe of `everydepth_papers`; do not edit. Each section is one recipe: the command, what the paper
+states and whether it held, a figure, and, folded, every number. A *small* preset is a smaller
+network, smaller data or a shorter run than the paper's, so it answers whether the effect is there,
+not whether the digits agree.
 
-A statement in words *holds* where it is true of every case (or the whole 95 % interval of its
-figure is on the claimed side), *does not hold* where it is true of none, and is *inconclusive* in
-between.
+A statement *holds* where it is true of every case (or the whole 95 % interval of its figure is on
+the claimed side), *does not hold* where it is true of none, and is *inconclusive* in between.
+Behind *given* stands its premise, with the mean and the range of its figure, and in how many cases
+it was met: only those count, and where fewer than half of them or fewer than three do, the
+statement is *inconclusive* or *not applicable*.
+
+Among the numbers, *published* is what the paper prints and *measured* what the command gave on the
+machine named below; the spread is the smallest and the largest value over the seeds unless the note
+says otherwise. A dash means that the paper, or the preset, gives no such figure.
 
 Data sets of the *small* presets are folders under `EVERYDEPTH_DATA`, named as the recipe says
 (`everydepth reproduce NAME --preset small --dry-run`): `fashion-mnist` holds the four official IDX
@@ -135,12 +142,42 @@ def _section(recipe: Recipe, folder: Path) -> str:
         costs = ", ".join(f"{name} {preset.cost}" for name, preset in recipe.presets.items())
         lines += ["", f"No results recorded. Cost: {costs}."]
     for found in results:
-        table = found.table("comparison").markdown()
-        lines += ["", "```", found.about["command"], "```", "", table, ""]
+        lines += ["", "```", found.about["command"], "```", "", *_statements(found.rows)]
         if recipe.figure is not None:
             lines += [f"![{recipe.title}](assets/results/{_picture(found)})", ""]
-        lines.append(_machine(found))
+        lines += [*_figures(found.rows), _machine(found)]
     return "\n".join([*lines, ""])
+
+
+def _statements(rows: Sequence[Row]) -> list[str]:
+    """What was judged."""
+    judged = [row.cells for row in rows if row.measured in VERDICTS]
+    return _table(
+        ("statement", "the paper", "here", "cases and premises"),
+        [
+            (what, said, f"**{verdict}**", f"{note}; 95 % {spread}" if spread else note)
+            for what, said, verdict, spread, note in judged
+        ],
+    )
+
+
+def _figures(rows: Sequence[Row]) -> list[str]:
+    """All other rows, folded: few read them, and they are many."""
+    lines = [row.cells for row in rows if row.measured not in VERDICTS]
+    table = _table(("quantity", "published", "measured", "spread", "note"), lines)
+    if not lines:
+        return []
+    summary = f"<summary>{len(lines)} numbers</summary>"
+    return ['<details markdown="1">', summary, "", *table, "</details>", ""]
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    if not rows:
+        return []
+    return [
+        *Table(headings=tuple(headings), rows=tuple(map(tuple, rows))).markdown().split("\n"),
+        "",
+    ]
 
 
 def _picture(found: Reproduction) -> str:

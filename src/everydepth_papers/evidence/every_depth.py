@@ -16,10 +16,14 @@ from everydepth.training import EveryDepth, fit
 from everydepth_papers.evidence.baselines import linear_accuracy
 from everydepth_papers.evidence.figures import band
 from everydepth_papers.evidence.recipe import Cell, Finished, Row, over_seeds
-from everydepth_papers.evidence.rows import numbers, paired, where
+from everydepth_papers.evidence.rows import holds_in, learned, numbers, paired, where
+from everydepth_papers.premise import Premise
 
 NAMES = {"end_to_end": "E2E", "lpa": "LPA"}
 LONG = 1000  # steps; a longer run keeps checkpoints, so that it can resume
+ABOVE_LINEAR = learned("linear", "a linear classifier's")
+# What a difference of accuracies must be, as in the ledger of claims.
+POINT, MUCH = 0.01, 0.1
 
 
 def objective_of(settings: Cell) -> Objective:
@@ -129,11 +133,59 @@ def depth_rows(
     return found
 
 
-def share_rows(results: Sequence[Finished], *, printed: Mapping[str, Any], like: str) -> list[Row]:
+def statements(
+    results: Sequence[Finished],
+    what: str,
+    *,
+    last: str,
+    early: str,
+    premise: Premise = ABOVE_LINEAR,
+    **settings: Any,
+) -> list[Row]:
+    """What the paper says of LPA against E2E, judged where every network learned.
+
+    last, early: the tables and figures on the last depth and on those below it.
+    """
+    both = pairs(results, **settings)
+
+    def say(item: str, words: str, says: str, test: Callable[..., bool]) -> Row:
+        return holds_in(f"{item}: {what}, {words}", says, both, test, premises=[premise])
+
+    return [
+        say(
+            last,
+            "LPA's last depth is at most a point below E2E's",
+            "LPA matches the final accuracy of E2E",
+            lambda e2e, lpa: lpa["accuracy"][-1] >= e2e["accuracy"][-1] - POINT,
+        ),
+        say(
+            early,
+            "LPA's half depth is at least 10 points above E2E's",
+            "LPA is much more accurate in the early layers",
+            lambda e2e, lpa: at_half(lpa) >= at_half(e2e) + MUCH,
+        ),
+        say(
+            early,
+            "LPA's accuracy rises with depth, up to a point",
+            "LPA's accuracy rises with depth",
+            lambda _, lpa: falls(lpa["accuracy"]) <= POINT,
+        ),
+    ]
+
+
+def at_half(result: Finished) -> float:
+    """Accuracy at half depth."""
+    by_depth = result["accuracy"]
+    return by_depth[len(by_depth) // 2 - 1]
+
+
+def share_rows(
+    results: Sequence[Finished], *, printed: Mapping[str, Any], like: str, item: str
+) -> list[Row]:
     """Accuracy at as many depths as the paper prints, evenly over the network, for each model.
 
     printed: by model and objective, one accuracy a printed depth; under `loss` the losses. like:
-    the model that others are set beside.
+    the model that others are set beside. item: the table.
     """
     found: list[Row] = []
     for model in dict.fromkeys(r.cell["model"] for r in results):
@@ -153,6 +205,7 @@ def share_rows(results: Sequence[Finished], *, printed: Mapping[str, Any], like:
                 found.append(over_seeds(f"{model}, {name}, loss, {at}", loss, losses))
         found.append(last_gain(results, model, shown, "last depth"))
         found += worst_fall(results, model, model=model)
+        found += statements(results, model, last=item, early=item, model=model)
     return found
 
 

@@ -37,6 +37,7 @@ from everydepth.objectives import end_to_end
 from everydepth.runs import Run
 from everydepth.stream import as_stream
 from everydepth.training import EveryDepth, UntilAccuracy, fit
+from everydepth_papers.evidence.baselines import linear_accuracy
 from everydepth_papers.evidence.networks import vit
 from everydepth_papers.evidence.recipe import Cell
 from everydepth_papers.evidence.records import (
@@ -46,6 +47,7 @@ from everydepth_papers.evidence.records import (
     view_record,
 )
 from everydepth_papers.evidence.running import data_folder
+from everydepth_papers.evidence.texts import majority
 
 UNKNOWN, PAD = 1, 0  # words
 PIXELS = {"digits": (0.31, 0.38), "fashion-mnist": (0.286, 0.353)}  # mean and std
@@ -55,12 +57,14 @@ PIXELS = {"digits": (0.31, 0.38), "fashion-mnist": (0.286, 0.353)}  # mean and s
 class Task:
     """What a network is trained and tested on.
 
-    labels: the true class of every training row. train: the rows with given classes as labels.
+    labels, answers: the true class of every training and of every test row. train: the rows with
+    given classes as labels.
     before: other rows with right labels, on which a network is trained first. learned: the training
     rows as the loss sees them, where that is more than what counts as memorized.
     """
 
     labels: Tensor
+    answers: Tensor
     train: Callable[[Tensor], Any]
     test: Any
     classes: int
@@ -121,6 +125,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rows": len(task.labels),
         "flipped": len(noise.flipped),
+        **baseline(task, noisy),
         "removed": ablation_record(removed),
         "epochs": {name: _epochs(path) for name, path in sorted(cells.items())},
         "by_depth": memorization_record(
@@ -137,6 +142,14 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
         if without is not None:
             found["watched"]["layer 1 without"] = _watched(without)
     return found
+
+
+def baseline(task: Task, noisy: Any) -> dict[str, float]:
+    """What a network that learned beats on the test rows: of images a linear classifier fitted to
+    the same noisy rows, of texts the most frequent answer."""
+    if isinstance(noisy, Images):
+        return {"linear": linear_accuracy(noisy, task.test)}
+    return {"majority": majority(task.answers)}
 
 
 def _studied(model: nn.Module, task: Task, noisy: Any, noise: Any, removed: Any) -> dict[str, Any]:
@@ -244,6 +257,7 @@ def images(settings: Cell, seed: int) -> Task:
     sizes |= {"size": train.pixel_values.shape[-1], "heads": 4, "inner": 2 * settings["width"]}
     return Task(
         labels=train.labels,
+        answers=test.labels[: settings["test"]],
         train=lambda labels: replace(train, labels=labels),
         test=test.first(settings["test"]),
         classes=10,
@@ -270,6 +284,7 @@ def words(settings: Cell, seed: int) -> Task:
     rows = tokens(train)
     return Task(
         labels=cast(Tensor, train.labels),
+        answers=cast(Tensor, test.labels),
         train=lambda labels: replace(rows, labels=labels),
         test=tokens(test),
         classes=len(every.classes),
@@ -304,6 +319,7 @@ def prompts(settings: Cell, seed: int) -> Task:
 
     return Task(
         labels=cast(Tensor, train.labels),
+        answers=cast(Tensor, test.labels),
         train=lambda labels: written(train, labels),
         test=written(test, None),
         classes=len(every.classes),
@@ -344,6 +360,7 @@ def hub(settings: Cell, seed: int) -> Task:
         images = train
         return Task(
             labels=images.labels,
+            answers=test.labels,
             train=lambda labels: Resized(replace(images, labels=labels)),
             test=Resized(cast(Images, test)),
             classes=classes,
@@ -363,6 +380,7 @@ def hub(settings: Cell, seed: int) -> Task:
 
         return Task(
             labels=train.labels,
+            answers=test.labels,
             train=written,
             test=label_prompts(test.texts, test.labels, test.classes, tokenizer, length),
             classes=classes,
@@ -372,6 +390,7 @@ def hub(settings: Cell, seed: int) -> Task:
     rows = tokenized(train, tokenizer, length)
     return Task(
         labels=train.labels,
+        answers=test.labels,
         train=lambda labels: replace(rows, labels=labels),
         test=tokenized(test, tokenizer, length),
         classes=classes,

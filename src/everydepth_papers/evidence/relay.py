@@ -23,12 +23,13 @@ def relay(
     full: Preset | None = None,
     query: Mapping[str, Any] | None = None,
     by_noise: bool = False,
+    removal: str = "Fig. 1, 2, 10",
     **recipe: Any,
 ) -> Recipe:
     """A recipe whose cells are those of `label_noise`, judged by `residual_claims`.
 
-    cost, memory_gib: of the paper preset. query, by_noise: see `residual_claims.rows`. recipe: the
-    other fields of a `Recipe`.
+    cost, memory_gib: of the paper preset. query, by_noise, removal: see `residual_claims.rows`.
+    recipe: the other fields of a `Recipe`.
     """
     cells = [{**FINE, **one} for one in paper]
     return Recipe(
@@ -47,7 +48,7 @@ def relay(
             ),
         },
         cell=later("label_noise:cell"),
-        rows=later("residual_claims:rows", query=query, by_noise=by_noise),
+        rows=later("residual_claims:rows", query=query, by_noise=by_noise, removal=removal),
         figure=later("residual_claims:figure"),
         **recipe,
     )

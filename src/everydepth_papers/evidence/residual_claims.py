@@ -6,7 +6,6 @@ Intervals are Student's, 95 %, over seeds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,27 @@ from numpy.typing import NDArray
 from everydepth.ablations import interval, spearman
 from everydepth_papers.evidence.recipe import Finished, Row
 from everydepth_papers.evidence.rows import where
-from everydepth_papers.premise import Premise, counting, failing
-from everydepth_papers.verdict import of_cases, of_interval
+from everydepth_papers.premise import Checked, Premise, counting, failing
+from everydepth_papers.verdict import of_cases, of_interval, of_worst
 
 Floats = NDArray[np.float64]
+
+SAYS = {
+    "memorization": "no impact on memorization, whichever layer",
+    "learning": "removing skips impairs learning",
+    "early": "early layers are critical for learning",
+    "gradients": "smaller for memorized samples in all layers",
+    "error": "smaller for memorized samples",
+    "norms": "early layers have the largest gradient norms",
+    "stream": "varies much over layers, weights hardly",
+    "alike": "nearly identical for learned and memorized samples",
+    "theorem": "by proof",
+    "margin": "falls most without early skips",
+    "view": "layers with larger gradients have lower margin and accuracy without their skips",
+    "scale": "the smaller c, the lower the accuracy",
+    "epochs": "over all epochs",
+}
+"""What the paper states."""
 
 SAME = 0.05  # memorization and standard deviations count as unchanged within 5 %
 
@@ -45,73 +61,93 @@ FITTED = Premise(
     test="training accuracy, wrong labels included", value=lambda figure: figure, least=0.99
 )
 """What was not memorized says nothing of memorization: in the last epoch of a run."""
-Fitted = Sequence[float | None]
+LEARNED = {
+    "linear": Premise(
+        test="test accuracy above a linear classifier's on the same rows",
+        value=lambda figure: figure,
+        failing="inconclusive",
+    ),
+    "majority": Premise(
+        test="test accuracy above the most frequent answer",
+        value=lambda figure: figure,
+        least=0.02,
+        failing="inconclusive",
+    ),
+}
+"""By the name of what a cell compares with: networks that know nothing have nothing to lose."""
 
 
 def claim(
     statement: str,
+    says: str,
     values: Any,
-    fitted: Fitted | None = None,
+    given: Sequence[Checked],
     *,
     low: float = -np.inf,
     high: float = np.inf,
 ) -> Row:
     """Whether the mean of a figure lies between low and high, judged by its interval.
 
-    fitted: the training accuracy of every seed; those below `FITTED` do not count.
+    statement: begins with what of the paper it is about ("Fig. 1: ..."). says: a key of `SAYS`.
+    given: the premises; seeds that do not meet them do not count.
     """
     found = np.asarray(values, dtype=float)
-    checked = [] if fitted is None else [FITTED.of(fitted)]
-    if checked:
-        counted = np.array(counting(checked, len(found)))
-        if refused := failing(checked, len(found)):
-            return Row(f"claim: {statement}", "holds", refused, note=f"given {checked[0]}")
-        found = found[counted]
+    words = [f"given {one}" for one in given]
+    if refused := failing(given, len(found)):
+        return Row(statement, SAYS[says], refused, note="; ".join(words))
+    found = found[np.array(counting(given, len(found)))]
     first, last = interval(found)
     both = np.isfinite([low, high]).all()  # a range has its ends, "smaller" and "larger" have not
     verdict = of_interval(first, last, least=low, most=high, strictly=not both)
     spread = (None, None) if np.isnan(first) else (_short(first), _short(last))
     where = f"{found[np.isfinite(found)].mean():.3g}" if np.isfinite(found).any() else "no figure"
-    note = f"figure {where}" + ("; one seed has no interval" if len(found) == 1 else "")
-    note = "; ".join([note, *(f"given {one}" for one in checked)])
-    return Row(f"claim: {statement}", "holds", verdict, *spread, note)
+    alone = ["one seed has no interval"] if len(found) == 1 else []
+    note = "; ".join([f"figure {where}", *alone, *words])
+    return Row(statement, SAYS[says], verdict, *spread, note)
 
 
 def rows(
     results: Sequence[Finished],
     query: Mapping[str, Mapping[str, float]] | None = None,
     by_noise: bool = False,
+    removal: str = "Fig. 1, 2, 10",
 ) -> list[Row]:
     """Everything that the cells of each network measured.
 
     query: by network, what Table 2 prints (see `study_rows`). by_noise: a share of wrong labels is
-    a setting that the rows name.
+    a setting that the rows name. removal: the figures on memorization and accuracy by layer.
     """
     found: list[Row] = []
     for name, noise in dict.fromkeys((r.cell["name"], r.cell["noise"]) for r in results):
         own = [r for r in results if (r.cell["name"], r.cell["noise"]) == (name, noise)]
-        mine = removal_rows(own)
+        words = f", {noise:.0%} noise" if by_noise else ""
+        mine = removal_rows(own, f"{removal}{words}")
         if "study" in own[0].values:
             mine += study_rows(own, (query or {}).get(name))
         if "scaled" in own[0].values:
             mine += scale_rows(own)
         if "watched" in own[0].values:
             mine += epoch_rows(own)
-        words = f"{noise:.0%} noise: " if by_noise else ""
-        found += [replace(row, quantity=f"{words}{row.quantity}") for row in mine]
+        found += mine
     return found
 
 
-def removal_rows(results: Sequence[Finished]) -> list[Row]:
-    """Figures 1, 2 and 10: memorization and test accuracy for each layer without its skips."""
+def removal_rows(results: Sequence[Finished], item: str) -> list[Row]:
+    """Memorization and test accuracy for each layer without its skips.
+
+    That the untouched network fitted its labels is a premise of all of it. That the other one did
+    is a premise of a comparison of test accuracies alone: of memorization it is the question.
+    """
     layers = _layers(results)
     mem, acc = _removed(results, "memorization"), _removed(results, "accuracy")
     mem_all, acc_all = _untouched(results, "memorization"), _untouched(results, "accuracy")
     rows = [
-        mean_row("memorization %, all skips", 100.0, mem_all, _reached(results, None), 100.0),
+        mean_row(
+            f"{item}: memorization %, all skips", 100.0, mem_all, _reached(results, None), 100.0
+        ),
         *(
             mean_row(
-                f"memorization %, layer {layer} without",
+                f"{item}: memorization %, layer {layer} without",
                 100.0,
                 mem[:, i],
                 _reached(results, i),
@@ -119,25 +155,32 @@ def removal_rows(results: Sequence[Finished]) -> list[Row]:
             )
             for i, layer in enumerate(layers)
         ),
-        mean_row("epochs of training, all skips", None, _epochs(results, None)),
+        mean_row(f"{item}: epochs of training, all skips", None, _epochs(results, None)),
         *(
-            mean_row(f"epochs of training, layer {layer} without", None, _epochs(results, layer))
+            mean_row(
+                f"{item}: epochs of training, layer {layer} without",
+                None,
+                _epochs(results, layer),
+            )
             for layer in layers
         ),
-        mean_row("test accuracy %, all skips", None, acc_all, "", 100.0),
+        mean_row(f"{item}: test accuracy %, all skips", None, acc_all, "", 100.0),
         *(
-            mean_row(f"test accuracy %, layer {layer} without", "lower", acc[:, i], "", 100.0)
+            mean_row(
+                f"{item}: test accuracy %, layer {layer} without", "lower", acc[:, i], "", 100.0
+            )
             for i, layer in enumerate(layers)
         ),
-        *_first_fitted_rows(results, layers),
+        *_first_fitted_rows(results, layers, item),
     ]
     lost, drop = mem_all[:, None] - mem, acc_all[:, None] - acc
-    by_layer = [_fitted(results, None, layer) for layer in layers]
     rows += [
         claim(
-            f"removing the skips of layer {layer} leaves memorization as it is (within 5 points)",
+            f"{item}: removing the skips of layer {layer} leaves memorization as it is "
+            "(within 5 points)",
+            "memorization",
             lost[:, i],
-            by_layer[i],
+            _fitted(results, None),
             low=-SAME,
             high=SAME,
         )
@@ -145,9 +188,10 @@ def removal_rows(results: Sequence[Finished]) -> list[Row]:
     ]
     rows += [
         claim(
-            f"removing the skips of layer {layer} lowers test accuracy",
+            f"{item}: removing the skips of layer {layer} lowers test accuracy",
+            "learning",
             drop[:, i],
-            by_layer[i],
+            _learned(results, None, layer),
             low=0.0,
         )
         for i, layer in enumerate(layers)
@@ -155,17 +199,19 @@ def removal_rows(results: Sequence[Finished]) -> list[Row]:
     if len(layers) > 1:
         rows.append(
             claim(
-                f"test accuracy falls more without layer {layers[0]} than without {layers[-1]}",
+                f"{item}: test accuracy falls more without layer {layers[0]} than without "
+                f"{layers[-1]}",
+                "early",
                 drop[:, 0] - drop[:, -1],
-                _fitted(results, None, layers[0], layers[-1]),
+                _learned(results, None, layers[0], layers[-1]),
                 low=0.0,
             )
         )
     if len(layers) > 2:
         rank = [spearman(np.array(layers, float), row) for row in acc]
-        every = _fitted(results, *layers)
-        words = "test accuracy rises with the removed layer (Spearman)"
-        rows.append(claim(words, rank, every, low=0.0))
+        every = _learned(results, *layers)
+        words = f"{item}: test accuracy rises with the removed layer (Spearman)"
+        rows.append(claim(words, "early", rank, every, low=0.0))
     return rows
 
 
@@ -177,16 +223,21 @@ def study_rows(results: Sequence[Finished], query: Mapping[str, float] | None = 
     layers = results[0]["study"]["layers"]
     learn, mem = _norms(results, "learning"), _norms(results, "memorization")
     rows = [
-        mean_row(f"learning gradient norm, layer {n}", "falls with depth", learn[:, i])
+        mean_row(f"Fig. 5, 15: learning gradient norm, layer {n}", "falls with depth", learn[:, i])
         for i, n in enumerate(layers)
     ]
     rows += [
-        mean_row(f"memorization / learning gradient norm, layer {n}", "< 1", (mem / learn)[:, i])
+        mean_row(
+            f"Fig. 5, 15: memorization / learning gradient norm, layer {n}",
+            "< 1",
+            (mem / learn)[:, i],
+        )
         for i, n in enumerate(layers)
     ]
     rows += [
         claim(
-            f"the memorization gradient is smaller at layer {n} (ratio)",
+            f"Fig. 5, 15: the memorization gradient is smaller at layer {n} (ratio)",
+            "gradients",
             (mem / learn)[:, i],
             _fitted(results, None),
             high=1.0,
@@ -195,16 +246,18 @@ def study_rows(results: Sequence[Finished], query: Mapping[str, float] | None = 
     ]
     error = {side: _each(results, lambda s: s["error"], side) for side in SIDES}
     rows += [
-        mean_row("prediction error, learning", None, error["learning"]),
-        mean_row("prediction error, memorization", "smaller", error["memorization"]),
+        mean_row("Fig. 7, 14: prediction error, learning", None, error["learning"]),
+        mean_row("Fig. 7, 14: prediction error, memorization", "smaller", error["memorization"]),
         claim(
-            "the error of memorized samples is smaller (ratio)",
+            "Fig. 7, 14: the error of memorized samples is smaller (ratio)",
+            "error",
             error["memorization"] / error["learning"],
             _fitted(results, None),
             high=1.0,
         ),
         claim(
-            "gradient norms fall from the first to the last layer (ratio)",
+            "Fig. 5, 15: gradient norms fall from the first to the last layer (ratio)",
+            "norms",
             learn[:, 0] / learn[:, -1],
             _fitted(results, None),
             low=1.0,
@@ -220,6 +273,7 @@ def study_rows(results: Sequence[Finished], query: Mapping[str, float] | None = 
 
 
 SIDES = ("learning", "memorization")
+SPREAD = "Fig. 6, 16, 17, 18, 19, 20, 21, 22"
 
 
 def _spread_rows(results: Sequence[Finished]) -> list[Row]:
@@ -235,19 +289,27 @@ def _spread_rows(results: Sequence[Finished]) -> list[Row]:
     fitted = _fitted(results, None)
     grown = _last_first(std["learning"])
     return [
-        mean_row("std of the stream, last / first layer", "> 1", grown),
-        claim("the std of the stream grows with depth", grown, fitted, low=1.0),
+        mean_row(f"{SPREAD}: std of the stream, last / first layer", "> 1", grown),
         claim(
-            "the std of the stream is the same for both (ratio, within 5 %)",
+            f"{SPREAD}: the std of the stream grows with depth", "stream", grown, fitted, low=1.0
+        ),
+        claim(
+            f"{SPREAD}: the std of the stream is the same for both (ratio, within 5 %)",
+            "alike",
             (std["memorization"] / std["learning"]).mean(1),
             fitted,
             low=1 - SAME,
             high=1 + SAME,
         ),
-        mean_row("std of weights, variation over layers", "small", weights, "std / mean"),
-        mean_row("std of the stream, variation over layers", "large", stream, "std / mean"),
+        mean_row(
+            f"{SPREAD}: std of weights, variation over layers", "small", weights, "std / mean"
+        ),
+        mean_row(
+            f"{SPREAD}: std of the stream, variation over layers", "large", stream, "std / mean"
+        ),
         claim(
-            "the stream varies more over layers than the weights (ratio)",
+            f"{SPREAD}: the stream varies more over layers than the weights (ratio)",
+            "stream",
             np.array(stream) / np.array(weights),
             fitted,
             low=1.0,
@@ -258,30 +320,41 @@ def _spread_rows(results: Sequence[Finished]) -> list[Row]:
 def _query_rows(results: Sequence[Finished], printed: Mapping[str, float] | None) -> list[Row]:
     """Table 2. Without a figure for this very network the range over the paper's eight."""
     if any(r["query_std"] is None for r in results):
-        return [Row("std of W_Q (Table 2)", None, "none", note=str(results[0]["study"]["note"]))]
+        return [Row("Table 2: std of W_Q", None, "none", note=str(results[0]["study"]["note"]))]
     found = np.array([r["query_std"] for r in results])
     mean, std = ("0.022 to 0.247", "0.004 to 0.033") if printed is None else printed.values()
     return [
-        mean_row("std of W_Q, mean over layers", mean, found.mean(1), "Table 2"),
-        mean_row("std of W_Q, std over layers", std, found.std(1), "Table 2"),
+        mean_row("Table 2: std of W_Q, mean over layers", mean, found.mean(1)),
+        mean_row("Table 2: std of W_Q, std over layers", std, found.std(1)),
     ]
+
+
+FORMS = {
+    "as_printed": "Eq. 17 as printed",
+    "corrected": "its factors in the order of the paper's definitions",
+    "repaired": "repaired",
+}
+"""Of the bound. The last is ours: what the text proves, with the constants that it drops."""
 
 
 def _bound_rows(results: Sequence[Finished]) -> list[Row]:
     rows: list[Row] = []
-    for form in ("corrected", "as_printed", "repaired"):
+    for form, name in FORMS.items():
         shares = [r["study"]["learning"]["violations"].get(form) for r in results]
         if not all(shares):
-            return [Row("upper bound", None, "none", note=str(results[0]["study"]["note"]))]
-        for tap, name in (("attention", "x"), ("mlp", "x~")):
+            return [Row("Theorem 1", None, "none", note=str(results[0]["study"]["note"]))]
+        for tap, place in (("attention", "x"), ("mlp", "x~")):
             worst = [max(share[tap]) for share in shares]
+            words = f"Theorem 1: samples beyond the bound at {place}, %, {name}"
+            rows.append(mean_row(words, 0.0, worst, "the worst layer", 100.0))
+        if form != "repaired":
+            beyond = [max(max(share[tap]) for tap in ("attention", "mlp")) for share in shares]
             rows.append(
-                mean_row(
-                    f"samples beyond the bound at {name}, %, {form.replace('_', ' ')}",
-                    0.0,
-                    worst,
-                    "the worst layer",
-                    100.0,
+                Row(
+                    f"Theorem 1: no sample exceeds the bound at any layer, {name}",
+                    SAYS["theorem"],
+                    of_worst(beyond, most=0.0),
+                    note=f"{sum(one == 0 for one in beyond)} of {len(beyond)} seeds",
                 )
             )
     gap = [
@@ -289,33 +362,35 @@ def _bound_rows(results: Sequence[Finished]) -> list[Row]:
         - np.log10(np.array(r["study"]["learning"]["norms"]["attention"]))
         for r in results
     ]
-    ordered = all(r["study"]["bound_is_ordered"] for r in results)
     first, last = np.array(gap)[:, 0], np.array(gap)[:, -1]
+    ordered = [bool(r["study"]["bound_is_ordered"]) for r in results]
     return [
         *rows,
-        mean_row("log10 of bound / norm at x_1", None, first, "repaired form"),
-        mean_row("log10 of bound / norm at x_L", None, last, "repaired form"),
+        mean_row("Theorem 1: log10 of bound / norm at x_1", None, first, "repaired form"),
+        mean_row("Theorem 1: log10 of bound / norm at x_L", None, last, "repaired form"),
         Row(
-            "the bound never rises with depth (Theorem 2)",
-            "holds",
-            of_cases([ordered]),
-            note=f"{len(results)} seeds",
+            "Theorem 2: the bound never rises with depth",
+            SAYS["theorem"],
+            of_cases(ordered),
+            note=f"{sum(ordered)} of {len(ordered)} seeds",
         ),
     ]
 
 
 def _margin_rows(results: Sequence[Finished]) -> list[Row]:
-    rows = [mean_row("margin (logits), all skips", None, _untouched(results, "margin"))]
+    rows = [mean_row("Fig. 8, 23: margin (logits), all skips", None, _untouched(results, "margin"))]
     margin = _removed(results, "margin")
     layers = _layers(results)
     rows += [
-        mean_row(f"margin (logits), layer {n} without", None, margin[:, i])
+        mean_row(f"Fig. 8, 23: margin (logits), layer {n} without", None, margin[:, i])
         for i, n in enumerate(layers)
     ]
     if len(layers) > 1:
         rows.append(
             claim(
-                f"the margin is smaller without layer {layers[0]} than without {layers[-1]}",
+                f"Fig. 8, 23: the margin is smaller without layer {layers[0]} than without "
+                f"{layers[-1]}",
+                "margin",
                 margin[:, -1] - margin[:, 0],
                 _fitted(results, layers[0], layers[-1]),
                 low=0.0,
@@ -326,8 +401,9 @@ def _margin_rows(results: Sequence[Finished]) -> list[Row]:
         words = pair.replace("_", " ").replace("/", " and ")
         side: dict[str, Any] = {"low": 0.0} if pair.startswith("margin") else {"high": 0.0}
         sign = "rise together" if pair.startswith("margin") else "go against each other"
-        every = _fitted(results, None, *layers)
-        rows.append(claim(f"{words} {sign} over layers (Spearman)", found, every, **side))
+        every = _learned(results, None, *layers)
+        words = f"Fig. 9, 24: {words} {sign} over layers (Spearman)"
+        rows.append(claim(words, "view", found, every, **side))
     return rows
 
 
@@ -342,13 +418,16 @@ def scale_rows(results: Sequence[Finished]) -> list[Row]:
         (accuracy, None, "test accuracy %"),
     ):
         rows += [
-            mean_row(f"{words}, layer 1 scaled by {c:g}", published, values[:, i], "", 100.0)
+            mean_row(
+                f"Fig. 13: {words}, layer 1 scaled by {c:g}", published, values[:, i], "", 100.0
+            )
             for i, c in enumerate(scales)
             if c in between
         ]
     rank = [spearman(np.array(scales), row) for row in accuracy]
-    ends = _fitted(results, None, 1)
-    return [*rows, claim("test accuracy rises with c (Spearman, 0 to 1)", rank, ends, low=0.0)]
+    ends = _learned(results, None, 1)
+    words = "Fig. 13: test accuracy rises with c (Spearman, 0 to 1)"
+    return [*rows, claim(words, "scale", rank, ends, low=0.0)]
 
 
 def _scaled(results: Sequence[Finished], name: str) -> Floats:
@@ -369,17 +448,21 @@ def epoch_rows(results: Sequence[Finished]) -> list[Row]:
             for seen in looks
         ]
         rows.append(
-            mean_row(f"{name}: gradient norm, first / last layer, mean over epochs", "> 1", first)
+            mean_row(
+                f"Fig. 25: {name}, gradient norm, first / last layer, mean over epochs",
+                "> 1",
+                first,
+            )
         )
-        words = f"{name}: the first layer's norm is larger over epochs"
-        rows.append(claim(words, first, _fitted(results, layer), low=1.0))
+        words = f"Fig. 25: {name}, the first layer's norm is larger over epochs"
+        rows.append(claim(words, "epochs", first, _fitted(results, layer), low=1.0))
         for what, place in (("first", 0), ("last", -1)):
             margins = [seen[place]["learning_margin"] for seen in looks]
-            rows.append(mean_row(f"{name}: margin at the {what} look", None, margins))
+            rows.append(mean_row(f"Fig. 26: {name}, margin at the {what} look", None, margins))
     if len(results[0]["watched"]) == 2:
         lost = [_margin_lost(*r["watched"].values()) for r in results]
-        words = "the margin is smaller without layer 1 at the same epochs"
-        rows.append(claim(words, lost, _fitted(results, None, 1), low=0.0))
+        words = "Fig. 26: the margin is smaller without layer 1 at the same epochs"
+        rows.append(claim(words, "epochs", lost, _fitted(results, None, 1), low=0.0))
     return rows
 
 
@@ -478,8 +561,8 @@ def _epochs(results: Sequence[Finished], layer: int | None) -> list[int]:
     return [arm["epochs"] for arm in _arms(results, layer)]
 
 
-def _fitted(results: Sequence[Finished], *layers: int | None) -> list[float | None]:
-    """Training accuracy in the last epoch, of the arm that fits worst; None where one is unknown.
+def _fitted(results: Sequence[Finished], *layers: int | None) -> list[Checked]:
+    """Training accuracy in the last epoch, of the arm that fits worst; unknown where one is.
 
     Of results from before it was kept, 1 where all labels were fitted.
     """
@@ -490,10 +573,21 @@ def _fitted(results: Sequence[Finished], *layers: int | None) -> list[float | No
         ]
         for layer in layers
     ]
-    return [None if None in seed else min(seed) for seed in zip(*by_arm, strict=True)]
+    return [FITTED.of([None if None in arms else min(arms) for arms in zip(*by_arm, strict=True)])]
 
 
-def _first_fitted_rows(results: Sequence[Finished], layers: Sequence[int]) -> list[Row]:
+def _learned(results: Sequence[Finished], *layers: int | None) -> list[Checked]:
+    """The same, and what the untouched network knows beyond the simplest classifier."""
+    name = "linear" if all("linear" in r.values for r in results) else "majority"
+    accuracy = _untouched(results, "accuracy")
+    figures = [
+        own - r[name] if name in r.values else None
+        for own, r in zip(accuracy, results, strict=True)
+    ]
+    return [LEARNED[name].of(figures), *_fitted(results, *layers)]
+
+
+def _first_fitted_rows(results: Sequence[Finished], layers: Sequence[int], item: str) -> list[Row]:
     """When all labels were first fitted, and the test accuracy there."""
     rows: list[Row] = []
     for layer in (None, *layers):
@@ -501,8 +595,8 @@ def _first_fitted_rows(results: Sequence[Finished], layers: Sequence[int]) -> li
         words = "all skips" if layer is None else f"layer {layer} without"
         if first:
             epochs, accuracy = ([one[key] for one in first] for key in ("epoch", "also"))
-            rows.append(mean_row(f"first epoch at 100 %, {words}", None, epochs))
-            words = f"test accuracy % at the first 100 %, {words}"
+            rows.append(mean_row(f"{item}: first epoch at 100 %, {words}", None, epochs))
+            words = f"{item}: test accuracy % at the first 100 %, {words}"
             rows.append(mean_row(words, None, accuracy, "", 100.0))
     return rows
 

@@ -43,6 +43,7 @@ def holds_in(
 ) -> Row:
     """A row for a statement in words: in how many cases (seeds, pairs of seeds) it holds.
 
+    quantity: begins with what of the paper it is about ("Fig. 2, 3: ..."), which the index reads.
     test: gets one case; the members of a pair are separate arguments. premises: a case counts only
     where they are met, and the row shows their figures.
     """
@@ -53,7 +54,9 @@ def holds_in(
         for case, yes in zip(cases, counted, strict=True)
         if yes
     ]
-    count = f"{sum(true)} of {len(true)} {unit}" if cases else "no such cell in this preset"
+    count = f"{sum(true)} of {len(true)} {unit}" if true else f"none of {len(cases)} {unit} counts"
+    if not cases:
+        count = "no such cell in this preset"
     given = [f"given {one}" for one in checked if cases]
     words = "; ".join([count, *([note] if note and true else []), *given])
     verdict = failing(checked, len(cases)) or of_cases(true)

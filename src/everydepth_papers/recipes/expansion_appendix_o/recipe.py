@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, published
+from everydepth_papers.evidence.rows import holds_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,8 +69,12 @@ def _points() -> tuple[list[float], list[float], list[float]]:
     return [n for n, _, _ in kept], [c / (6 * n) for n, c, _ in kept], [x for _, _, x in kept]
 
 
+NEAR = 0.02  # relative: of exponents
+ROUGH = 0.1  # of widths: the table is rounded, and leaves embeddings out
+
+
 def rows(results: Sequence[Finished]) -> Sequence[Row]:
-    found: list[Row] = []
+    found = statements(results)
     for r in results:
         if r.cell["what"] == "plan":
             found += _planned(r)
@@ -86,6 +91,58 @@ def rows(results: Sequence[Finished]) -> Sequence[Row]:
         else:
             found += _fitted(r)
     return found
+
+
+def statements(results: Sequence[Finished]) -> list[Row]:
+    coupled = [r for r in results if r.cell["what"] == "coupling"]
+    levine = [(r["plan"], PUBLISHED["levine"].get(r.cell["name"])) for r in _plans(results)]
+    trained = [
+        (name := r.cell["name"], r["same_flops"], PUBLISHED["trained"].get(name))
+        for r in _plans(results)
+    ]
+    fits = [r for r in results if "exponents" in r.values]
+    return [
+        holds_in(
+            "Table 2: the recursion of App. M has the formula's exponent",
+            "by proof",
+            coupled,
+            lambda r: abs(r["recursion"] / r["formula"] - 1) < NEAR,
+            f"within {NEAR:.0%}, between 1,000 and 10,000 blocks",
+            unit="couplings",
+        ),
+        holds_in(
+            "Table 3: N = 12 depth width^2 gives the printed width",
+            "widths of GPT-3's sizes, projected",
+            [pair for pair in levine if pair[1] is not None],
+            lambda plan, printed: abs(plan["width"] / printed["width"] - 1) < ROUGH,
+            f"within {ROUGH:.0%}, at the printed depth",
+            unit="sizes",
+        ),
+        holds_in(
+            "Table 4: trained on fewer tokens a parameter than is optimal for the same compute",
+            "large models were undertrained, which Chinchilla was not",
+            [
+                (best, p)
+                for name, best, p in trained
+                if p is not None and best is not None and name != "Chinchilla"
+            ],
+            lambda best, p: p["tokens"] / p["parameters"] < best["tokens"] / best["parameters"],
+            "all but Chinchilla",
+            unit="models",
+        ),
+        holds_in(
+            "Table 5: parameters and tokens grow alike with compute",
+            "closer to balanced growth than to Kaplan's 0.73 and 0.27",
+            fits,
+            lambda r: abs(r["exponents"][0] - 0.5) < abs(r["exponents"][0] - 0.73),
+            "parametric loss, refitted",
+            unit="fits",
+        ),
+    ]
+
+
+def _plans(results: Sequence[Finished]) -> list[Finished]:
+    return [r for r in results if r.cell["what"] == "plan"]
 
 
 def _planned(result: Finished) -> list[Row]:

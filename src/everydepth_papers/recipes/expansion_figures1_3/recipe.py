@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 PUBLISHED = published(__file__)
 EARLIER = "results from before it was measured; run the preset again"
 RAW_ROWS = 1024  # test images whose gradients are measured
+RESOLVED = Premise(
+    test="share that noise alone leaves within 10 %",
+    value=lambda r: _mean(r, "within_10_noise"),
+    least=0.9,
+    failing="inconclusive",
+)
 LEARNED = Premise(
     test="test accuracy above a linear classifier's",
     value=lambda *case: min(r["accuracy"] - r["linear"] for r in case),
@@ -74,9 +80,30 @@ def _covariance(mine: Sequence[Finished], data: str) -> list[Row]:
     words = "raw coordinates, test rows, mean over depths"
 
     def mean(key: str) -> list[float]:
-        return [float(np.mean([one[key] for one in r["raw"]])) for r in mine]
+        return [_mean(r, key) for r in mine]
 
     found = [
+        holds_in(
+            f"{data}, Fig. 1: covariances are near 0 off the diagonal",
+            PUBLISHED["covariance"],
+            mine,
+            lambda r: _mean(r, "within_10") >= 0.9,
+            "90 % of them within 10 % of the mean variance, mean over depths",
+            unit="networks",
+            premises=[LEARNED, RESOLVED],
+        ),
+        holds_in(
+            f"{data}, Assumption 3: the largest eigenvalue is at most 10 times the largest "
+            "variance",
+            PUBLISHED["controlled"],
+            mine,
+            lambda r: _mean(r, "norm_over_variance") <= 10,
+            "mean over depths",
+            unit="networks",
+            premises=[LEARNED],
+        ),
+    ]
+    found += [
         over_networks(
             f"{data}, Fig. 1: share of off-diagonal entries within {percent} % of the mean "
             "variance",
@@ -122,6 +149,11 @@ def _covariance(mine: Sequence[Finished], data: str) -> list[Row]:
     return found
 
 
+def _mean(result: Finished, key: str) -> float:
+    """Over depths."""
+    return float(np.mean([one[key] for one in result["raw"]]))
+
+
 def _beyond(one: Mapping[str, Any]) -> float:
     """How far the frequency of disagreement exceeds the bound."""
     return one["disagree"] - one["disagree_bound"]
@@ -163,6 +195,16 @@ def _losses(mine: Sequence[Finished], data: str) -> list[Row]:
         what = f"{data}, Fig. 3: test loss at depth {deep} minus depth {shallow}, width {width}"
         gaps = [b["test_loss"] - a["test_loss"] for a, b in pairs]
         found.append(over_seeds(what, PUBLISHED["depth"], gaps))
+        if width == wide:
+            found.append(
+                holds_in(
+                    f"{data}, Fig. 3: deeper is better at width {wide}",
+                    PUBLISHED["depth"],
+                    pairs,
+                    lambda a, b: b["test_loss"] < a["test_loss"],
+                    premises=[LEARNED],
+                )
+            )
         found += _fitted(mine, width, data)
     for layers in _values(mine, "layers"):
         pairs = _paired(mine, ("layers", layers), "width", narrow, wide)

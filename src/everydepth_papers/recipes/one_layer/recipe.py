@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
+from everydepth_papers.evidence.rows import holds_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +51,24 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
 
 def rows(results: Sequence[Finished]) -> Sequence[Row]:
     built, trained = _split(results)
-    table: list[Row] = []
+    table = [
+        holds_in(
+            "the theorem: a constructed layer is within the precision asked for",
+            "to any precision",
+            built,
+            lambda r: r["error"] <= r.cell["precision"],
+            "largest error at points that were not used",
+            unit="layers",
+        ),
+        holds_in(
+            "the theorem: trained, the widest layer is better than the narrowest",
+            "any precision at sufficient width",
+            _ends(trained),
+            lambda narrow, wide: wide["error"] < narrow["error"],
+            "largest error; same map, heads and seed",
+            unit="pairs",
+        ),
+    ]
     for result in built:
         asked = result.cell["precision"]
         table.append(
@@ -92,6 +110,14 @@ def _split(results: Sequence[Finished]) -> tuple[list[Finished], list[Finished]]
     # A construction does not depend on a seed.
     built = [r for r in results if r.cell["how"] == "constructed" and r.seed == 0]
     return built, [r for r in results if r.cell["how"] == "trained"]
+
+
+def _ends(trained: Sequence[Finished]) -> list[tuple[Finished, Finished]]:
+    """The narrowest and the widest layer of each map, number of heads and seed."""
+    found: dict[tuple[Any, ...], list[Finished]] = {}
+    for r in sorted(trained, key=lambda r: r.cell["width"]):
+        found.setdefault((r.cell["map"], r.cell["heads"], r.seed), []).append(r)
+    return [(group[0], group[-1]) for group in found.values() if len(group) > 1]
 
 
 def _names(results: Sequence[Finished]) -> list[str]:

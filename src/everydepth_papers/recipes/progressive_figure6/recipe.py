@@ -65,7 +65,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def rows(results: Sequence[Finished]) -> list[Row]:
-    from everydepth_papers.evidence.every_depth import depth_rows, pairs, worst_fall
+    from everydepth_papers.evidence.every_depth import depth_rows, pairs, statements, worst_fall
 
     found: list[Row] = []
     for task in dict.fromkeys(r.cell["task"] for r in results):
@@ -76,9 +76,12 @@ def rows(results: Sequence[Finished]) -> list[Row]:
             f"{task}, always the same answer", None, round(100 * share, 2), note="accuracy"
         )
         found.append(always)
+        found += statements(
+            results, task, last="Fig. 6", early="Fig. 6", premise=LEARNED, task=task
+        )
         found.append(
             holds_in(
-                f"{task}: LPA above E2E below the last depth, on average",
+                f"Fig. 6: {task}, LPA is above E2E below the last depth, on average",
                 PUBLISHED["early"],
                 pairs(results, task=task),
                 lambda a, b: sum(b["accuracy"][:-1]) > sum(a["accuracy"][:-1]),

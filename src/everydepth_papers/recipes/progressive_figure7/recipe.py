@@ -142,7 +142,7 @@ def rows(results: Sequence[Finished]) -> list[Row]:
                 )
         found.append(
             holds_in(
-                f"{short}: LPA lower at every depth below the last",
+                f"Fig. 7: {short}, LPA is lower at every depth below the last",
                 PUBLISHED["lower"],
                 both,
                 lambda a, b: bool(np.less(b["perplexity"][:-1], a["perplexity"][:-1]).all()),
@@ -151,7 +151,7 @@ def rows(results: Sequence[Finished]) -> list[Row]:
         )
         found.append(
             holds_in(
-                f"{short}: LPA's perplexity falls at every block",
+                f"Fig. 7: {short}, LPA's perplexity falls at every block",
                 PUBLISHED["lower"],
                 both,
                 lambda a, b: bool((np.diff(b["perplexity"]) <= 0).all()),

@@ -88,6 +88,6 @@ RECIPE = Recipe(
         ),
     },
     cell=later("every_depth:trained_on_images", build=build),
-    rows=later("every_depth:share_rows", printed=PUBLISHED, like="ViT-12"),
+    rows=later("every_depth:share_rows", printed=PUBLISHED, like="ViT-12", item="Table 4"),
     figure=later("every_depth:depth_figure", by=("model", "data")),
 )

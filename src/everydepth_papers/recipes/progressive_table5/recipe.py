@@ -120,6 +120,6 @@ RECIPE = Recipe(
         ),
     },
     cell=later("every_depth:trained_on_images", build=build),
-    rows=later("every_depth:share_rows", printed=PUBLISHED, like="ViT-Base"),
+    rows=later("every_depth:share_rows", printed=PUBLISHED, like="ViT-Base", item="Table 5"),
     figure=later("every_depth:depth_figure", by=("model", "data")),
 )

@@ -56,17 +56,19 @@ def build(settings: Cell) -> nn.Module:
 
 
 def rows(results: Sequence[Finished]) -> list[Row]:
-    from everydepth_papers.evidence.every_depth import depth_rows, worst_fall
+    from everydepth_papers.evidence.every_depth import depth_rows, statements, worst_fall
 
     found: list[Row] = []
     for model, data in dict.fromkeys((r.cell["model"], r.cell["data"]) for r in results):
         short = next((k for k, names in DATA.items() if data in names), data)
         printed = PUBLISHED.get(f"{LARGE.get(model, model)} {short}", {})
-        mine = {"model": model, "data": data}
-        found += depth_rows(results, f"{model}, {short}", printed, **mine)
+        what, mine = f"{model}, {short}", {"model": model, "data": data}
+        found += depth_rows(results, what, printed, **mine)
         losses = printed.get("loss", {})
-        found += depth_rows(results, f"{model}, {short}", losses, "loss", scale=1.0, **mine)
-        found += worst_fall(results, f"{model}, {short}", model=model, data=data)
+        found += depth_rows(results, what, losses, "loss", scale=1.0, **mine)
+        found += worst_fall(results, what, **mine)
+        last, early = ("Table 2", "Fig. 4") if "vit" in model else ("Table 3", "Fig. 5")
+        found += statements(results, what, last=last, early=early, **mine)
     return found
 
 

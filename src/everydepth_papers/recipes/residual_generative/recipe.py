@@ -64,6 +64,7 @@ RECIPE = relay(
     models=hub_models(PAPER, "CausalLM"),
     cost="2 networks x 16 to 34 fine-tunings of 70 epochs; about 15 GPU days",
     memory_gib=24.0,
+    removal="Fig. 4, 12",
     about=(
         "Small: stories260K, a pretrained Llama of 5 blocks; the loss is on the label's tokens "
         "alone; first trained on 1,000 clean texts, then on 160 others of which 10 % name a wrong "

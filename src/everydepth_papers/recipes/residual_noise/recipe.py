@@ -70,6 +70,7 @@ RECIPE = relay(
     cost="2 networks x 3 ratios x 13 to 31 fine-tunings; about 30 GPU days",
     memory_gib=12.0,
     by_noise=True,
+    removal="Fig. 3, 11",
     about=(
         "Small: a ViT of 4 blocks on 200 of scikit-learn's digits, first trained on 400 clean "
         "others; the skips of layer 1 and of layer 4 are removed; 60 epochs. 1 % of 200 "

@@ -171,7 +171,7 @@ def rows(results: Sequence[Finished]) -> list[Row]:
     for name, words_ in (("vision", "vision"), ("text", "text"), ("cross", "vision with text")):
         found.append(
             holds_in(
-                f"Fig. 22: COS with the last layer rises, {words_}",
+                f"Fig. 22, 23: COS with the last layer rises, {words_}",
                 PUBLISHED[name],
                 list(results),
                 lambda r, name=name: bool((np.diff(to_last(r, name)) >= 0).all()),
@@ -207,7 +207,7 @@ def rows(results: Sequence[Finished]) -> list[Row]:
     )
     found.append(
         holds_in(
-            "App. D: the last layers of the towers are not aligned perfectly",
+            "Fig. 22, 23: the last layers of the towers are not aligned perfectly",
             PUBLISHED["gap"],
             list(results),
             lambda r: to_last(r, "cross")[-1] < 0.9,
