@@ -78,6 +78,23 @@ class Ledger(Results, kind="claims"):
             ),
         )
 
+    def within(self, whole: Mapping[str, Any]) -> Ledger:
+        """A recorded ledger, as JSON, with these claims in place of its own of the same names.
+
+        Both must be of the same networks and seeds, or a reader would be told the wrong ones.
+        """
+        for name in ("subject", "seeds"):
+            if whole[name] != self.about[name]:
+                raise SettingError(
+                    f"a ledger of {name} {self.about[name]} cannot become part of one of "
+                    f"{whole[name]}; record all claims, or to another file"
+                )
+        new = {row["name"]: row for row in self.about["claims"]}
+        claims = [new.pop(row["name"], row) for row in whole["claims"]] + list(new.values())
+        found = Counter(row["verdict"] for row in claims)
+        counts = {verdict: found[verdict] for verdict in VERDICTS}
+        return Ledger.of_json({**whole, "counts": counts, "claims": claims})
+
     def entry(self, name: str) -> Entry:
         """All there is to say about one claim."""
         (known,) = checked_names([name])

@@ -55,7 +55,10 @@ def claims(
     listed: Annotated[bool, typer.Option("--list", help="Print the claims and stop.")] = False,
     record: Annotated[
         Path | None,
-        typer.Option(help="Also write the ledger with machine and versions to this JSON file."),
+        typer.Option(
+            help="Also write the ledger with machine and versions to this JSON file; with --only "
+            "or --paper, replace those claims in it."
+        ),
     ] = None,
     docs: Annotated[
         Path | None, typer.Option(help="Also write the ledger to this Markdown page.")
@@ -78,7 +81,7 @@ def claims(
     from rich.console import Console
 
     from everydepth.cli.showing import show_table
-    from everydepth.files import write_text
+    from everydepth.files import read_json, write_text
     from everydepth_papers.claims.checking import check_claims
 
     console = Console()
@@ -130,6 +133,8 @@ def claims(
     show_table(_verdicts(found), console)
     if record is not None:
         record.parent.mkdir(parents=True, exist_ok=True)
+        if (only or paper) and record.is_file():
+            found = found.within(read_json(record))
         write_text(record, json.dumps(dict(found.about), indent=1) + "\n")
     if docs is not None:
         write_text(docs, found.markdown())

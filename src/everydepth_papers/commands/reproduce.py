@@ -26,6 +26,10 @@ def reproduce(
         Path | None,
         typer.Option("--run", "-o", help="The run directory; runs/reproduce/NAME-PRESET if unset."),
     ] = None,
+    finished: Annotated[
+        bool,
+        typer.Option("--finished", help="Train nothing: compare with the cells that --run has."),
+    ] = False,
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
     ] = False,
@@ -71,7 +75,7 @@ def reproduce(
         return
     from everydepth.runs.together import is_main
 
-    found = reproduced(recipe, preset, seeds=seeds, run=folder)
+    found = reproduced(recipe, preset, seeds=seeds, run=folder, finished=finished)
     if not is_main():
         return
     figure = None if recipe.figure is None else recipe.figure(found.finished)

@@ -17,6 +17,7 @@ from everydepth_papers.evidence.summaries import (
     claims_figure,
     claims_of,
     claims_picture,
+    folded,
     summary_page,
 )
 from everydepth_papers.paper import PAPERS, papers_table
@@ -150,25 +151,22 @@ def _section(recipe: Recipe, folder: Path) -> str:
 
 
 def _statements(rows: Sequence[Row]) -> list[str]:
-    """What was judged."""
-    judged = [row.cells for row in rows if row.measured in VERDICTS]
-    return _table(
-        ("statement", "the paper", "here", "cases and premises"),
-        [
-            (what, said, f"**{verdict}**", f"{note}; 95 % {spread}" if spread else note)
-            for what, said, verdict, spread, note in judged
-        ],
-    )
+    """What was judged; below each statement the words of the paper."""
+    lines: list[tuple[str, str, str]] = []
+    for row in rows:
+        if row.measured in VERDICTS:
+            what, said, verdict, spread, note = row.cells
+            paper = "" if row.published is None else f"<br>*paper: {said}*"
+            cases = f"{note}; 95 % interval {spread}" if spread else note
+            lines.append((f"{what}{paper}", f"**{verdict}**", cases))
+    return _table(("statement", "here", "cases and premises"), lines)
 
 
 def _figures(rows: Sequence[Row]) -> list[str]:
     """All other rows, folded: few read them, and they are many."""
     lines = [row.cells for row in rows if row.measured not in VERDICTS]
     table = _table(("quantity", "published", "measured", "spread", "note"), lines)
-    if not lines:
-        return []
-    summary = f"<summary>{len(lines)} numbers</summary>"
-    return ['<details markdown="1">', summary, "", *table, "</details>", ""]
+    return folded(f"{len(lines)} numbers", table) if lines else []
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -189,8 +187,9 @@ def _machine(found: Reproduction) -> str:
     packages = ", ".join(
         f"{name} {version}" for name, version in where["versions"].items() if version
     )
+    cells = f"{len(about['cells'])}{' of ' + str(about['planned']) if 'planned' in about else ''}"
     return (
-        f"{about['seeds']} seed(s), {len(about['cells'])} cells, {about['seconds']:.0f} s; "
+        f"{about['seeds']} seed(s), {cells} cells, {about['seconds']:.0f} s; "
         f"{where['date']}, {where['platform']}, {where['cpus']} CPUs, {where['memory_gib']} GiB, "
         f"{', '.join(where['devices'])}; Python {where['python']}, {packages}."
     )

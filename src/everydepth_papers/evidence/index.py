@@ -177,8 +177,10 @@ def counted(found: Sequence[Reproduction], item: Item | None = None) -> str:
     seen = Counter(row.measured for row in last.rows if item is None or about(item, row))
     words = ", ".join(f"{seen[v]} {_plural(v, seen[v])}" for v in VERDICTS if seen[v])
     seeds = last.about["seeds"]
-    ending = "" if seeds == 1 else "s"
-    return f"{last.about['preset']}, {seeds} seed{ending}: {words or 'figures only'}"
+    size = f"{last.about['preset']}, {seeds} seed{'' if seeds == 1 else 's'}"
+    if "planned" in last.about:
+        size += f", {len(last.about['cells'])} of {last.about['planned']} cells"
+    return f"{size}: {words or 'figures only'}"
 
 
 def _plural(verdict: Verdict, count: int) -> str:

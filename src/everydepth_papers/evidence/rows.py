@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from everydepth_papers.evidence.recipe import Finished, Row
-from everydepth_papers.premise import Premise, counting, failing
+from everydepth_papers.premise import FEWEST, Premise, counting, failing
 from everydepth_papers.verdict import of_cases
 
 
@@ -45,7 +45,8 @@ def holds_in(
 
     quantity: begins with what of the paper it is about ("Fig. 2, 3: ..."), which the index reads.
     test: gets one case; the members of a pair are separate arguments. premises: a case counts only
-    where they are met, and the row shows their figures.
+    where they are met, and the row shows their figures. unit: fewer than three seeds decide
+    nothing; other cases, such as published models, are all there are.
     """
     checked = [premise.checked(cases) for premise in premises]
     counted = counting(checked, len(cases))
@@ -60,6 +61,8 @@ def holds_in(
     given = [f"given {one}" for one in checked if cases]
     words = "; ".join([count, *([note] if note and true else []), *given])
     verdict = failing(checked, len(cases)) or of_cases(true)
+    if unit == "seeds" and 0 < len(true) < FEWEST:
+        verdict = "inconclusive"
     return Row(quantity, published, verdict, note=words)
 
 

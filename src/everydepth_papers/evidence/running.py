@@ -28,12 +28,15 @@ def reproduce(
     *,
     seeds: int | None = None,
     run: str | Path | None = None,
+    finished: bool = False,
     progress: bool = True,
 ) -> Reproduction:
     """Do the cells of a preset that are not done yet, then compare with the printed figures.
 
     run: a directory in which every finished cell is a file. The same call again, also after
     kill -9, does the rest and repeats nothing; without it nothing is written.
+    finished: do nothing, and compare with what the run has so far; `about` has how many cells
+    were planned.
 
     >>> from everydepth_papers.evidence import find_recipe, reproduce
     >>> recipe, folder = find_recipe("tracing_table1")
@@ -47,11 +50,19 @@ def reproduce(
     from everydepth.runs.together import is_main
 
     chosen = recipe.preset(preset)
-    cells = _cells(recipe, chosen, seeds)
-    check_needs(recipe, preset)
-    check_memory(recipe, preset)
+    planned = _cells(recipe, chosen, seeds)
+    if finished and run is None:
+        raise SettingError("finished=True without run=; give a run to read")
+    if not finished:
+        check_needs(recipe, preset)
+        check_memory(recipe, preset)
     work = partial(_work, recipe)
-    found = sweep(cells, work, run=run, folders=True, progress=progress).done
+    found = sweep(planned, work, run=run, folders=True, dry_run=finished, progress=progress).done
+    cells = [cell for cell in planned if cell_key(cell) in found]
+    if not cells:
+        raise DataError(
+            f"{run} has no finished cell of {recipe.name}, preset {preset}; run it first"
+        )
     results = tuple(
         Finished(
             cell={k: v for k, v in cell.items() if k not in ("recipe", "seed")},
@@ -63,6 +74,7 @@ def reproduce(
     )
     count = chosen.seeds if seeds is None else seeds
     more = "" if seeds is None else f" --seeds {seeds}"
+    partly = {"planned": len(planned)} if len(cells) < len(planned) else {}
     outcome = Reproduction.of(
         recipe.rows(results),
         results,
@@ -73,10 +85,11 @@ def reproduce(
         about=recipe.about,
         command=f"everydepth reproduce {recipe.name} --preset {preset}{more}",
         seeds=count,
+        **partly,
         seconds=round(sum(result.seconds for result in results), 1),
         machine=machine(),
     )
-    if run is not None and is_main():
+    if run is not None and not finished and is_main():
         outcome.save(Path(run) / "reproduction")
         Run.open(run).write_results({"recipe": recipe.name, "preset": preset})
     return outcome

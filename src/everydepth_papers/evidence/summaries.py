@@ -27,7 +27,8 @@ not decided.
 In the figures of claims each bar is a claim on one kind of network: how far the measured value is
 from the threshold, in half widths of its 95 % interval. Green holds, red does not, gray is
 undecided. Where a claim is about every case, the bar is the range of the seeds, and one seed beyond
-the line refutes it. Values far from the line are drawn at the edge.
+the line refutes it. Values far from the line are drawn at the edge. What each claim says, and the
+values, are folded below its figure.
 """
 COUNTED: Mapping[Verdict, str] = {
     "holds": "held",
@@ -104,9 +105,15 @@ def summary_page(ledger: Mapping[str, Any] | None, pictures: Mapping[str, str]) 
             lines += [f"![{summary.shown}](assets/results/{pictures[summary.recipe]})", ""]
             lines += [f"{summary.shown} `everydepth reproduce {summary.recipe}`", ""]
         if claims := claims_of(ledger, key):
-            lines += [_counted(claims), "", *_table(claims), ""]
+            lines += [_counted(claims), ""]
             lines += [f"![Claims of {name}](assets/results/{claims_picture(key)})", ""]
+            lines += folded(f"The {len(claims)} claims in words", [*_table(claims), ""])
     return "\n".join(lines)
+
+
+def folded(summary: str, lines: Sequence[str]) -> list[str]:
+    """Lines of Markdown that a reader opens with a click, here and on GitHub."""
+    return ['<details markdown="1">', f"<summary>{summary}</summary>", "", *lines, "</details>", ""]
 
 
 COLORS: Mapping[Verdict, str] = {
@@ -129,10 +136,11 @@ def claims_picture(key: str) -> str:
 
 
 def claims_figure(claims: Sequence[Mapping[str, Any]]) -> Any:
-    """One bar for each claim and kind of network, as `INTRODUCTION` says."""
+    """One bar for each claim and kind of network, as `INTRODUCTION` says; those that hold first."""
     from matplotlib.figure import Figure
 
     rows = [(claim, one) for claim in claims for one in claim["measured"]]
+    rows.sort(key=lambda row: VERDICTS.index(row[1]["verdict"]))
     page = Figure(figsize=(8, 0.8 + 0.2 * len(rows)), layout="constrained")
     axis = page.subplots()
     for place, (claim, one) in enumerate(rows):

@@ -435,6 +435,26 @@ def test_the_command_prints_writes_and_reports(
     assert "give both to ask your own model" in str(wrong.exception)
 
 
+def test_some_claims_are_recorded_within_the_ledger_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def record(claim: str, seeds: str) -> Any:
+        words = ["claims", "--preset", "smoke", "--record", "ledger.json", "--run", f"run-{seeds}"]
+        return CliRunner().invoke(build_app(), [*words, "--seeds", seeds, "--only", claim])
+
+    assert record("one-layer-reaches", "2").exit_code == 0
+    first = json.loads((tmp_path / "ledger.json").read_text())
+    assert record("one-layer-width", "2").exit_code == 0
+    both = json.loads((tmp_path / "ledger.json").read_text())
+    assert [row["name"] for row in both["claims"]] == ["one-layer-reaches", "one-layer-width"]
+    assert both["claims"][0] == first["claims"][0]
+    assert sum(both["counts"].values()) == 2
+    refused = str(record("one-layer-width", "3").exception)
+    assert "a ledger of seeds 3 cannot become part of one of 2" in refused
+
+
 def test_the_page_of_the_documentation_is_the_recorded_ledger_of_all_claims() -> None:
     root = Path(__file__).parents[3]
     file = root / "benchmarks/results/claims.json"

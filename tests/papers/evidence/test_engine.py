@@ -149,7 +149,9 @@ def test_processes_of_accelerate_share_the_cells_and_one_writes(tmp_path: Path) 
     assert Reproduction.load(tmp_path / "out" / "reproduction").rows == alone.rows
 
 
-def test_a_failing_cell_keeps_its_folder_and_the_finished_cells(tmp_path: Path) -> None:
+def test_a_failing_cell_keeps_its_folder_and_the_finished_cells_are_compared(
+    tmp_path: Path,
+) -> None:
     def cell(settings: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
         if settings["a"] == 2 and not (folder / "checkpoint").exists():
             (folder / "checkpoint").touch()
@@ -164,9 +166,15 @@ def test_a_failing_cell_keeps_its_folder_and_the_finished_cells(tmp_path: Path) 
         rows=lambda results: [Row(str(r.cell["a"]), None, str(r["resumed"])) for r in results],
         presets={"smoke": Preset(cells=({"a": 1}, {"a": 2}), cost="")},
     )
+    with pytest.raises(DataError, match="has no finished cell of x, preset smoke"):
+        reproduce(recipe, run=tmp_path / "out", finished=True, progress=False)
     with pytest.raises(ZeroDivisionError):
         reproduce(recipe, run=tmp_path / "out", progress=False)
+    part = reproduce(recipe, run=tmp_path / "out", finished=True, progress=False)
+    assert [row.quantity for row in part.rows] == ["1"]
+    assert part.about["planned"] == 2
     found = reproduce(recipe, run=tmp_path / "out", progress=False)
+    assert "planned" not in found.about
     assert [row.measured for row in found.rows] == ["False", "True"]
 
 

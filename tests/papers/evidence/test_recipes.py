@@ -10,9 +10,10 @@ import pytest
 from everydepth_papers.evidence import dry_run, reproduce
 from everydepth_papers.evidence.discover import load_recipe, recipe_files
 from everydepth_papers.evidence.docs import pages, recorded
-from everydepth_papers.evidence.index import INDEX, NUMBERED, unknown
+from everydepth_papers.evidence.index import INDEX, NUMBERED, about, mentioned, unknown
 from everydepth_papers.evidence.recipe import Row
 from everydepth_papers.paper import PAPERS
+from everydepth_papers.verdict import VERDICTS
 
 FILES = recipe_files()
 DOCS = Path(__file__).parents[3] / "docs"
@@ -60,6 +61,22 @@ def test_the_index_has_every_numbered_table_and_figure_once() -> None:
             found = [n for i in INDEX if (i.paper, i.kind) == (key, kind) for n in i.numbers]
             assert sorted(found) == list(range(1, count + 1)), (key, kind)
     assert all(item.recipes or item.why for item in INDEX)
+
+
+def test_a_table_or_figure_that_was_measured_has_a_verdict() -> None:
+    for item in INDEX:
+        for recipe in item.recipes:
+            rows = [row for found in recorded(FILES[recipe].parent) for row in found.rows]
+            assert any(about(item, row) and row.measured in VERDICTS for row in rows), item
+
+
+def test_rows_say_what_of_the_paper_they_are_about() -> None:
+    assert mentioned("Fig. 3, 11, 5% noise: removing") == {("Figure", 3), ("Figure", 11)}
+    assert mentioned("cifar10, Fig. 2(c, d): signal") == {("Figure", 2)}
+    assert mentioned("Fig. 1b/4b/14: accuracy") == {("Figure", 1), ("Figure", 4), ("Figure", 14)}
+    assert mentioned("Table 3: GPT-3 Small, depth") == {("Table", 3)}
+    assert mentioned("margin (Fig. 3)") == {("Figure", 3)}
+    assert mentioned("plain: see Fig. 3") == set()
 
 
 def test_every_paper_has_a_summary_and_tiny_numbers_are_shown_as_nothing() -> None:

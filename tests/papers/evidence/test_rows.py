@@ -35,13 +35,23 @@ def test_pairs_have_the_same_seed_and_leave_out_seeds_without_a_partner() -> Non
 def test_a_statement_holds_in_all_some_or_no_seeds() -> None:
     pairs = paired(where(RESULTS, objective="aligned"), where(RESULTS, objective="standard"))
 
-    def verdict(threshold: float) -> tuple[object, str]:
-        row = holds_in("q", "p", pairs, lambda a, s: a["value"] > s["value"] + threshold, "why")
+    def verdict(threshold: float, unit: str = "models") -> tuple[object, str]:
+        def larger(a: Finished, s: Finished) -> bool:
+            return a["value"] > s["value"] + threshold
+
+        row = holds_in("q", "p", pairs, larger, "why", unit=unit)
         return row.measured, row.note
 
-    assert verdict(-9) == ("holds", "2 of 2 seeds; why")
-    assert verdict(0) == ("inconclusive", "1 of 2 seeds; why")
-    assert verdict(9) == ("does not hold", "0 of 2 seeds; why")
+    assert verdict(-9) == ("holds", "2 of 2 models; why")
+    assert verdict(0) == ("inconclusive", "1 of 2 models; why")
+    assert verdict(9) == ("does not hold", "0 of 2 models; why")
+    assert verdict(-9, "seeds") == ("inconclusive", "2 of 2 seeds; why")
+
+
+def test_two_seeds_decide_nothing_and_three_do() -> None:
+    three = [result(seed, 1.0) for seed in range(3)]
+    assert holds_in("q", "p", three, lambda r: True).measured == "holds"
+    assert holds_in("q", "p", three[:2], lambda r: True).measured == "inconclusive"
 
 
 def test_a_statement_without_cases_is_not_judged() -> None:
