@@ -367,7 +367,7 @@ CASES: dict[str, Case] = {
             m, rows(), risk=0.3, risk_of=lambda z, labels: torch.full((len(z),), torch.nan), **QUIET
         ),
         SettingError,
-        "risk_of gave shape .* return one number from 0 to 1",
+        "risk_of returned shape .* return one number from 0 to 1",
     ),
     "numpy": (
         lambda m: ed.as_stream(m).observe({"pixel_values": IMAGES}),

@@ -88,7 +88,7 @@ def test_code_beside_a_model_is_never_imported(seen: Path, tmp_path: Path) -> No
     flag = tmp_path / "ran"
     (seen / "model" / "modeling_evil.py").write_text(f"open({str(flag)!r}, 'w')")
     change(seen / "model" / "config.json", auto_map={"AutoModel": "modeling_evil.Evil"})
-    with pytest.raises(DataError, match="auto_map, which asks for code or weights from elsewhere"):
+    with pytest.raises(DataError, match="auto_map, which refers to code or weights elsewhere"):
         load(seen, trusted=False)
     assert not flag.exists()
     assert not any("modeling_evil" in name for name in sys.modules)
@@ -141,7 +141,7 @@ def test_a_class_that_is_not_a_known_model_is_refused(seen: Path) -> None:
 def test_pickled_weights_are_not_read(seen: Path) -> None:
     (seen / "model" / "model.safetensors").unlink()
     torch.save({}, seen / "model" / "pytorch_model.bin")
-    with pytest.raises(DataError, match="it needs whole safetensors files"):
+    with pytest.raises(DataError, match="restore its safetensors files"):
         load(seen, trusted=False)
 
 

@@ -146,10 +146,10 @@ def test_debug_shows_where_an_error_came_from(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("- 1\n", "holds list; it needs options by name"),
-        ("{{{", "cannot be read as YAML or JSON .*; give a file with a line"),
+        ("- 1\n", "holds a list; write `option: value` lines"),
+        ("{{{", "cannot be read as YAML or JSON .*; write one line"),
         ("[" * 20_000, "cannot be read as YAML or JSON .*recursion"),
-        ("batch_size: true\n", "batch_size is True; it is not a flag, give its value"),
+        ("batch_size: true\n", "batch_size is True, but it is not a flag; give a value"),
         ("c: [0, one]\n", "--c '0,one'; give numbers, separated by commas"),
         ("batches: 3\n", "ablate has no option 'batches'"),
     ],
@@ -168,7 +168,7 @@ def test_a_list_in_a_file_of_options_is_several_values(tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
     file.write_text("c: [0, 0.5]\nlayers: [1, 2]\n")
     command = ["ablate", "nowhere", "--data", "digits", "--config", str(file)]
-    with pytest.raises(DataError, match="'nowhere' is neither a folder here nor a model found"):
+    with pytest.raises(DataError, match="'nowhere' is neither a local folder nor found"):
         CliRunner().invoke(build_app(), command, catch_exceptions=False)
 
 

@@ -136,7 +136,7 @@ def test_a_taken_place_is_refused_before_the_work(
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit):
         everydepth("trace", digits_model, "--data", "digits", "-o", tmp_path)
-    assert f"error: {tmp_path} is not an empty directory; name a new one" in capsys.readouterr().err
+    assert f"error: {tmp_path} is not an empty directory; give a new one" in capsys.readouterr().err
 
 
 def test_a_trace_without_a_place_gets_a_new_one_each_time(
@@ -220,11 +220,11 @@ def test_the_columns_of_a_table_are_named_or_the_usual_ones(
 def test_columns_that_cannot_be_told_or_do_not_exist_are_said(tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
     file.write_text("a,b,c\n1,2,3\n")
-    with pytest.raises(DataError, match=r"a table with the columns a, b, c; say which one holds"):
+    with pytest.raises(DataError, match=r"a table with the columns a, b, c; give the one with"):
         load_data(str(file), "train")
     with pytest.raises(DataError, match=r"column 'd', but .*table\.csv has 'a', 'b', 'c'"):
         load_data(str(file), "train", columns=Columns("d"))
-    with pytest.raises(SettingError, match="'digits' is not a table, so it has no columns"):
+    with pytest.raises(SettingError, match="'digits' is not a table; leave out"):
         load_data("digits", "train", columns=Columns("a"))
 
 

@@ -84,8 +84,10 @@ def test_one_file_is_learned_and_validates_nothing(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("to be or not to be, that is the question; " * 40)
     words = ("-m", "gpt2-tiny", "-d", file, "--steps", 1, "--batch-size", 2)
-    assert "nothing was held out for validation" in run(*words, "-o", tmp_path / "run").output
-    with pytest.raises(SettingError, match=r"--valid-split test, but .* is one file, all of which"):
+    assert "there was no validation data" in run(*words, "-o", tmp_path / "run").output
+    with pytest.raises(
+        SettingError, match=r"--valid-split test, but .* is a single file, used entirely"
+    ):
         run(*words, "--valid-split", "test", "-o", tmp_path / "other")
 
 
@@ -101,7 +103,7 @@ def test_without_validation_it_says_why_there_are_no_figures(tmp_path: Path) -> 
         "-o",
         tmp_path / "run",
     )
-    assert "no figures by depth, because nothing was held out" in run(*words).output
+    assert "no metrics by depth, since there was no validation data" in run(*words).output
 
 
 def test_a_trained_run_can_be_trained_further_by_its_folder(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_tokenizer_that_llama_cpp_uses_otherwise_is_refused(
 ) -> None:
     tokenizer = byte_level()
     monkeypatch.setattr("everydepth.engines.gguf_tokens._pairs", lambda merges: [("z", "z")])
-    with pytest.raises(ExportError, match=r"llama.cpp cuts .Once upon.*nothing was written"):
+    with pytest.raises(ExportError, match=r"llama.cpp tokenizes .Once upon.*nothing was written"):
         ed.export(
             language_model("Qwen2", tokenizer), tmp_path / "o", format="gguf", tokenizer=tokenizer
         )
@@ -154,23 +154,27 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
 
     with pytest.raises(SettingError, match="format='gguf' needs tokenizer="):
         export(model)
-    with pytest.raises(SettingError, match="weights='int4' of a GGUF file needs data=: texts"):
+    with pytest.raises(SettingError, match="weights='int4' with format='gguf' needs data=: texts"):
         export(model, tokenizer=tokenizer, weights="int4")
-    with pytest.raises(SettingError, match="example was given for format='gguf'"):
+    with pytest.raises(
+        SettingError, match="leave out example, which does not apply to format='gguf'"
+    ):
         export(model, tokenizer=tokenizer, example={"input_ids": torch.ones(2, 4).long()})
     other = hf.GPT2LMHeadModel(hf.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=400))
     with pytest.raises(UnsupportedModelError, match=r"is a gpt2 model.*llama, mistral.* can be"):
         export(other, tokenizer=tokenizer)
     scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
-    with pytest.raises(UnsupportedModelError, match="scales its positions"):
+    with pytest.raises(UnsupportedModelError, match="position scaling"):
         export(language_model("Llama", tokenizer, rope_parameters=scaled), tokenizer=tokenizer)
-    with pytest.raises(UnsupportedModelError, match="attends to the last 8 tokens only"):
+    with pytest.raises(UnsupportedModelError, match="uses sliding windows of 8 tokens"):
         export(language_model("Mistral", tokenizer, sliding_window=8), tokenizer=tokenizer)
     with pytest.raises(UnsupportedModelError, match=r"a token \d+, but the model 20 embeddings"):
         export(language_model("Llama", tokenizer, vocab_size=20), tokenizer=tokenizer)
     odd = byte_level(pre_tokenizers.Sequence([pre_tokenizers.Punctuation()]))
     with pytest.raises(UnsupportedModelError, match="splits words by Punctuation"):
         export(language_model("Qwen2", odd), tokenizer=odd)
-    with pytest.raises(SettingError, match="format='onnx' of a GGUF file; leave it out"):
+    with pytest.raises(
+        SettingError, match="format='onnx' for a GGUF file, which stays one; leave it"
+    ):
         ed.export("model.gguf", out, depth=1, format="onnx")
     assert list(tmp_path.iterdir()) == []

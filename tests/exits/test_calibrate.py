@@ -141,7 +141,7 @@ def test_ties_and_no_certainty_at_all_give_thresholds_that_the_policy_allows(kin
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_a_sample_or_two_certify_nothing_and_say_how_many_are_needed(rows: int) -> None:
     for per_depth in (False, True):
-        with pytest.warns(NotCertifiedWarning, match=r"sample.* can never show it: .* are needed"):
+        with pytest.warns(NotCertifiedWarning, match=r"sample.* too few: .* are needed"):
             found = certified(
                 synthetic(rows), Confidence, risk=0.1, delta=0.05, per_depth=per_depth
             )

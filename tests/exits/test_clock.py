@@ -66,8 +66,8 @@ def test_exits_that_pay_are_kept_with_their_speed_up() -> None:
     assert found.certificate is not None
     assert found.certificate.clock is not None
     assert found.certificate.clock > 1.5
-    assert "saves blocks (2.67x, or 2.67x by what each takes)" in found.certificate.note
-    assert "by the clock" in found.certificate.note
+    assert "saves blocks (2.67x, or 2.67x weighted by their time)" in found.certificate.note
+    assert "the speed, in batches of" in found.certificate.note
 
 
 def test_exits_that_do_not_pay_give_the_full_model_and_say_so() -> None:

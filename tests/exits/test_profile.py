@@ -18,7 +18,7 @@ from torch import Tensor
 from everydepth.errors import BatchError, BudgetError, DataError, SettingError
 from everydepth.exits import DepthProfile, Latency, Profile, profile
 from everydepth.exits.driving import BlockTimes
-from everydepth.exits.measure import peak_bytes
+from everydepth.exits.measure import LiveBytes
 from everydepth.stream import as_stream, at_depth, words
 
 
@@ -100,13 +100,11 @@ def test_flops_grow_by_one_block_a_depth() -> None:
 def test_peak_memory_counts_what_is_alive_at_once() -> None:
     layers = [torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)]
     model = torch.nn.Sequential(torch.nn.Sequential(*layers), torch.nn.Linear(8, 2))
-    stream = as_stream(model, blocks="0", readout="1")
     x = torch.randn(100, 64)
-    with torch.no_grad():
-        found = peak_bytes(lambda: model(x), stream)
-    weights = 4 * sum(p.numel() for p in model.parameters())
+    with torch.no_grad(), LiveBytes() as live:
+        model(x)
     # While ReLU runs, its input and its output are alive: 2 x 100 x 256 numbers.
-    assert found == weights + 4 * 2 * 100 * 256
+    assert live.peak == 4 * 2 * 100 * 256
 
 
 def test_latencies_are_ordered_and_a_profile_survives_its_folder(tmp_path: Path) -> None:
@@ -168,7 +166,7 @@ def test_an_impossible_budget_says_which_limit_and_what_is_possible() -> None:
         made_up().choose(bytes=10)
     with pytest.raises(BudgetError, match=r"meets min_accuracy=0.95: the best is 0.9 at depth 4"):
         made_up().choose(min_accuracy=0.95)
-    message = r"at once: latency_ms=1.5 by depths 1; min_accuracy=0.75 by depths 2, 4; loosen one"
+    message = r"all limits: latency_ms=1.5 by depths 1; min_accuracy=0.75 by depths 2, 4; relax one"
     with pytest.raises(BudgetError, match=message):
         made_up().choose(latency_ms=1.5, min_accuracy=0.75)
 

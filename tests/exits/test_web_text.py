@@ -128,7 +128,7 @@ def test_what_a_page_cannot_write_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"lacks tokenizers.min.mjs.*@huggingface/tokenizers"):
         export(model)
     empty = empty_runtime(tmp_path / "again")
-    with pytest.raises(UnsupportedModelError, match="balconies, for which a page has no graph"):
+    with pytest.raises(UnsupportedModelError, match="does not support the balconies"):
         export(ed.balcony(model), runtime=empty)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "vocab_size": 300}
     recurrent = hf.MambaForCausalLM(hf.MambaConfig(**shape)).eval()

@@ -43,7 +43,7 @@ def test_an_objective_that_forgets_the_last_block_is_found_out() -> None:
     report = ed.check_objective(net, batch)
     assert not report.ok
     assert "no gradient: block 4" in str(report)
-    assert "does not do what it says" in str(report)
+    assert "does not work as documented" in str(report)
     with pytest.raises(EveryDepthError, match="no gradient: block 4"):
         report.raise_if_failed()
 

@@ -110,7 +110,7 @@ def test_a_classifier_has_a_depth_of_its_own_and_refuses_what_it_cannot_do(
         seen = ed.Results.from_json(client.get("/v1/results").json()).result("load").arrays
         assert (seen["requests"], seen["mean_depth"]) == (2, 2)
     for wrong in ({"target": 1.0}, {"floor": 0.5}, {"engine": "vllm"}):
-        with pytest.raises(SettingError, match=f"--{next(iter(wrong))}: for language models"):
+        with pytest.raises(SettingError, match=f"--{next(iter(wrong))}: only for language models"):
             application(served, ServeConfig(**wrong))
 
 

@@ -290,7 +290,7 @@ def test_the_governor_stays_at_the_certified_depth_or_above(talker: Talker) -> N
     )
     with pytest.raises(SettingError, match="give --target"):
         application(served)
-    with pytest.raises(SettingError, match="certificate 2 and deeper, --depth 1 and shallower"):
+    with pytest.raises(SettingError, match="certificate 2 and deeper, and --depth 1 and shallower"):
         application(served, ServeConfig(target=1.0, depth=1))
     # A target nobody can meet: as shallow as it may be.
     with TestClient(application(served, ServeConfig(target=1e-6))) as client:

@@ -67,7 +67,7 @@ def test_no_more_rows_than_places_and_first_come_first_served(talker: Talker) ->
 def test_a_full_queue_is_said_and_a_cancelled_request_makes_room(talker: Talker) -> None:
     scheduler = Scheduler(ed.as_stream(talker.model), places=1, queue=2)
     first, second = (scheduler.submit(Request(prompt=(5,), max_tokens=9)) for _ in range(2))
-    with pytest.raises(Busy, match="2 requests wait already"):
+    with pytest.raises(Busy, match="2 requests are already waiting"):
         scheduler.submit(Request(prompt=(5,)))
     scheduler.step()
     scheduler.cancel(first)

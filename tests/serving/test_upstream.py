@@ -86,7 +86,7 @@ def test_what_no_rung_can_do_is_said(
 
 def test_a_missing_engine_says_how_to_install_it(talker: Talker) -> None:
     what = Served(name="talker", model=talker.model, tokenizer=talker.tokenizer)
-    with pytest.raises(SettingError, match="install vLLM in an environment of its own"):
+    with pytest.raises(SettingError, match="install vLLM in its own environment"):
         application(what, ServeConfig(engine="vllm", vllm="no-such-program"))
     with pytest.raises(SettingError, match="--rungs 9"):
         application(what, ServeConfig(engine="vllm", rungs="9"))

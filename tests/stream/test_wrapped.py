@@ -165,7 +165,7 @@ def test_an_adapter_is_exported_for_the_cut_base(tmp_path: Path) -> None:
 
 
 def test_an_adapter_is_not_exported_where_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="LlamaForCausalLM has no adapter of PEFT; use format="):
+    with pytest.raises(SettingError, match="LlamaForCausalLM has no PEFT adapter; use format="):
         ed.export(_llama(), tmp_path / "adapter", format="peft")
 
 

@@ -275,7 +275,7 @@ def test_a_student_that_agrees_with_its_teacher_is_not_pulled() -> None:
 
 def test_nothing_to_learn_from_is_refused() -> None:
     case = Case()
-    with pytest.raises(SettingError, match="no labels and no pull"):
+    with pytest.raises(SettingError, match="labels=None and pull=None"):
         any_depth_loss(case.features, case.weight, None, None, case.scale, DEPTH_WEIGHTS)
 
 

@@ -311,7 +311,7 @@ def test_settings_that_make_no_balcony_are_refused(settings: Any, message: str) 
 
 def test_a_policy_is_not_exported_with_balconies(tmp_path: Path) -> None:
     net = ed.balcony(vit(dropout=0.0).eval(), [1])
-    with pytest.raises(SettingError, match="no single stock model holds"):
+    with pytest.raises(SettingError, match="which no stock model can hold"):
         ed.export(net, tmp_path / "out", exits=ed.Confidence(threshold=0.9))
 
 
@@ -337,7 +337,7 @@ def test_the_command_trains_balconies(tmp_path: Path, asked: str, depths: tuple[
     [
         (("--balcony", "one"), "use depths separated by commas"),
         (("--balcony", "4"), "has 4 blocks and its last depth stays as it is; use 1 to 3"),
-        (("--balcony", "1", "--lora", "2"), "give one of them"),
+        (("--balcony", "1", "--lora", "2"), "use one of them"),
         (("--balcony", "1", "--label-smoothing", "0.1"), "leave one of them out"),
     ],
 )

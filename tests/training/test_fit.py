@@ -123,11 +123,11 @@ class Streamed(IterableDataset[dict[str, Tensor]]):
         (DataLoader(Listed(32), batch_size=8), {"shuffle": True}, "shuffle=True, but DataLoader"),
         (DataLoader(Listed(32), shuffle=True), {"shuffle": False}, "shuffle=False, but DataLoader"),
         (DataLoader(Listed(32), batch_size=8), {"workers": 2}, "workers=2, but DataLoader"),
-        (batches(points(32), 8), {"batch_size": 4}, "batch_size=4, but Batches gives its batches"),
-        (list(batches(points(32), 8)), {"batch_size": 4}, "batch_size=4, but list gives its"),
+        (batches(points(32), 8), {"batch_size": 4}, "batch_size=4, but Batches yields batches"),
+        (list(batches(points(32), 8)), {"batch_size": 4}, "batch_size=4, but list yields"),
         (list(batches(points(32), 8)), {"config": FitConfig(steps=1, shuffle=False)}, None),
         (DataLoader(Listed(32)), {"config": FitConfig(steps=1, batch_size=4)}, "batch_size=4, but"),
-        (Streamed(), {"shuffle": True}, "shuffle=True, but Streamed gives its rows in an order"),
+        (Streamed(), {"shuffle": True}, "shuffle=True, but Streamed yields rows in a fixed order"),
         (Streamed(), {"workers": 1}, "workers=1, but Streamed"),
         (Streamed(), {"batch_size": 8}, None),
     ],
@@ -647,13 +647,15 @@ def test_a_model_or_its_stream_is_trained_as_an_EveryDepth_of_it() -> None:
 
 def test_a_wrapped_net_is_to_be_given_itself() -> None:
     net = torch.nn.DataParallel(ed.EveryDepth(mlp()))
-    with pytest.raises(SettingError, match=r"got one inside DataParallel; pass the EveryDepth"):
+    with pytest.raises(
+        SettingError, match=r"got an EveryDepth inside DataParallel; pass the EveryDepth"
+    ):
         ed.fit(net, points(), steps=1, **QUIET)
 
 
 def test_early_stopping_on_an_unknown_metric_lists_those_there_are() -> None:
     rule = EarlyStopping(metric="f1")
-    with pytest.raises(SettingError, match="watches 'f1', but validation gives loss, mse"):
+    with pytest.raises(SettingError, match="watches 'f1', but validation measures loss, mse"):
         ed.fit(net(), points(), points(), steps=1, early_stopping=rule, **QUIET)
 
 
@@ -728,13 +730,13 @@ def test_spoilt_weights_are_never_saved(tmp_path: Path) -> None:
 
 def test_nan_in_the_data_is_found_at_the_embedding() -> None:
     bad = [{"inputs": torch.full((2, 4), math.nan), "labels": torch.zeros(2, 2)}]
-    with pytest.raises(NonFiniteError, match=r"after the embedding .* no checkpoint is kept"):
+    with pytest.raises(NonFiniteError, match=r"after the embedding .* no checkpoint was saved"):
         ed.fit(net(), bad, steps=1, **QUIET)
 
 
 def test_nan_in_the_labels_is_found_in_the_loss() -> None:
     bad = [{"inputs": torch.zeros(2, 4), "labels": torch.full((2, 2), math.nan)}]
-    with pytest.raises(NonFiniteError, match="every state is finite, and the loss breaks first"):
+    with pytest.raises(NonFiniteError, match="all states are finite, but not the loss"):
         ed.fit(net(), bad, steps=1, **QUIET)
 
 
@@ -816,7 +818,7 @@ def test_an_optimizer_of_another_network_is_refused() -> None:
     network, other = net(), net()
     mixed = SGD([*network.parameters(), next(other.parameters())], lr=0.1)
     for optimizer in (SGD(other.parameters(), lr=0.1), mixed):
-        with pytest.raises(SettingError, match=r"of the optimizer's \d+ parameters are not"):
+        with pytest.raises(SettingError, match=r"of the optimizer's \d+ parameters do not belong"):
             ed.fit(network, points(8), steps=1, optimizer=optimizer, **QUIET)
 
 

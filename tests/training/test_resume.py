@@ -112,7 +112,7 @@ def test_an_interrupted_run_ends_its_step_says_so_and_goes_on_from_there(
     with pytest.raises(leaves):
         ed.fit(net(), points(), steps=9, run=run, callbacks=[Signal(number, 4)], **QUIET)
     assert signal.getsignal(number) is before
-    expected = f"{number.name} at step 4 of 9: a checkpoint is in {run}; continue with resume\n"
+    expected = f"{number.name} at step 4 of 9: saved a checkpoint in {run}; continue with resume\n"
     assert capsys.readouterr().err == expected
     resumed, plain = net(), net()
     more = [Signal(number, 99)]
@@ -275,7 +275,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     config["config"]["model"]["parameters"] = sum(p.numel() for p in wider.parameters())
     (run / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        RunError, match=r"is of another model: its embed\.weight has shape \(8, 4\)"
+        RunError, match=r"belongs to another model: its embed\.weight has shape \(8, 4\)"
     ):
         ed.fit(wider, points(), steps=1, run=run, resume=True, **QUIET)
 

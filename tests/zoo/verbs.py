@@ -18,7 +18,7 @@ from everydepth.stream import ResidualStream, sites
 
 Batch = Mapping[str, Tensor]
 
-CLASSES = "leaving early needs a class per sample"
+CLASSES = "early exit needs one of two or more classes per sample"
 LABELS = "an audit (is of|needs) class labels"
 NEXT = "not the next token"
 START = "does not say which token starts an answer"

@@ -1,1 +1,1 @@
-"""The command line: one module per command, put together in `main`."""
+"""The command line: one module per command, assembled in `main`."""

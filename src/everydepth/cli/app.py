@@ -39,8 +39,8 @@ def app(
     server: Annotated[
         str | None,
         typer.Option(
-            help="The address of a running `everydepth serve`, such as http://127.0.0.1:8000, to "
-            "watch in a tab."
+            help="The address of a running `everydepth serve` to watch in a tab, such as "
+            "http://127.0.0.1:8000."
         ),
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
@@ -51,12 +51,12 @@ def app(
     $ everydepth app runs/mine --data digits
     $ everydepth app ~/models/stories
 
-    Vision: follow a picture through a classifier, see where the answer settles and where it could
-    exit. Language: what each layer would say next, and texts of several depths with their speed.
-    Surfaces: what k blocks have learned of a function. Results: every measurement of a run.
-    Compare: two runs side by side. Server: what a running `everydepth serve` is doing.
+    Vision: follow an image through a classifier, and see where the answer settles and where it
+    could exit. Language: what each layer would say next, and texts from several depths with their
+    speed. Surfaces: what the first k blocks have learned of a function. Results: every measurement
+    of a run. Compare: two runs side by side. Server: what a running `everydepth serve` is doing.
 
-    It is served to this machine only and needs no network.
+    The page is served to this machine only and needs no network.
     """
     from everydepth.app import serve
 
@@ -74,7 +74,7 @@ def app(
 
 
 def _item(source: str) -> str | Item:
-    """A folder as it is; a Hugging Face name as the model it loads."""
+    """A folder unchanged, or the model of a Hugging Face name."""
     if Path(source).exists() or source.count("/") > 1 or source.startswith((".", "/", "~")):
         return str(Path(source).expanduser())
     from everydepth.app.shelf import Item

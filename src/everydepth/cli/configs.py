@@ -1,8 +1,8 @@
-"""A config as options of a command: its fields, with their types, limits, defaults and help.
+"""Command options derived from the fields of a config: their types, defaults and help.
 
-A command that takes a parameter annotated with a `Config` gets an option for each of its fields,
-and `--config`. We derive typer options from the dataclass, rather than use tyro or jsonargparse,
-because it is one page, keeps one look for all commands, and adds no import to `--help`.
+A command with a parameter annotated with a `Config` gets an option for each of its fields, and
+`--config`. We derive typer options instead of using tyro or jsonargparse because it takes one page,
+gives all commands the same look, and adds no import to `--help`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Defaults:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer is to see it: every config spread out as options."""
+    """The command with each config parameter expanded into options, for typer."""
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
     configs: dict[str, type[Config]] = {}
@@ -69,7 +69,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = kind.of(values, command.__name__)
         command(**given)
 
-    # Options with a default may stand before arguments without one: typer goes by name.
+    # Keyword-only, so that options with a default may precede arguments without one.
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     cast(Any, called).__signature__ = inspect.Signature(parameters)
     called.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -88,7 +88,7 @@ def _options(kind: type[Config], defaults: Mapping[str, Any]) -> list[inspect.Pa
         if get_origin(shown) is tuple:
             word = f"{_WORDS[get_args(shown)[0]]},..."
             shown, default = str, None if default is None else ",".join(map(_short, default))
-        # Limits are the config's to check: in the help they would take the room of the words.
+        # The config checks limits itself; showing them would crowd the help.
         option = typer.Option(
             *about.flags,
             metavar=word,
@@ -106,14 +106,14 @@ def _options(kind: type[Config], defaults: Mapping[str, Any]) -> list[inspect.Pa
     return found
 
 
-# What the help calls a value; typer's own words (`<int range> [x>=1]`) leave no room for the rest.
+# Metavars; typer's own (`<int range> [x>=1]`) leave no room for the help.
 _WORDS = {bool: "", int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
 
 def _compact(parameter: inspect.Parameter) -> Any:
-    """The annotation of a parameter, its option described in few words.
+    """The annotation of a parameter with a short metavar.
 
-    A flag that is off by default gets no `--no-` twin.
+    A flag that is off by default gets no `--no-` counterpart.
     """
     hint = parameter.annotation
     place = next((i for i, e in enumerate(get_args(hint)) if isinstance(e, OptionInfo)), None)
@@ -136,7 +136,7 @@ def _short(value: Any) -> str:
 
 
 def _split(kind: type[Config], name: str, value: Any) -> Any:
-    """Text as a tuple, where the field is one: on the command line, commas separate its items."""
+    """A value from the command line; if the field is a tuple, split at commas."""
     option = settings_of(kind)[name].option
     found = [option] if option else alternatives(hints_of(kind)[name])
     several = next((part for part in found if get_origin(part) is tuple), None)
@@ -168,13 +168,13 @@ def _annotated(hint: Any) -> bool:
     return get_origin(hint) is Annotated
 
 
-# Where a value came from, the one that counts most last.
+# Where a value came from, in order of increasing precedence.
 _SOURCES = ("DEFAULT", "DEFAULT_MAP", "COMMANDLINE")
 
 
 def _drop_replaced(kind: type[Config], values: dict[str, Any], context: Any) -> None:
-    """Of two settings that exclude each other, the one on the command line wins over the file's,
-    and either over a default."""
+    """Of two mutually exclusive settings, drop the one with lower precedence: the command line
+    overrides the file, and both override defaults."""
 
     def rank(name: str) -> int:
         source = getattr(context.get_parameter_source(name), "name", "DEFAULT")
@@ -187,7 +187,7 @@ def _drop_replaced(kind: type[Config], values: dict[str, Any], context: Any) -> 
 
 
 def _read_into(context: Any, value: Any) -> Any:
-    """Let the options of a file stand in for the defaults; a callback of typer."""
+    """A typer callback: use the options in a file as defaults."""
     if value is None:
         return None
     content = {key.replace("-", "_"): given for key, given in _read(value).items()}
@@ -198,7 +198,7 @@ def _read_into(context: Any, value: Any) -> Any:
         item = given.get(option.name)
         if isinstance(item, bool) and not getattr(option, "is_flag", False):
             raise SettingError(
-                f"{value}: {option.name} is {item}; it is not a flag, give its value"
+                f"{value}: {option.name} is {item}, but it is not a flag; give a value"
             )
         if isinstance(item, dict):
             given[option.name] = json.dumps(item)
@@ -217,9 +217,9 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, RecursionError, UnicodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise SettingError(
-            f"{file} cannot be read as YAML or JSON ({reason}); give a file with a line `option: "
-            "value` for each"
+            f"{file} cannot be read as YAML or JSON ({reason}); write one line `option: value` "
+            "for each option"
         ) from error
     if not isinstance(content, dict):
-        raise SettingError(f"{file} holds {type(content).__name__}; it needs options by name")
+        raise SettingError(f"{file} holds a {type(content).__name__}; write `option: value` lines")
     return {str(key): value for key, value in cast(dict[Any, Any], content).items()}

@@ -11,7 +11,7 @@ import typer
 
 from everydepth.cli.options import Split
 
-# What a model folder may hold beside the model: it goes along unchanged.
+# Files next to a model that are copied unchanged.
 _BESIDE = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -36,7 +36,7 @@ class Weights(StrEnum):
 
 
 class Format(StrEnum):
-    """What can be written."""
+    """Formats to export to."""
 
     HF = "hf"
     ONNX = "onnx"
@@ -54,7 +54,7 @@ def export(
     directory: Annotated[
         Path | None,
         typer.Argument(
-            help="The directory to write; for a GGUF file the new file, by default named after it."
+            help="The directory to write; for a GGUF file, the file to write (has a default)."
         ),
     ] = None,
     depth: Annotated[int | None, typer.Option(help="Blocks to keep (default: all).")] = None,
@@ -76,7 +76,7 @@ def export(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Data for the example that ONNX needs, for --recalibrate or --weights."),
+        typer.Option(help="Data, needed by --format onnx or web, --recalibrate and --weights."),
     ] = None,
     split: Split = "train",
     data_root: Annotated[
@@ -107,19 +107,20 @@ def export(
     from everydepth.errors import SettingError
     from everydepth.exits import Policy, Profile
     from everydepth.exits import export as write
+    from everydepth.exits.export import refuse
     from everydepth.exits.load import load as load_model
     from everydepth.exits.load import load_tokenizer, model_folder
 
     if is_gguf(model):
         unused = {"--format": format, "--policy": policy, "--profile": profile, "--data": data}
-        unused |= {"--recalibrate": recalibrate, "--runtime": runtime}
-        unused["--weights"] = weights is not Weights.FLOAT32
-        _refuse("a GGUF file, which is cut as it is", unused)
+        unused |= {"--recalibrate": recalibrate or None, "--runtime": runtime}
+        unused["--weights"] = None if weights is Weights.FLOAT32 else weights
+        refuse("a GGUF file", unused)
         _cut(model, directory, depth, keep, overwrite)
         return
-    _refuse("a model, of which the first blocks are kept (--depth)", {"--keep": keep})
+    refuse("a model; use --depth, which keeps the first blocks", {"--keep": keep})
     if directory is None:
-        raise SettingError("no directory was given; name a new one after the model")
+        raise SettingError("no directory given; add a new one after the model")
     chosen = format or Format.HF
     network = load_model(model)
     shown = chosen in (Format.ONNX, Format.WEB)
@@ -151,14 +152,6 @@ def export(
     typer.echo(f"wrote {directory} ({size / 1e6:.1f} MB): see its README.md")
 
 
-def _refuse(what: str, given: dict[str, Any]) -> None:
-    from everydepth.errors import SettingError
-
-    names = [name for name, value in given.items() if value]
-    if names:
-        raise SettingError(f"{', '.join(names)} was given for {what}; leave it out")
-
-
 def _cut(
     model: str, target: Path | None, depth: int | None, keep: str | None, overwrite: bool
 ) -> None:
@@ -167,13 +160,13 @@ def _cut(
     path = target or Path(f"{Path(model).stem}-{f'depth{depth}' if depth else 'cut'}.gguf")
     cut = cut_gguf(model, path, depth=depth, keep=keep, overwrite=overwrite)
     typer.echo(
-        f"wrote {path} ({cut.bytes / 1e6:.1f} MB): {len(cut.kept)} of {cut.of} blocks, which "
-        "llama.cpp runs exactly as the whole file when its other blocks are silent"
+        f"wrote {path} ({cut.bytes / 1e6:.1f} MB): {len(cut.kept)} of {cut.of} blocks, checked in "
+        "llama.cpp"
     )
 
 
 class _Beside:
-    """The tokenizer and processor files of a model folder, copied as they are."""
+    """The tokenizer and processor files of a model folder, to copy unchanged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

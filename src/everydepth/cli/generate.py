@@ -26,7 +26,7 @@ def generate(
         int | None, typer.Option(help="Draft with the first N blocks: same text, faster.")
     ] = None,
     draft_always: Annotated[
-        bool, typer.Option("--draft-always", help="Draft even where it does not pay.")
+        bool, typer.Option("--draft-always", help="Draft even if it is slower.")
     ] = False,
     max_new_tokens: Annotated[
         int | None,
@@ -36,16 +36,16 @@ def generate(
         bool, typer.Option("--sample", help="Sample tokens instead of taking the most likely.")
     ] = False,
     temperature: Annotated[
-        float, typer.Option(help="With --sample: above 1 is bolder, below 1 safer.")
+        float, typer.Option(help="With --sample: above 1 is more random, below 1 less.")
     ] = 1.0,
     top_k: Annotated[
-        int | None, typer.Option(help="With --sample: only the N most likely tokens.")
+        int | None, typer.Option(help="With --sample: only from the N most likely tokens.")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="With --sample: the most likely tokens up to this probability."),
+        typer.Option(help="With --sample: only from the most likely tokens, up to this total."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="With --sample: repeatable draws.")] = None,
+    seed: Annotated[int | None, typer.Option(help="With --sample: makes it repeatable.")] = None,
     device: Device = None,
 ) -> None:
     """Continue a text with a language model at any depth, or faster by drafting at a shallow one.
@@ -66,7 +66,7 @@ def generate(
     tokenizer = load_tokenizer(model)
     ids = [tokenizer(text)["input_ids"] for text in prompt]
     growing = TextStream(tokenizer, before=ids[0])
-    # Shown with the first token, so that an error before it starts a line.
+    # Printed with the first token, so that an earlier error gets its own line.
     waiting = [str(tokenizer.decode(ids[0], skip_special_tokens=True))]
 
     def say(_row: int, new: list[int]) -> None:
@@ -107,5 +107,5 @@ def _summary(stats: GenerationStats, *, drafting: bool) -> str:
         parts.append(f"{stats.acceptance:.0%} of drafts accepted")
         parts.append(f"{stats.mean_draft_length:.1f} tokens per draft")
     elif drafting:
-        parts.append("not drafted, because drafting would have been slower (see --draft-always)")
+        parts.append("not drafted, since drafting would have been slower (see --draft-always)")
     return "; ".join(parts)

@@ -20,15 +20,15 @@ def grow(
     run: Annotated[Path | None, typer.Option("--run", "-o", help="The run directory.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run.")] = False,
     score_only: Annotated[
-        bool, typer.Option("--score", help="Only say where a block would help.")
+        bool, typer.Option("--score", help="Only report where a block would help.")
     ] = False,
-    split: Annotated[str, typer.Option(help="The part to train on.")] = "train",
+    split: Annotated[str, typer.Option(help="The split to train on.")] = "train",
     valid_split: Annotated[
         str | None,
-        typer.Option(help="The part that decides (default: a third of the training part)."),
+        typer.Option(help="The split that decides (default: a third of the training split)."),
     ] = None,
     test_split: Annotated[
-        str | None, typer.Option(help="A part used only to certify the result.")
+        str | None, typer.Option(help="A split used only to certify the result.")
     ] = None,
 ) -> None:
     """Find out whether and where a deeper model would help, and grow it as long as it does.
@@ -65,12 +65,12 @@ def grow(
     if valid_split is not None:
         valid = batches(valid_split)
     else:
-        # Every third batch or so: rows of named data sets are in no special order.
+        # Every third batch: the rows of named datasets are in no particular order.
         valid = train[1::3]
         train = [batch for i, batch in enumerate(train) if i % 3 != 1]
     if not train or not valid:
         raise SettingError(
-            f"{split} has too few rows for batches of {asked.batch_size} in two parts; use a "
+            f"{split} has too few rows for two parts with batches of {asked.batch_size}; use a "
             "smaller --batch-size, or --valid-split"
         )
     result = grow_model(

@@ -1,4 +1,4 @@
-"""Data from the words of a command line, as a model takes it."""
+"""Load the data named on a command line, in the form a model expects."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table hold what a model reads and what it predicts."""
+    """The columns of a table with the text, a second text, and the class."""
 
     text: str | None = None
     pair: str | None = None
     label: str | None = None
 
     def of(self, table: Table) -> Columns | None:
-        """These, the usual ones where none is given, or None where that leaves a doubt.
+        """These, with defaults for those not given; None if the text column is ambiguous.
 
-        A column named label is the class. The text is in the column named so, or in the one or two
-        columns beside the class.
+        The class is the column label or labels. The text is the column text, or the only one or two
+        other columns.
         """
         if self.text is not None:
             return self
@@ -45,7 +45,7 @@ class Columns:
 def load_data(
     data: str, split: str, *, root: str | None = None, columns: Columns | None = None
 ) -> Images | Texts | Corpus | Points:
-    """Data by name or path; of a table, the texts in its columns."""
+    """Data by name or path; a table gives the texts in its columns."""
     from everydepth.data import Table, Texts, load
     from everydepth.data.tables import table_texts
 
@@ -53,20 +53,17 @@ def load_data(
     asked = columns or Columns()
     if not isinstance(found, Table):
         if asked != Columns():
-            raise SettingError(
-                f"{data!r} is not a table, so it has no columns to choose; leave out --text, "
-                "--pair and --label"
-            )
+            raise SettingError(f"{data!r} is not a table; leave out --text, --pair and --label")
         return found
     chosen = asked.of(found)
     if chosen is None:
         raise DataError(
-            f"{data!r} is a table with the columns {', '.join(found.columns)}; say which one holds "
-            "the text with --text, and which one the class with --label"
+            f"{data!r} is a table with the columns {', '.join(found.columns)}; give the one with "
+            "the text as --text, and the one with the class as --label"
         )
     classes = None
     if chosen.label is not None and split != "train" and not Path(data).is_file():
-        # A part may lack a class: all parts number them as the training part does.
+        # A split may lack a class, so all splits use the class numbers of the training split.
         classes = load_data(data, "train", root=root, columns=columns)
         classes = classes.classes if isinstance(classes, Texts) else None
     return table_texts(
@@ -91,10 +88,12 @@ def load_batches(
     max_samples: int | None = None,
     columns: Columns | None = None,
 ) -> Batches:
-    """Data by name or path, as the model called `name` (a folder, a run, a hub name) takes it.
+    """Batches of data, by name or path, as inputs of the model called `name` (a folder, a run, a
+    Hub name).
 
-    Images become floats of the model's size and channels, normalized as its preprocessor_config
-    says; texts go through its tokenizer; one long text becomes blocks of `max_length` tokens.
+    Images become floats of the model's size and channels, normalized according to its
+    preprocessor_config.json. Texts are tokenized; one long text becomes blocks of `max_length`
+    tokens.
     """
     from everydepth.data import Images, Points, Texts, batches, trim_padding
     from everydepth.exits.load import model_folder
@@ -126,14 +125,14 @@ def _tokens(
     if isinstance(found, Texts):
         labels = "tokens" if as_stream(model).task == "causal_lm" else None
         return tokenized(found.first(max_samples), tokenizer, length, labels=labels)
-    # A few characters per token: no need to encode a whole corpus for its first thousand tokens.
+    # Tokens have a few characters: no need to encode a whole corpus for its first blocks.
     text = found.text if max_samples is None else found.text[: max_samples * length * 8]
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return token_blocks(ids, length).first(max_samples)
 
 
 def _image_input(name: str, model: PreTrainedModel) -> Transform:
-    """A transform of batches: bytes to floats of the model's size, channels, mean and std."""
+    """A transform from bytes to floats with the model's size, channels, mean and std."""
     from everydepth.data.pictures import Lens, floats
 
     settings = preprocessing_of(name)
@@ -147,13 +146,13 @@ def _image_input(name: str, model: PreTrainedModel) -> Transform:
 
 
 def preprocessing_of(name: str) -> dict[str, Any]:
-    """How a model's pictures are prepared; empty where it does not say."""
+    """The preprocessor_config.json of a model; empty if it has none."""
     file = preprocessor_file(name)
     return {} if file is None else json.loads(file.read_text(encoding="utf-8"))
 
 
 def preprocessor_file(name: str) -> Path | None:
-    """The config of the image processor that was saved with a model, here or on the hub."""
+    """The path of a model's preprocessor_config.json, local or from the Hub, or None."""
     from transformers.utils.hub import cached_file
 
     file = cached_file(

@@ -1,10 +1,10 @@
 """The `everydepth` command.
 
 To add a command, write `cli/<name>.py` with a function of that name and add it to `COMMANDS`. Its
-docstring is its help: paragraphs are filled to the terminal, lines that begin with `$` are kept.
-A parameter annotated with a config becomes an option for each of its fields (`cli/configs.py`).
-Import torch and the rest of the package inside the function, so that `--help` answers at once.
-Another package adds a command as an entry point in the group `everydepth.commands`.
+docstring is its help: paragraphs are wrapped, except those that begin with `$`. A parameter
+annotated with a config becomes an option for each of its fields (`cli/configs.py`). Import torch
+and the rest of the package inside the function, so that `--help` is fast. Other packages add
+commands as entry points in the group `everydepth.commands`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _print_version(wanted: bool) -> bool:
 
         typer.echo(f"everydepth {__version__}")
         raise typer.Exit
-    return wanted  # typer hands what the callback returns to `_root`
+    return wanted  # typer passes the callback's value to `_root`
 
 
 def _root(
@@ -76,7 +76,7 @@ def _root(
 ) -> None:
     """Use, understand, shrink and grow a residual network at every depth: train once, use N models.
 
-    A first hour, on data that comes with everydepth:
+    To get started, on data that comes with everydepth:
 
     $ everydepth train -m vit-tiny -d digits --epochs 10 -o runs/lpa
     $ everydepth trace runs/lpa -d digits                    # measure every depth
@@ -84,7 +84,7 @@ def _root(
     $ everydepth export runs/lpa small --depth 2             # keep two blocks
     $ everydepth report runs/lpa -o page.html                # see it on one page
 
-    With a model of your own, start with trace. Every command has its own --help.
+    With your own model, start with trace. Every command has its own --help.
     """
 
 
@@ -96,19 +96,19 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(help=_filled(_root))(with_options(_root))
-    for command in (*COMMANDS, *_brought()):
+    for command in (*COMMANDS, *_plugins()):
         app.command(help=_filled(command))(with_options(command))
     return app
 
 
 def _filled(command: Callable[..., None]) -> str:
-    """The docstring without the line ends inside its paragraphs; typer would keep them all."""
+    """The docstring without line breaks inside paragraphs, which typer would keep."""
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
     return "\n\n".join(p if p.startswith("$") else p.replace("\n", " ") for p in paragraphs)
 
 
-def _brought() -> list[Callable[..., None]]:
-    """Commands of other installed packages, by name; one of ours is not replaced."""
+def _plugins() -> list[Callable[..., None]]:
+    """Commands of other installed packages; they cannot replace ours."""
     ours = {command.__name__ for command in COMMANDS}
     found: dict[str, Callable[..., None]] = {}
     for point in sorted(entry_points(group="everydepth.commands"), key=lambda point: point.name):
@@ -123,37 +123,37 @@ def _brought() -> list[Callable[..., None]]:
 
 
 def main() -> None:
-    # What is half written is removed on the way out, as after Ctrl-C.
+    # Exit through cleanup handlers, as after Ctrl-C, so that no partial files remain.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Wherever it stands: whoever repeats a command appends it.
+    # Allowed anywhere: people append it when they repeat a command.
     debug = "--debug" in sys.argv
     words = [word for word in sys.argv[1:] if word != "--debug"] or ["--help"]
     try:
         sys.exit(build_app()(words, prog_name="everydepth", standalone_mode=False))
-    except _NotUnderstood as error:
+    except _UsageError as error:
         typer.echo(_usage(error), err=True)
         sys.exit(2)
     except Exception as error:
         if debug:
             raise
-        typer.echo(_in_words(error), err=True)
+        typer.echo(_message(error), err=True)
         sys.exit(1)
 
 
-# UsageError, which typer does not name.
-_NotUnderstood = cast(type[Exception], typer.BadParameter.__mro__[1])
+# click's UsageError, which typer does not export.
+_UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 def _usage(error: Any) -> str:
-    """One line about words that make no command."""
+    """One line about a command line that cannot be parsed."""
     said = error.format_message().rstrip(".")
     asked = error.ctx.command_path if error.ctx else "everydepth"
     end = " See" if said.endswith("?") else "; see"
     return f"error: {said[:1].lower()}{said[1:]}{end} {asked} --help"
 
 
-def _in_words(error: Exception) -> str:
-    """One line: the message of an error of ours says what was wrong and what to do next."""
+def _message(error: Exception) -> str:
+    """One line; our own errors say what was wrong and what to do next."""
     if isinstance(error, OSError):
         try:
             with explained("the command stopped"):
@@ -166,5 +166,5 @@ def _in_words(error: Exception) -> str:
     first = (str(error).splitlines() or ["no message"])[0]
     return (
         f"error: {type(error).__name__}: {first}; add --debug for the traceback, and report it if "
-        "the command was right"
+        "you think it is a bug"
     )

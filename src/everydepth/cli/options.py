@@ -1,4 +1,4 @@
-"""Options that several commands share, each described once."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Model = Annotated[
     str, typer.Argument(help="A model's folder, a run directory, or a Hugging Face name.")
 ]
-Split = Annotated[str, typer.Option(help="Which part of the data.")]
+Split = Annotated[str, typer.Option(help="The split of the data.")]
 Device = Annotated[str | None, typer.Option(help="For example cuda:0 (default: cpu).")]
 NewRun = Annotated[
     Path | None,
@@ -36,36 +36,36 @@ OwnRun = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Config):
-    """Which data, and how much of it."""
+    """The data, and how much of it to use."""
 
     title: ClassVar[str] = "Data"
 
     data: str = setting(
         flags=("--data", "-d"), help="A name (digits, fashion-mnist, ...), a file or a folder."
     )
-    data_root: str | None = setting(None, help="The folder that holds named data sets.")
+    data_root: str | None = setting(None, help="The folder with named datasets.")
     max_samples: int | None = setting(None, least=1, help="Use only the first N rows.")
-    max_length: int = setting(128, least=1, help="Longest text, in tokens.")
+    max_length: int = setting(128, least=1, help="Truncate texts to N tokens.")
     text: str | None = setting(None, help="The column of a table (CSV, JSON, ...) with the text.")
     pair: str | None = setting(None, help="The column with the second of two texts.")
     label: str | None = setting(None, help="The column with the class.")
 
     def asked(self) -> dict[str, Any]:
-        """What decides the outcome, as JSON values: where the data lay does not."""
+        """The settings that affect the outcome, as JSON values; the data's location does not."""
         unset = [name for name in ("text", "pair", "label") if getattr(self, name) is None]
         return {k: v for k, v in plain(self).items() if k not in ("data_root", *unset)}
 
     @property
     def one_file(self) -> bool:
-        """Whether the data is a file, which has no parts: every split is all of it."""
+        """Whether the data is a single file, which has no splits."""
         return Path(self.data).is_file()
 
     def check_part(self, option: str, split: str) -> None:
-        """An error if held-out rows would be training rows."""
+        """Raise an error if the held-out rows would be the training rows."""
         if self.one_file:
             raise SettingError(
-                f"{option} {split}, but {self.data} is one file, all of which is trained on; put a "
-                f"file for each part into a folder ({split}{Path(self.data).suffix}) and give that"
+                f"{option} {split}, but {self.data} is a single file, used entirely for training; "
+                f"give a folder with one file per split ({split}{Path(self.data).suffix})"
             )
 
     @property
@@ -73,11 +73,11 @@ class Source(Config):
         return Columns(self.text, self.pair, self.label)
 
     def read(self, split: str) -> Any:
-        """The data as it is."""
+        """A split of the data, not yet prepared for a model."""
         return load_data(self.data, split, root=self.data_root, columns=self.columns)
 
     def batches(self, name: str, model: PreTrainedModel, *, split: str, batch_size: int) -> Batches:
-        """As the model called `name` takes it."""
+        """Batches of a split, as inputs of the model called `name`."""
         return load_batches(
             name,
             model,
@@ -93,11 +93,11 @@ class Source(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(Source):
-    """One part of the data, in batches."""
+    """One split of the data, in batches."""
 
-    split: str = setting("test", help="Which part of the data.")
-    batch_size: int = setting(32, least=1, help="Rows at once.")
+    split: str = setting("test", help="The split of the data.")
+    batch_size: int = setting(32, least=1, help="Rows per batch.")
 
     def load(self, name: str, model: PreTrainedModel) -> Batches:
-        """As the model called `name` takes it."""
+        """Batches as inputs of the model called `name`."""
         return self.batches(name, model, split=self.split, batch_size=self.batch_size)

@@ -22,7 +22,7 @@ def plan(
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option("--run", "-o", help="Also write it here, for `report`."),
+        typer.Option("--run", "-o", help="Also write a run directory, for `everydepth report`."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -30,8 +30,8 @@ def plan(
 
     $ everydepth plan --parameters 7e9
 
-    Uses Epoch's refit of the Chinchilla law, or fits one to --points, and shows what others chose
-    at the nearest size.
+    Uses Epoch's refit of the Chinchilla scaling law, or fits one to --points, and shows what
+    published models of similar size chose.
     """
     import csv
 

@@ -1,4 +1,4 @@
-"""Small networks by name, built to fit the data: nothing to download, minutes to train."""
+"""Small networks by name, sized to fit the data: nothing to download, trained in minutes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a network must know about the data. A field is None where the data has no such thing."""
+    """Properties of the data that determine a network's shape; None if they do not apply."""
 
     classes: int | None = None
     channels: int | None = None
@@ -38,27 +38,27 @@ class Facts:
         return cls(text=isinstance(data, Corpus))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Preset:
-    """A network by name. `build(facts, blocks)` makes it, `needs` says for which data."""
+    """A small network. `needs` describes the data it is for, and `fits` checks it."""
 
     description: str
     blocks: int
-    needs: str
     build: Callable[[Facts, int], PreTrainedModel]
+    needs: str
     fits: Callable[[Facts], bool]
 
     def __call__(self, name: str, facts: Facts, blocks: int | None) -> PreTrainedModel:
         if not self.fits(facts):
             raise DataError(
-                f"the preset {name!r} is for {self.needs}, which this data is not; "
-                "use another preset, or other data"
+                f"the preset {name!r} is for {self.needs}, but the data is something else; use "
+                "another preset, or other data"
             )
         return self.build(facts, self.blocks if blocks is None else blocks)
 
 
 def byte_tokenizer() -> Any:
-    """A tokenizer without training: one token a byte, and one that ends a text."""
+    """An untrained tokenizer: one token per byte, and one that ends a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -161,47 +161,23 @@ def _text(facts: Facts) -> bool:
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "vit-tiny": Preset(
-            description="vision transformer, width 64",
-            blocks=6,
-            needs="images",
-            build=_vit,
-            fits=_images,
-        ),
-        "resnet20": Preset(
-            description="6n+2 ResNet, widths 16, 32, 64",
-            blocks=9,
-            needs="images",
-            build=_resnet,
-            fits=_images,
-        ),
+        "vit-tiny": Preset("vision transformer, width 64", 6, _vit, "images", _images),
+        "resnet20": Preset("6n+2 ResNet, widths 16, 32, 64", 9, _resnet, "images", _images),
         "mlp": Preset(
-            description="residual perceptron, width 30",
-            blocks=6,
-            needs="points of a regression (surface:...)",
-            build=_mlp,
-            fits=lambda facts: facts.inputs is not None,
+            "residual perceptron, width 30",
+            6,
+            _mlp,
+            "points of a regression (surface:...)",
+            lambda facts: facts.inputs is not None,
         ),
         "bert-tiny": Preset(
-            description="text encoder on bytes, width 64",
-            blocks=4,
-            needs="texts with classes",
-            build=_bert,
-            fits=lambda facts: facts.text and facts.classes is not None,
+            "text encoder on bytes, width 64",
+            4,
+            _bert,
+            "texts with classes",
+            lambda facts: facts.text and facts.classes is not None,
         ),
-        "gpt2-tiny": Preset(
-            description="language model on bytes, width 64",
-            blocks=4,
-            needs="text",
-            build=_gpt2,
-            fits=_text,
-        ),
-        "llama-tiny": Preset(
-            description="language model on bytes, width 64",
-            blocks=4,
-            needs="text",
-            build=_llama,
-            fits=_text,
-        ),
+        "gpt2-tiny": Preset("language model on bytes, width 64", 4, _gpt2, "text", _text),
+        "llama-tiny": Preset("language model on bytes, width 64", 4, _llama, "text", _text),
     }
 )

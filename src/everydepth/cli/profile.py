@@ -15,18 +15,20 @@ def profile(
     rows: Rows,
     run: OwnRun = None,
     depths: Annotated[
-        str | None, typer.Option(help="Some depths only: '5::5' is every fifth, '20:' from 20 on.")
+        str | None, typer.Option(help="A slice of depths: '5::5' every fifth, '20:' from 20 on.")
     ] = None,
     repeats: Annotated[
         int | None,
-        typer.Option(min=1, help="Timed passes; by default 2 to 10, as many as fit 2 seconds."),
+        typer.Option(min=1, help="Timed passes; by default 2 to 10, as many as fit in 2 seconds."),
     ] = None,
-    latency_ms: Annotated[float | None, typer.Option(help="Budget: ms for one row.")] = None,
+    latency_ms: Annotated[
+        float | None, typer.Option(help="Budget: milliseconds for one row.")
+    ] = None,
     max_bytes: Annotated[int | None, typer.Option(help="Budget: bytes of the checkpoint.")] = None,
     max_drop: Annotated[
-        float | None, typer.Option(help="Quality you may lose, in units of the metric.")
+        float | None, typer.Option(help="Budget: acceptable loss of quality, in the metric's unit.")
     ] = None,
-    min_accuracy: Annotated[float | None, typer.Option(help="Accuracy you need.")] = None,
+    min_accuracy: Annotated[float | None, typer.Option(help="Budget: lowest accuracy.")] = None,
 ) -> None:
     """Measure the quality, size and speed of every depth, and choose one for a budget.
 

@@ -17,7 +17,7 @@ def report(
         list[str],
         typer.Argument(
             metavar="RUN...",
-            help="Run directories or saved results; NAME=RUN gives one a name.",
+            help="Run directories or saved results; NAME=RUN sets the name shown.",
         ),
     ],
     out: Annotated[
@@ -25,7 +25,7 @@ def report(
     ] = Path("report.html"),
     title: Annotated[str, typer.Option(help="The title of the page.")] = "What each depth gives",
 ) -> None:
-    """Write one HTML page about one or more runs: a depth dial, charts, and how they were made.
+    """Write one HTML page about one or more runs: a depth dial, charts, and their provenance.
 
     $ everydepth report runs/lpa -o page.html
     $ everydepth report E2E=runs/a LPA=runs/b -o page.html
@@ -40,14 +40,14 @@ def report(
 
 
 def _named(runs: list[str]) -> dict[str, str]:
-    """By name: the one before `=`, or the last part of the path, told apart by a number."""
+    """Paths by name: the part before `=`, or the folder's name, numbered if taken."""
     found: dict[str, str] = {}
     for run in runs:
         name, given, path = run.partition("=")
-        # An existing folder wins: its own name may hold the sign.
+        # A folder's name may contain "=".
         if Path(run).exists() or not given:
             name, path = Path(run).resolve().name, run
         elif name in found:
-            raise SettingError(f"{name!r} names two runs; give each a name of its own")
+            raise SettingError(f"{name!r} names two runs; give each its own name")
         found[untaken(name, found)] = path
     return found

@@ -29,7 +29,9 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8000,
     profile: Annotated[
         Path | None,
-        typer.Option(help="A saved profile: how good each depth is, for /v1/models and --floor."),
+        typer.Option(
+            help="A saved profile: the quality of each depth, for /v1/models and --floor."
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -45,7 +47,8 @@ def serve(
     simulate: Annotated[
         Path | None,
         typer.Option(
-            help="Start nothing: say what the load in this JSON file would see. Needs --profile."
+            help="Start no server; predict how it would handle the load in this JSON file. Needs "
+            "--profile."
         ),
     ] = None,
     device: Device = None,
@@ -103,7 +106,7 @@ def _replicated(recipe: Recipe, host: str, port: int) -> None:
     from everydepth.serving.cluster import cluster
 
     if port == 0:
-        raise SettingError("--port 0 with --ray; name a port")
+        raise SettingError("--port 0 with --ray; give a port")
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())

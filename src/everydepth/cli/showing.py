@@ -1,4 +1,4 @@
-"""How commands show results and keep them: the same for every verb."""
+"""How commands print and save results; the same for every verb."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 40
-_SHORT = 28  # characters of a cell that shares a line with others
+_SHORT = 28  # longest cell, in characters, that shares a line with others
 
 
 def show(results: Results, console: Console) -> None:
-    """Print what was measured: in full as far as the terminal is wide, the rest as sparklines.
+    """Print results: as many columns as fit the terminal, and the others as sparklines.
 
-    Measurements of one number per layer and setting cannot share a table: each gets its own.
+    Measurements with a number per layer and setting get a table each.
     """
     main = results.main
     if main.kind == "family":
@@ -50,7 +50,7 @@ def show(results: Results, console: Console) -> None:
 
 
 def show_table(table: Table, console: Console) -> None:
-    """Print a table between its title and its notes; one of words that is too wide, row by row."""
+    """Print a table with its title and notes; row by row if it is too wide."""
     console.print(table.title, markup=False)
     if _columns_that_fit(table, console.width) == len(table.headings):
         console.print(_first_columns(table, len(table.headings)))
@@ -61,7 +61,7 @@ def show_table(table: Table, console: Console) -> None:
 
 
 def _entry(heads: Sequence[str], cells: Sequence[str]) -> Group:
-    """A row as a few lines: its first cell, its numbers and short words, then every longer text."""
+    """A row as a few lines: its first cell, then its short cells, then each longer one."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
@@ -81,7 +81,7 @@ def _show_notes(table: Table, console: Console) -> None:
 
 
 def _first_columns(table: Table, number: int) -> Table:
-    """The table by itself, cut to its first columns."""
+    """The first columns of a table, without title and notes."""
     return replace(
         table,
         headings=table.headings[:number],
@@ -99,9 +99,9 @@ def _columns_that_fit(table: Table, width: int) -> int:
 
 
 def summary(results: Results, without: Collection[str] = ()) -> RichTable:
-    """One row per curve: how it runs along its axis, and its lowest, highest and last value.
+    """One row per curve: a sparkline, and its lowest, highest and last value.
 
-    without: measurements whose first series is left out.
+    without: measurements whose first series is omitted.
     """
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -115,7 +115,7 @@ def summary(results: Results, without: Collection[str] = ()) -> RichTable:
     rows = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     rows.add_column("", no_wrap=True, overflow="ellipsis")
     axis = f"{main.axis} {table.rows[0][0]} to {table.rows[-1][0]}"
-    # Where the terminal is narrow this one is folded: numbers are never cut.
+    # On a narrow terminal this column is folded, and numbers are never cut off.
     rows.add_column(Text(axis), overflow="fold")
     for title in ("lowest", "highest", "last"):
         rows.add_column(title, justify="right", no_wrap=True, min_width=8)
@@ -125,7 +125,7 @@ def summary(results: Results, without: Collection[str] = ()) -> RichTable:
         if place and values and name not in without:
             unit = table.units[place] if table.units else ""
             cells = [readable(v, unit) for v in (min(values), max(values), values[-1])]
-            # A result's further series stand below it. Text, not markup: a name may hold brackets.
+            # A result's other series follow it. Text, not markup: names may contain brackets.
             first, _, series = name.partition(".")
             called = head if not series else f"  {series}" if first not in without else name
             rows.add_row(Text(called), sparkline(column), *cells)
@@ -133,7 +133,7 @@ def summary(results: Results, without: Collection[str] = ()) -> RichTable:
 
 
 def sparkline(values: Sequence[Any]) -> str:
-    """A block per value, as high as the value among the others; blank where there is none."""
+    """One block character per value, of relative height; blank if there is no number."""
     finite = [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
     low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
 
@@ -146,7 +146,7 @@ def sparkline(values: Sequence[Any]) -> str:
 
 
 def place_for(model: str, run: Path | None, kind: str) -> Path:
-    """Where results go: `run`, the model's own run, or a new directory below runs."""
+    """The directory for results: `run`, the model's own run, or a new one in runs."""
     from everydepth.runs import Run
 
     if run is None and Run.exists(model) and (Path(model) / "model").is_dir():
@@ -160,16 +160,13 @@ def place_for(model: str, run: Path | None, kind: str) -> Path:
 
 
 def check_new(run: Path | None) -> None:
-    """An error if a new run cannot be made there: before the work instead of after it."""
+    """Raise an error if no run can be created there: before the work, not after it."""
     if run is not None and run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise RunError(f"{run} is not an empty directory; name a new one with --run")
+        raise RunError(f"{run} is not an empty directory; give a new one with --run")
 
 
 def keep(results: Results, place: Path | None, asked: Mapping[str, Any], console: Console) -> None:
-    """Save results into the run directory `place`, made if it is new; say how to see them.
-
-    place: None saves nothing.
-    """
+    """Save results in the run directory `place`, created if needed; None saves nothing."""
     from everydepth.runs import Run
 
     if place is None:

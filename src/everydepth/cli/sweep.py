@@ -23,23 +23,23 @@ FIGURES = ("test_loss_by_layers", "test_loss_by_width", "signal_by_layers")
 
 @dataclass(frozen=True, kw_only=True)
 class ResNets(Config):
-    """The networks of a sweep, and how they are trained."""
+    """The networks of a sweep and their training."""
 
     title: ClassVar[str] = "ResNets"
 
     data: str = setting(
         flags=("--data", "-d"), help="Image data by name (digits, cifar10, ...) or path."
     )
-    data_root: str | None = setting(None, help="The folder that holds named data sets.")
+    data_root: str | None = setting(None, help="The folder with named datasets.")
     max_samples: int | None = setting(None, least=10, help="Use only the first N training rows.")
-    depths: tuple[int, ...] = setting((8, 14, 20), least=8, help="Layers, 6n+2 each.")
+    depths: tuple[int, ...] = setting((8, 14, 20), least=8, help="Numbers of layers, 6n+2 each.")
     widths: tuple[int, ...] = setting((8, 16), least=1, help="Channels of the first stage.")
     seeds: tuple[int, ...] = setting((0, 1, 2), help="Random seeds.")
-    epochs: int = setting(10, least=1, help="Most epochs of a network.")
-    stop_below: float = setting(0.0, help="Stop when an epoch lowers the training loss by less.")
-    at_least: int = setting(1, least=1, help="Epochs before it may stop.")
-    augment: bool = setting(True, help="Random crops and mirror images.")
-    pool: int = setting(1, least=1, help="Shrink images: the mean of N x N pixels.")
+    epochs: int = setting(10, least=1, help="Maximum number of epochs.")
+    stop_below: float = setting(0.0, help="Stop if an epoch lowers the training loss by less.")
+    at_least: int = setting(1, least=1, help="Minimum number of epochs.")
+    augment: bool = setting(True, help="Random crops and flips.")
+    pool: int = setting(1, least=1, help="Shrink images to the means of N x N pixels.")
     lr: float = setting(0.1, above=0, most=1e30, help="Learning rate.")
     batch_size: int = setting(32, least=1, help="Rows per step.")
 
@@ -54,7 +54,7 @@ class ResNets(Config):
             )
 
     def grid(self) -> dict[str, Sequence[Any]]:
-        """The values of each setting of `resnet_cell`."""
+        """The grid of `resnet_cell` arguments."""
         several = {"layers": self.depths, "width": self.widths, "seed": self.seeds}
         one = {k: [v] for k, v in plain(self).items() if k not in ("depths", "widths", "seeds")}
         return {**several, **one}
@@ -70,8 +70,8 @@ def sweep(
 
     $ everydepth sweep --data digits --depths 8,14 --widths 8,16 -o runs/sweep
 
-    Uses SGD with momentum 0.9 and weight decay 1e-4. Stop it at any time, even with kill -9; the
-    same command then does what is missing.
+    Uses SGD with momentum 0.9 and weight decay 1e-4. It can be stopped at any time, even with
+    kill -9; the same command then continues.
     """
     from everydepth.runs.sweep import sweep as sweep_cells
 
@@ -102,9 +102,9 @@ def resnet_cell(
     pool: int = 1,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """One ResNet of depth 6n+2: losses, and the signal before the classifier.
+    """Train one ResNet of depth 6n+2; returns losses and the signal before the classifier.
 
-    folder: saved into after every epoch, and continued if it holds a run.
+    folder: where to save every epoch, and to resume from.
     """
     import torch
 
@@ -177,7 +177,7 @@ def _trained(
     from everydepth.training import EveryDepth, fit
 
     class EpochLosses(Callback):
-        """The mean loss of every epoch; stops when it hardly falls any more."""
+        """The mean loss of every epoch; stops training once it barely falls."""
 
         def __init__(self) -> None:
             self.steps: list[float] = []
@@ -228,7 +228,7 @@ def prepared(
 
 @lru_cache(maxsize=4)
 def _images(data: str, split: str, root: str | None, most: int | None, pool: int) -> Any:
-    """Images between 0 and 1, the first `most` of them, shrunk; kept for the next cell."""
+    """The first `most` images, in 0..1 and pooled; cached for the next cell."""
     from dataclasses import replace
 
     from torch.nn import functional as F  # noqa: N812 (its usual name)
@@ -238,7 +238,7 @@ def _images(data: str, split: str, root: str | None, most: int | None, pool: int
 
     found = load(data, split=split, root=root)
     if not isinstance(found, Images):
-        raise DataError(f"{data!r} does not hold images; a sweep of ResNets needs some")
+        raise DataError(f"{data!r} has no images; give image data to a sweep of ResNets")
     images = found.first(most).as_float()
     if pool == 1:
         return images

@@ -24,11 +24,11 @@ def trace(
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="For a language model: how many predictions to sample."),
+        typer.Option(min=1, help="For a language model: number of predictions to sample."),
     ] = None,
     prompt: Annotated[
         str | None,
-        typer.Option(help="For a language model: what each depth would say after this text."),
+        typer.Option(help="For a language model: also show each depth's continuation of a text."),
     ] = None,
     device: Device = None,
 ) -> None:
@@ -36,8 +36,8 @@ def trace(
 
     $ everydepth trace runs/lpa --data digits
 
-    Prints a table and saves what `everydepth report` shows. Ctrl-C stops early and keeps what was
-    measured.
+    Prints a table and saves the results for `everydepth report`. Ctrl-C stops early and keeps what
+    has been measured.
     """
     from rich.console import Console
 

@@ -40,34 +40,34 @@ def train(
     objective: Annotated[str | None, typer.Option(help=_OBJECTIVE)] = None,
     label_smoothing: Annotated[
         float,
-        typer.Option(min=0, help="Share of the label given to other classes, below 1."),
+        typer.Option(min=0, help="Probability given to the other classes, below 1."),
     ] = 0.0,
     valid_split: Annotated[
-        str, typer.Option(help="The part to validate on; auto: valid, else test; none: nothing.")
+        str, typer.Option(help="The split to validate on; auto (valid, else test), or none.")
     ] = "auto",
-    blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of a preset.")] = None,
+    blocks: Annotated[int | None, typer.Option(min=1, help="Number of blocks of a preset.")] = None,
     lora: Annotated[
         int | None,
-        typer.Option(min=1, help="Train adapters of this rank instead of the model (peft)."),
+        typer.Option(min=1, help="Train LoRA adapters of this rank, not the model (needs peft)."),
     ] = None,
     balcony: Annotated[
         str | None,
         typer.Option(
-            help="Freeze the model and train blocks beside it at these depths (8,15,23; auto: "
-            "a quarter, a half, three quarters) to predict what the last depth predicts."
+            help="Freeze the model and train extra blocks at these depths to predict what the last "
+            "depth predicts: 8,15,23, or auto (L/4, L/2, 3L/4)."
         ),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show settings and cost, and stop."),
+        typer.Option("--dry-run", help="Only show the settings, and the cost in time and memory."),
     ] = False,
 ) -> None:
     """Train a network at every depth.
 
     $ everydepth train -m vit-tiny -d digits --epochs 10 -o runs/lpa
 
-    Everything goes to a run directory; the same command with --resume continues exactly where it
-    stopped. On several GPUs or machines: accelerate launch -m everydepth train ...
+    Everything is saved in a run directory; the same command with --resume continues exactly where
+    it stopped. On several GPUs or machines: accelerate launch -m everydepth train ...
     """
     import torch
     from accelerate import PartialState
@@ -79,8 +79,8 @@ def train(
     console = Console()
     if balcony is not None and lora is not None:
         raise SettingError(
-            f"--lora {lora} and --balcony {balcony}: adapters change the model, balconies leave it "
-            "as it is; give one of them"
+            f"--lora {lora} and --balcony {balcony}: adapters change the model, but balconies keep "
+            "it frozen; use one of them"
         )
     goal = None if objective is None else objective_of(objective)
     with TemporaryDirectory() as scratch:
@@ -97,7 +97,7 @@ def train(
         goal = net.objective
         names = (Path(model).name, Path(source.data).name.replace(":", "-"), goal.name)
         run = where.run or Path("runs") / "-".join(names)
-        # What decides the outcome and `fit` does not know.
+        # Settings that affect the outcome but are unknown to `fit`.
         about = {"model": model, "blocks": blocks, "valid_split": valid_split, **source.asked()}
         about |= {} if lora is None else {"lora": lora}
         about |= {} if balcony is None else {"balcony": balcony}
@@ -117,7 +117,7 @@ def train(
 def _model(
     name: str, blocks: int | None, source: Source, scratch: Path
 ) -> tuple[PreTrainedModel, str]:
-    """The network in training mode, and where its tokenizer or preprocessor is."""
+    """The network in training mode, and the location of its tokenizer or preprocessor."""
     from everydepth.exits.load import load as load_model
 
     if name not in PRESETS:
@@ -134,15 +134,15 @@ def _model(
 def _net(
     trained: Any, goal: Objective | None, balcony: str | None, label_smoothing: float
 ) -> EveryDepth:
-    """What `fit` trains: the model, or balconies beside it."""
+    """The network to train: the whole model, or its balconies."""
     from everydepth import training
 
     if balcony is None:
         return training.EveryDepth(trained, goal, label_smoothing=label_smoothing)
     if label_smoothing:
         raise SettingError(
-            f"--label-smoothing {label_smoothing:g} and --balcony {balcony}, which learns from the "
-            "last depth instead of labels; leave one of them out"
+            f"--label-smoothing {label_smoothing:g} and --balcony {balcony}, which does not learn "
+            "from labels; leave one of them out"
         )
     return training.balcony(trained.eval(), _depths(balcony), objective=goal).train()
 
@@ -168,7 +168,7 @@ def _data(
 
     rows = batches("train", fitting.batch_size)
     size = min(fitting.batch_size, len(rows.data))
-    # Rows that do not fill a batch wait for the order of the next epoch.
+    # The last, incomplete batch of an epoch is dropped.
     order = {"shuffle": fitting.shuffle, "seed": fitting.seed}
     rows = replace(rows, batch_size=size, drop_last=True, **order)
     if wanted == "none" or (wanted == "auto" and source.one_file):
@@ -177,14 +177,14 @@ def _data(
     for split in ("valid", "test") if wanted == "auto" else (wanted,):
         try:
             return rows, batches(split, max(fitting.batch_size, 128))
-        except Absent:  # one that is there and cannot be read is an error
+        except Absent:  # but a split that exists and cannot be read is an error
             if wanted != "auto":
                 raise
     return rows, None
 
 
 def _copy_preprocessing(source: str, target: Path, network: PreTrainedModel) -> None:
-    """Put tokenizer and image normalization beside the trained model, so that it can be used."""
+    """Save the tokenizer or the image preprocessing with the trained model."""
     from everydepth.exits.load import load_tokenizer
 
     if not target.is_dir():
@@ -203,7 +203,7 @@ def _show(result: FitResult, console: Console) -> None:
         show(result, console)
     else:
         console.print(
-            "no figures by depth, because nothing was held out for validation; measure them with "
+            "no metrics by depth, since there was no validation data; measure them with: "
             f"everydepth trace {result.path}",
             markup=False,
         )

@@ -1,4 +1,4 @@
-"""Depths as files of the engines people run models with, each run there before it is kept.
+"""Write depths as files for inference engines; each file is run in its engine before it is kept.
 
-Nothing here needs torch before a model of torch is given.
+Nothing here imports torch unless a torch model is given.
 """

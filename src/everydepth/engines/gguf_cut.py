@@ -1,4 +1,4 @@
-"""Some blocks of a GGUF file as a GGUF file: their bytes as they are, run in llama.cpp."""
+"""Copy some blocks of a GGUF file to a new one, byte for byte, and check it in llama.cpp."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ from everydepth.files import is_full, remove_orphans, whole_file
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _PIECE = 1 << 22  # bytes copied at a time
 
-# Sizes of the whole model, in words or numbers: of a part they would be wrong.
+# Sizes of the whole model, which would be wrong for a part.
 _SIZES = ("general.size_label", "general.parameter_count")
-# Counts of blocks at the beginning that differ from the rest.
+# Counts of leading blocks that differ from the rest.
 _LEADING = ("leading_dense_block_count",)
-# Blocks behind the last one, which predict further tokens; the count of blocks includes them.
-_BEHIND = "nextn_predict_layers"
+# Additional blocks after the last one, for multi-token prediction; included in the block count.
+_EXTRA = "nextn_predict_layers"
 
-# Silent blocks add zeros, which changes no bit; other orders of the same sums change the last ones.
+# Silent blocks add zeros, which changes nothing; but sums may be computed in another order.
 _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """What was written, and how it was checked."""
+    """The outcome of `cut_gguf`.
+
+    kept: the copied blocks, counted from 1, of the `of` blocks in the source.
+    gap: the largest difference of a log-probability from the whole file with silent other blocks.
+    """
 
     path: Path
     kept: tuple[int, ...]
-    """Blocks of the source, counted from 1."""
     of: int
     bytes: int
     gap: float
-    """Largest difference of a log-probability to the whole file with the other blocks silent."""
 
 
 @checked
@@ -51,14 +53,14 @@ def cut_gguf(
     keep: str | Iterable[int] | None = None,
     overwrite: bool = False,
 ) -> Cut:
-    """Write a GGUF file with some of the blocks of another, still quantized, byte for byte.
+    """Copy some blocks of a GGUF file to a new one, still quantized, byte for byte.
 
-    The file appears after llama.cpp has continued two prompts with it exactly as with the whole
-    file in which all other blocks are silent (their weights are zero, so that they add nothing).
-    Neither file is ever in memory as a whole.
+    The file appears only after llama.cpp has continued two prompts with it exactly as with the
+    whole file whose other blocks are silent (zero weights, which add nothing). Neither file is ever
+    entirely in memory.
 
     depth: keep the first `depth` blocks.
-    keep: or these, counted from 1: "1-12,20-24", or the numbers.
+    keep: instead, keep these blocks, counted from 1: "1-12,20-24", or numbers.
 
     >>> cut = cut_gguf("model.gguf", "small.gguf", depth=2)
     >>> cut.kept, cut.of
@@ -68,7 +70,7 @@ def cut_gguf(
     whole = GGUF.read(source)
     path = Path(target).absolute()
     _check_target(path, Path(source), overwrite)
-    _check_known(whole)  # first: a damaged file may count billions of blocks
+    _check_supported(whole)  # first: a damaged file may claim billions of blocks
     kept = _kept(whole, depth, keep)
     values, tensors = _cut_values(whole, kept), _cut_tensors(whole, kept)
     others = {t.name for t in whole.tensors if _number(t) is not None and _number(t) not in kept}
@@ -88,24 +90,24 @@ def cut_gguf(
     except OSError as error:
         reason = "the disk is full" if is_full(error) else str(error)
         raise ExportError(
-            f"{path} was not written: {reason}; nothing of it is left. Make room or choose another "
-            "place, then export again"
+            f"{path} was not written: {reason}; nothing of it remains. Free some space or choose "
+            "another place, then export again"
         ) from error
     return Cut(path=path, kept=kept, of=whole.depth, bytes=size, gap=gap)
 
 
-_MOST = 10**6  # blocks; far beyond any model, and a list of that many still fits
+_MOST = 10**6  # blocks; far more than any model has, and the list still fits in memory
 
 
 def ranges(text: str) -> tuple[int, ...]:
-    """The numbers of "1-12,20-24"."""
+    """The numbers in "1-12,20-24"."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise SettingError(
-                f"keep={text!r}: {part.strip()!r} is neither a block nor a range; write for "
-                "example 1-12,20-24"
+                f"keep={text!r}: {part.strip()!r} is neither a block nor a range; write, for "
+                "example, 1-12,20-24"
             )
         low, high = int(first), int(last if dash else first)
         if high >= _MOST:
@@ -127,7 +129,7 @@ def spelled(numbers: Iterable[int]) -> str:
 
 def _check_target(path: Path, source: Path, overwrite: bool) -> None:
     if path.is_dir():
-        raise ExportError(f"{path} is a directory; give the name of a file that ends in .gguf")
+        raise ExportError(f"{path} is a directory; give a file name that ends in .gguf")
     if path.exists() and source.exists() and path.samefile(source):
         raise ExportError(f"{path} is the file to cut; choose another name")
     if path.exists() and not overwrite:
@@ -139,7 +141,7 @@ def _check_target(path: Path, source: Path, overwrite: bool) -> None:
 
 def _kept(whole: GGUF, depth: int | None, keep: str | Iterable[int] | None) -> tuple[int, ...]:
     if (depth is None) == (keep is None):
-        raise SettingError("give either depth or keep: how many blocks, or which")
+        raise SettingError(f"depth={depth} and keep={keep}; give one: how many blocks, or which")
     of = whole.depth
     if depth is not None:
         if not 1 <= depth <= of:
@@ -148,37 +150,36 @@ def _kept(whole: GGUF, depth: int | None, keep: str | Iterable[int] | None) -> t
     kept = ranges(keep) if isinstance(keep, str) else tuple(keep or ())
     if not kept or list(kept) != sorted(set(kept)) or not 1 <= kept[0] <= kept[-1] <= of:
         raise DepthError(
-            f"keep={spelled(kept) or 'nothing'}, but {whole.path.name} has {of} blocks; name some "
-            f"of 1 to {of} in ascending order, each once"
+            f"keep={spelled(kept) or 'nothing'}, but {whole.path.name} has {of} blocks; use "
+            f"numbers from 1 to {of} in ascending order, each once"
         )
     return kept
 
 
-def _check_known(whole: GGUF) -> None:
+def _check_supported(whole: GGUF) -> None:
     name = whole.architecture
-    behind = whole.values.get(f"{name}.{_BEHIND}")
-    if behind is not None and behind.scalar():
+    extra = whole.values.get(f"{name}.{_EXTRA}")
+    if extra is not None and extra.scalar():
         raise UnsupportedModelError(
-            f"{whole.path.name} has {behind.scalar()} blocks behind the last one that predict "
-            f"further tokens ({name}.{_BEHIND}); convert the model without them, then cut it"
+            f"{whole.path.name} has {extra.scalar()} additional blocks for multi-token prediction "
+            f"({name}.{_EXTRA}); convert the model without them, then cut it"
         )
     numbers = {_number(tensor) for tensor in whole.tensors} - {None}
     if len(numbers) != whole.depth or numbers != set(range(1, whole.depth + 1)):
         raise UnsupportedModelError(
-            f"{whole.path.name} counts {whole.depth} blocks ({name}.block_count), but has tensors "
-            f"of {len(numbers)}, named blk.0 and so on; only models with one chain of blocks can "
-            "be cut"
+            f"{whole.path.name} claims {whole.depth} blocks ({name}.block_count), but has tensors "
+            f"of {len(numbers)} (blk.0, ...); only models with a single chain of blocks can be cut"
         )
 
 
 def _number(tensor: Tensor) -> int | None:
-    """The block a tensor belongs to, counted from 1."""
+    """The block of a tensor, counted from 1; None if it belongs to none."""
     found = _BLOCK.fullmatch(tensor.name)
     return None if found is None else int(found[1]) + 1
 
 
 def _cut_values(whole: GGUF, kept: tuple[int, ...]) -> dict[str, Value]:
-    """The metadata, with the block count and whatever has an entry a block corrected."""
+    """The metadata, with the block count and all per-block arrays adapted."""
     name, of = whole.architecture, whole.depth
     if len(kept) == of:
         return dict(whole.values)
@@ -197,7 +198,7 @@ def _cut_values(whole: GGUF, kept: tuple[int, ...]) -> dict[str, Value]:
 
 
 def _cut_tensors(whole: GGUF, kept: tuple[int, ...]) -> list[tuple[Tensor, str]]:
-    """Each tensor that stays, and its new name."""
+    """Each kept tensor and its new name."""
     places = {block: place for place, block in enumerate(kept)}
     found: list[tuple[Tensor, str]] = []
     for tensor in whole.tensors:
@@ -217,7 +218,7 @@ def _write(
     *,
     silent: frozenset[str] | set[str] = frozenset(),
 ) -> None:
-    """Write a file, tensor after tensor. Silent ones are holes: zeros that take no room."""
+    """Write a file, one tensor at a time. Silent ones are holes: zeros that take no disk space."""
     head = [MAGIC, struct.pack("<IQQ", whole.version, len(tensors), len(values))]
     for key, value in values.items():
         head += [packed(key), struct.pack("<I", value.kind), value.raw]
@@ -253,7 +254,7 @@ def _copy(source: BinaryIO, out: BinaryIO, tensor: Tensor) -> None:
 
 
 def _check_bytes(path: Path, whole: GGUF, tensors: list[Tensor]) -> None:
-    """Read what was written, and compare it with what it was written from."""
+    """Compare the written bytes with the source."""
     written = GGUF.read(path)
     with open(whole.path, "rb") as source, open(path, "rb") as out:
         for old, new in zip(tensors, written.tensors, strict=True):
@@ -262,7 +263,7 @@ def _check_bytes(path: Path, whole: GGUF, tensors: list[Tensor]) -> None:
             for done in range(0, old.size, _PIECE):
                 count = min(_PIECE, old.size - done)
                 if source.read(count) != out.read(count):
-                    raise ExportError(f"{new.name} was not written as it is; try another disk")
+                    raise ExportError(f"{new.name} was not written correctly; try another disk")
 
 
 def _check_runs(path: Path, silent: Path, prompts: list[list[int]]) -> float:
@@ -274,16 +275,16 @@ def _check_runs(path: Path, silent: Path, prompts: list[list[int]]) -> float:
     gap = float("inf") if words else llama_cpp.gap(found, expected)
     if gap > _TOLERANCE:
         raise ExportError(
-            "with these blocks llama.cpp does not say what the whole file says whose other blocks "
-            f"add nothing: {words or f'log-probabilities differ by {gap:.1e}'}. Blocks of this "
-            "architecture depend on their place; keep others, or the first ones by depth. Nothing "
-            "was written"
+            "in llama.cpp, these blocks predict something else than the whole file with silent "
+            f"other blocks: {words or f'log-probabilities differ by {gap:.1e}'}. Blocks of this "
+            "architecture depend on their position; keep others, or the first ones with depth. "
+            "Nothing was written"
         )
     return gap
 
 
 def _prompts(whole: GGUF) -> list[list[int]]:
-    """Two prompts of tokens from all over the vocabulary."""
+    """Two prompts of tokens from across the vocabulary."""
     tokens = whole.values.get("tokenizer.ggml.tokens")
     count = tokens.length if tokens is not None else None
     if not count:

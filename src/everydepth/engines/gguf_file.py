@@ -1,7 +1,7 @@
-"""A GGUF file: its metadata as raw bytes, and where its tensors lie.
+"""Read a GGUF file: its metadata as raw bytes, and the positions of its tensors.
 
-The reader of the `gguf` package makes an array of every token of the vocabulary: 160 MB and seconds
-for 49,000 tokens. To move blocks around, the bytes are enough.
+The reader of the `gguf` package creates an array for every token of the vocabulary: 160 MB and
+several seconds for 49,000 tokens. To move blocks, the raw bytes are enough.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _SCALARS[12] = "d"
 UINT32, STRING, ARRAY = 4, 8, 9
-_VERSIONS = (2, 3)  # 1 had shorter numbers and is no longer read by llama.cpp
+_VERSIONS = (2, 3)  # version 1 had shorter numbers, and llama.cpp no longer reads it
 _ALIGNMENT = 32  # bytes, unless the file says otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """A value of the metadata as it is in the file."""
+    """A metadata value as raw bytes."""
 
     kind: int
     raw: bytes
 
     def scalar(self) -> Any:
-        """A number, a truth value or a string."""
+        """The value as a number, bool or string."""
         if self.kind == STRING:
             return self.raw[8:].decode()
         return struct.unpack(f"<{_SCALARS[self.kind]}", self.raw)[0]
 
     @property
     def length(self) -> int | None:
-        """How many entries an array has; None for anything else."""
+        """The length of an array; None for anything else."""
         return struct.unpack_from("<Q", self.raw, 4)[0] if self.kind == ARRAY else None
 
     def selected(self, places: list[int]) -> Value:
-        """The array with the entries at `places`, for arrays of entries of a fixed size."""
+        """The entries of an array at `places`; only for entries of a fixed size."""
         (inner,) = struct.unpack_from("<I", self.raw)
         size = struct.calcsize(f"<{_SCALARS[inner]}")
         entries = (self.raw[12 + size * place :][:size] for place in places)
@@ -63,7 +63,7 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """Where a tensor lies; its bytes stay as they are, whatever they mean."""
+    """The name, shape, type and position of a tensor in the file, in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class GGUF:
 
     @classmethod
     def read(cls, path: str | Path) -> GGUF:
-        """Read the header; the tensors stay on the disk."""
+        """Read the header; the tensors stay on disk."""
         path = Path(path)
         try:
             with open(path, "rb") as file:
@@ -100,11 +100,11 @@ class GGUF:
 
     @property
     def depth(self) -> int:
-        """How many blocks the file counts."""
+        """The number of blocks, according to the metadata."""
         return int(self.required(f"{self.architecture}.block_count"))
 
     def required(self, key: str) -> Any:
-        """A scalar that every model has."""
+        """A scalar value that every model must have."""
         if key not in self.values or self.values[key].kind == ARRAY:
             raise DataError(
                 f"{self.path} has no {key} in its metadata, so it is not a model with blocks; give "
@@ -114,7 +114,7 @@ class GGUF:
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Whether a path is a file of this kind, by its name or its first bytes."""
+    """Whether a path is a GGUF file, by its name or its first bytes."""
     path = Path(path)
     if not path.is_file():
         return path.suffix == ".gguf" and not path.is_dir()
@@ -123,13 +123,13 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def packed(text: str) -> bytes:
-    """A string as the format has it: its length, then its bytes."""
+    """A string in GGUF's format: its length, then its bytes."""
     content = text.encode()
     return struct.pack("<Q", len(content)) + content
 
 
 class _Header:
-    """Reads forward through the header and refuses what leads out of the file."""
+    """Reads the header and refuses anything that leads beyond the end of the file."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file = file
@@ -146,9 +146,9 @@ class _Header:
         if version not in _VERSIONS:
             swapped = version & 0xFFFF == 0
             raise DataError(
-                f"{self.path} is GGUF of {'the other byte order' if swapped else version}; "
-                f"versions {_VERSIONS[0]} and {_VERSIONS[1]} in little-endian order can be read. "
-                "Convert it with llama.cpp"
+                f"{self.path} is {'big-endian GGUF' if swapped else f'GGUF version {version}'}; "
+                f"only versions {_VERSIONS[0]} and {_VERSIONS[1]} in little-endian order can be "
+                "read. Convert it with llama.cpp"
             )
         tensors, count = self._number("Q"), self._number("Q")
         values: dict[str, Value] = {}
@@ -182,7 +182,7 @@ class _Header:
     def _info(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()[8:].decode(errors="replace")
         rank = self._number("I")
-        if rank > 8:  # ggml has four; a broken file has anything
+        if rank > 8:  # ggml allows four; a damaged file may have anything
             raise self._broken(f"tensor {name!r} has {rank} dimensions")
         shape = tuple(self._number("Q") for _ in range(rank))
         return name, shape, self._number("I"), self._number("Q")
@@ -193,8 +193,8 @@ class _Header:
         sizes = block_sizes()
         if kind not in sizes:
             raise DataError(
-                f"{self.path}: tensor {name!r} is of the type {kind}, which gguf does not know; "
-                "install a newer gguf"
+                f"{self.path}: tensor {name!r} has type {kind}, which is unknown to the package "
+                "gguf; install a newer version"
             )
         entries, content = sizes[kind]
         size = prod(shape) // entries * content
@@ -211,9 +211,9 @@ class _Header:
         if kind == STRING:
             return self._string()
         if kind != ARRAY:
-            raise self._broken(f"a value has the type {kind}, which is none of GGUF's")
-        if inside > 8:  # no model has one array in another
-            raise self._broken("its metadata has arrays in arrays without end")
+            raise self._broken(f"a value has the unknown type {kind}")
+        if inside > 8:  # no model has nested arrays
+            raise self._broken("its metadata has deeply nested arrays")
         head = self._take(12)
         inner, length = struct.unpack("<IQ", head)
         if inner in _SCALARS:
@@ -233,17 +233,15 @@ class _Header:
     def _take(self, count: int) -> bytes:
         found = self.file.read(count) if count <= self.bytes else b""
         if len(found) != count:
-            raise self._broken("its header ends in the middle")
+            raise self._broken("its header is incomplete")
         return found
 
     def _broken(self, reason: str) -> DataError:
-        return DataError(
-            f"{self.path} is broken or was not copied to its end: {reason}; fetch it again"
-        )
+        return DataError(f"{self.path} is damaged or truncated: {reason}; download it again")
 
 
 def block_sizes() -> dict[int, tuple[int, int]]:
-    """Type of a tensor -> how many entries it stores together, and in how many bytes."""
+    """By tensor type: the number of entries in a quantization block, and its bytes."""
     try:
         constants = import_module("gguf.constants")
     except ImportError as error:

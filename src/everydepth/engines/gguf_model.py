@@ -1,7 +1,7 @@
-"""A Hugging Face language model as a GGUF file, compared with it in llama.cpp before it counts.
+"""Write a Hugging Face language model as a GGUF file, and compare the two in llama.cpp.
 
-What GGUF calls things is what transformers reads GGUF files with, used the other way round, and the
-tensor names of the gguf package: no architecture is described here.
+Names come from the tables with which transformers reads GGUF files, used in reverse, and from the
+tensor names of the package gguf; nothing here is specific to an architecture.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from everydepth.engines.llama_cpp import Step
 from everydepth.errors import ExportError, UnsupportedModelError
 from everydepth.stream import ResidualStream, unwrapped
 
-# GGUF's name, where it is another than transformers' own.
+# GGUF's name of an architecture, if it differs from transformers'.
 _NAMES = {"mistral": "llama"}
-# Numbers that are fractions in GGUF, even where a config has 10000.
+# Settings that are floats in GGUF, even if a config has an integer such as 10000.
 _FRACTIONS = ("freq_base", "epsilon")
 
-# Largest difference of a log-probability: llama.cpp rounds what it multiplies with a matrix to the
-# type of that matrix.
+# Largest difference of a log-probability: llama.cpp rounds activations to the type of the matrix.
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 5e-1}
-# Types of matrices in fewer bits, for which llama.cpp rounds what it multiplies to eight.
+# Quantized types, for which llama.cpp rounds activations to eight bits.
 _NARROW = {"int8": "Q8_0", "int4": "Q4_0"}
 _TOLERANCE_NARROW = 1.0  # 0.2 to 0.6 in stories15M and SmolLM2-135M
 
@@ -38,14 +37,14 @@ _TOLERANCE_NARROW = 1.0  # 0.2 to 0.6 in stories15M and SmolLM2-135M
 def write_gguf(
     stream: ResidualStream, tokenizer: Any, path: Path, weights: str = "float32"
 ) -> nn.Module:
-    """Write the whole model in its own precision, or its matrices in fewer bits ("int8", "int4").
+    """Write a model in its own precision, or with quantized matrices ("int8", "int4").
 
-    Gives the model as the file has it, in float32, which llama.cpp was compared with.
+    Returns the model with the weights of the file, in float32, which llama.cpp was compared with.
 
-    tokenizer: the model's fast tokenizer; llama.cpp must cut texts as it does.
+    tokenizer: the model's fast tokenizer; llama.cpp must tokenize texts identically.
     """
     llama_cpp.check_installed()
-    block_sizes()  # an error of our own, if gguf is missing
+    block_sizes()  # raises our own error if gguf is missing
     model = unwrapped(stream.model)
     dtype = next(model.parameters()).dtype
     if dtype not in _TOLERANCE:
@@ -56,7 +55,7 @@ def write_gguf(
     name = _NARROW.get(weights)
     narrow = None if name is None else gguf.GGMLQuantizationType[name]
     _write(stream, model, tokenizer, path, gguf, narrow)
-    # Not model.float(), which transformers refuses to models that it read from a GGUF file.
+    # Not model.float(), which transformers refuses for models loaded from a GGUF file.
     exact = nn.Module.float(copy.deepcopy(model))
     for parameter in exact.parameters() if narrow is not None else ():
         if _is_narrowed(parameter):
@@ -91,8 +90,8 @@ def _write(
         found = names.get_name(own, try_suffixes=(".weight", ".bias"))
         if found is None:
             raise UnsupportedModelError(
-                f"{stream.name} has {own}, for which GGUF has no name in a {name} model; convert "
-                "it with llama.cpp, then cut the file with everydepth.export"
+                f"{stream.name} has {own}, which has no name in a GGUF {name} model; convert it "
+                "with llama.cpp, then cut the file with everydepth.export"
             )
         heads = _heads(found, config) if permuted else None
         placed = tensor if heads is None else _interleaved(tensor, heads)
@@ -104,7 +103,7 @@ def _write(
 
 
 def _architecture(stream: ResidualStream, config: Any, gguf: Any) -> tuple[str, Any, bool]:
-    """GGUF's name, its number, and whether its rotary pairs lie side by side."""
+    """GGUF's name and number of the architecture, and whether rotary pairs are interleaved."""
     reading: Any = import_module("transformers.modeling_gguf_pytorch_utils")
     own = str(getattr(config, "model_type", type(config).__name__))
     name = _NAMES.get(own, own)
@@ -119,15 +118,15 @@ def _architecture(stream: ResidualStream, config: Any, gguf: Any) -> tuple[str, 
             and reading.TENSOR_PROCESSORS.get(_NAMES.get(text, text), known[0]) in known
         ]
         raise UnsupportedModelError(
-            f"{stream.name} is a {own} model, which cannot be written as GGUF; "
-            f"{', '.join(sorted(able))} can be tried. Convert others with llama.cpp, then cut the "
-            "file with everydepth.export"
+            f"{stream.name} is a {own} model, which cannot be written as GGUF, unlike "
+            f"{', '.join(sorted(able))}. Convert it with llama.cpp, then cut the file with "
+            "everydepth.export"
         )
     return name, kinds[name], process is reading.LlamaTensorProcessor
 
 
 def _mapping() -> dict[str, dict[str, str | None]]:
-    """Model type -> key of GGUF -> attribute of the config."""
+    """By model type: the config attribute of each GGUF key."""
     ggml: Any = import_module("transformers.integrations.ggml")
     return {name: keys for name, keys in ggml.GGUF_CONFIG_MAPPING.items() if "block_count" in keys}
 
@@ -137,15 +136,15 @@ def _settings(stream: ResidualStream, config: Any) -> dict[str, int | float]:
     kind = rope.get("rope_type", "default")
     if kind != "default":
         raise UnsupportedModelError(
-            f"{stream.name} scales its positions ({kind!r}), which this writer does not describe; "
-            "convert it with llama.cpp, then cut the file with everydepth.export"
+            f"{stream.name} uses {kind!r} position scaling, which is not supported here; convert "
+            "it with llama.cpp, then cut the file with everydepth.export"
         )
     most = int(config.max_position_embeddings)
     windows = [stream.window(depth) for depth in range(1, stream.depth + 1)]
     if any(window is not None and window < most for window in windows):
         raise UnsupportedModelError(
-            f"{stream.name} attends to the last {min(w for w in windows if w)} tokens only in some "
-            "blocks, which this writer does not describe; convert it with llama.cpp"
+            f"{stream.name} uses sliding windows of {min(w for w in windows if w)} tokens, which "
+            "are not supported here; convert it with llama.cpp"
         )
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     found: dict[str, int | float] = {}
@@ -161,8 +160,8 @@ def _settings(stream: ResidualStream, config: Any) -> dict[str, int | float]:
 
 
 def _tensors(model: nn.Module, rows: Tensor) -> dict[str, Tensor]:
-    """All parameters by name; a readout that is the embedding is left to llama.cpp, which then
-    reads out with the embedding. What counts is the tensor, whatever the config says of it."""
+    """All parameters by name, without a head equal to the embedding: llama.cpp then uses the
+    embedding. The tensors decide, not the config."""
     head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
     found = dict(model.state_dict())
     if head is not None and torch.equal(head.weight, rows):
@@ -181,14 +180,14 @@ def _heads(name: str, config: Any) -> int | None:
 
 
 def _interleaved(tensor: Tensor, heads: int) -> Tensor:
-    """Rotary pairs side by side; transformers has the first halves, then the second."""
+    """Rotary pairs interleaved; transformers stores all first halves, then all second ones."""
     inner = (heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
     return tensor.reshape(inner).transpose(1, 2).reshape(tensor.shape)
 
 
 def _add(writer: Any, gguf: Any, name: str, tensor: Tensor, narrow: Any) -> None:
     tensor = tensor.detach().cpu().contiguous()
-    if tensor.ndim == 1:  # norms and biases; llama.cpp adds and multiplies them in float32
+    if tensor.ndim == 1:  # norms and biases, which llama.cpp uses in float32
         tensor = tensor.float()
     if narrow is not None and _is_narrowed(tensor):
         writer.add_tensor(name, gguf.quantize(tensor.float().numpy(), narrow), raw_dtype=narrow)
@@ -202,7 +201,7 @@ def _add(writer: Any, gguf: Any, name: str, tensor: Tensor, narrow: Any) -> None
 def _compare(
     stream: ResidualStream, exact: nn.Module, tokenizer: Any, path: Path, most: float
 ) -> None:
-    """Tokens of texts, and what follows them, in llama.cpp and in the model."""
+    """Compare tokens and predictions of texts in llama.cpp and in the model."""
     texts = [list(map(int, tokenizer(text).input_ids)) for text in SAMPLES]
     room = (stream.positions or 64) - 9
     prompts = [ids[: min(24, room)] for ids in texts]
@@ -214,8 +213,8 @@ def _compare(
     for text, mine, theirs in zip(SAMPLES, texts, tokenized, strict=True):
         if mine != theirs:
             raise ExportError(
-                f"llama.cpp cuts {text!r} into the tokens {theirs}, the tokenizer into {mine}; "
-                "nothing was written. Give the model's own tokenizer"
+                f"llama.cpp tokenizes {text!r} as {theirs}, but the tokenizer as {mine}; nothing "
+                "was written. Give the model's own tokenizer"
             )
     gap = 0.0
     for prompt, steps in zip(prompts, found, strict=True):
@@ -232,7 +231,7 @@ def _compare(
 
 
 def _gap(row: Tensor, step: Step) -> float:
-    """The largest difference; a token chosen although another is more probable counts, too."""
+    """The largest difference; also counts a token chosen although another is more probable."""
     listed = torch.tensor(list(step.top.values()))
     gap = (row[list(step.top)] - listed).abs().max()
     return float(max(gap, row.max() - row[step.token]))

@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer as the metadata of a GGUF file."""
+"""Write a Hugging Face tokenizer to the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SAMPLES = (
     "Once upon a time, there was a 3-year-old girl who didn't sleep.",
     "It costs $1,234.50; naïve café, 漢字 and 🙂!\n\tdef f(x):  return x**2\n",
 )
-"""Texts that both tokenizers must cut alike."""
+"""Texts that both tokenizers must tokenize identically."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-# llama.cpp has the rules for splitting words in its code, under names.
+# llama.cpp implements the rules for splitting words, by name.
 _SPLITS = {
     rf"{_SHORT}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}": "llama-bpe",
     rf"{_SHORT}|{_LETTERS}|\p{{N}}|{_REST}": "qwen2",
@@ -29,7 +29,7 @@ _SPLITS = {
 def add_tokens(writer: Any, tokenizer: Any, size: int) -> None:
     """Write vocabulary, merges and special tokens.
 
-    writer: a `gguf.GGUFWriter`. size: rows of the embedding, some of which may have no token.
+    writer: a `gguf.GGUFWriter`. size: the number of embeddings, some of which may have no token.
     """
     described = _described(tokenizer)
     tokens, kinds = _vocabulary(tokenizer, described, size)
@@ -56,12 +56,12 @@ def add_tokens(writer: Any, tokenizer: Any, size: int) -> None:
 
 
 def _described(tokenizer: Any) -> dict[str, Any]:
-    """What a fast tokenizer is, as in its tokenizer.json."""
+    """The tokenizer.json of a fast tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UnsupportedModelError(
-            f"{type(tokenizer).__name__} is no fast tokenizer, so its vocabulary cannot be written "
-            "to a GGUF file; give one that has a tokenizer.json (AutoTokenizer.from_pretrained)"
+            f"{type(tokenizer).__name__} is not a fast tokenizer, so it cannot be written to a "
+            "GGUF file; give one with a tokenizer.json (AutoTokenizer.from_pretrained)"
         )
     described: dict[str, Any] = json.loads(backend.to_str())
     kind = described["model"].get("type")
@@ -79,8 +79,8 @@ def _vocabulary(
     words = {number: word for word, number in tokenizer.get_vocab().items()}
     if max(words) >= size:
         raise UnsupportedModelError(
-            f"the tokenizer has a token {max(words)}, but the model {size} embeddings; give the "
-            "model's own tokenizer"
+            f"the tokenizer has a token {max(words)}, but the model has only {size} embeddings; "
+            "give the model's own tokenizer"
         )
     added = {token["id"]: token["special"] for token in described["added_tokens"]}
     kinds: list[int] = []
@@ -100,7 +100,7 @@ def _vocabulary(
 
 
 def _scores(tokens: list[str], merges: list[Any]) -> list[float]:
-    """llama.cpp joins the pair whose word has the highest score: the one merged first."""
+    """Token scores: llama.cpp first merges the pair with the highest score."""
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(_pairs(merges)):
         ranks.setdefault("".join(pair), rank)
@@ -108,19 +108,19 @@ def _scores(tokens: list[str], merges: list[Any]) -> list[float]:
 
 
 def _pairs(merges: list[Any]) -> list[list[str]]:
-    """Merges are pairs, in older files joined by a space."""
+    """Merges as pairs; older files join them with a space."""
     return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
 
 
 def _parts(step: Any, inner: str) -> list[dict[str, Any]]:
-    """The steps of a sequence, or the one step there is."""
+    """The steps of a sequence, or a single step as a list."""
     if step is None:
         return []
     return step[inner] if step["type"] == "Sequence" else [step]
 
 
 def _prefix(described: dict[str, Any]) -> bool:
-    """Whether a space is put in front of a text."""
+    """Whether a space is prepended to a text."""
     parts = _parts(described["normalizer"], "normalizers")
     words = _parts(described["pre_tokenizer"], "pretokenizers")
     return any(part["type"] == "Prepend" for part in parts) or any(
@@ -129,7 +129,7 @@ def _prefix(described: dict[str, Any]) -> bool:
 
 
 def _split(described: dict[str, Any]) -> str:
-    """llama.cpp's name for the way words are split."""
+    """llama.cpp's name of the rule for splitting words."""
     parts = _parts(described["pre_tokenizer"], "pretokenizers")
     kinds = [part["type"] for part in parts]
     if kinds == ["ByteLevel"] and parts[0].get("use_regex", True):
@@ -141,7 +141,6 @@ def _split(described: dict[str, Any]) -> str:
         if found is not None:
             return found
     raise UnsupportedModelError(
-        f"the tokenizer splits words by {', '.join(kinds) or 'nothing'} in a way that has no known "
-        "name in llama.cpp; convert the model with llama.cpp, then cut the file with "
-        "everydepth.export"
+        f"the tokenizer splits words by {', '.join(kinds) or 'nothing'}, in a way unknown in "
+        "llama.cpp; convert the model with llama.cpp, then cut the file with everydepth.export"
     )

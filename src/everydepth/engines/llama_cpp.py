@@ -1,6 +1,6 @@
-"""llama.cpp in a process of its own: what it says of a file, or why it does not load it.
+"""Run llama.cpp in a separate process.
 
-A file that is wrong may end its process, and what it maps into memory is not ours.
+A damaged file may crash that process, and the memory it maps is not counted as ours.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from everydepth.engines.gguf_file import GGUF
 from everydepth.errors import ExportError, UnsupportedModelError
 
 _PATIENCE = 600  # seconds for loading and a few tokens
-_TOP = 64  # the most probable tokens that are compared at each step
+_TOP = 64  # number of most probable tokens compared at each step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One token of a continuation, and what was most probable in its place."""
+    """One token of a continuation, and the log-probabilities of the most probable tokens."""
 
     token: int
     top: dict[int, float]
 
 
 def check_installed() -> None:
-    """Raise if llama.cpp is not there."""
+    """Raise an error if llama.cpp is not installed."""
     if find_spec("xllamacpp") is None:
         raise UnsupportedModelError(
-            "a GGUF file is run in llama.cpp before it is kept, which needs xllamacpp; "
+            "GGUF files are checked in llama.cpp, which needs xllamacpp; "
             'pip install "everydepth[gguf]"'
         )
 
@@ -42,9 +42,9 @@ def check_installed() -> None:
 def continued(
     paths: Sequence[Path], prompts: Sequence[Sequence[int]], *, tokens: int = 8, top: int = _TOP
 ) -> list[list[list[Step]]]:
-    """What each file continues each prompt with, token by most probable token.
+    """The greedy continuation of each prompt by each file.
 
-    Keys and values are kept in float32, on one thread, so that equal files give equal numbers.
+    Uses float32 keys and values on one thread, so that equal files give equal numbers.
     """
     asked = {
         "paths": [str(path) for path in paths],
@@ -57,12 +57,12 @@ def continued(
 
 
 def tokenized(path: Path, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of texts, with those the file wants around each."""
+    """The tokens of texts, including the special tokens the file adds."""
     return _asked({"paths": [str(path)], "texts": list(texts)})
 
 
 def _stop(file: GGUF) -> int:
-    """A token that is no text."""
+    """A token that is not text."""
     for name in ("eos", "bos", "padding", "unknown"):
         found = file.values.get(f"tokenizer.ggml.{name}_token_id")
         if found is not None:
@@ -83,12 +83,12 @@ def _asked(question: dict[str, Any]) -> Any:
     except subprocess.TimeoutExpired as error:
         raise ExportError(f"llama.cpp did not answer within {_PATIENCE} s") from error
     if done.returncode != 0:
-        raise ExportError(f"llama.cpp does not run it: {_reason(done.stderr)}")
+        raise ExportError(f"llama.cpp cannot run the file: {_reason(done.stderr)}")
     return json.loads(done.stdout)
 
 
 def difference(found: list[list[Step]], expected: list[list[Step]]) -> str | None:
-    """The first disagreement about a token, in words; None if there is none."""
+    """A description of the first token that differs, or None."""
     for row, (mine, theirs) in enumerate(zip(found, expected, strict=True), start=1):
         a, b = ([step.token for step in steps] for steps in (mine, theirs))
         if a != b:
@@ -97,8 +97,8 @@ def difference(found: list[list[Step]], expected: list[list[Step]]) -> str | Non
 
 
 def gap(found: list[list[Step]], expected: list[list[Step]]) -> float:
-    """The largest difference of a log-probability; tokens that only one of them lists are as
-    improbable there as the last of its list, at most."""
+    """The largest difference of a log-probability. A token missing from one list is taken to be as
+    probable as the last one in it."""
     worst = 0.0
     for mine, theirs in zip(found, expected, strict=True):
         for a, b in zip(mine, theirs, strict=True):
@@ -114,12 +114,12 @@ def gap(found: list[list[Step]], expected: list[list[Step]]) -> float:
 def _step(found: dict[str, Any]) -> Step:
     top = {int(token): float(logprob) for token, logprob in found["top"]}
     if not all(map(isfinite, top.values())):
-        raise ExportError("llama.cpp gives probabilities that are not finite")
+        raise ExportError("llama.cpp computes probabilities that are not finite")
     return Step(token=int(found["token"]), top=top)
 
 
 def _reason(log: str) -> str:
-    """The first error of llama.cpp's log, whose lines are a time, a letter and a text."""
+    """The first error in llama.cpp's log, whose lines consist of a time, a letter and a text."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line.split(" E ", 1)[1] for line in lines if " E " in line]
-    return "; ".join(errors[:1] or lines[-1:]) or "it ended without a word"
+    return "; ".join(errors[:1] or lines[-1:]) or "it ended without a message"

@@ -1,4 +1,4 @@
-"""The process in which llama.cpp runs: a question on its input, the answer on its output."""
+"""The process that runs llama.cpp: reads a question from stdin, writes the answer to stdout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 
 
 def parameters(path: str, *, context: int, threads: int = 1) -> Any:
-    """llama.cpp on the CPU, with the file as it is and exact keys and values."""
+    """Settings of llama.cpp: on the CPU, with unmodified weights and float32 keys and values."""
     engine: Any = import_module("xllamacpp")
     found = engine.CommonParams()
     found.model.path = path
@@ -21,19 +21,19 @@ def parameters(path: str, *, context: int, threads: int = 1) -> Any:
     found.cpuparams.n_threads = threads
     found.cpuparams_batch.n_threads = threads
     found.warmup = False
-    found.no_extra_bufts = True  # no second copy of the weights in another order
+    found.no_extra_bufts = True  # no second, reordered copy of the weights
     found.cache_type_k = engine.ggml_type.GGML_TYPE_F32
     found.cache_type_v = engine.ggml_type.GGML_TYPE_F32
     found.flash_attn_type = engine.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     return found
 
 
-# A server that is let go while it still begins waits for itself forever: none is let go.
+# A server that is freed while it still starts deadlocks, so none is ever freed.
 _servers: list[Any] = []
 
 
 def answer(asked: dict[str, Any]) -> Any:
-    """For each file and prompt the steps of its continuation; or the tokens of texts."""
+    """The steps of the continuation for each file and prompt; or the tokens of texts."""
     if "texts" in asked:
         server = _server(asked["paths"][0], 64)
         return [_tokens(server, text) for text in asked["texts"]]
@@ -52,10 +52,10 @@ def _server(path: str, context: int) -> Any:
 
 
 def _continued(server: Any, prompt: list[int], asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """Token by token: of a token that is half a character the server reports no probabilities.
+    """The steps of a continuation, one request each.
 
-    What it samples is therefore pushed to the token `stop`, which is no text; what it reports is
-    the model's own distribution.
+    For a token that is half a character, the server reports no probabilities. So its sampling is
+    biased to the token `stop`, which is not text; the reported distribution is the model's own.
     """
     steps: list[dict[str, Any]] = []
     for _ in range(asked["tokens"]):
@@ -77,7 +77,7 @@ def _continued(server: Any, prompt: list[int], asked: dict[str, Any]) -> list[di
 
 
 def _tokens(server: Any, text: str) -> list[int]:
-    # The binding has no function for it, but the server listens on this machine.
+    # The binding has no function for this, but its server listens on a local port.
     body = json.dumps({"content": text, "add_special": True}).encode()
     headers = {"Content-Type": "application/json"}
     request = Request(f"{server.listening_address}/tokenize", body, headers)
@@ -86,7 +86,7 @@ def _tokens(server: Any, text: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    # Whatever llama.cpp prints goes to the log; the answer alone goes to the output.
+    # Whatever llama.cpp prints goes to stderr; only the answer goes to stdout.
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps(answer(json.load(sys.stdin))), file=output, flush=True)

@@ -1,4 +1,4 @@
-"""Using a depth: choose it, export it, leave early, decode with it."""
+"""Using depths: choose one, export it, exit early, decode with it."""
 
 from everydepth.exits.calibrate import FullDepthWarning, NotCertifiedWarning, calibrate
 from everydepth.exits.choice import Choice, choose_blocks

@@ -1,4 +1,4 @@
-"""Thresholds with a guarantee: learn, then test, on samples the model was not trained on."""
+"""Exit thresholds with a guarantee (learn, then test), from samples not used for training."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from everydepth.stream.feed import Feed
 
 
 class NotCertifiedWarning(UserWarning):
-    """Calibration found no threshold it can vouch for; the policy runs the full model."""
+    """Calibration could not certify any threshold; the policy runs the full model."""
 
 
 class FullDepthWarning(UserWarning):
-    """Leaving early would be slower than the full model, which the policy runs instead."""
+    """Early exit would be slower than the full model, which the policy runs instead."""
 
 
 RowLoss = Callable[[Tensor, Tensor | None], Tensor]
@@ -56,7 +56,10 @@ RowLoss = Callable[[Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What one pass over the data gives: all that thresholds are judged by."""
+    """Everything thresholds are judged by, from one pass over the data.
+
+    certainty: at depths 1..L-1. predicted: classes at depths 1..L. costs: a custom loss, likewise.
+    """
 
     certainty: Float[Tensor, "rows places"]
     predicted: Int[Tensor, "rows depths"]
@@ -70,7 +73,7 @@ class Outcomes:
         return Outcomes(self.certainty[index], self.predicted[index], labels, self.classes, costs)
 
     def losses(self, against: Against) -> Tensor:
-        """The loss of leaving at each depth: 1 worse than the full model, 0 the same, -1 better."""
+        """The loss of exiting at each depth: 1 worse than the full model, 0 equal, -1 better."""
         if against == "loss":
             assert self.costs is not None
             return self.costs - self.costs[:, -1:]
@@ -103,22 +106,23 @@ def calibrate(
     progress: bool = True,
     **options: Any,
 ) -> Policy:
-    """Choose the thresholds of an exit policy so that leaving early is safe.
+    """Choose the thresholds of an exit policy so that its risk is bounded.
 
-    With probability 1 - delta over the draw of `data`, on new samples from the same source the
-    chance of another prediction than the full model's (`against="full"`), or the accuracy lost
-    (`"labels"`), is at most `risk`. If nothing can be promised, the policy runs the full model,
-    its certificate says why, and a `NotCertifiedWarning` is given.
+    With probability 1 - delta over the draw of `data`, the risk on new samples from the same source
+    is at most `risk`. The risk is the probability of a prediction that differs from the full
+    model's (`against="full"`), or the loss of accuracy (`"labels"`). If nothing can be certified,
+    the policy runs the full model, its certificate says why, and a `NotCertifiedWarning` is issued.
 
-    risk_of: the same as a word: "disagreement" or "accuracy" (lost); or a loss of your own,
-        `f(logits, labels)`, one number from 0 to 1 a row: `risk` is then how much of it is gained.
-    clock: time blocks and readouts on the first batch, test only where a readout can pay, and
-        predict the speed-up by the clock (`certificate.clock`); where the full model is faster, the
-        policy runs it, and a `FullDepthWarning` is given.
+    risk_of: instead of `against`: "disagreement", "accuracy" (lost), or your own loss,
+        `f(logits, labels)`, which returns one number from 0 to 1 per row; `risk` then bounds its
+        increase.
+    clock: time blocks and readouts on the first batch, allow exits only where a readout can pay
+        off, and predict the wall-clock speedup (`certificate.clock`). If the full model is faster,
+        the policy runs it, and a `FullDepthWarning` is issued.
     policy: "confidence", "entropy", "margin", "patience" or "agreement", or the class.
-    depths: where samples may leave; everywhere, if not given.
-    per_depth: give each depth its own threshold, found on half of the samples (drawn with `seed`)
-    and tested on the other half. Worth it with a few thousand samples.
+    depths: where samples may exit; by default everywhere.
+    per_depth: a threshold per depth, found on half of the samples (drawn with `seed`) and tested on
+        the other half. Needs a few thousand samples.
 
     >>> policy = ed.calibrate(model, valid, risk=0.2, delta=0.05, progress=False)
     >>> print(policy.certificate.note)
@@ -143,7 +147,7 @@ def calibrate(
         depths = where if depths is None else [k for k in depths if k in where]
     allowed = _allowed(stream, depths)
     outcomes = observe(stream, data, chosen, batch_size=batch_size, progress=progress, loss=loss)
-    outcomes.losses(against)  # no labels: say so before any work
+    outcomes.losses(against)  # raises if labels are missing
     found = certified(
         outcomes,
         chosen,
@@ -159,7 +163,7 @@ def calibrate(
 
 
 def by_the_clock(policy: Policy, outcomes: Outcomes, timed: ExitClock) -> Policy:
-    """The policy with its speed-up by the clock; the full model, where that is faster."""
+    """The policy with its predicted wall-clock speedup, or the full model if that is faster."""
     assert policy.certificate is not None
     thresholds = torch.tensor(policy.threshold, dtype=torch.float64)
     open_at = [k for k, value in enumerate(thresholds.tolist(), start=1) if value < NEVER]
@@ -170,19 +174,19 @@ def by_the_clock(policy: Policy, outcomes: Outcomes, timed: ExitClock) -> Policy
     tested = list(range(1, last)) if policy.remembers else open_at
     expected = timed.speedup(leaving, tested)
     saved = (
-        f"leaving early saves blocks ({policy.certificate.speedup:.2f}x, or "
-        f"{timed.block_speedup(leaving):.2f}x by what each takes)"
+        f"early exit saves blocks ({policy.certificate.speedup:.2f}x, or "
+        f"{timed.block_speedup(leaving):.2f}x weighted by their time)"
     )
     note = (
-        f"{policy.certificate.note}; {saved} and runs at about {expected:.2f}x by the clock, "
+        f"{policy.certificate.note}; {saved} and is expected to run at {expected:.2f}x the speed, "
         f"in batches of {timed.rows}"
     )
     if expected >= 1:
         return replace(policy, certificate=replace(policy.certificate, clock=expected, note=note))
     note = (
-        f"full depth is faster: {saved} but would run at {expected:.2f}x by the clock, in batches "
-        f"of {timed.rows}; the policy runs the full model. Use larger batches, fewer depths, or "
-        "one depth: everydepth.at_depth"
+        f"full depth is faster: {saved}, but would run at {expected:.2f}x the speed in batches of "
+        f"{timed.rows}; the policy runs the full model. Use larger batches, fewer depths, or one "
+        "depth: everydepth.at_depth"
     )
     warnings.warn(note, FullDepthWarning, stacklevel=3)
     return replace(
@@ -202,7 +206,7 @@ def observe(
     progress: bool = False,
     loss: RowLoss | None = None,
 ) -> Outcomes:
-    """Certainty and prediction of every sample at every depth; labels where batches have them."""
+    """The certainty and prediction of every sample at every depth, and labels if all have one."""
     certainty: list[Tensor] = []
     predicted: list[Tensor] = []
     labels: list[Tensor] = []
@@ -246,9 +250,9 @@ def _costs(states: States, loss: RowLoss, labels: Tensor | None) -> Float[Tensor
         inside = value.shape == (len(states.h[0]),) and bool(((value >= 0) & (value <= 1)).all())
         if not inside:
             raise SettingError(
-                f"risk_of gave shape {tuple(value.shape)} between {float(value.min()):.3g} and "
-                f"{float(value.max()):.3g}; return one number from 0 to 1 for each of the "
-                f"{len(states.h[0])} rows (divide a loss by its largest value, and clamp it)"
+                f"risk_of returned shape {tuple(value.shape)} with values from "
+                f"{float(value.min()):.3g} to {float(value.max()):.3g}; return one number from 0 "
+                f"to 1 for each of the {len(states.h[0])} rows (scale and clamp your loss)"
             )
         found.append(value)
     return torch.stack(found, 1)
@@ -277,11 +281,11 @@ def certified(
     seed: int = 0,
     model: Identity | None = None,
 ) -> Policy:
-    """Walk from careful to bold thresholds and keep the last before the first that fails its test.
+    """Test thresholds from careful to bold, and keep the last one before the first failure.
 
-    The order is fixed before the tested samples are seen, so each test may use all of delta
-    (fixed-sequence testing): the chance that a threshold with a higher risk passes is at most
-    delta, whatever the number of thresholds.
+    The order does not depend on the tested samples, so each test may use all of delta
+    (fixed-sequence testing): the probability that a threshold with a higher risk passes is at most
+    delta, however many thresholds there are.
     """
     places = outcomes.certainty.shape[1]
     closed = torch.tensor([not place for place in (allowed or [True] * places)], dtype=torch.bool)
@@ -341,10 +345,10 @@ def certified(
 
 
 def _own_path(outcomes: Outcomes, risk: float, against: Against) -> Float[Tensor, "steps places"]:
-    """Thresholds of each depth that let as many samples leave as an error rate allows.
+    """Thresholds per depth that let as many samples exit as an error rate allows.
 
-    The steps are error rates among those who would leave at a depth, from far below to far above
-    `risk`.
+    Each step allows a higher error rate among the samples that exit at a depth, from far below to
+    far above `risk`.
     """
     rates = risk * torch.logspace(-2, 1, 60, dtype=torch.float64)
     losses = outcomes.losses(against)
@@ -354,13 +358,13 @@ def _own_path(outcomes: Outcomes, risk: float, against: Against) -> Float[Tensor
     for place in range(outcomes.certainty.shape[1]):
         certainty, order = outcomes.certainty[:, place].double().sort(descending=True)
         loss = losses[order, place].double().cumsum(0) / torch.arange(1, len(order) + 1)
-        # Ties leave together: only the last of equal certainties ends a group. Who is not certain
-        # at all stays.
+        # Ties exit together: only the last of equal certainties ends a group. Samples with a
+        # certainty of 0 never exit.
         ends = torch.cat([certainty[1:] != certainty[:-1], torch.tensor([True])]) & (certainty > 0)
         fits = (loss <= rates[:, None]) & ends
         last = fits.long() * torch.arange(1, len(order) + 1)
         count = last.amax(1)
-        # Between the last who leaves and the first who stays: no sample lies on a threshold.
+        # Halfway between the last that exits and the first that stays, so no sample is on it.
         following = torch.cat([certainty[1:], torch.zeros(1, dtype=torch.float64)])
         middle = (certainty + following) / 2
         columns.append(torch.cat([torch.tensor([NEVER], dtype=torch.float64), middle])[count])
@@ -379,9 +383,9 @@ def _why_not(samples: int, risk: float, delta: float, against: Against, failed: 
     needed = samples_needed(risk, delta, against)
     count = f"{samples} sample{'' if samples == 1 else 's'}"
     reason = (
-        f"{count} can never show it: even without a single error {needed} are needed"
+        f"{count} are too few: even without a single error, {needed} are needed"
         if samples < needed
-        else f"on {count} not even the most careful threshold passes{failed}"
+        else f"on {count}, not even the most careful threshold passes{failed}"
     )
     return (
         f"nothing can be certified at risk {risk}, delta {delta}: {reason}; the policy runs the "

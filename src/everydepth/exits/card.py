@@ -1,4 +1,4 @@
-"""The README of an export: what it is, how good and how fast, how to load it."""
+"""The README of an export."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model_card(
     usage: str,
     costs: Narrowed | None = None,
 ) -> str:
-    """Markdown with the front matter that the Hugging Face hub reads."""
+    """A model card for the Hugging Face Hub: contents, usage, quality and speed."""
     library = {"hf": "transformers", "web": "onnx"}.get(manifest.format, manifest.format)
     whole = manifest.depth == manifest.of
     parts = [
@@ -34,36 +34,35 @@ def model_card(
         + (
             "The whole network."
             if whole
-            else f"The first {manifest.depth} blocks of a network of {manifest.of}, "
-            "read out by its own head."
+            else f"The first {manifest.depth} of {manifest.of} blocks, with the network's own head."
         ),
         f"## Use\n\n```python\n{usage}\n```",
     ]
     if costs is not None:
-        parts.append(f"## Fewer bits\n\n{words(costs)}")
+        parts.append(f"## Quantization\n\n{words(costs)}")
     if policy is not None:
-        parts.append(f"## Leaving early\n\n{_policy(policy)}")
+        parts.append(f"## Early exit\n\n{_policy(policy)}")
     if profile is not None:
         parts.append(
-            f"## Every depth\n\nOn {profile.samples:,} samples; latencies are medians "
-            f"on the machine that made this card.\n\n{profile.table().markdown()}"
+            f"## Every depth\n\nMeasured on {profile.samples:,} samples; latencies are medians on "
+            f"the machine that wrote this card.\n\n{profile.table().markdown()}"
         )
     return "\n\n".join(parts) + "\n"
 
 
 def _policy(policy: Policy) -> str:
     found = policy.certificate
-    text = f"Samples leave by {policy.kind}."
+    text = f"Samples exit by {policy.kind}."
     if found is None:
-        return f"{text} The thresholds were set by hand: nothing is promised."
+        return f"{text} The thresholds were set by hand, without a guarantee."
     if not found.certified:
         return f"{text} Not certified: {found.note}."
     risk = {
-        "full": "predictions other than the full model's",
-        "labels": "accuracy lost",
-        "loss": "loss gained",
+        "full": "the share of predictions that differ from the full model's",
+        "labels": "the loss of accuracy",
+        "loss": "the increase of the loss",
     }[found.against]
     return (
         f"{text} With probability {1 - found.delta:g} over {found.samples:,} calibration samples, "
-        f"{risk}: at most {found.risk:g}. Layer-count speed-up on them: {found.speedup:.2f}."
+        f"{risk} is at most {found.risk:g}. They ran {found.speedup:.2f} times fewer blocks."
     )

@@ -1,4 +1,4 @@
-"""The shallowest fixed depth that is safe: for a whole text, a server under load, or an export."""
+"""The shallowest fixed depth with a bounded risk, for texts, servers and exports."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ def certify_depth(
     progress: bool = True,
     **options: Any,
 ) -> Policy:
-    """The shallowest depth at which all of a sample may be predicted, as a policy that stays there.
+    """Certify the shallowest depth to use for whole samples; returns a policy that always exits
+    there.
 
-    With probability 1 - delta over the draw of `data`, on new samples from the same source the
-    share of predictions that differ from the full depth's (`against="full"`), or the accuracy lost
-    (`"labels"`), is at most `risk`. A sample of a language model is a text: its tokens are not
-    independent, so texts are what counts. Depths are tested from the last one down, each with all
-    of delta, until one fails (fixed-sequence testing).
+    With probability 1 - delta over the draw of `data`, on new samples from the same source, the
+    share of predictions that differ from full depth (`against="full"`), or the loss of accuracy
+    (`"labels"`), is at most `risk`. For a language model, a sample is a text, since its tokens are
+    not independent. Depths are tested from the last one down, each with all of delta, until one
+    fails (fixed-sequence testing).
 
     >>> from everydepth.exits.certify import certified_depth, certify_depth
     >>> policy = certify_depth(model, valid, risk=0.5, progress=False)
@@ -61,7 +62,7 @@ def certify_depth(
         depth, p = tried, found
     sure = depth < stream.depth
     share = f"risk <= {risk} with probability {1 - delta}, from {len(losses)} samples ({against})"
-    note = f"depth {depth}: {share}{failed}" if sure else f"no depth but the last: {share}{failed}"
+    note = f"{f'depth {depth}' if sure else 'only the last depth'}: {share}{failed}"
     if not sure:
         warnings.warn(note, NotCertifiedWarning, stacklevel=2)
     return Confidence(
@@ -82,12 +83,12 @@ def certify_depth(
 
 
 def certified_depth(policy: Policy, stream: ResidualStream) -> int:
-    """The depth of `certify_depth`; an error for a policy that decides row by row."""
+    """The depth found by `certify_depth`; an error for a policy that decides row by row."""
     thresholds = policy.thresholds(stream)
     open_at = [k for k, threshold in enumerate(thresholds, start=1) if threshold != NEVER]
     if policy.certificate is None or any(thresholds[k - 1] > 0 for k in open_at):
         raise PolicyError(
-            "this policy decides row by row, and says nothing of a fixed depth; make one with "
+            "this policy decides row by row, so it certifies no fixed depth; create one with "
             "everydepth.exits.certify.certify_depth(model, data, risk=...)"
         )
     return open_at[0] if open_at else stream.depth
@@ -101,7 +102,7 @@ def depth_risks(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> NDArray[np.float64]:
-    """`(samples, depths 1..L)`: of each sample the share of predictions that are worse."""
+    """`(samples, depths 1..L)`: the share of each sample's predictions that are worse."""
     found: list[NDArray[np.float64]] = []
     with evaluating(unwrapped(stream.model)):
         for batch in Feed(data, stream, batch_size=batch_size).shown("observe", progress):
@@ -126,5 +127,5 @@ def depth_risks(
                 states.check_predictions()
             found.append(torch.stack(columns, 1)[counts > 0].cpu().numpy())
     if not found or not sum(map(len, found)):
-        raise SettingError("the data have no sample that predicts anything; pass at least one")
+        raise SettingError("no sample in the data has anything to predict; pass at least one")
     return np.concatenate(found)

@@ -1,4 +1,4 @@
-"""Which blocks to keep for a budget, without training."""
+"""Choose which blocks to keep, without training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ By = Literal["influence", "span", "loss"]
 
 
 class Choice(Results, kind="choice"):
-    """The blocks that were chosen, and what they were judged by.
+    """The chosen blocks, and the measurement they were chosen by.
 
     >>> found = ed.choose_blocks(model, test, keep=2, by="loss", progress=False)
     >>> small = ed.at_depth(model, keep=found.keep)
@@ -45,7 +45,7 @@ class Choice(Results, kind="choice"):
 
     @property
     def dropped(self) -> tuple[int, ...]:
-        """The blocks to drop, the one that is missed least first."""
+        """The blocks to drop, the least important first."""
         return tuple(self.about["dropped"])
 
 
@@ -61,15 +61,15 @@ def choose_blocks(
     progress: bool = True,
     **options: Any,
 ) -> Choice:
-    """Choose `keep` blocks of a trained model; the others are those it misses least.
+    """Choose the `keep` most important blocks of a trained model.
 
-    by: "influence", drop the blocks that turn the state least, `1 - cos(h_{l-1}, h_l)`, one pass
-        over the data (ShortGPT); "span", drop the neighbors over which the state turns least
-        together (Gromov et al.); "loss", drop one block after the other, each time the one without
-        which the loss is lowest: a pass for each block that is left.
+    by: "influence" drops the blocks that change the direction of the state least,
+        `1 - cos(h_{l-1}, h_l)`, in one pass over the data (ShortGPT). "span" drops the consecutive
+        blocks that do so least together (Gromov et al.). "loss" drops one block after another, each
+        time the one without which the loss is lowest; this takes a pass per remaining block.
 
-    The baseline of every depth that was trained for: the first k blocks of a model that was not
-    trained for it are rarely its best k. A short `fit` of what is left repairs much of the rest.
+    A baseline for models trained at every depth: without such training, the first k blocks are
+    rarely the best k. A short `fit` of the remaining blocks recovers much of the loss.
 
     >>> found = ed.choose_blocks(model, test, keep=2, progress=False)
     >>> len(found.keep), len(found.dropped)
@@ -116,16 +116,16 @@ def _by_similarity(
     else:
         dropped = [int(i) + 1 for i in means.argsort(stable=True)[:count]]
     what = (
-        "The mean angle between a state and the one that many blocks later, over half a turn."
+        "The mean angle between the states before and after the span, divided by pi."
         if by == "span"
-        else "1 - cos of the states before and behind a block, the mean over tokens."
+        else "1 - cos of the states before and after a block, averaged over tokens."
     )
     result = curve(
         by,
         [start + 1 for start in starts],
         means.tolist(),
         axis="block",
-        title="How much blocks turn the state",
+        title="How much blocks change the direction of the state",
         about=what,
         section="structure",
         note=f"dropped: {', '.join(map(str, dropped))}",
@@ -138,7 +138,7 @@ def _turned(states: States, before: int, after: int, by: By) -> Tensor:
     if a.shape != b.shape:
         raise SettingError(
             f"blocks {before + 1} to {after} of {states.stream.name} change the shape of the "
-            "state, so they have no angle; use by='loss'"
+            "state, so there is no angle; use by='loss'"
         )
     real = real_tokens(states.batch, tuple(a.shape[:2]), a.device) if a.ndim == 3 else None
     if a.ndim != 3:
@@ -173,8 +173,8 @@ def _by_loss(
         range(count + 1),
         curve_of,
         axis="dropped",
-        title="Loss without blocks",
-        about="The loss of what is left, after one block more was dropped each time.",
+        title="Loss by dropped blocks",
+        about="The loss of the remaining blocks after each drop.",
         better="lower",
         section="prediction",
         note=f"dropped, in this order: {', '.join(map(str, dropped))}",
@@ -183,7 +183,10 @@ def _by_loss(
 
 
 def _loss(stream: ResidualStream, data: list[Mapping[str, Any]], *, whole: bool = False) -> float:
-    """whole: the model as it was given, whose predictions are numbers; a cut may be beyond them."""
+    """The mean loss of a model; infinity if a cut model overflows.
+
+    whole: the uncut model, for which predictions that are not finite are an error.
+    """
     total = amount = 0.0
     with evaluating(unwrapped(stream.model)):
         for batch in data:

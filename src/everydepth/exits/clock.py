@@ -1,4 +1,4 @@
-"""What leaving early takes by the clock: blocks and readouts, timed for batches of two sizes."""
+"""The wall-clock cost of early exit, from blocks and readouts timed at two batch sizes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from everydepth.exits.reading import exit_logits
 from everydepth.stream import Cursor, ResidualStream
 from everydepth.stream.feed import first_rows
 
-SHARE = 0.25  # of the blocks between two tests, what a test may take
+SHARE = 0.25  # most time a test may take, relative to the blocks between two tests
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExitClock:
-    """Seconds of a batch of n rows: `fixed + each n` for every block and for a readout.
+    """Seconds for a batch of n rows: `fixed + each * n` for every block and for a readout.
 
-    rows: of the batch that was timed.
+    rows: the size of the timed batch. start: seconds of the embedding.
     """
 
     rows: int
@@ -36,7 +36,7 @@ class ExitClock:
     def measured(
         cls, stream: ResidualStream, batch: Mapping[str, Any], repeats: int = 3
     ) -> ExitClock:
-        """Drive a batch, and a quarter of it, a few times; the fastest of each part counts."""
+        """Run a batch and a quarter of it a few times; the fastest time of each part counts."""
         rows = stream.rows(batch)
         sizes = [rows, max(rows // 4, 1)]
         found = [_fastest(stream, first_rows(stream, batch, size), repeats) for size in sizes]
@@ -55,14 +55,14 @@ class ExitClock:
         )
 
     def tested(self) -> list[int]:
-        """Depths at which a test can pay, by cost alone: no look at any prediction."""
+        """Depths at which a test can pay off, judged by cost alone and not by predictions."""
         last = len(self.fixed)
         block = float(np.mean(self.fixed + self.each * self.rows))
         stride = max(1, math.ceil(self._read(self.rows) / (SHARE * max(block, 1e-12))))
         return list(range(stride, last, stride))
 
     def speedup(self, leaving: Int[Tensor, " rows"], tested: Sequence[int]) -> float:
-        """Expected time of the full model over that with exits, for rows that leave like these."""
+        """Expected wall-clock speedup over the full model, if rows exit at these depths."""
         last = len(self.fixed)
         depths = leaving.numpy()
         full = (
@@ -71,7 +71,7 @@ class ExitClock:
         total = self.start
         for depth in range(1, last + 1):
             alive = float((depths >= depth).mean())
-            some = 1 - (1 - alive) ** self.rows  # the chance that a batch has a row left
+            some = 1 - (1 - alive) ** self.rows  # probability that a batch has rows left
             total += (
                 some * float(self.fixed[depth - 1])
                 + float(self.each[depth - 1]) * alive * self.rows
@@ -81,7 +81,7 @@ class ExitClock:
         return full / total
 
     def block_speedup(self, leaving: Int[Tensor, " rows"]) -> float:
-        """Time of all blocks over that of the blocks these rows ran: what leaving could save."""
+        """The time of all blocks over that of the blocks these rows ran."""
         return block_speedup(leaving, self.fixed + self.each * self.rows)
 
     def _read(self, rows: int) -> float:
@@ -89,8 +89,8 @@ class ExitClock:
 
 
 def block_speedup(leaving: Int[Tensor, " rows"], seconds: np.ndarray) -> float:
-    """`layer_speedup` with each block counted by its seconds: those of a ResNet's first stage may
-    take twice as long as those of its last."""
+    """`layer_speedup` with blocks weighted by their time: a block in a ResNet's first stage may
+    take twice as long as one in its last."""
     ran = np.arange(len(seconds)) < leaving.numpy()[:, None]
     return float(seconds.sum() / (seconds * ran.mean(0)).sum())
 
@@ -101,7 +101,7 @@ def block_seconds(stream: ResidualStream, batch: Mapping[str, Any], repeats: int
 
 
 def _fastest(stream: ResidualStream, batch: Mapping[str, Any], repeats: int) -> np.ndarray:
-    """Seconds of the embedding, each block and a readout on the way."""
+    """Seconds of the embedding, each block, and a readout halfway."""
 
     def read(cursor: Cursor) -> Tensor:
         return exit_logits(stream, stream.exit_state(cursor), cursor.depth, cursor.batch)

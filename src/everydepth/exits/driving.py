@@ -1,4 +1,4 @@
-"""What each block costs, measured while the stream is driven once: sums stand for cut models."""
+"""Cost of every depth from one run, block by block: a cut model costs the sum of its parts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from everydepth.exits.generation.tape import Tape
 from everydepth.exits.measure import ATTENTION_ON_CPU, LiveBytes, seconds, weight_bytes
 from everydepth.stream import Cursor, ResidualStream
 
-NEW_TOKENS = 4  # written for a measurement of decoding; a token takes a small share of a prompt
-TRUSTED = 0.1  # sums further than this share from timed cut models are scaled to them
+NEW_TOKENS = 4  # generated to time decoding; a token takes far less time than a prompt
+TRUSTED = 0.1  # relative error beyond which sums are scaled to the times of cut models
 
 
 @dataclass(frozen=True, eq=False)
 class BlockTimes:
-    """(pass, depth 1..L) seconds of the model cut to each depth, its parts added up."""
+    """Seconds of the model cut to each depth, as sums of its parts: (pass, depth 1..L)."""
 
     total: np.ndarray
 
@@ -35,12 +35,12 @@ class BlockTimes:
         return float(self.total[:, depth - 1].min())
 
     def quartiles(self, depth: int) -> dict[str, float]:
-        """Milliseconds."""
+        """The quartiles over passes, in milliseconds."""
         found = np.quantile(1000 * self.total[:, depth - 1], [0.25, 0.5, 0.75])
         return dict(zip(("low", "median", "high"), found.tolist(), strict=True))
 
     def corrected(self, checked: Mapping[str, Mapping[str, float]]) -> BlockTimes:
-        """Scaled to cut models, where these say that driving costs more than running."""
+        """Scaled to the times of cut models, if running block by block costs noticeably more."""
         ratios = [found["timed_ms"] / found["added_ms"] for found in checked.values()]
         if all(abs(ratio - 1) <= TRUSTED for ratio in ratios):
             return self
@@ -49,7 +49,7 @@ class BlockTimes:
 
 
 def times_by_depth(stream: ResidualStream, batch: Mapping[str, Any], repeats: int) -> BlockTimes:
-    """Drive the stream and time the embedding, each block, and the last readout."""
+    """Time the embedding, each block and the last readout, and add them up."""
     parts = driven_times(stream, batch, repeats, stream.logits, stream.depth)
     return BlockTimes.of(parts[:, 0], parts[:, 1:-1], parts[:, -1])
 
@@ -73,7 +73,7 @@ def driven_times(
 
 
 def decoding_times(stream: ResidualStream, batch: Mapping[str, Any], repeats: int) -> BlockTimes:
-    """Time of one more token after the prompts of a batch, each block apart."""
+    """Time each block while decoding one more token after the prompts of a batch."""
     ids = batch["input_ids"]
     real = batch.get("attention_mask")
     real = torch.ones_like(ids, dtype=torch.bool) if real is None else real.bool()
@@ -95,7 +95,7 @@ def decoding_times(stream: ResidualStream, batch: Mapping[str, Any], repeats: in
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """Operations and live bytes of a driven pass: up to each depth 0..L, and of the readout."""
+    """Operations and peak memory of one pass: up to each depth 0..L, and of the readout."""
 
     operations: Sequence[int]
     readout_operations: int
@@ -106,12 +106,12 @@ class Counted:
         return self.operations[depth] + self.readout_operations
 
     def bytes(self, depth: int, model: nn.Module) -> int:
-        """The most memory at once, with the weights of the model cut to this depth."""
+        """Peak memory, including the weights of `model`, which is cut to this depth."""
         return max(self.peaks[depth], self.readout_bytes) + weight_bytes(model)
 
 
 def counted_by_depth(stream: ResidualStream, batch: Mapping[str, Any]) -> Counted:
-    """Count in one driven pass."""
+    """Count operations and bytes in one pass, block by block."""
     operations: list[int] = []
     peaks: list[int] = []
 

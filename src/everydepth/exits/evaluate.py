@@ -1,4 +1,4 @@
-"""What a policy costs and saves on data: accuracy, exits per depth, counted and measured speed."""
+"""Evaluate an exit policy on data: accuracy, exits per depth, counted and measured speedup."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from everydepth.stream.states import are_finite
 
 
 class Evaluation(Results, kind="evaluation"):
-    """A policy next to the full model, on the same batches.
+    """A policy compared with the full model on the same batches.
 
-    `evaluation["exits"]` counts the samples that left at depths 1..L. Accuracies are None without
-    labels; agreement is the share predicted as by the full model. Three speed-ups: layer_speedup
-    counts blocks, `sum_i L m_i / sum_i i m_i`; block_speedup counts each block by its time on the
-    first batch, which is what leaving could save where blocks differ; measured_speedup is the
-    wall-clock of the full model over that of the policy, batches interleaved.
+    `evaluation["exits"]` counts the samples that exited at depths 1..L. Accuracies are None without
+    labels; agreement is the share of predictions equal to the full model's. There are three
+    speedups: layer_speedup counts blocks, `sum_i L m_i / sum_i i m_i`; block_speedup weights each
+    block by its time on the first batch; measured_speedup is wall-clock time, measured on
+    interleaved batches.
 
     >>> found = ed.evaluate(model, test, ed.Confidence(threshold=0.9), progress=False)
     >>> sum(found.exits) == len(test), found.layer_speedup >= 1
@@ -57,13 +57,13 @@ class Evaluation(Results, kind="evaluation"):
     def of(
         cls, exits: Sequence[int], compared: Mapping[str, float | None], **facts: Any
     ) -> Evaluation:
-        """From the samples that left at depths 1..L, and the numbers above by their names."""
+        """From the number of samples that exited at depths 1..L, and the numbers above by name."""
         numbers = scalars(
             "policy",
             compared,
             labels=_LABELS,
-            title="What leaving early costs and saves",
-            about="The policy beside the full model, on the same batches in turn.",
+            title="Costs and savings of early exit",
+            about="The policy and the full model, alternating on the same batches.",
             section="decisions",
         )
         left = curve(
@@ -71,8 +71,8 @@ class Evaluation(Results, kind="evaluation"):
             range(1, len(exits) + 1),
             {"count": exits},
             kind="histogram",
-            title="Where samples leave",
-            about="Share of samples that the exit policy lets go at each depth, and up to it.",
+            title="Where samples exit",
+            about="Share of samples that exit at each depth, and up to it.",
             section="decisions",
         )
         about = provenance(depth=len(exits), samples=sum(exits), **facts)
@@ -80,7 +80,7 @@ class Evaluation(Results, kind="evaluation"):
 
     @property
     def exits(self) -> tuple[int, ...]:
-        """Samples that left at depths 1..L."""
+        """The number of samples that exited at depths 1..L."""
         return tuple(self["exits"].tolist())
 
 
@@ -96,9 +96,9 @@ def evaluate(
     progress: bool = True,
     **options: Any,
 ) -> Evaluation:
-    """Run the full model and the policy over the data, batch by batch in turn.
+    """Compare a policy with the full model on data, alternating between them batch by batch.
 
-    repeats: how often each batch is timed; the best counts.
+    repeats: how often to time each batch; the fastest counts.
 
     >>> policy = ed.calibrate(model, valid, risk=0.2, progress=False)
     >>> found = ed.evaluate(model, test, policy, progress=False)
@@ -117,7 +117,7 @@ def evaluate(
         blocks = np.empty(0)
         for batch in Feed(data, stream, batch_size=batch_size).shown("evaluate", progress):
             if not depths:
-                _both(stream, batch, policy)  # the first calls are slower than all others
+                _both(stream, batch, policy)  # warm up: the first calls are slower
                 blocks = block_seconds(stream, batch, max(repeats, 2))
             runs = [_both(stream, batch, policy) for _ in range(repeats)]
             time += torch.tensor([run[0] for run in runs], dtype=torch.float64).amin(0)
@@ -153,10 +153,10 @@ _LABELS = {
     "accuracy": "accuracy of the policy",
     "accuracy_full": "accuracy of the full model",
     "agreement": "agreement with the full model",
-    "mean_depth": "blocks a sample needs",
-    "layer_speedup": "speed-up by counted blocks",
-    "block_speedup": "speed-up by the time of these blocks",
-    "measured_speedup": "speed-up by the clock",
+    "mean_depth": "blocks per sample",
+    "layer_speedup": "speedup, counted in blocks",
+    "block_speedup": "speedup, blocks weighted by time",
+    "measured_speedup": "speedup, wall-clock",
     "seconds": "seconds of the policy",
     "seconds_full": "seconds of the full model",
 }

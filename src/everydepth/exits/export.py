@@ -1,4 +1,4 @@
-"""A depth as files that need nothing of everydepth: a stock checkpoint, or an ONNX graph."""
+"""Export a depth to files that load without everydepth."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Saveable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a directory written by `export` holds."""
+    """The contents of a directory written by `export`."""
 
     model: str
     depth: int
@@ -84,45 +84,36 @@ def export(
     overwrite: bool = False,
     **options: Any,
 ) -> Path:
-    """Write the model cut to `depth` (all of it, if not given) into a new directory.
+    """Write the first `depth` blocks of a model (by default all) to a new directory.
 
-    "hf": config, safetensors weights and a model card; loads with stock
-    `AutoModel...from_pretrained`, which is tried and compared before the directory appears. With
-    `exits`, the policy is saved beside the full model. Adapters of PEFT are merged. With
-    `task="embedding"`, `SentenceTransformer(directory)` opens it, too; give its `tokenizer`.
+    The output is compared with the model before the directory appears, which happens atomically.
 
-    "peft": the adapters alone, in the format of PEFT, for a base model of `depth` blocks.
+    format: "hf" writes config, safetensors weights and a model card, for stock
+        `AutoModel...from_pretrained`. PEFT adapters are merged; with `exits`, the policy is saved
+        next to the full model. With `task="embedding"` and a `tokenizer`, it also loads as
+        `SentenceTransformer(directory)`.
+        "peft" writes only the adapters, in PEFT's format, for a base model of `depth` blocks.
+        "onnx" writes one graph for any batch size and sequence length. With `exits`, it stops as
+        soon as every row is done, and returns `logits` and `depth` like `predict`.
+        "gguf" writes a file for llama.cpp, which includes the model's own `tokenizer`.
+        "web" writes a folder for any web server: an image classifier or, with its `tokenizer`, a
+        causal language model, one graph per block in half precision, and a page that answers as
+        soon as the first block has arrived.
+    exits: an exit policy. On a web page (confidence only), it can stop the download early.
+    example: a batch to compare outputs on, and for "onnx" and "web" to trace the graph with. On a
+        web page for text, it also determines which words come first.
+    tokenizer, processor: saved with the model.
+    profile: for the model card; on a web page, the quality shown.
+    recalibrate: data to re-estimate the batch norm statistics of the cut model on.
+    runtime: for "web", a folder with onnxruntime-web; by default npm downloads it once.
+    weights: "int8" or "int4" quantizes an ONNX graph without exits (by ONNX Runtime) or the
+        matrices of a GGUF file (Q8_0, Q4_0); the card shows what this costs at every depth.
+    data: the data to measure that cost on; for ONNX by default `example`.
+    overwrite: replace an earlier export. A directory that holds anything else is never touched.
 
-    "onnx": one graph with any batch size and sequence length, compared with the model in ONNX
-    Runtime before the directory appears. With `exits`, it leaves as soon as every row is done and
-    gives `logits` and `depth` as `predict` does.
-
-    weights: "int8" or "int4": of an ONNX graph without exits, as ONNX Runtime quantizes, or of the
-        matrices of a GGUF file (Q8_0, Q4_0); the card says what that costs at every depth.
-    data: what that is measured on, by its labels if it has any; for ONNX by default `example`.
-
-    example: a batch to compare with, and for "onnx" to trace; otherwise one is made up.
-
-    "gguf": a file for llama.cpp with the weights in their own precision, its next tokens compared
-    with the model's before the directory appears. `tokenizer`: the model's own, which goes into
-    the file and must cut texts alike there.
-
-    "web": a folder for any web server: a classifier of pictures or, with its `tokenizer`, a causal
-    language model, one graph per block in half precision, and a page that answers as soon as the
-    first block is there. With `exits` (by confidence) it can stop its download once it is sure;
-    `profile` gives the quality it shows; `example` is what every depth is compared on, and for text
-    which words come first. onnxruntime-web goes along: from `runtime`, a folder that holds it, or
-    fetched once by npm.
-
-    Instead of a model, `model` may be the path of a GGUF file, and `directory` that of a new one:
-    its first `depth` blocks, or those of `keep` ("1-12,20-24"), go over byte for byte, still
-    quantized, and llama.cpp must say with them what it says with the whole file when all other
-    blocks are silent (`engines.gguf_cut`).
-
-    recalibrate: data on which the batch norms of the cut model estimate their statistics anew.
-    overwrite: replace an earlier export; a directory that holds anything else is never touched.
-
-    The directory appears whole or not at all, and the model is left as it was.
+    `model` may also be the path of a GGUF file, and `directory` that of a new one. Its first
+    `depth` blocks, or those of `keep` ("1-12,20-24"), are copied byte for byte, still quantized,
+    and checked in llama.cpp (`everydepth.engines.gguf_cut`).
 
     >>> folder = ed.export(model, "small", depth=2)
     >>> ViTForImageClassification.from_pretrained(folder).config.num_hidden_layers
@@ -132,43 +123,40 @@ def export(
         given = {"exits": exits, "example": example, "tokenizer": tokenizer, "processor": processor}
         given |= {"profile": profile, "recalibrate": recalibrate, "runtime": runtime, "data": data}
         given["weights"] = None if weights == "float32" else weights
-        _refuse("a GGUF file, which is cut as it is", given | options)
+        refuse("a GGUF file", given | options)
         if format not in ("hf", "gguf"):  # "hf" is the default
-            raise SettingError(f"format={format!r} of a GGUF file; leave it out: it stays GGUF")
+            raise SettingError(f"format={format!r} for a GGUF file, which stays one; leave it out")
         return cut_gguf(model, directory, depth=depth, keep=keep, overwrite=overwrite).path
-    _refuse("a model, of which the first blocks are kept (depth=)", {"keep": keep})
+    refuse("a model; use depth=, which keeps the first blocks", {"keep": keep})
     stream = as_stream(model, **options)
     depth = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
     if format not in get_args(Format):
         raise SettingError(f"format={format!r}; use {' or '.join(map(repr, get_args(Format)))}")
     _check_weights(weights, format, exits, data)
     if format == "peft" and adapter(stream.model) is None:
-        raise SettingError(
-            f"format='peft', but {stream.name} has no adapter of PEFT; use format='hf'"
-        )
+        raise SettingError(f"format='peft', but {stream.name} has no PEFT adapter; use format='hf'")
     if exits is not None:
-        # A page of text leaves as a whole, and writes each token at the depth it has.
+        # A web page for text exits as a whole: it writes all tokens at the depth it has.
         (exits.thresholds if format == "web" else exits.for_stream)(stream)
         if depth != stream.depth:
             raise SettingError(
-                f"depth={depth} together with exits=, which belongs to all {stream.depth} depths; "
-                "leave one of them out"
+                f"depth={depth} with exits=, which needs all {stream.depth} depths; leave one out"
             )
         if stream.exits:
             raise SettingError(
-                "exits= of a model with balconies, which no single stock model holds; save the "
-                "balcony itself (save_pretrained) and its policy, or export one depth"
+                "exits= with balconies, which no stock model can hold; save the balconies "
+                "(save_pretrained) and the policy, or export one depth"
             )
     if format == "web" and stream.exits:
         raise UnsupportedModelError(
-            f"format='web' of {stream.name} with balconies, for which a page has no graph; export "
-            "the model they look from, or one depth in another format"
+            f"format='web' does not support the balconies of {stream.name}; export the model "
+            "without them, or one depth in another format"
         )
     path = Path(directory).absolute()
     with explained(f"{path} cannot be written", ExportError):
         _check_target(path, overwrite)
         remove_orphans(path)
-    # An exported copy shares the model's tensors, unless they will change or lie elsewhere.
+    # The copy shares the model's tensors, unless they will change or are on another device.
     share = recalibrate is None and stream.device.type == "cpu" and shareable(stream.model)
     small = rewrapped(stream.model, stream.truncated(depth, share=share))
     small = (small if format == "peft" else merged(small)).cpu().eval()
@@ -180,7 +168,7 @@ def export(
         model=stream.name, depth=depth, of=stream.depth, format=format, exits=exits is not None
     )
     if format == "gguf":
-        _refuse("format='gguf'", {"exits": exits, "example": example, "processor": processor})
+        refuse("format='gguf'", {"exits": exits, "example": example, "processor": processor})
         write, tokenizer = _gguf(cut, tokenizer, weights, data), None
     elif format == "web":
         write = _web(cut, example, tokenizer, exits, profile, runtime)
@@ -190,7 +178,7 @@ def export(
     else:
         write = {"hf": _huggingface, "peft": _adapter}[format](cut, example)
     if format != "web":
-        _refuse(f"format={format!r}", {"runtime": runtime})
+        refuse(f"format={format!r}", {"runtime": runtime})
 
     def fill(folder: Path) -> None:
         usage, costs = write(folder)
@@ -208,27 +196,27 @@ def export(
     except (OSError, SafetensorError) as error:
         reason = "the disk is full" if is_full(error) else str(error)
         raise ExportError(
-            f"{path} was not written: {reason}; nothing of it is left. Make room or choose another "
-            "place, then export again"
+            f"{path} was not written: {reason}; nothing of it remains. Free some space or choose "
+            "another place, then export again"
         ) from error
     return path
 
 
 @torch.no_grad()
 def recalibrated(stream: ResidualStream, data: Any) -> None:
-    """Estimate the statistics of every batch norm anew: the mean over the batches of `data`."""
+    """Re-estimate the statistics of every batch norm as means over the batches of `data`."""
     model = unwrapped(stream.model)
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     norms = [m for m in model.modules() if isinstance(m, kinds) and m.track_running_stats]
     if not norms:
         raise SettingError(
-            f"recalibrate was given, but {stream.name} has no batch norm; leave it out"
+            f"recalibrate does not apply to {stream.name}, which has no batch norm; leave it out"
         )
     before = [norm.momentum for norm in norms]
     try:
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None  # the mean over all batches, instead of a moving one
+            norm.momentum = None  # the mean over all batches, not a moving average
             norm.train()
         for batch in Feed(data, stream):
             stream.call(stream.arguments(batch, None))
@@ -239,8 +227,8 @@ def recalibrated(stream: ResidualStream, data: Any) -> None:
 
 
 def _forget_gguf(model: nn.Module) -> None:
-    """transformers reads GGUF files into plain weights, yet will not save or widen them while the
-    model says where they came from."""
+    """Remove the mark of a model loaded from GGUF: transformers has converted it to plain weights,
+    but refuses to save or cast them while the mark is there."""
     source: Any = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
     if str(getattr(source, "quant_method", "")).lower().endswith("gguf"):
         del model.hf_quantizer
@@ -249,25 +237,26 @@ def _forget_gguf(model: nn.Module) -> None:
         model.config = config
 
 
-def _refuse(what: str, given: Mapping[str, Any]) -> None:
+def refuse(what: str, given: Mapping[str, Any]) -> None:
+    """Raise an error if an argument was given that does not apply."""
     names = [name for name, value in given.items() if value is not None]
     if names:
-        raise SettingError(f"{', '.join(names)} was given for {what}; leave it out")
+        raise SettingError(f"leave out {', '.join(names)}, which does not apply to {what}")
 
 
 def _check_weights(weights: Weights, name: Format, exits: Policy | None, data: Any) -> None:
     if weights not in get_args(Weights):
         raise SettingError(f"weights={weights!r}; use {' or '.join(map(repr, get_args(Weights)))}")
     if weights == "float32":
-        _refuse("weights in full precision, of which nothing is measured", {"data": data})
+        refuse("weights='float32'", {"data": data})
     elif name not in ("onnx", "gguf") or exits is not None:
         raise SettingError(
             f"weights={weights!r} with {'exits=' if name == 'onnx' else f'format={name!r}'}; only "
-            "ONNX graphs of one depth and GGUF files are narrowed here: leave it out"
+            "ONNX graphs without exits and GGUF files can be quantized, so leave it out"
         )
     elif name == "gguf" and data is None:
         raise SettingError(
-            f"weights={weights!r} of a GGUF file needs data=: texts to measure what it costs on"
+            f"weights={weights!r} with format='gguf' needs data=: texts to measure its cost on"
         )
 
 
@@ -275,13 +264,13 @@ def _check_target(path: Path, overwrite: bool) -> None:
     if not path.exists():
         return
     if not path.is_dir():
-        raise ExportError(f"{path} is a file; choose a directory that does not exist yet")
+        raise ExportError(f"{path} is a file; choose a new directory")
     inside = sorted(entry.name for entry in path.iterdir())
     if not inside:
         return
     if MANIFEST not in inside:
         raise ExportError(
-            f"{path} holds {', '.join(inside[:5])}, which no export wrote, so it is not touched; "
+            f"{path} holds {', '.join(inside[:5])} and is not an export, so it is not touched; "
             "choose another directory"
         )
     if not overwrite:
@@ -292,7 +281,7 @@ def _check_target(path: Path, overwrite: bool) -> None:
 
 
 Writer = Callable[[Path], tuple[str, Narrowed | None]]
-"""Writes the model into a folder and says, for the card, how to use it and what fewer bits cost."""
+"""Writes the model to a folder; returns usage and cost of quantization for the card."""
 
 
 def _huggingface(stream: ResidualStream, example: Batch | None) -> Writer:
@@ -338,7 +327,7 @@ def _gguf(
     check_plain(stream.model, "export")
     if tokenizer is None:
         raise SettingError(
-            "format='gguf' needs tokenizer=, which is part of such a file; give the model's own, "
+            "format='gguf' needs tokenizer=, which is part of the file; give the model's own, "
             "AutoTokenizer.from_pretrained(...)"
         )
 
@@ -398,7 +387,7 @@ def _web(
     from everydepth.exits import web
 
     check_plain(stream.model, "export")
-    batch = _example(stream, example, "web", "to compare every depth with, and to show")
+    batch = _example(stream, example, "web", "to compare every depth on, and to show")
 
     def write(folder: Path) -> tuple[str, Narrowed | None]:
         web.write(
@@ -420,8 +409,8 @@ def _example(
 ) -> Mapping[str, Any]:
     if example is None:
         raise SettingError(
-            f"format={name!r} needs example=: a batch as the model takes it, with two rows or "
-            f"more, {purpose}"
+            f"format={name!r} needs example=: a batch of model inputs with two rows or more, "
+            f"{purpose}"
         )
     return {
         key: value.cpu()

@@ -1,12 +1,12 @@
-"""A depth as a model of lm-evaluation-harness: `--model everydepth --model_args pretrained=...`.
+"""Evaluate a depth in lm-evaluation-harness.
 
     python -m everydepth.exits.harness run --model everydepth \\
         --model_args pretrained=runs/balcony,depth=12 --tasks gsm8k,wikitext
 
-The arguments are those of `lm_eval`, which knows a model once its module is imported.
+The arguments are those of `lm_eval`; importing this module registers the model "everydepth".
 """
 
-# lm-evaluation-harness is untyped where it is inherited from.
+# The base class in lm-evaluation-harness is untyped.
 # pyright: reportUntypedBaseClass=false, reportUnknownMemberType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ except ImportError as error:
     from everydepth.errors import SettingError
 
     raise SettingError(
-        f"evaluation in lm-evaluation-harness needs the package lm_eval ({error}); run "
+        f"lm-evaluation-harness needs the package lm_eval ({error}); "
         "pip install 'everydepth[harness]'"
     ) from error
 
@@ -31,10 +31,10 @@ from everydepth.stream import as_stream, at_depth, unwrapped
 
 @register_model("everydepth")
 class DepthLM(HFLM):
-    """The first `depth` blocks of a causal language model (all, if None), read out by its own head.
+    """The first `depth` blocks of a causal language model (all if None), with its own head.
 
-    pretrained: as `ed.load` takes it: a folder, a run directory, or a Hugging Face name. Where the
-        depth has a balcony, it is used. kwargs: those of the harness's own `hf` model.
+    pretrained: a folder, a run directory, or a Hugging Face name. A balcony at this depth is used.
+    kwargs: passed to the harness's own `hf` model.
 
     >>> from everydepth.exits.harness import DepthLM
     >>> _ = llama.save_pretrained("llama"), tokenizer.save_pretrained("llama")
@@ -46,7 +46,7 @@ class DepthLM(HFLM):
         self, pretrained: str, depth: int | None = None, device: str = "cpu", **kwargs: Any
     ) -> None:
         stream = as_stream(load(pretrained))
-        # The last depth is the model itself, without what may stand beside it.
+        # The last depth is the model itself, without its balconies.
         cut = at_depth(stream, stream.depth if depth is None else depth, share=True)
         plain: Any = unwrapped(cut)
         super().__init__(

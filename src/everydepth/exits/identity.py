@@ -1,4 +1,4 @@
-"""Which model a policy was made for: its class, its number of depths and its weights."""
+"""Identify the model a policy was calibrated on: its class, depth and weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from everydepth.stream import ResidualStream, unwrapped
 
-# Entries of each tensor that enter the hash: training changes all of them.
+# Entries of each tensor that are hashed; training changes all of them.
 _SAMPLE = 16
 
 _known: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
@@ -19,7 +19,7 @@ _known: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Equal for two models of one class and depth that hold the same weights, on any device."""
+    """Equal for models with the same class, depth and weights, on any device."""
 
     name: str
     depth: int
@@ -36,7 +36,7 @@ def identity(stream: ResidualStream) -> Identity:
 
 def _weights(model: nn.Module) -> str:
     named = [*model.named_parameters(), *model.named_buffers()]
-    # Changes when a tensor is written to, replaced or moved: then the hash is made again.
+    # Changes when a tensor is modified, replaced or moved; then the hash is computed again.
     state = tuple((id(t), t._version, t.data_ptr()) for _, t in named)
     known = _known.get(model)
     if known is not None and known[0] == state:

@@ -1,4 +1,4 @@
-"""Tensors that stay on the disk until they are asked for: exactly their bytes are then read."""
+"""Tensors that stay on disk until they are needed; exactly their bytes are then read."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor of a safetensors file; `lazy[...]` reads it, as transformers does when it loads.
+    """A tensor in a safetensors file; `lazy[...]` reads it, as transformers does when it loads.
 
-    A memory map would do, but the kernel reads ahead of it, on some disks by megabytes, into the
-    very blocks that are to be left out.
+    Not a memory map: the kernel would read ahead, on some disks by megabytes, into the blocks to be
+    skipped.
+
+    entry: its entry in the file's header, which the checksum covers.
     """
 
     file: Path
@@ -48,7 +50,7 @@ class LazyTensor:
     length: int
     dtype: torch.dtype
     shape: tuple[int, ...]
-    said: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    entry: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     checksum: str | None = None
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -65,10 +67,10 @@ class LazyTensor:
                 if not count:
                     raise DataError(f"{self.file} ends early; copy it again from its source")
                 done += count
-        if self.checksum is not None and tensor_checksum(self.said, view) != self.checksum:
+        if self.checksum is not None and tensor_checksum(self.entry, view) != self.checksum:
             raise DataError(
-                f"{self.file} is not what was written: a checksum differs; restore it from a copy, "
-                f"or delete {CHECKSUMS} beside it if you changed the weights yourself"
+                f"{self.file} is damaged: a checksum differs; restore it from a copy, or delete "
+                f"{CHECKSUMS} next to it if you changed the weights yourself"
             )
         return whole.view(self.dtype).view(self.shape)[index]
 
@@ -77,7 +79,7 @@ class LazyTensor:
 
 
 def lazy_tensors(folder: Path) -> dict[str, LazyTensor]:
-    """All tensors of a checkpoint directory, in one file or in many with an index."""
+    """All tensors of a checkpoint directory, in one file or several with an index."""
     try:
         found: dict[str, LazyTensor] = {}
         sums: dict[str, dict[str, str]] = {}
@@ -87,7 +89,7 @@ def lazy_tensors(folder: Path) -> dict[str, LazyTensor]:
             found |= _tensors(file, sums.get(file.name, {}))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"the weights in {folder} cannot be read ({error}); it needs whole safetensors files"
+            f"the weights in {folder} cannot be read ({error}); restore its safetensors files"
         ) from error
     return found
 

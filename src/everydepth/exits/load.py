@@ -1,4 +1,4 @@
-"""Opening a model: from a folder, a run directory or the Hugging Face hub, whole or to a depth."""
+"""Load a model, or its first blocks, from a folder, a run directory or the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from everydepth.stream.balcony import has_balconies, with_balconies
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# The tasks whose models are opened from a folder that nobody vouches for.
+# Tasks whose models may be loaded from an untrusted folder.
 _TASKS = (
     *("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SEQUENCE_CLASSIFICATION"),
     *("TOKEN_CLASSIFICATION", "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION"),
 )
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_SPARE = 1000  # parameters that a model may have and its folder lack, before it is refused unmade
+_SPARE = 1000  # parameters a model may have beyond those in its folder
 _INDEX = "model.safetensors.index.json"
-# What classes raise on settings or sizes that make no sense.
+# What classes raise on invalid settings or sizes.
 _UNFIT = (
     ArithmeticError,
     AssertionError,
@@ -51,20 +51,19 @@ _UNFIT = (
 def load(
     source: str | Path, *, depth: int | None = None, trusted: bool = True, **options: Any
 ) -> PreTrainedModel:
-    """A plain model, in eval mode, whole or with its first `depth` blocks.
+    """Load a plain model in eval mode, or its first `depth` blocks.
 
-    Its class is the one its own config names. Only safetensors weights are read, and no code that
-    comes with the model is run. Only the tensors of the wanted blocks, the embedding and the
-    readout are read, so time and memory grow with `depth`. A model saved with balconies comes back
-    with them. The exceptions are a depth whose readout
-    is computed from later blocks (one before the last change of shape), and a class whose blocks
-    shapes alone do not tell: there the whole checkpoint is read first.
+    The class is the one named in the model's config. Only safetensors weights are read, and no code
+    that comes with the model is run. Only the tensors of the requested blocks, the embedding and
+    the readout are read, so time and memory grow with `depth`. There are two exceptions, for which
+    the whole checkpoint is read first: a depth whose readout is computed from later blocks (one
+    before the last change of shape), and a class whose blocks cannot be found from shapes alone. A
+    model saved with balconies is loaded with them.
 
     source: a folder written by `save_pretrained` or `export`, a run directory, or a name on the
-        Hugging Face hub.
-    trusted: False for a folder that anybody could have written: links and settings that lead out
-        of it are refused, and so are classes that neither everydepth nor a task of transformers'
-        auto classes names.
+        Hugging Face Hub.
+    trusted: False for a folder from an untrusted source. Links and settings that lead out of it are
+        refused, and so are classes unknown to everydepth and to transformers' auto classes.
     options: passed to `as_stream` if a depth is given.
 
     >>> model.save_pretrained("full")
@@ -77,7 +76,7 @@ def load(
         if not (trusted and has_balconies(folder)):
             return _opened(folder, depth, trusted, options)
         found = with_balconies(_opened(folder, None, trusted, options), folder)
-        # It has what everybody asks of a model that was loaded: a config, and a stream.
+        # It has what callers expect of a loaded model: a config and a stream.
         return cast("PreTrainedModel", found if depth is None else at_depth(found, depth))
     except EveryDepthError:
         raise
@@ -86,51 +85,51 @@ def load(
             f"the model in {folder} cannot be opened ({type(error).__name__}: {error}); give a "
             "folder written by save_pretrained"
         ) from error
-    except RuntimeError as error:  # sizes that do not fit together, or do not fit into the memory
+    except RuntimeError as error:  # inconsistent sizes, or out of memory
         raise DataError(f"the model in {folder} cannot be built ({error})") from error
 
 
 def load_tokenizer(source: str | Path, *, trusted: bool = True) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model.
+    """The tokenizer saved with a model.
 
-    trusted: False reads its tokenizer.json alone: the other files of a tokenizer may name a class
-        or a path, this one is data only.
+    trusted: False reads only tokenizer.json, which is pure data; other files of a tokenizer may
+        name a class or a path.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     folder = model_folder(source)
     if trusted:
         try:
-            # Left out, it would ask at the terminal whether to run code that comes with it.
+            # Without it, transformers would ask at the terminal whether to run the model's code.
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{folder!r} has no tokenizer ({str(error).splitlines()[0]}); save one beside the "
+                f"{folder!r} has no tokenizer ({str(error).splitlines()[0]}); save one next to the "
                 "model with tokenizer.save_pretrained"
             ) from error
     file = check_inside(Path(folder), Path(source)) / "tokenizer.json"
     if not file.is_file():
         raise DataError(
-            f"{folder} has no tokenizer.json; save a fast tokenizer beside the model with "
+            f"{folder} has no tokenizer.json; save a fast tokenizer next to the model with "
             "tokenizer.save_pretrained"
         )
-    read_json(file)  # an error of our own, if it is not even JSON
+    read_json(file)  # raises our own error if it is not JSON
     try:
         return PreTrainedTokenizerFast(tokenizer_file=str(file))
-    except Exception as error:  # the parser raises nothing more special
+    except Exception as error:  # the parser raises nothing more specific
         raise DataError(
             f"{file} is not a tokenizer ({error}); save the tokenizer again with save_pretrained"
         ) from error
 
 
 def model_folder(source: str | Path) -> str:
-    """Where the model of a run directory is; any other folder or name as it is."""
+    """The model's folder inside a run directory; any other folder or name is returned unchanged."""
     inner = Path(source) / "model"
     return str(inner) if (inner / "config.json").is_file() else str(source)
 
 
 def _folder(source: str | Path, trusted: bool) -> Path:
-    """The folder of the model, fetched from the hub (or its cache) if it is not here."""
+    """The folder of a model, downloaded from the Hub (or found in its cache) if it is not local."""
     folder = Path(model_folder(source))
     if not trusted:
         check_inside(folder, Path(source))
@@ -147,16 +146,16 @@ def _folder(source: str | Path, trusted: bool) -> Path:
         config = None
     if config is None:
         raise DataError(
-            f"{str(source)!r} is neither a folder here nor a model found on the Hugging Face hub; "
-            "give the folder of a model, or check the name and the network"
+            f"{str(source)!r} is neither a local folder nor found on the Hugging Face Hub; give "
+            "the folder of a model, or check the name and the network"
         )
     index, shards = fetched(_INDEX), ["model.safetensors"]
     if index is not None:
         shards = sorted(set(read_json(Path(index))["weight_map"].values()))
     if None in [fetched(name) for name in shards]:
         raise DataError(
-            f"{str(source)!r} on the Hugging Face hub has no model.safetensors; other weights can "
-            "hold code, so load them yourself and save the model again with save_pretrained"
+            f"{str(source)!r} on the Hugging Face Hub has no model.safetensors; other formats can "
+            "contain code, so load it yourself and save it again with save_pretrained"
         )
     fetched("generation_config.json")
     return Path(config).parent
@@ -172,7 +171,7 @@ def _opened(
         whole = cls(config)
     try:
         stream = as_stream(whole, **options)
-    except UnsupportedModelError:  # what is read off a forward pass needs more than shapes
+    except UnsupportedModelError:  # discovery needs a forward pass, and so the weights
         return _cut(_read(cls, folder, config), depth, options)
     small: Any = stream.truncated(stream.check_depth(depth, lowest=1), share=True)
     known = {name: tensor.shape for name, tensor in whole.state_dict().items()}
@@ -195,14 +194,14 @@ def _described(folder: Path, trusted: bool) -> tuple[type[PreTrainedModel], Any]
     except DataError as error:
         held = sorted(entry.name for entry in folder.iterdir())[:8] if folder.is_dir() else []
         raise DataError(
-            f"{folder} has no readable config.json ({error}) but {', '.join(held) or 'nothing'}; "
+            f"{folder} has no readable config.json ({error}), only {', '.join(held) or 'nothing'}; "
             "give a directory written by save_pretrained or everydepth.export(format='hf')"
         ) from error
     config = check_config(file, trusted=trusted)
     names = config.get("architectures") if isinstance(config, dict) else config
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise DataError(
-            f"{file} has {names!r} as its architectures, so the class is unknown; save the model "
+            f"{file} has the architectures {names!r}, but exactly one is needed; save the model "
             'again with save_pretrained, or write "architectures": ["ClassName"]'
         )
     cls = _class(names[0], trusted)
@@ -222,7 +221,7 @@ def _class(name: str, trusted: bool) -> type[PreTrainedModel]:
 
 
 def _listed() -> set[str]:
-    """The classes that transformers lists for a task in which something is predicted."""
+    """The classes in transformers' auto mappings for `_TASKS`."""
     from transformers.models.auto import modeling_auto
 
     tables = (vars(modeling_auto)[f"MODEL_FOR_{task}_MAPPING_NAMES"] for task in _TASKS)
@@ -232,9 +231,9 @@ def _listed() -> set[str]:
 
 @contextmanager
 def _no_larger_than(tensors: Sized, folder: Path) -> Generator[None, None, None]:
-    """End the making of a model once it has many more parameters than the folder has tensors.
+    """Stop building a model that has many more parameters than the folder has tensors.
 
-    A config may ask for a billion layers, which even without memory for weights take hours.
+    A config may ask for a billion layers, which would take hours even on the meta device.
     """
     most, made, here = _SPARE + 4 * len(tensors), 0, threading.get_ident()
 
@@ -257,18 +256,17 @@ def _no_larger_than(tensors: Sized, folder: Path) -> Generator[None, None, None]
 def _read(
     cls: type[PreTrainedModel], folder: Path, config: Any, *, whole: bool = False
 ) -> PreTrainedModel:
-    """Read what a model of this config needs; all other tensors stay on the disk.
+    """Load a model with this config; tensors it does not need are not read.
 
-    whole: an error if blocks are left over.
+    whole: raise an error if the folder has more blocks.
     """
     from transformers import GenerationConfig
 
     tensors: Any = lazy_tensors(folder)
-    # It would list every tensor of the blocks that are left out.
     with (
-        quiet_transformers(),
+        quiet_transformers(),  # which would list every tensor of the blocks left out
         _no_larger_than(tensors, folder),
-        torch.random.fork_rng(devices=[]),  # what is missing would be drawn
+        torch.random.fork_rng(devices=[]),  # missing tensors would be initialized at random
     ):
         loaded: Any = cls.from_pretrained(
             None,
@@ -282,15 +280,15 @@ def _read(
     if missing:
         raise DataError(
             f"{folder} lacks {len(missing)} tensors of {cls.__name__} ({', '.join(missing[:3])}, "
-            "...) or has them in another shape; it was saved from another class"
+            "...), or has them in another shape; it was saved from another class"
         )
     blocks = {_NUMBER.sub("#", name) for name, _ in model.named_parameters()}
     more = [name for name in info["unexpected_keys"] if _NUMBER.sub("#", name) in blocks]
     if whole and more:
         raise DataError(
-            f"{folder} holds {len(more)} tensors beyond those of its config.json "
-            f"({', '.join(sorted(more)[:3])}, ...): more blocks than the config has; correct the "
-            "config, or save the model again with save_pretrained"
+            f"{folder} has more blocks than its config.json: {len(more)} additional tensors "
+            f"({', '.join(sorted(more)[:3])}, ...); correct the config, or save the model again "
+            "with save_pretrained"
         )
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Measuring a model: time, floating-point operations, memory, size."""
+"""Measure a model's time, memory and size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.flop_counter import sdpa_flop_count
 
 from everydepth.stream import ResidualStream, stored
 
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def seconds(run: Callable[[], Result], stream: ResidualStream) -> tuple[float, Result]:
-    """Wall-clock time of one call, with all work on the device finished."""
+    """Wall-clock time of one call, including its work on the device, and its result."""
     _wait(stream)
     start = time.perf_counter()
     result = run()
@@ -27,18 +27,11 @@ def seconds(run: Callable[[], Result], stream: ResidualStream) -> tuple[float, R
     return time.perf_counter() - start, result
 
 
-def flops(run: Callable[[], Any]) -> int:
-    """Floating-point operations of matrix products, convolutions and attention."""
-    with FlopCounterMode(display=False, custom_mapping=ATTENTION_ON_CPU) as counter:
-        run()
-    return counter.get_total_flops()
-
-
 def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     return sdpa_flop_count(q, k, v)
 
 
-# The counter knows the attention kernels of GPUs only.
+# For `FlopCounterMode`, which only knows the attention kernels of GPUs.
 ATTENTION_ON_CPU = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
 }
@@ -49,29 +42,14 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def checkpoint_bytes(model: nn.Module) -> int:
-    """What a safetensors file holds of this model: tied tensors once, no header."""
+    """The size of this model's tensors in a safetensors file; tied ones count once."""
     held = [part for tensor in model.state_dict().values() for part in stored(tensor)]
     tensors = {t.data_ptr() or id(t): t for t in held}
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def peak_bytes(run: Callable[[], Any], stream: ResidualStream) -> int:
-    """The most memory tensors took at once: weights, inputs and intermediate results.
-
-    On a GPU, what its allocator counted; elsewhere, the tensors torch made and had not freed.
-    """
-    device = stream.device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        run()
-        return torch.cuda.max_memory_allocated(device)
-    with LiveBytes() as live:
-        run()
-    return live.peak + weight_bytes(stream.model)
-
-
 def weight_bytes(model: nn.Module) -> int:
-    """What parameters and buffers take, shared ones once."""
+    """The size of parameters and buffers in memory; shared ones count once."""
     own = (*model.parameters(), *model.buffers())
     held = [part for tensor in own for part in stored(tensor)]
     weights = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
@@ -79,7 +57,7 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Follows the storages that operations make, until they are freed."""
+    """Tracks the total size of the storages that operations create, until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +72,7 @@ class LiveBytes(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        # What an operation is given it did not make.
+        # An operation did not create its inputs.
         given = {
             leaf.untyped_storage().data_ptr()
             for leaf in tree_leaves((args, kwargs))
@@ -110,7 +88,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def restart(self) -> None:
-        """Forget the peak so far."""
+        """Reset the peak."""
         self.peak = self.now
 
     def _made(self, key: int, storage: torch.UntypedStorage) -> None:

@@ -1,4 +1,4 @@
-"""Weights in eight or four bits, and what that costs at every depth."""
+"""Quantize weights to eight or four bits, and measure the cost at every depth."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from everydepth.stream.rows import pick_rows
 
 Weights = Literal["float32", "int8", "int4"]
 
-_BLOCK = 32  # weights that share a scale in four bits
-# What each kind of quantized weight becomes in a graph; without one of these nothing was narrowed.
+_BLOCK = 32  # four-bit weights that share a scale
+# The nodes of a quantized graph; a graph without them has nothing to quantize.
 _NODES = {
     "int8": ("MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul"),
     "int4": ("MatMulNBits",),
@@ -30,7 +30,7 @@ _NODES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Narrowed:
-    """What fewer bits save, and what they cost on the data given, one number a depth."""
+    """The size and the quality per depth, before and after quantization."""
 
     weights: Weights
     bytes: int
@@ -49,26 +49,25 @@ def narrow(
     data: Iterable[Mapping[str, Any]],
     weights: Weights,
 ) -> Narrowed:
-    """Replace a float graph by one with narrow weights, and measure every depth of both.
+    """Quantize the graph in a file, and measure every depth before and after.
 
     example: the inputs the graph was traced with.
-    data: batches, with labels if the quality is to be measured by them; otherwise the narrow graph
-        is compared with the model.
+    data: batches to measure the quality on: by labels, or else by agreement with the model.
     """
     before = path.stat().st_size
     if path.with_name(f"{path.name}.data").exists():
         raise UnsupportedModelError(
-            f"{stream.name} is too large for one file, and only graphs of one file are narrowed; "
-            "leave weights= out, or export a shallower depth"
+            f"{stream.name} is too large for one file, and only single files can be quantized; "
+            "leave out weights=, or export a shallower depth"
         )
     _write(path, weights)
     onnx: Any = import_module("onnx")
     kinds = {node.op_type for node in onnx.load(path).graph.node}
     if not kinds & set(_NODES[weights]):
         raise UnsupportedModelError(
-            f"ONNX Runtime found nothing in {stream.name} to store as {weights}; leave weights= out"
+            f"ONNX Runtime found nothing in {stream.name} to store as {weights}; leave out weights="
         )
-    # The same blocks, narrowed in the same way, in a graph that also reads out below the last.
+    # The same blocks, quantized in the same way, in a graph with the readouts of all depths.
     every = path.with_name("every.onnx")
     write(stream, example, every, None, every=True)
     _unshare(every)
@@ -93,15 +92,16 @@ def measured(
     size: int,
     before: int,
 ) -> Narrowed:
-    """The model's quality at every depth, and that of what `found` says there of a batch.
+    """The quality at every depth of the model, and of its quantized version.
 
-    size, before: bytes in fewer bits, and in float32.
+    found: computes the quantized logits of all depths for a batch.
+    size, before: bytes of the quantized and the float32 weights.
     """
     depths = range(1, stream.depth + 1)
     totals: tuple[Totals, Totals] | None = None
     for rows in data:
         count = stream.rows(rows)
-        for row in range(count):  # all words of all depths of a batch may be gigabytes
+        for row in range(count):  # the logits of all depths of a batch may take gigabytes
             batch = pick_rows(rows, slice(row, row + 1), count)
             if totals is None:
                 totals = quality_of(stream, batch), quality_of(stream, batch)
@@ -123,8 +123,8 @@ def measured(
 
 
 def _unshare(path: Path) -> None:
-    """Give every Gemm a matrix of its own: the quantizer turns one that several share more than
-    once. They are heads of classifiers, which are small."""
+    """Give every Gemm its own matrix: the quantizer transposes a shared one more than once. These
+    are the heads of classifiers, which are small."""
     onnx: Any = import_module("onnx")
     model: Any = onnx.load(path)
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -138,12 +138,12 @@ def _unshare(path: Path) -> None:
 
 
 def _write(path: Path, weights: Weights) -> None:
-    # The quantizer advises a step of preparation that graphs of torch do not need.
+    # The quantizer recommends a preprocessing step that graphs from torch do not need.
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     onnx: Any = import_module("onnx")
     graph: Any = onnx.load(path)
-    del graph.graph.value_info[:]  # of tensors before torch optimized the graph
+    del graph.graph.value_info[:]  # stale: from before torch optimized the graph
     try:
         if weights == "int8":
             quantization: Any = import_module("onnxruntime.quantization")
@@ -158,7 +158,7 @@ def _write(path: Path, weights: Weights) -> None:
 
 
 def words(found: Narrowed) -> str:
-    """For a model card."""
+    """The costs as Markdown, for a model card."""
     rows = [
         f"| {depth} | {before:.4g} | {now:.4g} |"
         for depth, (before, now) in enumerate(

@@ -1,4 +1,4 @@
-"""A stream as an ONNX graph, compared with the model in ONNX Runtime before it counts."""
+"""Write a stream as an ONNX graph, checked against the model in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from everydepth.stream import ResidualStream, unwrapped
 from everydepth.stream.feed import first_rows
 from everydepth.stream.taps import hooked, replaced_forward
 
-# One protobuf holds at most 2 GB; larger weights go into a file beside the graph.
+# A protobuf holds at most 2 GB; larger weights go to a separate file.
 _ONE_FILE = 1_500_000_000
 
-# Float32 sums in another order; relative to the largest logit.
+# Relative to the largest logit: float32 sums may be computed in another order.
 _TOLERANCE = 1e-4
 
 
@@ -38,9 +38,9 @@ def write(
     *,
     every: bool = False,
 ) -> list[str]:
-    """Write the graph, compare it on several shapes, and give the names of its inputs.
+    """Write the graph and compare it on several shapes; returns the names of its inputs.
 
-    every: it gives the logits of all depths, one output each.
+    every: one output per depth with its logits.
     """
     runtime()
     rows = max(2, stream.rows(example))
@@ -49,7 +49,7 @@ def write(
     module = _Fixed(stream, names, every) if exits is None else _Exits(stream, names, exits, batch)
     outputs = ["logits"] if exits is None else ["logits", "depth"]
     outputs = [f"depth{number}" for number in range(1, stream.depth + 1)] if every else outputs
-    # Branches of one graph see states of several shapes; dynamo would make those sizes unknowns.
+    # Branches of a graph see states of several shapes, whose sizes dynamo would make dynamic.
     dynamo: Any = import_module("torch._dynamo.config")
     static = dynamo.patch(automatic_dynamic_shapes=False)
     constants = nullcontext() if exits is None else _as_constants(stream, batch)
@@ -82,7 +82,7 @@ class _Fixed(nn.Module):
         self.model = unwrapped(stream.model)
         self.names = names
         self.every = every
-        self._stream = (stream,)  # in a tuple: the model's parameters are registered once
+        self._stream = (stream,)  # in a tuple, so that parameters are registered only once
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         (stream,) = self._stream
@@ -94,10 +94,10 @@ class _Fixed(nn.Module):
 
 
 class _Exits(nn.Module):
-    """`predict` as a graph: a group of blocks runs unless every row is done (`torch.cond`).
+    """`predict` as a graph: each group of blocks runs unless all rows are done (`torch.cond`).
 
-    A row keeps the logits of its own exit; rows do not leave the batch, whose size a graph cannot
-    choose.
+    Each row keeps the logits of its exit. Rows stay in the batch, since a graph cannot change its
+    size.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class _Exits(nn.Module):
 
         def keep(start: int, end: int) -> Callable[..., tuple[Tensor, ...]]:
             def group(h: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-                # Both ways must give one shape; nobody reads the state of a finished batch.
+                # Both branches must return the same shape; the state is not used any more.
                 same = self._shapes[start] == self._shapes[end]
                 state = h.clone() if same else h.new_zeros(h.shape[0], *self._shapes[end])
                 return (state, *(value.clone() for value in rest))
@@ -165,7 +165,7 @@ class _Exits(nn.Module):
             finished, ways = full[3].all(), (keep(*ends), run(*ends))
             if torch.compiler.is_exporting():
                 full = torch.cond(finished, *ways, full)
-            else:  # what the graph is compared with
+            else:  # the reference that the graph is compared with
                 full = ways[0 if finished else 1](*full)
         return full[1], full[2]
 
@@ -174,8 +174,8 @@ class _Exits(nn.Module):
 def _as_constants(
     stream: ResidualStream, example: Mapping[str, Any]
 ) -> Generator[None, None, None]:
-    """Let modules inside blocks that are given no tensor, such as tables of relative positions,
-    give what they give on the example: a tensor made inside a branch cannot be exported."""
+    """Inside the context, modules in blocks without tensor inputs, such as tables of relative
+    positions, return constants: tensors created inside a branch cannot be exported."""
     found: dict[nn.Module, Tensor] = {}
 
     def note(module: nn.Module, args: Any, kwargs: dict[str, Any], out: Any) -> None:
@@ -199,20 +199,20 @@ def _constant_of(module: nn.Module) -> Callable[..., Tensor]:
 
 
 def _dynamic(name: str, value: Tensor) -> dict[int, Any]:
-    """Any number of rows, and for tokens any length."""
+    """Dynamic dimensions: the rows, and for tokens also the length."""
     shape: dict[int, Any] = {0: torch.export.Dim("batch")}
     if value.ndim == 2 and not value.is_floating_point():
         if value.shape[1] < 3:
             raise BatchError(
-                f"{name!r} of the example has {value.shape[1]} tokens; use 3 or more, so that the "
-                "length is not taken for a constant"
+                f"{name!r} of the example has {value.shape[1]} tokens; use 3 or more, or the "
+                "exporter takes the length for a constant"
             )
         shape[1] = torch.export.Dim("tokens")
     return shape
 
 
 def _shapes(stream: ResidualStream, batch: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-    """The example, one row of it, and one row more with one token less."""
+    """The example, one row of it, and one more row with one token less."""
     yield batch
     yield first_rows(stream, batch, 1)
     more = first_rows(stream, batch, stream.rows(batch) + 1)
@@ -221,10 +221,10 @@ def _shapes(stream: ResidualStream, batch: dict[str, Any]) -> Generator[dict[str
 
 
 def check_same(name: str, mine: Tensor, found: Any, feeds: Mapping[str, Tensor]) -> None:
-    """Raise if an array of ONNX Runtime is not the model's tensor.
+    """Raise an error if an output of ONNX Runtime differs from the model's.
 
-    Padding is not compared: where a token may look at nothing, as on the left of a causal model,
-    every engine makes up a state of its own, which no other token sees.
+    Padding is not compared: for a token that can attend to nothing, such as left padding in a
+    causal model, every engine computes something different, which no other token sees.
     """
     theirs = torch.as_tensor(found)
     real = feeds.get("attention_mask")
@@ -250,11 +250,12 @@ def opened(path: Path) -> Any:
     engine = runtime()
     settings = engine.SessionOptions()
     settings.log_severity_level = 3
-    settings.intra_op_num_threads = 1  # others spin while they wait, and many graphs are opened
+    settings.intra_op_num_threads = 1  # idle threads would spin, and many graphs are opened
     return engine.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
 
 
 def runtime() -> Any:
+    """The module onnxruntime, or an error that says how to install it."""
     try:
         import_module("onnxscript")  # the exporter of torch needs it
         return import_module("onnxruntime")
@@ -267,7 +268,7 @@ def runtime() -> Any:
 
 @contextmanager
 def quiet_export() -> Generator[None, None, None]:
-    """The exporter warns about packages and versions that have no part in this graph."""
+    """Silence the exporter's warnings about packages and versions that do not matter here."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

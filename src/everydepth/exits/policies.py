@@ -1,4 +1,4 @@
-"""When a sample may leave: a certainty at every depth, and the threshold it must reach."""
+"""Exit policies: a measure of certainty, and the threshold to reach at each depth."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from everydepth.stream import ResidualStream
 FORMAT = 1
 
 NEVER = math.inf
-"""The threshold of a depth at which no sample leaves."""
+"""The threshold of a depth at which no sample exits."""
 
 Memory = tuple[Tensor, ...]
-"""What a policy keeps of the depths before, one row per sample; empty at the first depth."""
+"""A policy's memory of earlier depths, one row per sample; empty at the first depth."""
 
 Number = float | int
 
@@ -33,13 +33,16 @@ Against = Literal["full", "labels", "loss"]
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """What calibration found.
+    """The outcome of calibration.
 
-    certified: with probability 1 - delta over the draw of the calibration samples, the risk is at
-    most `risk`. The risk is the chance of another prediction than the full model's ("full"), the
-    accuracy lost ("labels"), or the mean of another loss gained ("loss"). observed: the risk on the
-    calibration samples; p_value: of the threshold that was chosen; speedup: the layer-count
-    speed-up on them; clock: the speed-up expected by the clock, if that was measured.
+    certified: whether, with probability 1 - delta over the draw of the calibration samples, the
+        risk is at most `risk`.
+    against: what the risk is: the probability of a prediction that differs from the full model's
+        ("full"), the loss of accuracy ("labels"), or the increase of a custom loss ("loss").
+    observed: the risk on the calibration samples.
+    p_value: of the chosen thresholds.
+    speedup: on the calibration samples, counted in blocks.
+    clock: the predicted wall-clock speedup, if measured.
 
     >>> policy = ed.calibrate(model, valid, risk=0.2, progress=False)
     >>> policy.certificate.certified, policy.certificate.observed <= 0.2
@@ -60,10 +63,11 @@ class Certificate:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(ABC):
-    """Leave at the first depth whose certainty reaches the threshold; at the last one always.
+    """Exit at the first depth whose certainty reaches the threshold, or at the last depth.
 
-    threshold: one number for every depth, or one for each of the depths 1..L-1; infinity (`NEVER`)
-    where no sample leaves. model: the model it was calibrated on; no other is then accepted.
+    threshold: one number for all depths, or one for each of the depths 1..L-1; infinity (`NEVER`)
+        where no sample exits.
+    model: the model it was calibrated on; others are then refused.
 
     >>> policy = ed.calibrate(model, valid, risk=0.2, progress=False)
     >>> policy.save("policy.json")
@@ -73,7 +77,7 @@ class Policy(ABC):
 
     kind: ClassVar[str]
     remembers: ClassVar[bool] = False
-    """Whether the certainty depends on the depths before, which must then all be read out."""
+    """Whether the certainty depends on earlier depths, which must then all be read out."""
 
     threshold: Number | tuple[Number, ...]
     model: Identity | None = None
@@ -86,27 +90,27 @@ class Policy(ABC):
             if not number or (value != NEVER and not self._allows(value)):
                 raise SettingError(
                     f"{type(self).__name__} with threshold {value!r}; use {self._allowed}, or "
-                    "math.inf for a depth at which nobody leaves"
+                    "math.inf for a depth at which no sample exits"
                 )
 
-    # -- what a policy says -----------------------------------------------------------------------
+    # -- for subclasses ---------------------------------------------------------------------------
 
     @abstractmethod
     def certainty(
         self, logits: Float[Tensor, "rows classes"], memory: Memory
     ) -> tuple[Float[Tensor, " rows"], Memory]:
-        """How sure each row is at this depth, and what to remember for the next."""
+        """The certainty of each row at this depth, and the memory for the next."""
 
     @classmethod
     def path(cls, classes: int, depths: int) -> list[float]:
-        """Thresholds from the most to the least careful, chosen without looking at data."""
+        """Candidate thresholds from the most to the least careful, independent of data."""
         near_one = torch.logspace(-6, -1, 40, dtype=torch.float64)
         doubt = torch.cat([near_one, torch.linspace(0.11, 1, 90, dtype=torch.float64)])
         return (1 - doubt).tolist()
 
     @classmethod
     def least(cls, certainty: Number) -> Number:
-        """The least threshold of this kind that lets the same rows leave as `certainty` would."""
+        """The lowest valid threshold that lets the same rows exit as `certainty` would."""
         return certainty
 
     _allowed: ClassVar[str] = "0 to 1"
@@ -114,17 +118,17 @@ class Policy(ABC):
     def _allows(self, value: Number) -> bool:
         return 0 <= value <= 1
 
-    # -- what every policy can do -----------------------------------------------------------------
+    # -- for users --------------------------------------------------------------------------------
 
     @final
     def for_stream(self, stream: ResidualStream) -> tuple[Number, ...]:
-        """The thresholds of depths 1..L-1 of this model, or an error that says why it is wrong."""
+        """The thresholds of depths 1..L-1; an error if the policy does not fit the model."""
         check_classifier(stream)
         return self.thresholds(stream)
 
     @final
     def thresholds(self, stream: ResidualStream) -> tuple[Number, ...]:
-        """The same for a model of any task: a language model exits token by token."""
+        """Like `for_stream`, but for any task: language models exit token by token."""
         given, places = self.threshold, stream.depth - 1
         if isinstance(given, tuple) and len(given) != places:
             raise PolicyError(
@@ -133,8 +137,8 @@ class Policy(ABC):
             )
         if self.model is not None and self.model != identity(stream):
             raise PolicyError(
-                f"this policy was calibrated on {self.model}, but this is {identity(stream)}; "
-                "what it promises holds for that model only: calibrate again"
+                f"this policy was calibrated on {self.model}, but this is {identity(stream)}; its "
+                "guarantee holds for that model only, so calibrate again"
             )
         return given if isinstance(given, tuple) else (given,) * places
 
@@ -153,7 +157,7 @@ class Policy(ABC):
 
     @staticmethod
     def from_json(text: str) -> Policy:
-        """The policy that `to_json` wrote, of whichever kind."""
+        """The inverse of `to_json`, for every kind of policy."""
         try:
             content: dict[str, Any] = json.loads(text)
             version, name = content["format"], content["policy"]
@@ -211,7 +215,7 @@ class Confidence(Policy):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Entropy(Policy):
-    """One minus the entropy of the softmax over its maximum, log of the number of classes.
+    """One minus the entropy of the softmax, relative to its maximum (the log of the classes).
 
     >>> from everydepth.exits import Entropy
     >>> policy = Entropy(threshold=0.8)
@@ -251,7 +255,7 @@ class Margin(Policy):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Patience(Policy):
-    """How many depths before this one, without a gap, predicted the same class.
+    """The number of consecutive earlier depths that predicted the same class.
 
     >>> policy = ed.Patience(threshold=1.0)  # two depths in a row agree
     >>> int(ed.predict(model, test.batch(range(8)), policy=policy).depths.min()) >= 2
@@ -288,7 +292,7 @@ class Patience(Policy):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Agreement(Policy):
-    """The overlap of the softmax with that of the depth before; zero if their classes differ.
+    """The overlap of the softmax with that of the previous depth; 0 if their classes differ.
 
     >>> from everydepth.exits import Agreement
     >>> policy = Agreement(threshold=0.9)
@@ -322,12 +326,12 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def check_classifier(stream: ResidualStream) -> None:
-    """An error unless the model gives each sample one class out of two or more."""
+    """Raise an error unless the model predicts one of two or more classes per sample."""
     if stream.task != "classification" or stream.outputs == 1:
         raise UnsupportedModelError(
-            f"{stream.name} does {stream.task} with {stream.outputs} outputs, but leaving early "
-            "needs a class per sample out of two or more; use everydepth.generate for a causal "
-            "language model, or one fixed depth: everydepth.at_depth(model, k)"
+            f"{stream.name} does {stream.task} with {stream.outputs} outputs, but early exit needs "
+            "one of two or more classes per sample; use everydepth.generate for a causal language "
+            "model, or one fixed depth: everydepth.at_depth(model, k)"
         )
 
 
@@ -346,5 +350,5 @@ def layer_speedup(depths: Int[Tensor, " rows"], last: int) -> float:
 
 
 def _softmax(logits: Tensor) -> Tensor:
-    # Half precision would round certainties near 1, where thresholds lie.
+    # Half precision would round certainties near 1, where thresholds are.
     return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))

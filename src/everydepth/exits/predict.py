@@ -1,4 +1,4 @@
-"""Batched early exit: rows that are done leave the batch, the rest goes on without them."""
+"""Batched early exit: rows that are done leave the batch, and the others continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from everydepth.stream.states import are_finite
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row per sample, in the order of the batch: class, depth at which it left, logits there.
+    """The class, exit depth and logits of each row, in the order of the batch.
 
     >>> found = ed.predict(model, test.batch(range(8)), policy=ed.Confidence(threshold=0.9))
     >>> found.labels.shape, found.depths.shape, found.logits.shape
@@ -36,15 +36,16 @@ class Prediction:
 def predict(
     model: nn.Module | ResidualStream, batch: Any, *, policy: Policy, **options: Any
 ) -> Prediction:
-    """Predict each row at the depth where the policy lets it leave.
+    """Predict each row at the depth where the policy lets it exit.
 
-    batch: a mapping, inputs alone, or `(inputs, labels)`, of which the labels are left aside.
-    The same predictions and depths as one row at a time. The model is run in eval mode and left
-    in its own.
+    Predictions and depths are the same as for one row at a time. The model runs in eval mode, and
+    its mode is restored.
+
+    batch: a mapping, inputs alone, or `(inputs, labels)`, where labels are ignored.
 
     >>> policy = ed.calibrate(model, valid, risk=0.2, progress=False)
     >>> found = ed.predict(model, test.batch(range(8)), policy=policy)
-    >>> found.depths.shape  # the depth at which each row left
+    >>> found.depths.shape  # the depth at which each row exited
     torch.Size([8])
     """
     stream = as_stream(model, **options)
@@ -58,7 +59,7 @@ def _predict(
 ) -> Prediction:
     cursor, memory = stream.start(batch), Memory()
     size, device = cursor.batch_size, cursor.h.device
-    # Where in the batch the rows of the cursor come from.
+    # The positions of the cursor's rows in the batch.
     rows = torch.arange(size, device=device)
     depths = torch.full((size,), stream.depth, device=device)
     logits = torch.empty(0)
@@ -83,7 +84,7 @@ def _predict(
         logits[done], depths[done] = found[leaves], depth
         if len(stays) == 0:
             break
-        # Always worth it: copying a state costs far less than one row less in one block.
+        # Always worth it: copying a state costs far less than running a row through a block.
         cursor = cursor.select(stays)
         memory = tuple(kept[stays] for kept in memory)
         rows = rows[stays]

@@ -1,4 +1,4 @@
-"""What each depth is worth and what it costs, and the depth for a budget."""
+"""Profile the quality and cost of every depth, and choose one for a budget."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Number = float | int
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Milliseconds of warm calls: the median, and the quartiles as its spread."""
+    """Milliseconds of warm calls: the median, and the lower and upper quartile."""
 
     median: float
     low: float
@@ -52,10 +52,10 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class DepthProfile:
-    """One depth: quality of its readout, and cost of the plain model cut to it.
+    """The quality of one depth's readout, and the cost of the model cut to that depth.
 
-    checkpoint_bytes: tensors in its safetensors file. flops: of one row. latency: one row;
-    batch_latency: a whole batch. peak_bytes: weights and intermediate results of a whole batch.
+    checkpoint_bytes: of the tensors in its safetensors file. flops: for one row. latency,
+    batch_latency: for one row, and for a batch. peak_bytes: weights and activations of a batch.
     """
 
     depth: int
@@ -71,7 +71,7 @@ class DepthProfile:
 class Profile(Results, kind="profile"):
     """Depths 1..L of one model on one machine.
 
-    `profile["latency"]` is an array over depths, `profile.at(3)` all that is known of one depth.
+    `profile["latency"]` is an array over depths; `profile.at(3)` has everything about one depth.
 
     >>> found = ed.profile(model, test, repeats=2, progress=False)
     >>> found.metric, found.at(1).parameters < found.at(3).parameters
@@ -84,7 +84,7 @@ class Profile(Results, kind="profile"):
     def of(
         cls, depths: Sequence[DepthProfile], *, metric: str, batch_size: int, **facts: Any
     ) -> Profile:
-        """From what was measured at some depths, L the last; facts are those of `provenance`."""
+        """From measurements of some depths, including the last; facts are for `provenance`."""
         last = depths[-1].depth
         about = provenance(depth=last, metric=metric, batch_size=batch_size, **facts)
         found = cls(results=_measurements(depths, metric, batch_size), about=about)
@@ -92,18 +92,18 @@ class Profile(Results, kind="profile"):
 
     @property
     def metric(self) -> str:
-        """What quality is: "accuracy" or "agreement" (with the full model), where more is better,
-        or "perplexity", "mse" or "error", where less is."""
+        """The measure of quality: "accuracy" or "agreement" (with the full model), where higher is
+        better, or "perplexity", "mse" or "error", where lower is better."""
         return str(self.about["metric"])
 
     @property
     def batch_size(self) -> int:
-        """Rows of the batch that was timed."""
+        """The number of rows in the timed batch."""
         return int(self.about["batch_size"])
 
     @property
     def depths(self) -> tuple[DepthProfile, ...]:
-        """Every depth that was measured."""
+        """All measured depths."""
         return tuple(self.at(depth) for depth in self._measured)
 
     @property
@@ -111,7 +111,7 @@ class Profile(Results, kind="profile"):
         return [int(depth) for depth in self.result("quality").arrays["depth"]]
 
     def at(self, depth: int) -> DepthProfile:
-        """All that is known of one depth."""
+        """All measurements of one depth."""
         if depth not in self._measured:
             raise SettingError(
                 f"depth {depth}, but this profile has depths {_ranges(set(self._measured))}"
@@ -129,7 +129,7 @@ class Profile(Results, kind="profile"):
         return self.metric in _MORE_IS_BETTER
 
     def drop(self, depth: int) -> float:
-        """How much worse than the full model: points of accuracy lost, or error gained."""
+        """How much worse a depth is than the full model, in units of the metric."""
         change = self.at(self.depth).quality - self.at(depth).quality
         return change if self.more_is_better else -change
 
@@ -143,13 +143,15 @@ class Profile(Results, kind="profile"):
         max_drop: Number | None = None,
         min_accuracy: Number | None = None,
     ) -> int:
-        """The depth for a budget.
+        """Choose the depth for a budget.
 
-        latency_ms: of one row; batch_latency_ms: of a batch; bytes: of the checkpoint; max_drop:
-        quality lost against the full model, in units of the metric (.01 is one point of accuracy).
+        With a limit on quality (`max_drop`, `min_accuracy`), it is the shallowest depth within all
+        limits; otherwise, it is the one with the best quality.
 
-        With a demand on quality, the shallowest depth that meets everything; with limits on cost
-        alone, the one of best quality among those within them.
+        latency_ms, batch_latency_ms: for one row, and for a batch.
+        bytes: of the checkpoint.
+        max_drop: largest loss of quality relative to the full model, in units of the metric (0.01
+            is one percentage point of accuracy).
         """
         if min_accuracy is not None and self.metric != "accuracy":
             raise SettingError(
@@ -201,11 +203,11 @@ class Profile(Results, kind="profile"):
                 reached = self._reached(name, best, value)
                 return (
                     f"no depth of {self.model} meets {name}: the best is {reached} at depth "
-                    f"{best.depth}; loosen it to that{'' if unit != 'ms' else ', use a smaller '}"
-                    f"{'' if unit != 'ms' else 'batch or a faster machine'}"
+                    f"{best.depth}; relax it to that"
+                    f"{', or use a smaller batch or a faster machine' if unit == 'ms' else ''}"
                 )
         each = "; ".join(f"{name} by depths {_ranges(depths)}" for name, depths in fits.items())
-        return f"no depth of {self.model} meets everything at once: {each}; loosen one of them"
+        return f"no depth of {self.model} meets all limits: {each}; relax one of them"
 
     def _reached(
         self, name: str, best: DepthProfile, value: Callable[[DepthProfile], Number]
@@ -216,7 +218,7 @@ class Profile(Results, kind="profile"):
         return f"{found:,.0f}" if name.startswith("bytes") else f"{found:.4g}"
 
     def pareto(self) -> list[int]:
-        """Depths no other depth beats in both quality and latency of a batch."""
+        """Depths that no other depth beats in both quality and batch latency."""
         sign = 1 if self.more_is_better else -1
 
         def beaten(d: DepthProfile) -> bool:
@@ -256,8 +258,8 @@ def _measurements(
             low=[latency.low for latency in found],
             high=[latency.high for latency in found],
             title=title,
-            about=f"Time of {what} through the model cut to this depth: the medians of its blocks "
-            "and its readout, added up; the band is the middle half of the passes.",
+            about=f"Time of {what} in the model cut to this depth: the sum over its blocks and its "
+            "readout, as the median over passes; the band shows the quartiles.",
             unit="ms",
             better="lower",
             section="cost",
@@ -270,7 +272,7 @@ def _measurements(
         [d.quality for d in depths],
         labels={"value": metric},
         title=metric.capitalize(),
-        about=f"The {metric} of the readout of this depth.",
+        about=f"The {metric} of this depth's readout.",
         unit="share" if more else metric,
         better="higher" if more else "lower",
         section="prediction",
@@ -279,10 +281,10 @@ def _measurements(
         quality,
         times("batch_latency", "Time of a batch", f"a batch of {batch_size}"),
         times("latency", "Time of one row", "one row"),
-        cost("parameters", "Parameters", "What is left of them in the cut model.", "count"),
+        cost("parameters", "Parameters", "Parameters of the cut model.", "count"),
         cost("checkpoint_bytes", "Size", "Bytes of the saved weights.", "bytes"),
         cost("flops", "Arithmetic", "Operations for one row.", "FLOP"),
-        cost("peak_bytes", "Memory", "Weights and intermediate results of a batch.", "bytes"),
+        cost("peak_bytes", "Memory", "Weights and activations of a batch.", "bytes"),
     )
 
 
@@ -305,10 +307,10 @@ def _tradeoff(found: Profile) -> Result:
             "quality": found.metric,
         },
         title="Quality against time",
-        about="Every depth by its number; the line joins those that no other beats in both.",
+        about="Every depth; the line connects those that no other depth beats in both.",
         unit=quality.unit,
         section="cost",
-        note=f"no other depth beats {_ranges(front)} in both quality and time of a batch",
+        note=f"no other depth beats {_ranges(front)} in both quality and batch latency",
     )
 
 
@@ -325,23 +327,23 @@ def profile(
     progress: bool = True,
     **options: Any,
 ) -> Profile:
-    """Measure every depth: quality on the data, and the cost of the plain model cut to it.
+    """Measure every depth: its quality on the data, and the cost of the model cut to it.
 
-    Few passes of the full model do it: one that is observed for the quality of all depths, one in
-    which operations and memory are counted, and `repeats` in which each block and the readout are
-    timed and added up. Cut models at three depths are timed, too; `about["checked"]` has both.
+    This takes only a few passes of the full model: one for the quality of all depths, one to count
+    operations and memory, and `repeats` in which each block and the readout are timed and added up.
+    As a check, cut models are timed at three depths; `about["checked"]` has both times.
 
-    batch_size: rows of the batch that is timed, or as many as the first batch of data has; and of
-        the batches of data that does not come in such.
-    batch_sizes: more sizes to time, in "latency_by_batch".
-    depths: which depths to report: numbers, or a slice such as "::2"; the last is among them.
-    repeats: timed passes; None: 2 to 10, as many as fit in two seconds.
+    For a language model, latencies are for processing a prompt, and "decode" has the tokens per
+    second generated after it.
 
-    Of a language model, the latencies are those of reading a prompt, and "decode" has the tokens a
-    second of writing after it.
+    batch_size: rows to time together (at most those of the first batch); also the batch size for
+        data that has none.
+    batch_sizes: more sizes to time, reported in "latency_by_batch".
+    depths: depths to report, as numbers or a slice such as "::2"; always includes the last.
+    repeats: timed passes; by default 2 to 10, as many as fit in two seconds.
 
     >>> found = ed.profile(model, test, repeats=2, progress=False)
-    >>> depth = found.choose(max_drop=0.5)  # the shallowest that loses at most half
+    >>> depth = found.choose(max_drop=0.5)  # the shallowest that loses at most 50 points
     >>> ed.at_depth(model, depth).config.num_hidden_layers == depth
     True
     """
@@ -401,7 +403,7 @@ def profile(
             for k, small in ((k, unwrapped(stream.truncated(k, share=True))) for k in at)
         )
         more = [_by_batch(sizes, at)] if sizes else []
-        # Without slots for its tokens, a block cannot be timed apart while text is written.
+        # Without slots for its tokens, a block cannot be timed separately while decoding.
         writes = stream.task == "causal_lm" and "input_ids" in one
         if writes and has_slots(stream, one["input_ids"]):
             more.append(_decoding(decoding_times(stream, one, turns), at))
@@ -409,7 +411,7 @@ def profile(
         found,
         metric=totals.metric,
         batch_size=size,
-        # Of a text, to which the latencies of a language model belong.
+        # The length of a prompt, for the latencies of a language model.
         row_tokens=int(one["input_ids"].shape[1]) if writes else None,
         model=stream.name,
         task=stream.task,
@@ -420,7 +422,7 @@ def profile(
 
 
 def observed(totals: Totals, stream: ResidualStream, batch: Mapping[str, Any]) -> States:
-    """The model's own head is passed over where its words are taken in parts."""
+    """The states of a batch; without logits if the quality is computed in chunks of words."""
     own = not (totals.metric == "perplexity" and predicts_words(stream))
     return stream.observe(batch, logits=own)
 
@@ -431,7 +433,7 @@ def _announce(stream: ResidualStream, took: float, turns: int, progress: bool) -
     if progress and console.is_terminal and expected > 5:
         console.print(
             f"profile of {stream.name}: about {turns + 3.5:.0f} passes of {took:.1f} s each, "
-            f"{expected:,.0f} s; fewer rows (batch_size=) or repeats=1 take less",
+            f"{expected:,.0f} s in total; a smaller batch_size= or repeats=1 is faster",
             highlight=False,
         )
 
@@ -439,13 +441,13 @@ def _announce(stream: ResidualStream, took: float, turns: int, progress: bool) -
 def _checked(
     stream: ResidualStream, batch: Mapping[str, Any], times: BlockTimes, turns: int
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds of plain cut models at three depths, beside the sums that stand for them."""
+    """Milliseconds of cut models at three depths, and the sums of blocks for comparison."""
     depths = sorted({max(1, round(share * stream.depth)) for share in (0.25, 0.5, 0.75)})
     found: dict[str, dict[str, float]] = {}
     for k in depths:
         small = as_stream(unwrapped(stream.truncated(k, share=True)).eval(), **stream.options)
         arguments = small.arguments(batch, None)
-        # A large model needs no warm call; a small one gets all its turns.
+        # A large model needs no warm-up; a small one gets several turns.
         taken = [
             seconds(partial(small.call, arguments), small)[0] for _ in range(max(turns - 1, 1))
         ]
@@ -466,9 +468,9 @@ def _by_batch(sizes: Mapping[int, BlockTimes], at: Sequence[int]) -> Result:
             "columns": np.array(list(sizes)),
             "value": np.array([[t.quartiles(k)["median"] for t in sizes.values()] for k in at]),
         },
-        labels={"depth": "depth (blocks)", "columns": "rows in a batch", "value": "time (ms)"},
+        labels={"depth": "depth (blocks)", "columns": "batch size", "value": "time (ms)"},
         title="Time by batch size",
-        about="Median time of a batch of this many rows.",
+        about="Median time of a batch of this size.",
         unit="ms",
         better="lower",
         section="cost",
@@ -480,8 +482,8 @@ def _decoding(times: BlockTimes, at: Sequence[int]) -> Result:
         "decode",
         list(at),
         [1000 / times.quartiles(k)["median"] for k in at],
-        title="Writing",
-        about="Tokens a second, one row, after a prompt of the length of the data.",
+        title="Decoding",
+        about="Tokens per second, for one row, after a prompt as long as the data's rows.",
         unit="tokens/s",
         better="higher",
         section="cost",

@@ -1,4 +1,4 @@
-"""One number per depth that says how good its predictions are, for every task."""
+"""The quality of predictions at each depth, as one number, for every task."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from everydepth.stream.words import row_blocks, word_statistics
 
 
 class Totals:
-    """Sums over batches of one loss per depth, and the number of things summed.
+    """Sums of a metric over batches, one per depth, and the number of values.
 
-    metric: "accuracy" (or "agreement" with the full model, if there are no labels) for classes,
-    "perplexity" for tokens, "mse" for numbers, and "error" otherwise: the distance from the full
-    model's prediction over that prediction's norm.
+    metric: "accuracy" for classes (without labels, "agreement" with the full model), "perplexity"
+    for tokens, "mse" for numbers, and otherwise "error": the distance from the full model's
+    prediction, relative to its norm.
     """
 
     def __init__(self, metric: str, depth: int) -> None:
@@ -34,7 +34,7 @@ class Totals:
 
 
 def quality_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Totals:
-    """Empty totals of the metric that fits the task and the batch."""
+    """Empty totals with the metric that fits the task and the batch."""
     labelled = has_labels(stream, batch)
     if stream.task == "classification":
         metric = "accuracy" if labelled else "agreement"
@@ -76,9 +76,9 @@ def watch_given(
     found: Sequence[Tensor],
     last: Tensor,
 ) -> None:
-    """Add one batch, of which something else than the stream computed the logits of every depth.
+    """Add one batch whose logits at every depth were computed elsewhere.
 
-    last: the full model's, which they are compared with where there are no labels.
+    last: the full model's logits, to compare with if there are no labels.
     """
     targets = _targets(totals.metric, stream, batch, last)
     picked = targets.pick(last)
@@ -97,7 +97,7 @@ def _targets(
 
 
 def _losses(targets: Targets, states: States, depths: Sequence[int]) -> list[Tensor]:
-    """Cross-entropies of a large vocabulary, in one pass over the head."""
+    """Cross-entropies with a large vocabulary, in one pass over the head."""
     inputs = [targets.head_inputs(states, depth) for depth in depths]
     blocks = [
         torch.stack([x[rows] for x in inputs]) for rows in row_blocks(len(targets), len(depths))
@@ -108,7 +108,7 @@ def _losses(targets: Targets, states: States, depths: Sequence[int]) -> list[Ten
 
 
 def _values(metric: str, targets: Targets, z: Tensor, last: Tensor) -> Tensor:
-    """One value per row; NaN where the prediction is not finite."""
+    """One value per row; NaN if the prediction is not finite."""
     if metric in ("accuracy", "agreement"):
         right = targets.hits(z) if metric == "accuracy" else z.argmax(-1) == last.argmax(-1)
         return right.float().masked_fill(~are_finite(z), torch.nan)

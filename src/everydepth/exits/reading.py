@@ -1,4 +1,4 @@
-"""The prediction at a depth, as cheaply as it can be had."""
+"""Compute the prediction at a depth as cheaply as possible."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from everydepth.stream.states import are_finite
 def exit_logits(
     stream: ResidualStream, h: Tensor, depth: int, batch: Mapping[str, Any]
 ) -> Float[Tensor, "rows classes"]:
-    """Pick what predicts first, then norm and head: the cost of one token, not of all.
+    """The logits at a depth. Tokens are pooled first, so norm and head run on one, not on all.
 
-    h: the state as the readout gets it (`exit_state`).
+    The last depth is read out in the model's own order, so that it equals the model's output.
 
-    The last depth is read in the model's own order, so that it is the model's own output.
+    h: the readout's input (`exit_state`).
     """
     if depth == stream.depth:
         z = stream.readout(h, depth, batch)
@@ -30,8 +30,8 @@ def exit_logits(
         z = stream.head(stream.normed(stream.feature(h, depth, batch), depth))
     if z.ndim != 2:
         raise UnsupportedModelError(
-            f"{stream.name} predicts a class of every token, but leaving early needs one class per "
-            "sample; use one fixed depth: everydepth.at_depth(model, k)"
+            f"{stream.name} predicts a class per token, but early exit needs one class per sample; "
+            "use one fixed depth: everydepth.at_depth(model, k)"
         )
     return z
 
@@ -39,7 +39,7 @@ def exit_logits(
 def certainties(
     states: States, policy: Policy
 ) -> tuple[Float[Tensor, "rows places"], Int[Tensor, "rows depths"]]:
-    """Certainty at depths 1..L-1 and class at depths 1..L."""
+    """The certainty at depths 1..L-1, and the class at depths 1..L."""
     stream, memory = states.stream, Memory()
     scores: list[Tensor] = []
     classes: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Nothing is exported unverified: a written folder is opened by the stock class and compared."""
+"""Verify an export: load the written folder with the stock class, and compare predictions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ _REFUSED = (
 
 
 def stock(model: nn.Module, folder: Path) -> nn.Module:
-    """The model in a folder, opened by the class of `model` itself."""
+    """The model in a folder, loaded by the class of `model`."""
     cls: Any = type(model)
     with quiet_transformers():
         opened, info = cls.from_pretrained(folder, dtype="auto", output_loading_info=True)
-    # A part that the model was built without (a pooler) was never there to lose; a norm that its
-    # config cannot leave out was.
+    # A part that the model was built without, such as a pooler, is not missing.
     parts = {name for name, _ in model.named_modules()}
     missing = {key for key in info["missing_keys"] if str(key).rpartition(".")[0] in parts}
     lost = sorted({*missing, *info["mismatched_keys"], *info["unexpected_keys"]}, key=str)
@@ -43,7 +42,7 @@ def check_reopened(
     example: Batch | None,
     reopen: Callable[[nn.Module, Path], nn.Module] = stock,
 ) -> Tensor:
-    """What both predict; an error if the folder holds another model than the one written."""
+    """The prediction of both; an error if the folder holds a different model."""
     name = written.name
     try:
         opened = as_stream(reopen(unwrapped(written.model), folder), **written.options)
@@ -68,7 +67,7 @@ def check_reopened(
 
 
 def _predicted(stream: ResidualStream, example: Batch | None) -> tuple[Mapping[str, Any], Tensor]:
-    """A batch that the model takes, and what it predicts for it."""
+    """A batch that the model accepts, and its prediction."""
     given = examples(unwrapped(stream.model)) if example is None else [stream.check_batch(example)]
     refused: Exception | None = None
     for batch in given:
@@ -77,8 +76,8 @@ def _predicted(stream: ResidualStream, example: Batch | None) -> tuple[Mapping[s
         except _REFUSED as error:
             refused = error
     raise BatchError(
-        f"{stream.name} refused every batch that could be made up to compare what is written "
-        f"({refused}); pass example=: a batch as the model takes it"
+        f"{stream.name} accepts none of the batches generated to verify the export ({refused}); "
+        "pass example=: a batch of model inputs"
     )
 
 
@@ -89,7 +88,7 @@ def _prediction(stream: ResidualStream, batch: Mapping[str, Any]) -> Tensor:
 
 def _changed(name: str, what: str) -> str:
     return (
-        f"nothing was written: what {name}.from_pretrained would open is another model, {what}. "
-        "Its config cannot describe this cut; use another depth, format='onnx', or save the state "
-        "dict of everydepth.at_depth(model, k)"
+        f"nothing was written: {name}.from_pretrained would load a different model: {what}. Its "
+        "config cannot describe this cut; use another depth, format='onnx', or save the state dict "
+        "of everydepth.at_depth(model, k)"
     )

@@ -1,4 +1,4 @@
-"""What sentence-transformers reads beside a stock encoder: modules, and how tokens are pooled."""
+"""The additional files that sentence-transformers needs for an encoder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MODES = {
 
 
 def write_pooling(stream: ResidualStream, width: int, folder: Path) -> str:
-    """Make the folder of an encoder one that `SentenceTransformer(folder)` opens; says how.
+    """Make an encoder's folder loadable with `SentenceTransformer(folder)`; returns usage.
 
-    The names of its modules are those that every release of sentence-transformers understands.
+    Uses module names that every release of sentence-transformers understands.
     """
     token = stream.options.get("token", "mean")
     home = "sentence_transformers.models"

@@ -1,7 +1,7 @@
 """A server in which depth is a service level: one checkpoint, many depths.
 
-`SharedBatch` and `Scheduler` are plain code above the stream; `http` and `classify` put them behind
-an address. `__init__.pyi` lists what is public; a name is imported when it is first used.
+`SharedBatch` and `Scheduler` do the work, without threads or sockets; `http` and `classify` put
+them behind an address. `__init__.pyi` lists what is public; a name is imported when first used.
 """
 
 import lazy_loader

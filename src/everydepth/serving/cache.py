@@ -1,4 +1,4 @@
-"""Keys and values of rows that come and go, each row with a length of its own."""
+"""A key/value cache for rows that come and go, each with its own length."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from torch import Tensor
 
 
 class RowCache:
-    """One key/value cache for every row and every depth: token `p` of a row lies in slot `p`.
+    """One key/value cache for all rows and depths; token `p` of a row is in slot `p`.
 
-    Transformers' models talk to it as to their own caches. Before a block runs, `aim` says which
-    rows come and at which slot each of them begins: rows of different lengths, and blocks that are
-    some tokens behind, share one call. A slot whose token was rejected is written again; slots
-    beyond a row's own tokens are masked out by the caller.
+    It has the interface of transformers' own caches. Before a block runs, `aim` selects the rows
+    and the slot at which each begins, so that rows of different lengths, and blocks that are some
+    tokens behind, share one call. The slot of a rejected token is overwritten; the caller masks the
+    slots beyond a row's tokens.
     """
 
     def __init__(self, depth: int, rows: int = 4, slots: int = 64) -> None:
         self._rows, self._slots = rows, slots
         self._keys: list[Tensor | None] = [None] * depth
         self._values: list[Tensor | None] = [None] * depth
-        # Blocks one after the other are often aimed at the same slots.
+        # Consecutive blocks often use the same slots.
         self._target: tuple[list[int], list[int], int] | None = None
         self._index: tuple[Tensor, Tensor] | None = None
 
     def aim(self, rows: list[int], starts: list[int], count: int, end: int) -> None:
-        """The next calls bring `count` tokens of each row, row `i` from slot `starts[i]` on.
+        """Set the target of the next calls: `count` tokens per row, from slot `starts[i]` on.
 
-        They get the slots up to `end`.
+        They receive the slots up to `end`.
         """
         if (rows, starts, count) != self._target:
             self._target, self._index = (rows, starts, count), None
@@ -38,12 +38,12 @@ class RowCache:
         self._range = (rows[0], rows[-1] + 1) if neighbors else None
         self._starts, self._count = starts, count
 
-    # -- what a model calls -----------------------------------------------------------------------
+    # -- called by the model ----------------------------------------------------------------------
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the slots aimed at, and give all slots up to the last one written."""
+        """Write the targeted slots; returns all slots up to `end`."""
         return (
             self._write(self._keys, layer_idx, key_states),
             self._write(self._values, layer_idx, value_states),
@@ -58,18 +58,18 @@ class RowCache:
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self._end, 0
 
-    # -- what the caller does ---------------------------------------------------------------------
+    # -- called by the batch ----------------------------------------------------------------------
 
     def move(self, source: int, target: int) -> None:
-        """The row `source` becomes the row `target`."""
+        """Move the row `source` to `target`."""
         for store in (self._keys, self._values):
             for slots in store:
-                # A row that has not been so deep has nothing there.
+                # A row that has not reached this depth has nothing here.
                 if slots is not None and source < slots.shape[0]:
                     slots[target] = slots[source]
 
     def release(self) -> None:
-        """Let all memory go; no row is left."""
+        """Free all memory; no row is left."""
         depth = len(self._keys)
         self._keys, self._values = [None] * depth, [None] * depth
 
@@ -108,7 +108,7 @@ class RowCache:
             rows *= 2
         while length < self._end:
             length *= 2
-        # Zeros: a masked slot still takes part in sums as 0 x value, and 0 x NaN is NaN.
+        # Zeros: a masked slot still enters sums as 0 x value, and 0 x NaN is NaN.
         larger = states.new_zeros(rows, states.shape[1], length, states.shape[3])
         if slots is not None:
             larger[: slots.shape[0], :, : slots.shape[2]] = slots

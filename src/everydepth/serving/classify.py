@@ -1,4 +1,4 @@
-"""Classifiers behind the server: rows of different depths share every block they need."""
+"""Serve classifiers: rows of different depths share every block they need."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from everydepth.stream import ResidualStream, unwrapped
 from everydepth.stream.states import are_finite
 
 MOST = 256
-"""Rows of one request."""
+"""The most rows in one request."""
 
 
 class Classify(BaseModel):
-    """`input` are texts, or pictures as base64 (with or without `data:image/...;base64,`)."""
+    """`input` holds texts, or images in base64 (with or without `data:image/...;base64,`)."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -58,9 +58,9 @@ class _Item:
 
 
 class Classifier:
-    """Collects what arrives while a batch runs, and runs it as the next one.
+    """Collects the inputs that arrive while a batch runs, and runs them as the next one.
 
-    prepare: makes a batch of several inputs.
+    prepare: combines several inputs into a batch.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Classifier:
 
     async def run(self, rows: Sequence[Any], depth: int, policy: Policy | None) -> list[Answer]:
         if self._items.qsize() >= self._most:
-            raise Busy(f"{self._items.qsize()} inputs wait already; send it again in a while")
+            raise Busy(f"{self._items.qsize()} inputs are already waiting; try again later")
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
         loop = asyncio.get_running_loop()
@@ -112,7 +112,7 @@ class Classifier:
                 continue
             try:
                 answers = await asyncio.to_thread(self._answers, items)
-            except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
+            except Exception as error:  # noqa: BLE001 - passed on to those who wait
                 for item in items:
                     if not item.answer.done():
                         item.answer.set_exception(error)
@@ -145,7 +145,7 @@ class Classifier:
 
 
 def at_depths(stream: ResidualStream, batch: Mapping[str, Tensor], depths: Sequence[int]) -> Tensor:
-    """Logits of every row at its own depth; a block runs once, for the rows that need it.
+    """The logits of every row at its own depth; each block runs once, for the rows that need it.
 
     >>> from everydepth.serving.classify import at_depths
     >>> at_depths(ed.as_stream(model), test.batch(range(3)), [1, 3, 2]).shape
@@ -168,7 +168,7 @@ def at_depths(stream: ResidualStream, batch: Mapping[str, Tensor], depths: Seque
 
 
 class ClassifyServer:
-    """Answers of a classifier of texts or pictures; `app` is the ASGI application."""
+    """Serves a classifier of texts or images; `app` is the ASGI application."""
 
     def __init__(
         self,
@@ -219,13 +219,13 @@ class ClassifyServer:
 
 
 def reads_text(tokenizer: Any, positions: int | None) -> tuple[Callable[[str], Any], Any]:
-    """How texts become rows, and rows a batch."""
+    """Functions that convert a text to a row, and rows to a batch."""
 
     def read(text: str) -> list[int]:
         ids = list(tokenizer(text)["input_ids"])
         if not ids or (positions is not None and len(ids) > positions):
             raise BatchError(
-                f"a text of {len(ids)} tokens; send 1 to {positions or 'as many as you like'}"
+                f"the text has {len(ids)} tokens; send 1 to {positions or 'as many as you like'}"
             )
         return ids
 
@@ -236,7 +236,7 @@ def reads_text(tokenizer: Any, positions: int | None) -> tuple[Callable[[str], A
 
 
 def reads_pictures(config: Any, folder: Path) -> tuple[Callable[[str], Any], Any]:
-    """The same for pictures, as the preprocessor beside the model sees them."""
+    """Like `reads_text` for images, with the preprocessing saved next to the model."""
     file = folder / "preprocessor_config.json"
     preprocessing = read_json(file) if file.is_file() else {}
     lens = Lens.of(config, preprocessing if isinstance(preprocessing, dict) else {})
@@ -246,7 +246,7 @@ def reads_pictures(config: Any, folder: Path) -> tuple[Callable[[str], Any], Any
         try:
             content = base64.b64decode(body, validate=True)
         except binascii.Error as error:
-            raise DataError(f"a picture that is not base64 ({error}); encode its file") from error
+            raise DataError(f"the image is not base64 ({error}); encode its file") from error
         return lens.look(decoded(content))
 
     def batch(rows: Sequence[Tensor]) -> Mapping[str, Tensor]:

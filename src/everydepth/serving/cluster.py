@@ -1,4 +1,4 @@
-"""Many replicas of one server behind one address, here or on many machines, through Ray Serve."""
+"""Several replicas of a server behind one address, on one machine or many, with Ray Serve."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from everydepth.errors import SettingError
 from everydepth.serving.recipe import Recipe
 
 APPLICATION = "everydepth"
-PATIENCE = 60.0  # seconds a replica that is replaced may take to end what it has begun
+PATIENCE = 60.0  # seconds for a replaced replica to finish its requests
 
 
 def replica_counts(text: str) -> tuple[int, int]:
-    """The least and the most replicas of a text like 2 or 1-8.
+    """The minimum and maximum number of replicas in a text like 2 or 1-8.
 
     >>> from everydepth.serving.cluster import replica_counts
     >>> replica_counts("2"), replica_counts("1-8")
@@ -32,7 +32,7 @@ def replica_counts(text: str) -> tuple[int, int]:
 
 
 class Replica:
-    """One of several: builds the application where it runs."""
+    """One replica, which builds the application where it runs."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -42,12 +42,12 @@ class Replica:
 
 
 def deployment(recipe: Recipe, replicas: str = "1", *, cpus: float = 1.0) -> Any:
-    """The application of a recipe as a deployment of Ray Serve: `bind(recipe)` makes it whole.
+    """A Ray Serve deployment of a recipe's application; call `bind(recipe)` on it.
 
-    Every replica builds its own engine. As many requests are with a replica as share its batch, and
-    as many again; what is more waits at the door, so that no replica is late alone. With a
-    range like 1-8 there are as many replicas as the requests need. A deployment that replaces
-    another does it one replica after the other, and each may end what it has begun.
+    Every replica has its own engine. A replica gets at most twice as many requests as fit its
+    batch; others wait in the router, so that no replica falls behind. With a range like 1-8, the
+    number of replicas follows the load. A new deployment replaces the replicas one by one, and each
+    may finish its requests.
     """
     if find_spec("ray") is None or find_spec("grpc_reflection") is None:
         raise SettingError(
@@ -80,10 +80,10 @@ def deployment(recipe: Recipe, replicas: str = "1", *, cpus: float = 1.0) -> Any
 def cluster(
     recipe: Recipe, replicas: str, *, host: str, port: int, address: str | None = None
 ) -> Generator[None, None, None]:
-    """Inside the context the replicas answer at `host:port`.
+    """Inside the context, the replicas answer at `host:port`.
 
-    address: of a running Ray cluster, "auto" for the one of this machine; by default one is
-    started here.
+    address: of a running Ray cluster, or "auto" for the one on this machine; by default a new
+        cluster is started here.
     """
     found = deployment(recipe, replicas)
     import ray
@@ -92,7 +92,7 @@ def cluster(
     if not ray.is_initialized():
         options: dict[str, Any] = {"address": address, "log_to_driver": False}
         if address is None and "RAY_ADDRESS" not in os.environ:
-            # Ray's workers yield to every other process; those of a server should not.
+            # Ray's workers have low priority by default, which a server should not have.
             options |= {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
         ray.init(**options)
     serve.start(http_options={"host": host, "port": port, "location": "HeadOnly"})
@@ -106,7 +106,7 @@ def cluster(
 
 
 def restart(recipe: Recipe, replicas: str) -> None:
-    """Inside `cluster`: exchange every replica for a new one; no request is lost."""
+    """Inside `cluster`: replace every replica by a new one, without losing a request."""
     from ray import serve
 
     serve.run(deployment(recipe, replicas).bind(recipe), name=APPLICATION, route_prefix="/")

@@ -1,4 +1,4 @@
-"""What a round costs, learned while serving."""
+"""Learn the cost of a round while serving."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from everydepth.serving.shared import Work
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """Seconds of one call of a block, of a token in it, and of a token read out.
-
-    read: of a call of the readout, whatever the number of its tokens.
-    """
+    """Seconds per call of a block, per token in it, per token read out, and per readout call."""
 
     call: float
     token: float
@@ -31,10 +28,9 @@ class Price:
 
 
 class Costs:
-    """Prices fitted to the rounds so far, recent ones more than old ones.
+    """Prices fitted to past rounds by least squares; recent rounds count more than old ones.
 
-    Least squares with forgetting. What is known before, from a profile or only that work is not
-    free, counts as much as a thousandth of a round.
+    The prior, from a profile or a rough guess, counts as much as a thousandth of a round.
 
     >>> from everydepth.serving import Costs, Work
     >>> costs = Costs()
@@ -45,11 +41,11 @@ class Costs:
     True
     """
 
-    MEMORY = 0.99  # of a round's weight is left a round later: about a hundred rounds count
+    MEMORY = 0.99  # the decay of weights per round: about a hundred rounds count
 
     def __init__(self, prior: Price | None = None) -> None:
         usual = Price(call=1e-4, token=1e-5, readout=1e-5, read=1e-4)
-        self._scale = np.array(usual.each)  # so that all count alike
+        self._scale = np.array(usual.each)  # so that all prices are of order 1
         self._squares = 1e-3 * np.eye(len(self._scale))
         self._products = 1e-3 * np.array((prior or usual).each) / self._scale
         self.rounds = 0
@@ -59,7 +55,7 @@ class Costs:
         size = float(np.linalg.norm(x))
         if size == 0:
             return
-        # Relative errors: a long prompt must not outweigh a hundred small rounds.
+        # Relative errors, so that a long prompt does not outweigh a hundred small rounds.
         x, y = x / size, seconds / size
         self._squares = self.MEMORY * self._squares + np.outer(x, x)
         self._products = self.MEMORY * self._products + x * y

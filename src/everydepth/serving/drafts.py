@@ -1,4 +1,4 @@
-"""Rows that draft: together, and only where it pays."""
+"""Drafting in a shared batch: rows draft together, and only when it pays off."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from everydepth.serving.courses import Asked, Course, Said, Team
 from everydepth.stream import ResidualStream
 
 LONGEST = 16
-"""Drafts before the top judges them, at most."""
+"""The most drafts before the top depth judges them."""
 
 
 class DraftTeam(Team):
-    """Rows of one draft's depth and one top: they draft and are judged in the same rounds.
+    """Rows with the same draft depth and top depth, which draft and are judged in the same rounds.
 
-    So one readout over the likely words serves all of them, the blocks above run once for all
-    drafts, and one `Pace` learns from every request what drafts, verifications and plain rounds
-    cost here, whatever else is in the batch. Where drafts do not pay, rounds are plain.
+    So they share one readout over the likely words, the blocks above run once for all drafts, and
+    one `Pace` learns from all requests what drafts, verifications and plain rounds cost, given
+    whatever else is in the batch. When drafting does not pay off, rounds are plain.
 
-    always: draft in every round, whatever it costs.
+    always: draft in every round, even if it is slower.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class DraftTeam(Team):
         self._ledger = Ledger(0)
         self._pace = Pace(self._ledger, always=always)
         self._since: float | None = None
-        # Of the round of drafts that is under way: who takes part, and what was drafted.
+        # The current drafts: the rows that take part, the drafts, and their times.
         self._members: Sequence[Course] = ()
         self._drafts: list[Draft] = []
         self._took: list[float] = []
         self._torn = False
 
     def expect(self, tokens: int) -> None:
-        """So many more tokens will be asked for."""
+        """Announce a request for more tokens."""
         self._ledger.expect(tokens)
 
     def drafting(self, course: Course) -> bool:
@@ -67,10 +67,10 @@ class DraftTeam(Team):
 
     @property
     def drafted(self) -> int:
-        """Drafts that wait to be judged."""
+        """The number of drafts that wait to be judged."""
         return len(self._drafts)
 
-    # -- what the batch calls ---------------------------------------------------------------------
+    # -- called by the batch ----------------------------------------------------------------------
 
     def begin(self, courses: Sequence[Course]) -> None:
         ready = [course for course in courses if isinstance(course, Drafting) and course.read]
@@ -86,7 +86,7 @@ class DraftTeam(Team):
                 self._pace.begin(len(ready))
             return
         kept = [i for i, course in enumerate(self._members) if course in ready]
-        if len(kept) < len(self._members):  # somebody has left: judge what there is
+        if len(kept) < len(self._members):  # a row has left: judge the drafts so far
             self._torn = True
             self._members = [self._members[i] for i in kept]
             rows = torch.tensor(kept, device=self._drafts[0].tokens.device)
@@ -108,7 +108,7 @@ class DraftTeam(Team):
             said[one.course] = self._plain(one)
         return [said[one.course] for one in asked]
 
-    # -- what it does -----------------------------------------------------------------------------
+    # -- internal ---------------------------------------------------------------------------------
 
     def _plain(self, one: Asked) -> Said:
         course = one.course
@@ -152,7 +152,7 @@ class DraftTeam(Team):
         return judge_greedy(logits, drafts)
 
     def _elapsed(self) -> float:
-        """Seconds since the last time; with what the other rows of the batch took meanwhile."""
+        """Seconds since the last call, including those spent on other rows of the batch."""
         now, since = self._clock(), self._since
         self._since = now
         return 0.0 if since is None else now - since
@@ -167,9 +167,9 @@ def _of_rows(draft: Draft, rows: Tensor) -> Draft:
 
 
 class Drafting(Course):
-    """Several tokens a round: drafted at a shallow depth, judged by the top, which decides.
+    """Several tokens per round: drafted at a shallow depth, and judged by the top depth.
 
-    tokens: how many it may get.
+    tokens: the most the request may get.
     """
 
     def __init__(self, team: DraftTeam, *, prompt: Sequence[int], tokens: int) -> None:
@@ -205,9 +205,9 @@ class Drafting(Course):
 
 
 class DraftTeams:
-    """The teams of a server, one for every pair of depths.
+    """The teams of a server, one per pair of depths.
 
-    Rows that draw have a generator of their own each, and so a team of their own.
+    Rows that sample have their own generator, and so their own team.
     """
 
     def __init__(self, stream: ResidualStream) -> None:

@@ -1,4 +1,4 @@
-"""Who decides how deep a request goes, when the request itself does not say."""
+"""Governors choose the depth of requests that do not set one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from everydepth.serving.shared import Work, climb
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a new request finds.
+    """The load of the server when a request starts.
 
-    depths: of the rows at work; waiting: how many more requests wait; places: how many rows fit.
-    extra: blocks that some depths need beside their own.
+    depths: of the running rows. waiting: the number of other waiting requests. places: the most
+    rows that run at once. extra: additional blocks that some depths need (see `climb`).
     """
 
     depths: tuple[int, ...]
@@ -28,14 +28,14 @@ class Load:
 
 
 class Governor(ABC):
-    """A rule for depth under load. `choose` is called when a row is free for the request."""
+    """A rule for the depth under load. `choose` is called when a request starts."""
 
     @abstractmethod
     def choose(self, load: Load, prompt: int, tokens: int, waited: float) -> int:
-        """The depth for a request of so many tokens that has waited so many seconds."""
+        """The depth of a request, given its numbers of tokens and the seconds it has waited."""
 
     def learn(self, tokens: int, waited: float, seconds: float) -> None:
-        """A request of so many tokens that had waited so long then took so many seconds."""
+        """Record a finished request: its new tokens, and the seconds it waited and then took."""
         del tokens, waited, seconds
 
 
@@ -50,32 +50,32 @@ class Fixed(Governor):
 
 
 class Target(Governor):
-    """The deepest depth at which 95 of 100 requests should still meet a target.
+    """Choose the deepest depth at which 95% of requests should still meet a target.
 
-    depths: those that may be chosen; the shallowest is the floor of quality, which the load never
-    breaks. How long a request will take follows from the prices of the rounds, for the rows at
-    work and as many more as wait. Who will come later is unknown, so predictions are multiplied by
-    `caution`: every request that was too slow raises it, every other lowers it, so that in the long
-    run a share of `MISSED` is too slow, whatever the load (online tracking of a quantile: Gibbs
-    and Candes, 2021).
+    The time of a request is predicted from the prices of rounds, for the running rows and those
+    that wait. Later arrivals are unknown, so the prediction is multiplied by `caution`, which every
+    request that was too slow raises, and every other one lowers: in the long run, a share `MISSED`
+    is too slow, whatever the load (online quantile tracking: Gibbs and Candes, 2021).
+
+    depths: those that may be chosen, at any load.
     """
 
-    AIM = 0.9  # of the target: a request counts as too slow before it is
+    AIM = 0.9  # a request counts as too slow beyond this share of the target
     MISSED = 0.03
     STEP = 0.1
-    MOST = 8.0  # a load that no depth carries must not be remembered for long
+    MOST = 8.0  # limits how long a load too high for any depth is remembered
 
     def __init__(self, target: float, depths: Sequence[int]) -> None:
         if not target > 0:
-            raise SettingError(f"a target of {target}; use a number above 0")
+            raise SettingError(f"target={target}; use a number above 0")
         if not depths:
-            raise SettingError("a governor without depths to choose from; give at least one")
+            raise SettingError("depths is empty; give the governor at least one depth")
         self.target, self.depths = target, tuple(sorted(set(depths), reverse=True))
         self.caution = 1.0
 
     @abstractmethod
     def allowed(self, tokens: int, waited: float) -> float:
-        """Seconds that a request may take which begins after it has waited."""
+        """The seconds a request may take once it starts."""
 
     @property
     def floor(self) -> int:
@@ -95,27 +95,27 @@ class Target(Governor):
 
 
 class Deadline(Target):
-    """The target is a number of seconds from a request's arrival to its last token."""
+    """The target is in seconds, from a request's arrival to its last token."""
 
     def allowed(self, tokens: int, waited: float) -> float:
         return self.AIM * self.target - waited
 
 
 class Speed(Target):
-    """The target is a number of tokens a second, from when a request begins to its last token."""
+    """The target is in tokens per second, from a request's start to its last token."""
 
     def allowed(self, tokens: int, waited: float) -> float:
         return self.AIM * tokens / self.target
 
 
 def predict(load: Load, depth: int, prompt: int, tokens: int) -> float:
-    """Seconds that a request would take at a depth, if the others stay as they are."""
+    """The seconds a request would take at a depth if the load does not change."""
     rows = min(len(load.depths) + load.waiting + 1, load.places)
     others = rows - 1
-    # Those that wait will go as deep as this one.
+    # Waiting requests are assumed to get the same depth.
     depths = sorted(load.depths, reverse=True)[:others]
     depths += [depth] * (others - len(depths)) + [depth]
     one_round = climb(depths, 1, load.extra) + Work(readouts=rows, reads=len(set(depths)))
     reading = climb([depth], prompt, load.extra)
-    # The prompts of those that wait are read in between; theirs are taken to be like this one.
+    # Their prompts are processed in between, and are assumed to be as long as this one.
     return (1 + load.waiting) * load.price.of(reading) + tokens * load.price.of(one_round)

@@ -1,4 +1,4 @@
-"""llama.cpp behind the server: the chosen depths as GGUF files, each in a server of its own."""
+"""Serve with llama.cpp: each depth is a GGUF file in its own llama.cpp server."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from everydepth.serving.request import Request
 from everydepth.serving.upstream import Rung, Tokens, Upstream, events
 from everydepth.stream import ResidualStream, unwrapped
 
-LONGEST = 4096  # tokens of a request, where the model itself would take more
-QUIET = -1  # of llama.cpp's log
+LONGEST = 4096  # most tokens of a request, for models without a lower limit
+QUIET = -1  # verbosity of llama.cpp's log
 
 
 class LlamaCpp(Upstream):
-    """Rungs exported as GGUF files; llama.cpp's own server batches the requests of each.
+    """Depths exported as GGUF files; llama.cpp's server batches the requests of each.
 
-    places: requests that a rung works on at once.
+    places: the most requests that run at once per depth.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LlamaCpp(Upstream):
                 asked.n_parallel, asked.verbosity = self.places, QUIET
                 servers = [engine.Server(asked)]
                 rung.url = servers[0].listening_address
-                stack.callback(servers.clear)  # it ends with its last reference
+                stack.callback(servers.clear)  # a server ends with its last reference
             self._held = stack.pop_all()
         super().start()
 
@@ -69,9 +69,9 @@ class LlamaCpp(Upstream):
 
 
 async def completion(rung: Rung, request: Request) -> AsyncGenerator[Tokens, None]:
-    """llama.cpp's own route, which gives tokens back.
+    """Ask llama.cpp's own route, which returns token ids.
 
-    All at once: of a character made of several tokens it would stream only the last one.
+    Not streamed: for a character made of several tokens, it would send only the last one.
     """
     sampling = request.sampling
     body = {

@@ -1,4 +1,4 @@
-"""Numbers for Prometheus: what the engine counts, and what clients saw."""
+"""Metrics of the server, for Prometheus and as Results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from everydepth.serving.engine import Backend
 from everydepth.serving.names import Menu
 from everydepth.serving.seen import Answered, LoadResult, answered
 
-RECENT, WINDOW = 4096, 300.0  # requests and seconds that `results` looks back
+RECENT, WINDOW = 4096, 300.0  # how far `results` looks back, in requests and seconds
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Meter:
-    """`text()` is what /metrics answers."""
+    """Counts requests and latencies; `text()` is the answer of /metrics."""
 
     def __init__(self, menu: Menu, engine: Backend) -> None:
         self._registry = CollectorRegistry()
@@ -58,11 +58,11 @@ class Meter:
         self._tokens.labels(self._model, str(depth)).inc(tokens)
 
     def results(self) -> LoadResult:
-        """What clients saw in the last minutes, and what the engine does now."""
+        """Latencies and depths of recent requests, and the engine's current state."""
         now = time.monotonic()
         recent = [one for one in self._recent if one.at > now - WINDOW]
         begin = max(self._since, now - WINDOW)
-        if len(self._recent) == RECENT:  # older ones are forgotten
+        if len(self._recent) == RECENT:  # older requests were dropped
             begin = max(begin, self._recent[0].at)
         facts = {k: v for k, v in self._engine.facts.items() if not k.endswith("_total")}
         return answered(recent, now - begin, quality=self._quality, facts=facts, curves=True)
@@ -77,7 +77,7 @@ class Meter:
 
 
 class _Facts:
-    """The engine's own numbers, read when they are asked for."""
+    """The engine's numbers, read at every scrape."""
 
     def __init__(self, model: str, engine: Backend) -> None:
         self._model, self._engine = model, engine

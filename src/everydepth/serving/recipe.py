@@ -1,4 +1,4 @@
-"""All that a server is made of, by name: what a process on another machine needs to build one."""
+"""A description of a server from which another process can build it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A server, written down: folders and files, names and settings.
+    """The files, names and settings of a server.
 
-    model: a folder or a name that `everydepth.load` takes. policies: like risk-0.01=policy.json.
+    model: a folder or name for `everydepth.load`. policies: like risk-0.01=policy.json.
 
     >>> from everydepth.serving import Recipe
     >>> Recipe(model="runs/tiny").called
@@ -41,7 +41,7 @@ class Recipe:
 
     @property
     def called(self) -> str:
-        """What clients call the model; by default its folder's name."""
+        """The model's name for clients; by default its folder's."""
         return self.name or Path(self.model).resolve().name
 
     def network(self) -> nn.Module:
@@ -60,7 +60,7 @@ class Recipe:
         return None if self.certificate is None else Policy.load(self.certificate)
 
     def served(self) -> Served:
-        """Everything loaded."""
+        """Load the model and everything that belongs to it."""
         from everydepth.exits.load import load_tokenizer, model_folder
         from everydepth.serving.serve import Served
         from everydepth.stream import as_stream
@@ -78,14 +78,14 @@ class Recipe:
         )
 
     def app(self) -> FastAPI:
-        """The application, ready for any ASGI server."""
+        """The ASGI application."""
         from everydepth.serving.serve import application
 
         return application(self.served(), self.config, key=self.key)
 
 
 def _named(text: str) -> tuple[str, Policy]:
-    """risk-0.01=policy.json as its name and what the file holds."""
+    """The name and the policy of a text like risk-0.01=policy.json."""
     from everydepth.exits.policies import Policy
 
     name, _, file = text.partition("=")

@@ -1,4 +1,4 @@
-"""Which request runs when, and how deep: plain code, without a socket or a thread."""
+"""The scheduler decides when and how deep each request runs; it uses no threads or sockets."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from everydepth.stream import ResidualStream
 
 
 class Busy(EveryDepthError, RuntimeError):
-    """The queue is full; come again later."""
+    """The queue is full."""
 
 
 @runtime_checkable
 class Batch(Protocol):
-    """What a scheduler runs: `SharedBatch`, or something that only pretends to."""
+    """The interface of `SharedBatch`, which a simulation also implements."""
 
     rows: list[Row]
     work: Work
@@ -36,7 +36,7 @@ class Batch(Protocol):
 
 @dataclass
 class Counts:
-    """Since the start."""
+    """Totals since the start."""
 
     requests: int = 0
     finished: int = 0
@@ -48,12 +48,13 @@ class Counts:
 
 
 class Scheduler:
-    """Requests in the order of their arrival, as many at once as there are places.
+    """Runs requests in the order of their arrival, up to `places` at once.
 
-    A request joins between two rounds. Its depth is its own wish or the governor's choice, made
-    when it joins, and stays. `step` does one round; whoever calls it decides on which thread.
+    A request joins the batch between two rounds, at the depth it asked for or the one the governor
+    chooses at that time. `step` runs one round, on the thread of the caller.
 
-    price: what rounds are said to cost until some were seen.
+    queue: the most requests that may wait.
+    price: the assumed cost of rounds until some have been measured.
 
     >>> from everydepth.serving import Request, Scheduler
     >>> scheduler = Scheduler(ed.as_stream(llama))
@@ -89,12 +90,11 @@ class Scheduler:
     def submit(
         self, request: Request, on_tokens: Callable[[Ticket, list[int]], None] | None = None
     ) -> Ticket:
-        """Put a request in the queue. `on_tokens` is called with its new tokens, and at the end
-        with none."""
+        """Add a request to the queue; `on_tokens` is called with its new tokens."""
         request.check(self.stream)
         if len(self.queue) >= self._most:
             self.counts.refused += 1
-            raise Busy(f"{len(self.queue)} requests wait already; send it again in a while")
+            raise Busy(f"{len(self.queue)} requests are already waiting; try again later")
         ticket = Ticket(request, self._clock(), on_tokens)
         self.counts.requests += 1
         self.counts.prompt_tokens += len(request.prompt)
@@ -102,7 +102,7 @@ class Scheduler:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """Forget a request; nothing happens if it has ended."""
+        """Cancel a request; does nothing if it has ended."""
         if ticket.finish is not None:
             return
         if ticket.row is None:
@@ -114,10 +114,10 @@ class Scheduler:
         self.counts.cancelled += 1
 
     def give_up(self) -> list[Ticket]:
-        """Forget all that run, after a round that failed; the queue stays. Which they were."""
+        """Cancel all running requests after a failed round, and return them; the queue stays."""
         lost = list(self.running.values())
         if not lost and self.queue:
-            lost = [self.queue.popleft()]  # it could not even join
+            lost = [self.queue.popleft()]  # it could not join the batch
         self.running.clear()
         self.batch.clear()
         for ticket in lost:
@@ -126,7 +126,7 @@ class Scheduler:
         return lost
 
     def step(self) -> bool:
-        """One round for all that run; False if there is nothing to do."""
+        """Run one round; False if there is nothing to do."""
         self._admit()
         if not self.running:
             return False
@@ -142,7 +142,7 @@ class Scheduler:
 
     @property
     def load(self) -> Load:
-        """What the first in the queue finds."""
+        """The load that the first request in the queue finds."""
         return Load(
             depths=tuple(row.course.top for row in self.running),
             waiting=max(0, len(self.queue) - 1),
@@ -159,7 +159,7 @@ class Scheduler:
             if depth is None:
                 size = len(request.prompt), request.max_tokens
                 depth = self.governor.choose(self.load, *size, now - ticket.arrived)
-                # What is asked to be drafted or tested below needs something above.
+                # Drafts and exit policies need depths above their own.
                 if request.policy is not None or depth <= (request.draft_depth or 0):
                     depth = self.stream.depth
             ticket.depth, ticket.begun = depth, now

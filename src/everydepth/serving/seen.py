@@ -1,4 +1,4 @@
-"""What requests saw, as Results."""
+"""Latencies and depths of finished requests, as Results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everydepth.results import Result, Results, curve, named, provenance, scalar
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """A request that has ended: when, how long after its arrival, and what it got."""
+    """A finished request: its end, its time to the last and first token, depth and tokens."""
 
     at: float
     seconds: float
@@ -30,8 +30,12 @@ def answered(
     facts: Mapping[str, float] | None = None,
     curves: bool = False,
 ) -> LoadResult:
-    """What requests saw, as Results. seconds: how long it took to answer them; facts: more numbers
-    of the moment; curves: each request, too."""
+    """Results of finished requests.
+
+    seconds: the time in which they were answered.
+    facts: more numbers to include.
+    curves: also plot each request.
+    """
     took, depths = np.array([one.seconds for one in seen]), np.array([one.depth for one in seen])
     numbers: dict[str, float | None] = {"requests": len(seen)}
     if seen:
@@ -45,7 +49,7 @@ def answered(
             "least_depth": float(depths.min()),
             "mean_quality": float(np.mean(known)) if len(known) == len(seen) else None,
         }
-    about = "What the requests of a load saw; seconds count from their arrival."
+    about = "Latencies and depths of the requests; seconds count from their arrival."
     load = scalars("load", numbers | dict(facts or {}), title="load", about=about)
     drawn = _curves(seen) if seen and curves else ()
     return LoadResult(results=named(load, *drawn), about=provenance(samples=len(seen)))
@@ -62,7 +66,7 @@ def _curves(seen: Sequence[Answered]) -> tuple[Result, Result]:
         title="latency",
         unit="s",
         better="lower",
-        about="How long each request took, by when it ended.",
+        about="The duration of each request, by the time of its end.",
     )
     counts = Counter(one.depth for one in seen)
     each = range(min(counts), max(counts) + 1)
@@ -72,7 +76,7 @@ def _curves(seen: Sequence[Answered]) -> tuple[Result, Result]:
         [counts[depth] for depth in each],
         kind="bars",
         title="requests by depth",
-        about="How many requests were answered at each depth.",
+        about="The number of requests answered at each depth.",
     )
     return latency, depths
 
@@ -82,5 +86,5 @@ class LoadResult(Results, kind="load"):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """All of them, by name."""
+        """All numbers, by name."""
         return {name: float(value) for name, value in self.result("load").arrays.items()}

@@ -1,4 +1,4 @@
-"""From a model on the disk to a running server."""
+"""Build and run a server for a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOST, PORT = "127.0.0.1", 8000
 
 
 def check_installed() -> None:
-    """An error that says which extra is missing."""
+    """Raise an error if the extra `serve` is not installed."""
     from importlib.util import find_spec
 
     missing = [name for name in ("fastapi", "prometheus_client", "uvicorn") if not find_spec(name)]
@@ -43,7 +43,7 @@ def check_installed() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What is served: a model, what belongs to it, and what is known of its depths."""
+    """A model to serve, with its tokenizer, exit policies, profile and certificate."""
 
     name: str
     model: nn.Module | ResidualStream
@@ -60,9 +60,9 @@ def governor_of(
     certified: int | None = None,
     depths: Sequence[int] | None = None,
 ) -> Governor:
-    """Who decides how deep requests go that do not say.
+    """The governor for requests that do not set a depth.
 
-    Never below the `certified` depth, and among `depths`, by default all.
+    It chooses among `depths` (by default all), and never below the `certified` one.
     """
     depths = menu.depths if depths is None else depths
     last = _deepest(config, menu, depths)
@@ -72,15 +72,15 @@ def governor_of(
         bounds = {"floor": config.floor, "certificate": certified}
         given = ", ".join(f"{name} {value}" for name, value in bounds.items() if value is not None)
         if given:
-            raise SettingError(f"{given}: it bounds the governor; give --target or --speed, too")
+            raise SettingError(f"{given} limits the governor; also give --target or --speed")
         return Fixed(last)
     good = depths if config.floor is None else menu.above(config.floor, depths)
     allowed = [depth for depth in good if (certified or 1) <= depth <= last]
     if not allowed:
         raise SettingError(
-            f"the floor allows depths {', '.join(map(str, good))}, the certificate "
-            f"{certified or 1} and deeper, --depth {last} and shallower: no depth is left; lower "
-            "the floor, or raise --depth"
+            f"the floor allows depths {', '.join(map(str, good))}, the certificate {certified or 1}"
+            f" and deeper, and --depth {last} and shallower, so no depth is left; lower the floor, "
+            "or raise --depth"
         )
     if config.speed is not None:
         return Speed(config.speed, allowed)
@@ -89,7 +89,7 @@ def governor_of(
 
 
 def _deepest(config: ServeConfig, menu: Menu, depths: Sequence[int]) -> int:
-    """The depth of requests that name none, when nothing presses."""
+    """The depth of requests that do not set one, without load."""
     if config.depth is None:
         return max(depths)
     if config.depth not in depths:
@@ -122,14 +122,14 @@ def application(
         name=served.name, depth=stream.depth, policies=served.policies, profile=served.profile
     )
     if "@" in served.name or not served.name:
-        raise SettingError(f"a model called {served.name!r}; choose a name without @")
+        raise SettingError(f"the model is called {served.name!r}; choose a name without @")
     if stream.task == "causal_lm":
         return _language(served, stream, menu, config, key)
     if stream.task == "classification":
         return _classifier(served, stream, menu, config, key)
     raise SettingError(
-        f"{stream.name} predicts {stream.task}; the server takes causal language models and "
-        "classifiers"
+        f"{stream.name} does {stream.task}, but the server supports only causal language models "
+        "and classifiers"
     )
 
 
@@ -163,7 +163,9 @@ def _engine(served: Served, stream: ResidualStream, menu: Menu, config: ServeCon
     certified = _certified(served.certificate, stream)
     if config.engine == "embedded":
         if config.rungs is not None:
-            raise SettingError("--rungs are for other engines; the embedded one has all depths")
+            raise SettingError(
+                f"--rungs {config.rungs} is for other engines; the embedded one has all depths"
+            )
         from everydepth.serving.engine import Embedded
 
         governor = governor_of(config, menu, certified, _trained(stream))
@@ -185,12 +187,12 @@ def _engine(served: Served, stream: ResidualStream, menu: Menu, config: ServeCon
 
 
 def _trained(stream: ResidualStream) -> Sequence[int]:
-    """The depths that a governor may choose from: where there are balconies, only those."""
+    """The depths a governor may choose from; if there are balconies, only those and the last."""
     return (*stream.exits, stream.depth) if stream.exits else range(1, stream.depth + 1)
 
 
 def chosen_rungs(text: str | None, depth: int) -> list[int]:
-    """Depths from 4,8,12; without a text half of them and all.
+    """The depths in a text like 4,8,12; by default half and all.
 
     >>> from everydepth.serving.serve import chosen_rungs
     >>> chosen_rungs("2,6", 6), chosen_rungs(None, 6)
@@ -220,8 +222,8 @@ def _classifier(
     wrong += ["--engine"] if config.engine != "embedded" else []
     if wrong:
         raise SettingError(
-            f"{', '.join(wrong)}: for language models; requests of a classifier like {served.name} "
-            "name their depth or a policy"
+            f"{', '.join(wrong)}: only for language models; requests to a classifier like "
+            f"{served.name} set a depth or a policy"
         )
     settings = getattr(stream.model, "config", None)
     if "pixel_values" in stream.inputs:
@@ -244,7 +246,7 @@ def _classifier(
 
 
 def _longest(stream: ResidualStream, settings: Any, tokenizer: Any) -> int | None:
-    """Tokens of a text at most: what model and tokenizer say, the least of it."""
+    """The most tokens of a text, by the lowest limit of model and tokenizer."""
     said = (
         stream.positions,
         getattr(settings, "max_position_embeddings", None),
@@ -260,12 +262,12 @@ def simulated(
     config: ServeConfig,
     certificate: Policy | None = None,
 ) -> LoadResult:
-    """What the load in a file would see of this server."""
+    """Simulate the load in a file."""
     price = price_of(profile, extra_blocks(stream))
     if profile is None or price is None:
         raise SettingError(
-            "a simulation needs to know what a token costs: give --profile of a causal language "
-            "model, made with two texts or more on the machine that will serve: everydepth "
+            "a simulation needs the cost of a token: give the --profile of a causal language "
+            "model, measured with two or more texts on the machine that will serve: everydepth "
             "profile MODEL --data ..."
         )
     menu = Menu(name=stream.name, depth=stream.depth, profile=profile)
@@ -280,7 +282,7 @@ def simulated(
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens, so that the address can be told before the first request."""
+    """A listening socket, so that the address is known before the server runs."""
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -289,14 +291,14 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         found.close()
         raise SettingError(
-            f"port {port} of {host} cannot be had ({error.strerror}); stop what is there, or "
-            "choose another with --port"
+            f"port {port} on {host} is not available ({error.strerror}); free it, or choose "
+            "another with --port"
         ) from error
     return found
 
 
 def run(app: FastAPI, sock: socket.socket) -> None:
-    """Answer until a signal comes; what runs then may end."""
+    """Serve until a signal arrives; running requests may then finish."""
     import uvicorn
 
     config = uvicorn.Config(

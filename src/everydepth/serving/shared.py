@@ -1,4 +1,4 @@
-"""One batch for requests of any depth, length and kind: a block runs once for all that need it."""
+"""One batch for requests of any depth, length and kind; each block runs once for all of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from everydepth.serving.courses import Asked, Course, Said, Team
 from everydepth.stream import Cursor, ResidualStream
 
 CHUNK = 256
-"""Tokens of a prompt that are read in one round, so that a long one does not hold up the others."""
+"""The most tokens of a prompt per round, so that long prompts do not block other requests."""
 
 
 class Row:
-    """One request on its way: its tokens, how far each depth has come, and what waits there."""
+    """A running request: its tokens, and the states that wait at each depth."""
 
     def __init__(
         self, course: Course, prompt: Sequence[int], limit: int, ends: Sequence[int] = ()
@@ -26,10 +26,10 @@ class Row:
         self.course, self.limit, self.ends = course, limit, frozenset(ends)
         self.tokens = list(prompt)
         self.said: list[int] = []
-        # How many tokens have reached each depth, the embedding first, and the states that wait.
+        # The number of tokens that reached each depth (0 is the embedding), and waiting states.
         self.reached = [0] * (course.top + 1)
         self.waiting: dict[int, Tensor] = {}
-        # Of depths with an exit: how many tokens it has seen, and the states that it has not.
+        # For depths with an exit: the number of tokens it has seen, and states it has not.
         self.looked: dict[int, int] = {}
         self.outside: dict[int, Tensor] = {}
         self.index = -1
@@ -44,12 +44,12 @@ class Row:
         return self.remaining <= 0 or (bool(self.said) and self.said[-1] in self.ends)
 
     def wait(self, depth: int, h: Tensor) -> None:
-        """Its states stay at this depth until it climbs on; at the top nothing needs them."""
+        """Keep states at this depth until the row continues; at the top they are not needed."""
         if depth < self.course.top:
             _append(self.waiting, depth, h)
 
     def hear(self, said: Said) -> list[int]:
-        """What its course says becomes its next token to read; the certain tokens it got."""
+        """Apply what its course says; returns the new tokens."""
         if said.dropped:
             del self.tokens[len(self.tokens) - said.dropped :]
             kept = len(self.tokens)
@@ -62,7 +62,7 @@ class Row:
         return self.take(said.tokens)
 
     def take(self, tokens: Sequence[int]) -> list[int]:
-        """Add what is certain, up to the limit or an end; what was added."""
+        """Add tokens up to the limit or an end token; returns those added."""
         taken: list[int] = []
         for token in tokens:
             if self.done:
@@ -78,10 +78,7 @@ def _append(store: dict[int, Tensor], depth: int, h: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """What one round took: calls of a block, tokens through a block, tokens read out.
-
-    reads: calls of the readout.
-    """
+    """The work of one round: block calls, tokens through blocks, tokens read out, readout calls."""
 
     calls: int = 0
     passes: int = 0
@@ -97,22 +94,22 @@ class Work:
 
 
 def climb(depths: Collection[int], count: int, extra: Mapping[int, int]) -> Work:
-    """What it takes to bring rows to these depths, with `count` tokens each, without readouts.
+    """The work to take rows to these depths, with `count` tokens each, without readouts.
 
-    extra: blocks that a depth needs beside its own.
+    extra: additional blocks that a depth needs, such as a balcony's.
     """
     calls = max(depths) + sum(extra.get(depth, 0) for depth in set(depths))
     return Work(calls, count * sum(depth + extra.get(depth, 0) for depth in depths))
 
 
 def extra_blocks(stream: ResidualStream) -> dict[int, int]:
-    """How many blocks stand between a depth and its readout: balconies."""
+    """The number of blocks in the balcony of each depth."""
     return {depth: len(blocks) for depth, blocks in stream.exits.items()}
 
 
 @dataclass
 class _Group:
-    """Rows that bring the same number of tokens to the next block; `end` slots are seen."""
+    """Rows with `count` tokens each for the next block, which sees the slots up to `end`."""
 
     rows: list[Row]
     count: int
@@ -122,12 +119,11 @@ class _Group:
 
 
 class SharedBatch:
-    """Rows join and leave between rounds; a round takes every row to where it next says something.
+    """Rows join and leave between rounds; a round takes every row to its next stop.
 
-    The tokens of a row are those it would get alone, up to rounding: rows share only the calls.
-    Rows of a depth `k` take no part above `k`. Rows that bring different numbers of tokens to a
-    block (a prompt, drafts to be judged, tokens that left early and now catch up) cannot be one
-    call of it; those that bring the same number are.
+    A row gets the tokens it would get alone, up to rounding, and takes no part above its depth.
+    Rows with the same number of tokens for a block share a call; the numbers differ for prompts,
+    drafts to judge, and tokens that exited early and now catch up.
 
     >>> from everydepth.exits.generation.sampling import Sampling
     >>> from everydepth.serving import Plain, Row, SharedBatch
@@ -146,7 +142,7 @@ class SharedBatch:
         self.cache = RowCache(stream.depth + sum(extra_blocks(stream).values()))
         self.rows: list[Row] = []
         self.work = Work()
-        """Of the last round."""
+        """The work of the last round."""
         self._windows = tuple(stream.window(depth) for depth in range(1, stream.depth + 1))
         self._dtype = next(stream.model.parameters()).dtype
 
@@ -156,7 +152,7 @@ class SharedBatch:
 
     @torch.inference_mode()
     def leave(self, row: Row) -> None:
-        """Take a row out; the last one gets its place."""
+        """Remove a row; the last one takes its place."""
         last = self.rows.pop()
         if last is not row:
             self.cache.move(last.index, row.index)
@@ -166,13 +162,13 @@ class SharedBatch:
             self.cache.release()
 
     def clear(self) -> None:
-        """Take all rows out."""
+        """Remove all rows."""
         self.rows.clear()
         self.cache.release()
 
     @torch.inference_mode()
     def round(self) -> list[tuple[Row, list[int]]]:
-        """Take every row up once; the certain tokens each got. Rows that are done have left."""
+        """Run one round; returns each row's new tokens. Rows that are done have left."""
         said: list[tuple[Row, list[int]]] = []
         self.work = Work()
         for team, courses in _by_team([row.course for row in self.rows]).items():
@@ -194,7 +190,7 @@ class SharedBatch:
     # -- one round --------------------------------------------------------------------------------
 
     def _fed(self) -> list[_Group]:
-        """Every row with the tokens that it has not read."""
+        """All rows with their unread tokens, grouped by the number of tokens."""
         counts: dict[int, list[Row]] = {}
         for row in self.rows:
             count = min(row.unread, self.chunk)
@@ -209,7 +205,7 @@ class SharedBatch:
         self.work += Work(calls=1, passes=len(group.rows) * group.count)
 
     def _pass_by(self, group: _Group, depth: int) -> None:
-        """An exit sees every token of a row that may leave there, but not before it is asked."""
+        """Keep states for an exit, which needs all tokens of a row, but only once it is asked."""
         if depth in self.stream.exits:
             for i, row in enumerate(group.rows):
                 if depth in row.course.reads:
@@ -218,7 +214,7 @@ class SharedBatch:
     def _asked(
         self, groups: list[_Group], depth: int, said: list[tuple[Row, list[int]]]
     ) -> list[_Group]:
-        """Ask the rows that stop here; the groups that climb on."""
+        """Ask the rows that stop here; returns the groups that continue."""
         here = {
             row: group.h[i : i + 1]
             for group in groups
@@ -228,13 +224,13 @@ class SharedBatch:
         shown = here
         if depth in self.stream.exits:
             shown = {row: h for group in groups for row, h in self._outside(group, depth).items()}
-        # Of a part of a prompt nothing is asked: it is read so far, and waits for the rest.
+        # A row with an incomplete prompt is not asked.
         answers = self._answers([(row, h) for row, h in shown.items() if not row.unread], depth)
         stay: set[Row] = set()
         for row, h in here.items():
             answer = answers.get(row.course)
             if answer is None and not row.unread:
-                continue  # nothing to say yet: it climbs on
+                continue  # nothing to say yet: the row continues
             stay.add(row)
             row.wait(depth, h)
             if answer is not None:
@@ -242,19 +238,19 @@ class SharedBatch:
         return self._regrouped(groups, depth, stay)
 
     def _outside(self, group: _Group, depth: int) -> dict[Row, Tensor]:
-        """What the readout gets of the rows that stop here: what an exit makes of their states."""
+        """The exit's states of the rows that stop here, for the readout."""
         stops = [i for i, row in enumerate(group.rows) if depth in row.course.stops]
         level = [i for i in stops if group.rows[i].outside[depth].shape[1] == group.count]
         parts = [_picked(group, level)] if level else []
         for i in stops:
             row = group.rows[i]
-            if i not in level:  # it has passed by before
+            if i not in level:  # it has passed this exit before
                 count = row.outside[depth].shape[1]
                 parts.append(self._grouped([row], count, [row.looked.get(depth, 0)]))
         return {row: h for part in parts for row, h in self._exited(part, group.count, depth)}
 
     def _exited(self, part: _Group, count: int, depth: int) -> list[tuple[Row, Tensor]]:
-        """The last `count` states of each row, as the exit gives them."""
+        """The exit's output for the last `count` states of each row."""
         rows, blocks = part.rows, len(self.stream.exits[depth])
         starts = [row.looked.get(depth, 0) for row in rows]
         h = torch.cat([row.outside.pop(depth) for row in rows])
@@ -279,11 +275,11 @@ class SharedBatch:
         return said
 
     def _logits(self, asked: list[tuple[Row, Tensor]], depth: int) -> list[Tensor]:
-        """What the asked rows want to know of their last tokens, by one readout."""
+        """The logits of each row's last tokens, as many as it wants, from one readout."""
         wanted = [row.course.wants(depth) for row, _ in asked]
         if not any(wanted):
             return [h.new_zeros(0, 0) for _, h in asked]
-        # After a stop come the tokens that waited there; they are all needed only at the top.
+        # Rows may also carry tokens that waited at an earlier stop.
         states = [h[0, h.shape[1] - n :] for (_, h), n in zip(asked, wanted, strict=True) if n]
         tokens = torch.cat(states)[:, None]
         self.work += Work(readouts=len(tokens), reads=1)
@@ -291,7 +287,7 @@ class SharedBatch:
         return list(read.split(wanted))
 
     def _regrouped(self, groups: list[_Group], depth: int, stay: set[Row]) -> list[_Group]:
-        """Those that climb on, with what waited for them here."""
+        """The groups that continue, with the states that waited for them here."""
         parts: dict[int, list[tuple[_Group, list[int], Tensor]]] = {}
         for group in groups:
             going = [i for i, row in enumerate(group.rows) if row not in stay]
@@ -319,7 +315,7 @@ class SharedBatch:
     # -- how blocks are called --------------------------------------------------------------------
 
     def _grouped(self, rows: list[Row], count: int, starts: list[int]) -> _Group:
-        """Rows that bring `count` tokens each to a block, and how it is called."""
+        """A group of rows with `count` tokens each, from slot `starts[i]` on."""
         end = max(starts) + count
         ids = [row.tokens[at : at + count] for row, at in zip(rows, starts, strict=True)]
         first = torch.tensor(starts, device=self.stream.device)
@@ -336,7 +332,7 @@ class SharedBatch:
         cursor = windowed(
             cursor, self._windows, lambda window: self._visible(positions, end, window)
         )
-        # The rows of the cache are picked by `aim`, not by the cursor.
+        # `aim` selects the rows of the cache, not the cursor.
         return _Group(rows, count, end, replace(cursor, cache=None), cursor.h)
 
     def _aim(self, group: _Group, depth: int) -> None:
@@ -346,7 +342,7 @@ class SharedBatch:
             row.reached[depth] = start + group.count
 
     def _mask(self, positions: Tensor, end: int, level: bool) -> Tensor | None:
-        """None where the model's own mask is right: every token sees all before it."""
+        """The attention mask; None if the model's own causal mask is right."""
         count = positions.shape[1]
         narrow = any(window is not None and window < end for window in self._windows)
         if level and (end == count or (count == 1 and not narrow)):
@@ -354,7 +350,7 @@ class SharedBatch:
         return self._visible(positions, end, self._windows[0])
 
     def _visible(self, positions: Tensor, end: int, window: int | None) -> Tensor:
-        """Token `p` sees the slots up to `p`, of a window the last ones."""
+        """A mask in which token `p` sees the slots up to `p`, or the last `window` of them."""
         slots = torch.arange(end, device=positions.device)
         seen = slots <= positions[..., None]
         if window is not None:

@@ -1,4 +1,4 @@
-"""Capacity without a cluster: the same scheduler and governor, on a clock that is only computed."""
+"""Simulate a load: the real scheduler and governor, with a simulated clock and batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from everydepth.stream import ResidualStream
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """A request of the load: when it comes (seconds), how long it is, and how deep if it says."""
+    """A request of a load: its arrival (seconds), its prompt and new tokens, and its depth."""
 
     at: float | int
     prompt: int
@@ -34,8 +34,8 @@ class Arrival:
     def __post_init__(self) -> None:
         if not 0 <= self.at < float("inf") or self.prompt < 1 or self.tokens < 1:
             raise SettingError(
-                f"an arrival at {self.at} with {self.prompt} + {self.tokens} tokens; use a time of "
-                "0 or later, and 1 token or more of each"
+                f"an arrival at {self.at} with {self.prompt} + {self.tokens} tokens; use a time "
+                "from 0 on, and at least 1 token of each"
             )
 
 
@@ -49,12 +49,12 @@ def read_load(file: str | Path) -> list[Arrival]:
     except (ValueError, TypeError, RecursionError) as error:
         raise DataError(
             f"{file} is not a load ({error}); write a JSON list of objects with at (seconds), "
-            "prompt and tokens (counts), and depth if a request says it"
+            "prompt and tokens (counts), and optionally depth"
         ) from error
 
 
 class _Clock:
-    """A time that only passes when it is told to."""
+    """A simulated clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -66,8 +66,8 @@ class _Clock:
         self.now = max(self.now, float(at))
 
 
-class _Pretended:
-    """A batch that says tokens without computing them, and moves the clock by their price."""
+class _SimulatedBatch:
+    """A batch that computes no tokens, but advances the clock by their price."""
 
     def __init__(self, price: Price, clock: _Clock, extra: Mapping[int, int]) -> None:
         self.rows: list[Row] = []
@@ -105,10 +105,10 @@ class _Pretended:
 
 
 def price_of(profile: Profile | None, extra: Mapping[int, int] | None = None) -> Price | None:
-    """Prices from a profile of a language model, if it tells them; extra: as `climb` has it.
+    """Prices from the profile of a language model; None if it lacks the measurements.
 
-    Its "decode" says how the time of a token grows with depth, `k (call + token) + read + readout`;
-    the rows of a batch, `row_tokens` long, how much of that each further token takes.
+    Its "decode" gives the time of a token at depth k, `k (call + token) + read + readout`; its
+    batch latencies give the cost of each further token. extra: see `climb`.
     """
     if (
         profile is None
@@ -140,7 +140,7 @@ def simulate(
     places: int = 16,
     quality: Mapping[int, float] | None = None,
 ) -> LoadResult:
-    """What a load would see: latencies, depths, and quality if it is known of the depths.
+    """Simulate a load; returns latencies, depths, and the mean quality if known for all depths.
 
     >>> from everydepth.serving import Arrival, Price, simulate
     >>> load = [Arrival(at=i / 10, prompt=8, tokens=16) for i in range(20)]
@@ -150,7 +150,7 @@ def simulate(
     (True, 20.0)
     """
     clock = _Clock()
-    batch = _Pretended(price, clock, extra_blocks(stream))
+    batch = _SimulatedBatch(price, clock, extra_blocks(stream))
     return _played(stream, load, clock, batch, governor, places, quality)
 
 
@@ -164,7 +164,7 @@ def _played(
     quality: Mapping[int, float] | None,
 ) -> LoadResult:
     if not load:
-        raise SettingError("a load without a request; give at least one arrival")
+        raise SettingError("the load is empty; give at least one arrival")
     scheduler = Scheduler(
         stream, governor=governor, places=places, queue=len(load), batch=batch, clock=clock
     )
@@ -177,7 +177,7 @@ def _played(
             one = coming.popleft()
             request = Request(prompt=(0,) * one.prompt, max_tokens=one.tokens, depth=one.depth)
             ticket = scheduler.submit(request)
-            ticket.arrived = one.at  # it came while the last round ran
+            ticket.arrived = one.at  # it arrived during the last round
             tickets.append(ticket)
         scheduler.step()
     return _summary(tickets, clock(), quality=quality)
@@ -186,7 +186,7 @@ def _played(
 def _summary(
     tickets: Sequence[Ticket], seconds: float, *, quality: Mapping[int, float] | None = None
 ) -> LoadResult:
-    """Latencies and depths of requests that have ended."""
+    """Latencies and depths of finished requests."""
     seen = [
         Answered(
             at=float(ticket.ended),

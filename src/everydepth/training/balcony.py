@@ -13,7 +13,7 @@ from everydepth.objectives.shapes import Ladder
 from everydepth.stream import Balcony, ResidualStream, as_stream
 from everydepth.training.module import EveryDepth
 
-WORDS = 8192  # of SmolLM2's 49,152 they took a third of the time
+WORDS = 8192  # of SmolLM2's 49,152 words: a third of the training time
 
 
 @checked
@@ -26,22 +26,22 @@ def balcony(
     init: str = "last",
     **options: Any,
 ) -> EveryDepth:
-    """A network that is usable at some depths and at the last is `model`, bit for bit.
+    """Add exits to a frozen model: usable at some depths, and unchanged bit for bit at the last.
 
-    The model is frozen. At each of the depths one or more blocks of its own kind stand between the
-    state and the model's norm and head, and `fit` trains all of them in one pass. Every verb uses a
-    balcony as it uses a depth; with m blocks, depth k is exported as a plain model of k + m blocks.
-    In a ResNet the first blocks of later stages stand before those m: so a balcony gives states of
-    the last stage, for which the head was made, and is exported with fewer blocks in these stages.
+    At each depth, one or more new blocks of the model's kind, a balcony, sit between the state and
+    the model's norm and head; `fit` trains all of them in one pass. Every verb uses a balcony like
+    any depth. With m blocks, depth k is exported as a plain model of k + m blocks. In a ResNet, a
+    balcony begins with the first block of each later stage, so that its states are those of the
+    last stage, which the head expects; the export then has fewer blocks in these stages.
 
-    depths: below the last; by default a quarter, a half and three quarters of the blocks.
-    objective: by default `ladder(depths, early=1).distilled(labels=False, words=8192)`: to say what
-        the last depth says. Any text or images will do; labels are not needed.
-    blocks: how many a balcony has; by default one for every ten of the model, and at least one.
-    init: "last", a balcony starts as a copy of the last blocks of its shape, which turn states into
-        predictions; "copy", each block starts as the one before it, but for its last maps, which
-        are zero, so that nothing changes before it is trained; "fresh", as "copy", by the model's
-        own initialization. Post-norm models have no silent blocks, so there "last" is the only one.
+    depths: below the last; by default L/4, L/2 and 3L/4.
+    objective: by default `ladder(depths, early=1).distilled(labels=False, words=8192)`: predict
+        what the last depth predicts. Any text or images will do; no labels needed.
+    blocks: per balcony; by default one for every ten of the model, and at least one.
+    init: "last" starts a balcony as a copy of the last blocks of its shape, which turn states into
+        predictions. "copy" starts each block as a copy of the one before it with its output zeroed,
+        so that it changes nothing until trained. "fresh" is like "copy", with the model's own
+        initialization. Post-norm models support only "last".
     options: passed to `as_stream`.
 
     >>> net = ed.balcony(model, [1, 2])

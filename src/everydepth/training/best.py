@@ -1,4 +1,4 @@
-"""The best validation so far, and when to stop waiting for a better one."""
+"""The best validation so far, and early stopping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOWER_IS_BETTER = ("loss", "mse", "perplexity")
 
 @dataclass(kw_only=True)
 class Best:
-    """step, value: of the best validation. new: it is not saved yet."""
+    """The step and value of the best validation. new: it has no checkpoint yet."""
 
     step: int | None = None
     value: float | None = None
@@ -25,11 +25,11 @@ class Best:
     def judge(
         self, step: int, scores: Scores, rule: EarlyStopping | None, stream: ResidualStream
     ) -> str | None:
-        """Take a validation into account; why to stop, if a rule was given and says so."""
+        """Record a validation; returns why to stop, or None."""
         watched = rule or EarlyStopping()
         if watched.metric not in scores:
             raise SettingError(
-                f"early stopping watches {watched.metric!r}, but validation gives "
+                f"early stopping watches {watched.metric!r}, but validation measures "
                 f"{', '.join(scores)}; use one of these"
             )
         depth = stream.check_depth(watched.depth or stream.depth, lowest=1)

@@ -1,4 +1,4 @@
-"""Things to do during training: measure, log, stop."""
+"""Callbacks that come with the training loop."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 
 class UntilAccuracy(Callback):
-    """Stop once the accuracy on `data` (the training data, say) reaches `target` at an epoch's end.
+    """Stop once the accuracy on `data` (such as the training data) reaches `target` after an epoch.
 
-    Where it never does, the result says so: `result.callbacks["UntilAccuracy"]["reached"]`.
+    `result.callbacks["UntilAccuracy"]["reached"]` says whether it did.
 
-    stop: False only watches. `also`: other data, whose accuracy is noted when the target is first
-        reached (`first`: the epoch, and that accuracy).
+    stop: False only measures.
+    also: other data, whose accuracy is recorded when the target is first reached. `first` in the
+        results holds the epoch and this accuracy.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class UntilAccuracy(Callback):
         found = training.evaluate(Evaluator(self.data, depths=(depth,)))
         if "accuracy" not in found:
             raise SettingError(
-                f"UntilAccuracy on {training.net.stream.task}, which has no accuracy; "
+                f"UntilAccuracy with a {training.net.stream.task} model, which has no accuracy; "
                 "use it with classes"
             )
         self.accuracy.append(found["accuracy"][0])

@@ -1,4 +1,4 @@
-"""Does an objective train every block? One cycle of its curriculum tells."""
+"""Check that an objective trains every block, over one cycle of its curriculum."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from everydepth.training.module import EveryDepth
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveReport(CheckReport):
-    """What `check_objective` found; prints as a table.
+    """The outcome of `check_objective`; prints as a table.
 
-    weights: the mean weight of each depth, 0..L, over the cycle.
+    cycle: its length in steps.
     steps: the steps of the cycle that were run.
+    weights: the mean weight of each depth, 0..L, over the cycle.
     """
 
     objective: str
@@ -32,7 +33,7 @@ class ObjectiveReport(CheckReport):
 
     @property
     def verdict(self) -> str:
-        does = "trains every block" if self.ok else "does not do what it says"
+        does = "trains every block" if self.ok else "does not work as documented"
         return f"{self.objective} {does} (cycle of {self.cycle} steps, {len(self.steps)} run)"
 
     def __str__(self) -> str:
@@ -43,23 +44,23 @@ class ObjectiveReport(CheckReport):
 
 @checked
 def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveReport:
-    """Run one cycle of the objective on a copy, and see what reaches which part.
+    """Run one cycle of the objective on a copy, and check that gradients reach every part.
 
-    Only steps that supervise a depth for the first time, or run a block for the first time, are
-    run. `batch` must hold labels.
+    Runs only the steps that supervise a depth or run a block for the first time. `batch` must have
+    labels.
 
     >>> net = ed.EveryDepth(model, ed.layerskip())
     >>> print(ed.check_objective(net, train.batch(range(8))))
     layerskip trains every block ...
     """
-    # unwrapped: also a net inside DDP or torch.compile can be checked.
+    # The network may be inside DDP or torch.compile.
     net = copy.deepcopy(unwrapped(net))  # pyright: ignore[reportAssignmentType]
     net.train()
     net.raise_on_nan = True
     objective, depth = net.objective, net.stream.depth
     cycle = objective.cycle(depth)
     weights = torch.stack([objective.weights(s, cycle, depth) for s in range(cycle)])
-    steps = _telling_steps(net, weights, batch)
+    steps = _steps_to_run(net, weights, batch)
     reached = dict.fromkeys(_parts(net), False)
     worst, unsupervised = 0.0, ""
     for step in steps:
@@ -95,8 +96,8 @@ def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveRepor
     )
 
 
-def _telling_steps(net: EveryDepth, weights: Tensor, batch: Mapping[str, Any]) -> list[int]:
-    cycle, rows = len(weights), _rows(net, batch)
+def _steps_to_run(net: EveryDepth, weights: Tensor, batch: Mapping[str, Any]) -> list[int]:
+    cycle, rows = len(weights), net.stream.rows(batch)
     supervised = torch.zeros(weights.shape[1], dtype=torch.bool)
     ran = torch.zeros(net.stream.depth, dtype=torch.bool)
     dropout = net.objective.get(LayerDropout)
@@ -114,13 +115,8 @@ def _telling_steps(net: EveryDepth, weights: Tensor, batch: Mapping[str, Any]) -
     return steps
 
 
-def _rows(net: EveryDepth, batch: Mapping[str, Any]) -> int:
-    found = net.stream.check_batch(batch)
-    return next(found[k] for k in net.stream.inputs if found.get(k) is not None).shape[0]
-
-
 def _parts(net: EveryDepth) -> dict[str, list[nn.Parameter]]:
-    """The trainable parameters of every block and head, by what to call it."""
+    """The trainable parameters of every block and head, by readable name."""
     modules = {f"block {i}": b.module for i, b in enumerate(net.stream.blocks, start=1)}
     modules["the head"] = net.stream.head
     modules |= {f"the head of depth {d}": head for d, head in net.heads.items()}
@@ -135,9 +131,9 @@ def _weights_check(net: EveryDepth, weights: Tensor, cycle: int) -> Check:
     documented = torch.stack([objective.expected_weights(s, cycle, depth) for s in range(cycle)])
     never = ((documented > 0).any(0) & ~(weights > 0).any(0)).nonzero().flatten().tolist()
     if never:
-        return Check(name, False, f"depths {never} never have their turn in {cycle} steps")
+        return Check(name, False, f"depths {never} are never supervised in {cycle} steps")
     count = int((weights > 0).any(0).sum())
-    return Check(name, True, f"{count} of {depth} depths have their turn")
+    return Check(name, True, f"{count} of {depth} depths are supervised")
 
 
 def _reach_checks(net: EveryDepth, reached: Mapping[str, bool]) -> tuple[Check, ...]:

@@ -1,4 +1,4 @@
-"""What a run is asked to do, and where; checked before anything starts. Needs no torch."""
+"""Settings of `fit` and of the run directory, checked before training starts; needs no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everydepth.training.schedules import SCHEDULES
 
 
 class OptimizerDefaults(NamedTuple):
-    """lr, weight_decay: by default. states: numbers it keeps for each weight."""
+    """Default learning rate and weight decay. states: numbers kept for each weight."""
 
     lr: float
     weight_decay: float
@@ -36,12 +36,12 @@ def _defaults(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping(Config):
-    """Stop after some validations without a gain; "loss" falls, all other metrics rise."""
+    """Stop when a validation metric no longer improves."""
 
-    patience: int = setting(5, least=1, help="Validations without a gain.")
-    min_delta: float = setting(0.0, least=0, help="A gain is more than this.")
-    metric: str = setting("loss", help="What must improve.")
-    depth: int | None = setting(None, least=1, help="At which depth; the last by default.")
+    patience: int = setting(5, least=1, help="Validations without improvement.")
+    min_delta: float = setting(0.0, least=0, help="Smallest change that is an improvement.")
+    metric: str = setting("loss", help="Metric that must improve.")
+    depth: int | None = setting(None, least=1, help="Depth to watch; by default the last.")
 
     @classmethod
     def _label(cls) -> str:
@@ -50,10 +50,10 @@ class EarlyStopping(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig(Config):
-    """What decides the outcome of `fit`: to resume a run with other values is an error.
+    """Settings of `fit` that affect its outcome; a run cannot be resumed with different ones.
 
-    optimizer and schedule may also be objects: an optimizer of `net.parameters()`, a `Schedule`, or
-    a torch scheduler of that optimizer, which is stepped at every step.
+    `optimizer` may also be a torch optimizer over `net.parameters()`. `schedule` may be a
+    `Schedule`, or a torch scheduler of that optimizer, which is stepped after every training step.
 
     >>> from everydepth.training import FitConfig
     >>> config = FitConfig(epochs=3, lr=2e-3)
@@ -68,15 +68,15 @@ class FitConfig(Config):
         None, least=1, instead_of="epochs", help="Optimizer steps, instead of epochs."
     )
     batch_size: int = setting(
-        32, least=1, help="Rows of one step, over all processes and pieces together."
+        32, least=1, help="Rows per step, over all processes and accumulated pieces."
     )
-    shuffle: bool = setting(True, help="A new order of rows in every epoch, by the seed.")
+    shuffle: bool = setting(True, help="Reshuffle the rows every epoch.")
     optimizer: Any = setting(
         "adamw",
         choices=tuple(OPTIMIZERS),
         also="an optimizer object",
         option=str,
-        help="SGD has momentum .9; weight decay leaves out biases and norms.",
+        help="SGD uses momentum 0.9. Biases and norms get no weight decay.",
     )
     lr: float | None = setting(
         None, above=0, most=1e30, help=f"Learning rate; by default {_defaults('lr')}."
@@ -89,25 +89,27 @@ class FitConfig(Config):
         choices=tuple(SCHEDULES),
         also="a Schedule, or a torch scheduler together with its optimizer",
         option=str,
-        help="The learning rate over the steps.",
+        help="Learning rate schedule.",
     )
     warmup: int | float = setting(
-        0, least=0, option=float, help="Steps over which the rate rises; below 1, a share of all."
+        0, least=0, option=float, help="Steps of linear warmup; below 1, a fraction of all steps."
     )
-    grad_accumulation: int = setting(1, least=1, help="Pieces of a batch, to save memory.")
-    clip: float | None = setting(None, above=0, help="The largest norm of the gradient.")
+    grad_accumulation: int = setting(
+        1, least=1, help="Split each batch into N pieces, to save memory."
+    )
+    clip: float | None = setting(None, above=0, help="Maximum norm of the gradient.")
     precision: str | None = setting(
         None,
         choices=("fp32", "bf16"),
-        help="bf16 is autocast; by default what accelerate launch says.",
+        help="bf16 uses autocast; by default as set by accelerate launch.",
     )
     validate_every: int | None = setting(
-        None, least=1, help="Steps; by default at the end of each epoch. The last step always is."
+        None, least=1, help="Steps between validations; by default one per epoch."
     )
     early_stopping: EarlyStopping | int | None = setting(
-        None, least=1, option=int, help="Stop after N validations without a gain."
+        None, least=1, option=int, help="Stop after N validations without improvement."
     )
-    seed: int = setting(0, least=0, help="Of the order of rows, and of everything drawn.")
+    seed: int = setting(0, least=0, help="Seed of the row order and all other randomness.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,22 +121,22 @@ class FitConfig(Config):
 
     @property
     def rule(self) -> EarlyStopping | None:
-        """When to stop early, if it is to."""
+        """The early stopping rule, or None."""
         return self.early_stopping if isinstance(self.early_stopping, EarlyStopping) else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; of objects their class and settings."""
+        """JSON values; objects are described by class and settings."""
         objects = {name: _described(getattr(self, name)) for name in ("optimizer", "schedule")}
         return {**plain(self), **objects}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Config):
-    """Where a run is kept and what is shown of it: nothing that changes its outcome.
+    """Where a run is saved and how it is shown; none of it affects the outcome.
 
-    run: without it nothing is written.
-    compile: True, or the name of a backend of `torch.compile`.
-    trackers: names, or trackers of accelerate.
+    run: the run directory; None writes nothing.
+    compile: True, or the name of a `torch.compile` backend.
+    trackers: names or accelerate trackers.
 
     >>> from everydepth.training import RunConfig
     >>> RunConfig(run="runs/one", keep=3).save_every is None
@@ -157,23 +159,23 @@ class RunConfig(Config):
     save_every: int | None = setting(
         None, least=1, help="Steps between checkpoints; by default at the end of each epoch."
     )
-    keep: int = setting(2, least=1, help="How many of the last checkpoints stay, beside the best.")
-    log_every: int = setting(10, least=1, help="Steps between lines of metrics.")
+    keep: int = setting(2, least=1, help="Keep the last N checkpoints, and the best.")
+    log_every: int = setting(10, least=1, help="Steps between logged metrics.")
     trackers: Any = setting(
         (),
         option=list[str],
         flags=("--tracker",),
-        help="tensorboard, wandb or mlflow; may be repeated.",
+        help="tensorboard, wandb or mlflow; repeatable.",
     )
-    progress: bool = setting(True, help="Show a bar, on a terminal.")
+    progress: bool = setting(True, help="Show a progress bar on a terminal.")
     compile: bool | str = setting(
         False, option=bool, flags=("--compile",), help="Compile every block with torch.compile."
     )
-    workers: int = setting(0, least=0, hidden=True, help="Processes that load rows of a Dataset.")
+    workers: int = setting(0, least=0, hidden=True, help="Processes that load Dataset rows.")
 
 
 def _described(value: Any) -> Any:
-    """An optimizer or schedule as JSON: names stay, objects give their class and settings."""
+    """An optimizer or schedule as JSON: its name, or its class and settings."""
     if isinstance(value, str):
         return value
     name = type(value).__name__

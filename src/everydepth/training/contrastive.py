@@ -1,4 +1,4 @@
-"""A loss for embeddings: rows of one group belong together, all others in the batch apart."""
+"""A contrastive loss for embeddings."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from everydepth.stream import Criterion
 def contrastive(scale: float = 20.0) -> Criterion:
     """A criterion for `EveryDepth(..., criterion=contrastive(), task="embedding")`.
 
-    The labels are group numbers, one per row: a sentence and its paraphrase share one. A row's
-    loss is `-log(sum_p exp(s cos) / sum_o exp(s cos))`, p over the other rows of its group and o
-    over all other rows of the batch; a row that is alone in its group has a loss of 0.
+    Labels are group numbers, one per row: a sentence and its paraphrase share one. A row's loss is
+    `-log(sum_p exp(s cos) / sum_o exp(s cos))`, where p are the other rows of its group and o all
+    other rows of the batch; it is 0 for a row that is alone in its group.
 
-    scale: `s`, the inverse of a temperature.
+    scale: `s`, the inverse temperature.
 
     >>> import torch
     >>> from everydepth.training import contrastive
@@ -38,18 +38,18 @@ def contrastive(scale: float = 20.0) -> Criterion:
         if not isinstance(labels, Tensor) or labels.shape != (rows,):
             shape = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
             raise LabelError(
-                f"labels are {shape}, but contrastive needs the number of its group for each of "
-                f"the {rows} rows; give a tensor of {rows} whole numbers"
+                f"labels are {shape}, but contrastive needs a group number for each of the {rows} "
+                f"rows; give a tensor of {rows} whole numbers"
             )
-        z = F.normalize(prediction, dim=-1)
-        itself = torch.eye(rows, dtype=torch.bool, device=z.device)
-        near = (scale * z @ z.T).masked_fill(itself, -torch.inf)
-        same = (labels[:, None] == labels[None, :]) & ~itself
-        alone = ~same.any(1)
-        # A row without a partner is given all others as its group: a loss of exactly 0.
-        group = near.masked_fill(~(same | alone[:, None]), -torch.inf)
         if rows == 1:
             return prediction.sum(1) * 0
-        return near.logsumexp(1) - group.logsumexp(1)
+        z = F.normalize(prediction, dim=-1)
+        itself = torch.eye(rows, dtype=torch.bool, device=z.device)
+        similarity = (scale * z @ z.T).masked_fill(itself, -torch.inf)
+        same = (labels[:, None] == labels[None, :]) & ~itself
+        alone = ~same.any(1)
+        # For a row that is alone, all others are its group: a loss of exactly 0.
+        group = similarity.masked_fill(~(same | alone[:, None]), -torch.inf)
+        return similarity.logsumexp(1) - group.logsumexp(1)
 
     return loss

@@ -1,4 +1,4 @@
-"""What one step of training costs, measured on this machine."""
+"""Measure the time and memory of one training step on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from everydepth.training.module import EveryDepth
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """seconds: of one step; memory: bytes of weights, gradients, optimizer and activations."""
+    """seconds: of one step. memory: bytes of weights, gradients, optimizer and activations."""
 
     seconds: float
     memory: int
@@ -29,32 +29,29 @@ class Cost:
 def cost_of(
     net: EveryDepth, batch: Mapping[str, Any], *, optimizer: str = "adamw", pieces: int = 1
 ) -> Cost:
-    """Time a forward and backward pass of one batch, and count the bytes it keeps for backward."""
+    """Time a forward and backward pass of one batch, and count the bytes saved for backward."""
     net = copy.deepcopy(net).train()
     net.set_progress(0, 1)
     size = net.stream.rows(batch)
     rows = pick_rows(with_labels(net.stream, batch), slice(0, max(1, size // pieces)), size)
     piece = {key: v.clone() if isinstance(v, Tensor) else v for key, v in rows.items()}
     own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    def same(tensor: Tensor) -> Tensor:
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, same):
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         first = net(**piece)
-    first.loss.backward()  # also warms up what the timed pass uses
+    first.loss.backward()  # also warms up the timed pass
     start = time.perf_counter()
     net(**piece).loss.backward()
     seconds = (time.perf_counter() - start) * pieces
     weights = sum(p.numel() * p.element_size() for p in net.parameters())
     trained = sum(p.numel() * p.element_size() for p in net.parameters() if p.requires_grad)
-    activations = sum(kept.values())
-    states = trained * (1 + OPTIMIZERS[optimizer].states)  # gradients, and the optimizer's own
+    activations = sum(saved.values())
+    states = trained * (1 + OPTIMIZERS[optimizer].states)  # gradients and optimizer states
     return Cost(seconds=seconds, memory=weights + states + activations, activations=activations)

@@ -1,4 +1,4 @@
-"""The built-in loop: every depth trained, nothing lost, on one process or many."""
+"""`fit`: train a network at every depth, in one process or many."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def fit(
 ) -> FitResult:
     """Train an `EveryDepth` network at every depth its objective supervises.
 
-    net: an `EveryDepth`; a model or its stream gets one, with the default objective.
-    train, valid: rows (`everydepth.data`, a torch or Hugging Face data set, one large batch such as
-        the tuple `(inputs, labels)`), a DataLoader, or a re-iterable of batches. Of rows
-        `batch_size` make one optimizer step, over all processes and accumulated pieces together,
-        so neither changes the result; the order is a function of `seed` and the epoch. What comes
-        in batches has its own size, order and workers: to ask for others is an error. Columns of
-        `everydepth.data.Tokens` that are padding in a whole batch are left out of it. A list of
-        strings has a row each, with a `tokenizer`, which turns them into tokens.
-    config, where: what decides the outcome, and where the run is kept.
-    about: more to write into the run's config, as JSON values.
+    net: an `EveryDepth`; a model or stream is wrapped in one with the default objective.
+    train, valid: rows (`everydepth.data`, a torch or Hugging Face dataset, or one large batch such
+        as the tuple `(inputs, labels)`), a DataLoader, or a re-iterable of batches. With rows, a
+        step takes `batch_size` of them, over all processes and accumulated pieces, so neither
+        changes the result; their order depends only on `seed` and the epoch. Data that comes in
+        batches has its own size, order and workers; asking for others is an error. In batches of
+        `everydepth.data.Tokens`, columns that are all padding are dropped. With a `tokenizer`,
+        a list of strings works too, one row each.
+    config, where: settings that affect the outcome, and settings that do not.
+    about: JSON values to add to the run's config.
     settings: any field of `FitConfig` and `RunConfig`: `epochs=3, lr=2e-3, run="runs/one"`.
 
     >>> net = ed.EveryDepth(model, ed.lpa())
@@ -64,8 +64,8 @@ def fit(
     if not isinstance(net, EveryDepth):
         if isinstance(net, nn.Module) and isinstance(unwrapped(net), EveryDepth):
             raise SettingError(
-                f"fit needs an EveryDepth, got one inside {type(net).__name__}; pass the "
-                "EveryDepth itself: processes and compilation are settings of fit"
+                f"fit got an EveryDepth inside {type(net).__name__}; pass the EveryDepth itself, "
+                "fit handles processes and compilation"
             )
         net = EveryDepth(net)
     if tokenizer is not None:
@@ -112,7 +112,7 @@ def fit(
 
 @contextmanager
 def _compiled(net: EveryDepth, backend: str) -> Generator[None, None, None]:
-    """Compile the forward of every block; hooks stay outside, and all is undone at the end."""
+    """Compile every block's forward inside the context; hooks stay outside the compiled code."""
     known = torch.compiler.list_backends(exclude_tags=())
     if backend not in known:
         raise SettingError(f"compile={backend!r}; use True or one of {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""For the Hugging Face Trainer, which takes an `EveryDepth` as its model."""
+"""A callback for Hugging Face's Trainer, which takes an `EveryDepth` as its model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everydepth.training.module import EveryDepth
 
 
 class DepthProgress(TrainerCallback):
-    """Tells the objective the Trainer's own step, so that a curriculum survives a resume.
+    """Passes the Trainer's step to the objective, so that a curriculum continues after a resume.
 
     `Trainer(model=net, callbacks=[DepthProgress(net)], ...)`
     """

@@ -1,6 +1,6 @@
-"""Training data as epochs of batches that can be entered in the middle, again and exactly.
+"""Training data as epochs of batches; an epoch can be resumed exactly, at any batch.
 
-One batch is one optimizer step of all processes together; each process gets its rows of it.
+All processes share a batch, which is one optimizer step: each process gets some of its rows.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ Batch = dict[str, Any]
 
 
 class Loader(ABC):
-    """Epochs of batches. `steps` is their number in an epoch, None if unknown."""
+    """Epochs of batches. `steps` is the number of batches per epoch; None if unknown."""
 
     stream: ResidualStream
     steps: int | None
 
     def _checked(self, batches: Iterator[Any]) -> Iterator[Batch]:
-        """Batches in any form as mappings of tensors."""
+        """Batches of any form as dictionaries of tensors."""
         return (dict(as_batch(raw, self.stream)) for raw in batches)
 
     @abstractmethod
     def epoch(self, number: int, start: int) -> Iterator[Batch]:
-        """This process's part of the batches of an epoch, from batch `start` on."""
+        """This process's rows of the batches of an epoch, starting at batch `start`."""
 
     def generators(self) -> list[torch.Generator]:
-        """Random states that belong to the data and must be restored on resuming."""
+        """Random generators of the data, whose state must be restored when resuming."""
         return []
 
     @abstractmethod
     def describe(self) -> str:
-        """What makes it this data; resuming with other data is an error."""
+        """A description of the data; resuming with a different one is an error."""
 
 
 def loader_of(
@@ -69,7 +69,10 @@ def loader_of(
     workers: int = 0,
     named: Collection[str] = (),
 ) -> Loader:
-    """named: settings that were given by name, which must not be ignored even at their default."""
+    """The loader for any kind of data.
+
+    named: settings given explicitly, which must not be ignored even if they equal the default.
+    """
     _check_obeyed(data, {**plain(config), "workers": workers}, named)
     if isinstance(data, DataLoader):
         return _FromLoader(cast(DataLoader[Any], data), stream, accelerator, config.seed)
@@ -81,7 +84,7 @@ def loader_of(
 
 
 def _check_obeyed(data: Source, asked: Mapping[str, Any], named: Collection[str]) -> None:
-    """Data that decides its own batches, order or workers is not asked for others."""
+    """An error if a setting contradicts data that has its own batches, order or workers."""
     batched = gives_batches(data)
     if not (batched or comes_in_row(data)):
         return
@@ -94,15 +97,15 @@ def _check_obeyed(data: Source, asked: Mapping[str, Any], named: Collection[str]
     usual = {"batch_size": FitConfig(steps=1).batch_size, "shuffle": True, "workers": 0}
     for name, has in own.items():
         if asked[name] != has and (name in named or asked[name] != usual[name]):
-            what = "its batches" if batched else "its rows in an order of its own"
+            what = "batches" if batched else "rows in a fixed order"
             raise SettingError(
-                f"{name}={asked[name]}, but {type(data).__name__} gives {what}; set it there, or "
-                "pass a data set with rows by number"
+                f"{name}={asked[name]}, but {type(data).__name__} yields {what}; set it there, or "
+                "pass a dataset that can be indexed"
             )
 
 
 class _FromRows(Loader):
-    """Batches cut from an order that is a function of seed and epoch."""
+    """Batches of rows in an order that depends only on the seed and the epoch."""
 
     def __init__(
         self,
@@ -117,8 +120,8 @@ class _FromRows(Loader):
         self.size = len(rows)
         if self.size == 0:
             raise DataError("the training data has 0 rows; give at least one")
-        # A set smaller than a batch is one batch. Otherwise the rows that do not fill a batch wait
-        # for the order of the next epoch: every step then sees the same number of rows.
+        # A dataset smaller than a batch is one batch. Otherwise the last, incomplete batch of an
+        # epoch is dropped, so that every step has the same number of rows.
         self.batch_size = min(config.batch_size, self.size)
         self.rank, self.processes = accelerator.process_index, accelerator.num_processes
         if self.batch_size < self.processes:
@@ -134,7 +137,7 @@ class _FromRows(Loader):
         order = np.arange(self.size)
         if self.shuffle:
             order = np.random.default_rng([self.seed, number]).permutation(self.size)
-        # Workers that draw random numbers must be asked for the batches before, too.
+        # Workers that use random numbers must also load the batches before `start`.
         skips = isinstance(self.data, Rows) or self.workers == 0
         first = start if skips else 0
         parts = [
@@ -146,7 +149,7 @@ class _FromRows(Loader):
                 self.rows,
                 batch_sampler=parts,
                 num_workers=self.workers,
-                collate_fn=cast(Any, _same),
+                collate_fn=cast(Any, _identity),
                 pin_memory=self.pinned,
             )
         )
@@ -160,7 +163,7 @@ class _FromRows(Loader):
 
 
 class _FromLoader(Loader):
-    """A user's DataLoader; with several processes accelerate deals its batches out."""
+    """A user's DataLoader; with several processes, accelerate distributes its batches."""
 
     def __init__(
         self, loader: DataLoader[Any], stream: ResidualStream, accelerator: Accelerator, seed: int
@@ -224,7 +227,7 @@ class _FromBatches(Loader):
         return f"{type(self.data).__name__}, {steps} batches{name and ' of '}{name}"
 
 
-def _same(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 

@@ -1,4 +1,4 @@
-"""The loop: steps, validation, checkpoints, and a place to resume from."""
+"""The training loop: steps, validation, checkpoints, resuming."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ from everydepth.training.snapshot import (
 
 
 class Training:
-    """A run in progress, as callbacks see it.
+    """Training in progress; passed to callbacks.
 
-    net, model: the module that is trained, and the plain model inside it.
-    step, epoch: how many are done. loss, losses: of the last step; losses by depth.
-    valid: by metric, the last validation's value at every depth.
+    net, model: the network being trained, and the plain model inside it.
+    step, epoch: the numbers of completed steps and epochs.
+    loss, losses: the total loss of the last step, and its losses by depth.
+    valid: the last validation: by metric, a value per depth.
     """
 
     def __init__(
@@ -78,13 +79,13 @@ class Training:
         self.step = self.epoch = 0
         self.loss = math.nan
         self._losses: dict[int, Tensor] = {}  # of the last step, on the device
-        self._read: dict[int, float] | None = None  # the same, once read
+        self._losses_read: dict[int, float] | None = None  # the same as floats, once read
         self._grad_norm: Tensor | None = None
         self.valid: Scores = {}
         self.stopped: str | None = None
         self._evaluator = evaluator
-        self._position = 0  # batches of this epoch that are done
-        self._epoch_random: Any = None  # random state at the start of this epoch
+        self._position = 0  # completed batches of this epoch
+        self._epoch_random: Any = None  # random states at the start of this epoch
         self.best = Best()
         self._validated_at: int | None = None
         self._history: list[dict[str, Any]] = []
@@ -100,15 +101,15 @@ class Training:
 
     @property
     def losses(self) -> dict[int, float]:
-        """Of the last step, by depth. Asking waits for the device, once a step."""
-        if self._read is None:
+        """The losses of the last step by depth. The first read of a step waits for the device."""
+        if self._losses_read is None:
             values = torch.stack(list(self._losses.values())).tolist() if self._losses else []
-            self._read = dict(zip(self._losses, values, strict=True))
-        return self._read
+            self._losses_read = dict(zip(self._losses, values, strict=True))
+        return self._losses_read
 
     @property
     def grad_norm(self) -> float | None:
-        """Of the last step before it was clipped; None without `clip`. Asking waits, too."""
+        """The gradient norm of the last step before clipping; None without `clip`."""
         return None if self._grad_norm is None else float(self._grad_norm)
 
     def stop(self, reason: str) -> None:
@@ -125,12 +126,11 @@ class Training:
         self.accelerator.log(flat(values), step=self.step)
 
     def evaluate(self, evaluator: Evaluator) -> Scores:
-        """Score data with the network as it is; the random numbers of the run go on as if
-        nothing had happened."""
+        """Evaluate the network as it is now, without changing the run's random state."""
         with torch.random.fork_rng(), self.autocast():
             return evaluator(self.net, self.called, self.accelerator)
 
-    # -- set-up -----------------------------------------------------------------------------------
+    # -- setup ------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         config, schedule = self.config, self.config.schedule
@@ -141,10 +141,12 @@ class Training:
         if isinstance(schedule, LRScheduler):
             if schedule.optimizer is not config.optimizer:
                 raise SettingError(
-                    "a torch scheduler belongs to one optimizer; pass that optimizer, too"
+                    "a torch scheduler belongs to one optimizer; also pass that optimizer"
                 )
             if config.warmup:
-                raise SettingError("warmup with a torch scheduler; build it into the scheduler")
+                raise SettingError(
+                    f"warmup={config.warmup} with a torch scheduler; build it into the scheduler"
+                )
             self.scheduler = schedule
         else:
             self.schedule = schedule_of(schedule, config.warmup, self.total_steps)
@@ -155,10 +157,10 @@ class Training:
         self._prepared = prepared
         trained = {id(p) for group in built.param_groups for p in group["params"]}
         self._untrained = [p for p in self.net.parameters() if id(p) not in trained]
-        self.net.zero_grad()  # what was there before has no part in the first step
+        self.net.zero_grad()  # gradients from before training must not enter the first step
 
     def describe(self) -> dict[str, Any]:
-        """What makes it this training, as JSON: the config of its run."""
+        """Everything that determines the outcome, as JSON: the config of the run."""
         net = self.net
         return {
             **self.config.to_json(),
@@ -174,9 +176,9 @@ class Training:
         }
 
     def open_run(self, stack: ExitStack) -> None:
-        """Start or continue the run, and hold it until `stack` is left.
+        """Start or continue the run, and lock it until `stack` is closed.
 
-        The directory must be one that every machine sees.
+        All machines must see the directory.
         """
         path, config = self.where.run, self.describe()
         if path is None:
@@ -191,7 +193,7 @@ class Training:
                 Run.create(path, config)
                 return False
             begun = Run.open(path)
-            # What an earlier version wrote of an objective is compared as this one would write it.
+            # An earlier version may have saved the objective in another format.
             with whole(begun.path / "config.json"):
                 goal = Objective.from_json(begun.config["objective"]).to_json()
             replace(begun, config={**begun.config, "objective": goal}).check_config(config)
@@ -200,7 +202,7 @@ class Training:
         continued = on_main(opened)
         self._began = not continued
         self.run = Run.open(path)
-        # Without a checkpoint the process died before it had written the first one.
+        # Without a checkpoint, the process died before it could write the first one.
         if continued and self.run.latest() is not None:
             saved = self.run.checkpoint()
             with whole(saved.path / STATE):
@@ -209,7 +211,7 @@ class Training:
             self._save()
 
     def discard(self) -> None:
-        """Leave no directory of a run that was begun here, but of one that was continued."""
+        """Delete the run directory if this call created it."""
         run = self.run
         if run is not None and self._began:
             on_main(lambda: shutil.rmtree(run.path))
@@ -223,7 +225,7 @@ class Training:
                 f"{self.loader.describe()} is unknown; give steps= instead"
             )
         if self.loader.steps == 0:
-            raise DataError(_nothing(self.loader, 0))
+            raise _no_batches(self.loader, 0)
         return cast(int, self.config.epochs) * self.loader.steps
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -245,7 +247,7 @@ class Training:
                         break
                 else:
                     if self._position == 0:
-                        raise DataError(_nothing(self.loader, self.epoch))
+                        raise _no_batches(self.loader, self.epoch)
                     self._end_epoch()
                     self._save_if_due(ended=True)
             if self._evaluator is not None and self._validated_at != self.step:
@@ -258,7 +260,7 @@ class Training:
         return self.step >= self.total_steps or self.stopped is not None
 
     def _batches(self) -> Iterator[Batch]:
-        """The rest of this epoch. Entered in the middle, the data draws what it drew before."""
+        """The rest of this epoch; after a resume, with the same random numbers as before."""
         generators = self.loader.generators()
         if self._position == 0:
             self._epoch_random = random_state(generators)
@@ -284,7 +286,7 @@ class Training:
                 group["lr"] = rate * factor
         pieces = pieces_of(batch, self.config.grad_accumulation, self.net.stream)
         shares = shares_of(pieces, self.net, self.accelerator)
-        self._losses, self._read = {}, None
+        self._losses, self._losses_read = {}, None
         total: Tensor | None = None
         for number, (piece, share) in enumerate(zip(pieces, shares, strict=True), start=1):
             last = number == len(pieces)
@@ -303,14 +305,14 @@ class Training:
         self._call("on_gradients")
         if self.config.clip is not None:
             norm = self.accelerator.clip_grad_norm_(self.net.parameters(), self.config.clip)
-            # Every process takes part in putting it together, so here and not where it is read.
+            # Gathering needs every process, so it happens here and not where the norm is read.
             self._grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        # Only a gradient scaler needs accelerate's own step, which takes a millisecond longer.
+        # Only a gradient scaler needs accelerate's step, which takes a millisecond longer.
         optimizer = self.optimizer if self.accelerator.scaler is None else self._prepared
         optimizer.step()
         optimizer.zero_grad()
         for parameter in self._untrained:
-            parameter.grad = None  # or it would add up, and count in the norm that is clipped
+            parameter.grad = None  # or it would accumulate and count in the clipped norm
         if self.scheduler is not None:
             self.scheduler.step()
         self.step += 1
@@ -394,9 +396,9 @@ class Training:
     # -- processes ---------------------------------------------------------------------
 
     def _over_processes(self, loss: Tensor, signals: Signals) -> float:
-        """The loss over all processes; a signal that one of them got reaches all.
+        """The mean loss over all processes; also passes a signal received by one on to all.
 
-        The one place where every step waits for the device.
+        The only place where every step waits for the device.
         """
         if self.accelerator.num_processes == 1:
             return loss.item()
@@ -419,13 +421,13 @@ class Training:
         for callback in self.callbacks:
             getattr(callback, moment)(self)
 
-    # -- keeping and restoring --------------------------------------------------------------------
+    # -- checkpoints ------------------------------------------------------------------------------
 
     def _save(self) -> None:
         run, best, self.best.new = self.run, self.best.new, False
         if run is None:
             return
-        # What is there for this step leads to the same place: saving is a function of the step.
+        # A checkpoint of this step is already there, and would be the same.
         if on_main(lambda: run.latest() == self.step):
             if best:
                 on_main(lambda: run.mark_best(self.step))
@@ -491,23 +493,24 @@ class Training:
             set_random_state(state["random"][rank], self.loader.generators())
             self._epoch_random = state["epoch_random"][rank]
         else:
-            # More processes than before: the new ones start streams of their own.
+            # More processes than before: the new ones get their own random streams.
             seed_everything(self.config.seed, rank, self.step)
             self._epoch_random = state["epoch_random"][0]
         run = cast(Run, self.run)
         on_main(lambda: run.cut_metrics(state["metrics_size"]))
 
     def what_is_kept(self) -> str:
+        """The newest checkpoint, for error messages."""
         if self.run is None:
-            return "no run directory was given, so no checkpoint is kept"
+            return "without run=, no checkpoint was saved"
         return f"the last good checkpoint is step {self.run.latest()} in {self.run.path}"
 
     def _interrupted(self, number: int) -> None:
         self._save()
         name = signal.Signals(number).name
-        kept = "no run directory was given, so nothing is kept"
+        kept = "without run=, nothing was saved"
         if self.run is not None:
-            kept = f"a checkpoint is in {self.run.path}; continue with resume"
+            kept = f"saved a checkpoint in {self.run.path}; continue with resume"
         message = f"{name} at step {self.step} of {self.total_steps}: {kept}"
         if self.accelerator.is_main_process:
             print(message, file=sys.stderr)
@@ -516,9 +519,9 @@ class Training:
         raise SystemExit(128 + number)
 
 
-def _nothing(loader: Loader, epoch: int) -> str:
+def _no_batches(loader: Loader, epoch: int) -> DataError:
     again = "a generator can be iterated only once; " if epoch else ""
-    return (
+    return DataError(
         f"the training data ({loader.describe()}) yields no batch in epoch {epoch + 1}; {again}"
         "give a Dataset with rows, a DataLoader, or a list of batches"
     )

@@ -1,4 +1,4 @@
-"""Low-rank adapters of PEFT around a model, for training."""
+"""Train low-rank adapters (PEFT) instead of the whole model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from everydepth.stream import ResidualStream, as_stream, unwrapped
 
 @checked
 def with_lora(model: nn.Module, rank: Annotated[int, Setting(least=1)], **settings: Any) -> Any:
-    """The model with an adapter of this rank at every linear map of its blocks, trained alone.
+    """The model with a trainable adapter of this rank at every linear map of its blocks.
 
-    The model's own weights are frozen; `model.disable_adapter()` is the model as it was. Needs
-    peft. settings: of PEFT's `LoraConfig`; by default `lora_alpha` is twice the rank.
+    The model's own weights are frozen; `model.disable_adapter()` gives the original model. Needs
+    peft. settings: fields of PEFT's `LoraConfig`; by default `lora_alpha` is twice the rank.
 
     >>> from everydepth.training.lora import with_lora
     >>> adapted = with_lora(llama, rank=4)
@@ -30,11 +30,11 @@ def with_lora(model: nn.Module, rank: Annotated[int, Setting(least=1)], **settin
     from transformers.pytorch_utils import Conv1D
 
     stream = as_stream(model)
-    held = {id(part) for block in stream.blocks for part in block.module.modules()}
+    inside = {id(part) for block in stream.blocks for part in block.module.modules()}
     wanted = {
         name: part
         for name, part in unwrapped(model).named_modules()
-        if id(part) in held and isinstance(part, nn.Linear | Conv1D)
+        if id(part) in inside and isinstance(part, nn.Linear | Conv1D)
     }
     given: dict[str, Any] = {
         "r": rank,
@@ -54,7 +54,7 @@ def with_lora(model: nn.Module, rank: Annotated[int, Setting(least=1)], **settin
 def check_adapters(stream: ResidualStream) -> None:
     """An error if an adapter would untie a head from its embedding."""
     inner: Any = unwrapped(stream.model)
-    # With an adapter on it the head is no plain map, and need not be the stream's.
+    # A head with an adapter is not a plain linear map, and may not be the stream's.
     own = getattr(inner, "get_output_embeddings", lambda: None)()
     head: Any = own if hasattr(own, "get_base_layer") else stream.head
     if not hasattr(head, "get_base_layer"):
@@ -63,6 +63,6 @@ def check_adapters(stream: ResidualStream) -> None:
     embedding: Any = getattr(inner, "get_input_embeddings", lambda: None)()
     if embedding is not None and getattr(embedding, "weight", None) is weight:
         raise SettingError(
-            f"the adapter changes the head of {stream.name}, which is tied to its embedding: "
-            "merged, the two would differ; leave the head out of target_modules"
+            f"the adapter changes the head of {stream.name}, which is tied to its embedding; "
+            "merging it would untie them, so leave the head out of target_modules"
         )

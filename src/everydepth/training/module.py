@@ -32,26 +32,26 @@ from everydepth.training.lora import check_adapters
 from everydepth.training.some_words import some_words
 
 Measure = Callable[["EveryDepth", Mapping[str, Any]], Any]
-"""Something else to compute in a pass than the loss, from the network and a batch."""
+"""Computes something other than the loss in a pass, from the network and a batch."""
 
-WORDS_DRAWN = 2  # the purpose of what is drawn here; see `Moment.random`
+WORDS_DRAWN = 2  # the purpose of the random numbers drawn here; see `Moment.random`
 LARGE_LOGITS = 2**20
-"""From this many logits a depth on, the any-depth loss is used. Below, a plain loss is about as
-fast (faster below 2^17, on a CPU) and gives the logits too."""
+"""Use the any-depth loss from this many logits per depth on. Below, a plain loss is about as fast
+(faster below 2^17, on a CPU) and also returns the logits."""
 
 
 @dataclass
 class EveryDepthOutput(ModelOutput):
-    """What one pass gives.
+    """The output of one pass.
 
-    loss: the objective, to call `backward` on; None without labels, unless it is distilled.
+    loss: the objective, to call `backward` on. None without labels, unless it is distilled.
     logits: the model's own, at the last depth. None in training mode with a large vocabulary,
-        where they are never whole in memory, unless that depth is asked for with `depths=`.
-    losses: the loss at each supervised (or asked for) depth, unweighted, detached. Of a batch
-        without labels, the divergence from the last depth at each depth below; so too in the
-        training of balconies, who learn nothing from labels.
-    regularizer: what the objective adds to the weighted losses, detached; None if nothing.
-    logits_at: predictions at the depths that were asked for with `depths=`.
+        where they are never all in memory, unless `depths=` includes the last depth.
+    losses: the unweighted loss at each supervised or requested depth, detached. For a batch without
+        labels, and for balconies in training, which learn nothing from labels: the divergence of
+        each depth from the last.
+    regularizer: the sum of the objective's additional terms, detached; None without terms.
+    logits_at: the predictions at the depths requested with `depths=`.
     """
 
     loss: Tensor | None = None
@@ -62,7 +62,7 @@ class EveryDepthOutput(ModelOutput):
 
 
 class _Loss(NamedTuple):
-    """What is minimized, the losses by depth, and what terms added; detached but the first."""
+    """The total to minimize; detached: the losses by depth, and the sum of the terms."""
 
     total: Tensor
     losses: dict[int, Tensor]
@@ -71,24 +71,23 @@ class _Loss(NamedTuple):
 
 @checked
 class EveryDepth(nn.Module):
-    """`model`, trained by an objective that supervises its depths.
+    """A model with an objective that supervises its depths; an ordinary `nn.Module`.
 
-    net = EveryDepth(model, objective=lpa()); net(**batch).loss.backward()
+    The model is not changed: `net.model` is the plain one, and `net.state_dict()` has its keys.
+    The network starts in the model's mode (`train` or `eval`). In eval mode nothing is random.
 
-    The model stays as it is: `net.model` is the plain one, and `net.state_dict()` has its own keys.
-    The net starts in the model's mode; `net.train()` as ever. In eval mode nothing is drawn.
-    A batch may hold, beside the model's inputs and "labels", "loss_weights" (one number a label).
-    Labels of language models are not shifted; those that are -100, or padding by the attention
-    mask, are ignored (`everydepth.stream.Targets` says it for every task). Without labels there is
-    no loss, unless the objective is distilled: then every row that is not padding counts.
+    Besides the model's inputs and "labels", a batch may hold "loss_weights", one number per label.
+    As in Hugging Face, labels of language models are given unshifted, and those that are -100 or
+    padding are ignored; `everydepth.stream.Targets` has the rules of every task. Without labels
+    there is no loss, unless the objective is distilled: then every row except padding counts.
 
     label_smoothing, class_weights: as in `torch.nn.functional.cross_entropy`.
-    criterion: a loss of your own, `f(prediction, labels, context)`, one number per row; `context`
-        has the batch and what the readout predicts beside the logits (`context["pred_boxes"]`).
-    any_depth_loss: compute the loss of all depths a chunk of logits at a time (True), plainly
-        (False), or as the number of logits suggests (None).
-    raise_on_nan: stop with an error that names the first depth at which NaN appears; it waits for
-        the device once a step.
+    criterion: your own loss, `f(prediction, labels, context)`, which returns one number per row.
+        `context` holds the batch and the readout's other predictions (`context["pred_boxes"]`).
+    any_depth_loss: compute the loss of all depths one chunk of logits at a time (True), plainly
+        (False), or depending on the number of logits (None).
+    raise_on_nan: raise an error that names the first depth with a NaN; this waits for the device
+        once per step.
     options: passed to `as_stream`.
 
     >>> net = ed.EveryDepth(model, objective=ed.lpa())
@@ -136,8 +135,8 @@ class EveryDepth(nn.Module):
             self.heads.update({str(depth): head for depth, head in made.items()})
         if self.heads and hasattr(model, "heads"):
             raise SettingError(
-                f"{self.stream.name} has `heads` of its own, so those of "
-                f"{self.objective.name} could not be told apart when saved; rename them"
+                f"{self.stream.name} already has an attribute `heads`, whose keys would collide "
+                f"with those of {self.objective.name} in a state dict; rename it"
             )
         self.register_load_state_dict_pre_hook(_with_inner_keys)
         self.training = model.training
@@ -150,16 +149,10 @@ class EveryDepth(nn.Module):
             self._stream = as_stream(self.model, **self._options)
         return self._stream
 
-    @property
-    def saved_parameters(self) -> int:
-        """How many parameters one shared head saves against one head per depth."""
-        head = sum(parameter.numel() for parameter in self.stream.head.parameters())
-        return head * (self.stream.depth - 1)
-
     def set_progress(self, step: int, total_steps: int | None = None) -> None:
-        """Tell the objective where training is, in optimizer steps from 0.
+        """Tell the objective the current optimizer step, from 0, and the number of steps.
 
-        Without it, passes in training mode are counted.
+        Without it, the network counts its passes in training mode.
         """
         self.step, self.total_steps, self._counts_itself = step, total_steps, False
 
@@ -171,11 +164,11 @@ class EveryDepth(nn.Module):
         labels: Any = None,  # by name, for Hugging Face's Trainer, which looks for it
         **batch: Any,
     ) -> Any:
-        """One pass, which gives an `EveryDepthOutput`.
+        """Run the network; returns an `EveryDepthOutput`.
 
-        depths: also give prediction and loss at these depths.
-        measure: give `measure(net, batch)` instead. What it computes goes through this call, also
-            where the module is wrapped: FSDP has gathered the parameters, autocast is on.
+        depths: also return the prediction and loss at these depths.
+        measure: return `measure(net, batch)` instead. Inside this call, wrappers are in effect:
+            FSDP has gathered the parameters, and autocast is on.
         """
         batch = batch if labels is None else {**batch, "labels": labels}
         return self._pass(batch, depths) if measure is None else measure(self, batch)
@@ -189,7 +182,7 @@ class EveryDepth(nn.Module):
         logits = not (chunked and self.training) or last in asked
         states = self._observe(batch, logits=logits)
         if unlabelled:
-            # A feature has the rows of a prediction, and costs no pass through the head.
+            # A feature has the same rows as a prediction, without the cost of the head.
             rows = Targets.every(self.stream, states.batch, states.feature(last))
             targets = replace(rows, labels=None)
             chunked = chunked and self._large(targets)
@@ -222,19 +215,19 @@ class EveryDepth(nn.Module):
         return out
 
     def logits_of(self, states: States, depth: int) -> Tensor:
-        """The prediction at a depth, through that depth's own head if it has one."""
+        """The prediction at a depth, through its own head if it has one."""
         head = self.own_head(depth)
         if head is None:
             return states.logits(depth)
         return head(self.stream.normed(states.feature(depth), depth))
 
     def own_head(self, depth: int) -> nn.Module | None:
-        """The head of that depth alone; None where the model's head is shared."""
+        """A depth's own head; None if it uses the model's."""
         name = str(depth)
         return self.heads[name] if name in self.heads else None  # noqa: SIM401 - no `get` there
 
     def save_pretrained(self, directory: str | Path, **kwargs: Any) -> None:
-        """Save the plain model, as itself; of a PEFT model the adapters, in PEFT's format."""
+        """Save the plain model; for a PEFT model, only the adapters, in PEFT's format."""
         around = adapter(self.model)
         if around is not None:
             around.save_pretrained(str(directory))
@@ -242,7 +235,7 @@ class EveryDepth(nn.Module):
         cast(Any, unwrapped(self.model)).save_pretrained(directory, **kwargs)
 
     def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:
-        """The plain model's own state dict; heads of a multi-classifier are under `heads.`."""
+        """The plain model's state dict; additional heads are under `heads.`."""
         state = self.model.state_dict(*args, prefix=prefix, **kwargs)
         if self.heads:
             kwargs["destination"] = state
@@ -250,7 +243,7 @@ class EveryDepth(nn.Module):
         return state
 
     def __getstate__(self) -> dict[str, Any]:
-        # A stream may hold functions that know their model; a copy needs its own.
+        # A stream may hold functions bound to its model, so a copy builds its own.
         kept = {name: value for name, value in self.__dict__.items() if name != "forward"}
         return {**kept, "_stream": None}
 
@@ -259,9 +252,9 @@ class EveryDepth(nn.Module):
         self._name_inputs()
 
     def _name_inputs(self) -> None:
-        """Let `forward` show the model's own parameters beside ours.
+        """Add the model's parameters to the signature of `forward`.
 
-        Hugging Face's Trainer drops the columns of a data set that it does not find there.
+        Hugging Face's Trainer drops the columns of a dataset that are not in the signature.
         """
         own = inspect.signature(type(self).forward).parameters
         named = {name: own[name] for name in ("depths", "measure", "labels")}
@@ -276,12 +269,12 @@ class EveryDepth(nn.Module):
     # -- the parts of a pass ----------------------------------------------------------------------
 
     def _targets(self, batch: Mapping[str, Any]) -> Targets | None:
-        if batch.get("labels") is None or (self.training and self._labels_teach_nobody):
+        if batch.get("labels") is None or (self.training and self._ignores_labels):
             return None
         stream = self.stream
         labels = batch["labels"]
-        # On another device every look at a value waits for it, so there only the first batch is
-        # checked; and a later batch may, by chance, have nothing to learn from.
+        # On an accelerator, every check waits for the device, so only the first batch is checked.
+        # A later batch may happen to have no labels to learn from.
         first, self._labels_checked = not self._labels_checked, True
         targets = Targets.of(
             stream,
@@ -297,8 +290,8 @@ class EveryDepth(nn.Module):
         return targets
 
     @property
-    def _labels_teach_nobody(self) -> bool:
-        """Whether all depths below the last learn from it alone, and it is frozen itself."""
+    def _ignores_labels(self) -> bool:
+        """Whether only balconies are trained, and only to match the last depth."""
         exits = {id(p) for found in self.stream.exits.values() for p in found.parameters()}
         return bool(exits) and not (
             any(self.objective.label_weights([1.0] * (self.stream.depth + 1))[:-1])
@@ -320,7 +313,7 @@ class EveryDepth(nn.Module):
         return self.stream.observe(batch, logits=logits)
 
     def _chunks(self, targets: Targets) -> bool:
-        """Whether the loss is to be computed a chunk of logits at a time, and can be."""
+        """Whether to compute the loss one chunk of logits at a time."""
         return self._chunkable and targets.can_be_chunked and self._large(targets)
 
     @property
@@ -332,7 +325,7 @@ class EveryDepth(nn.Module):
 
     @property
     def _pull(self) -> Distilled | None:
-        """What the any-depth loss computes beside the loss: it knows one head only."""
+        """The term that the any-depth loss computes along with the loss; it needs a shared head."""
         return None if self.heads else self.objective.get(Distilled)
 
     def _large(self, targets: Targets) -> bool:
@@ -352,7 +345,7 @@ class EveryDepth(nn.Module):
                 teacher = inputs[last] if last in inputs else targets.head_inputs(states, last)
             weights = [pull.weight * supervised[d] * (d < last) for d in depths]
             towards = Pull(teacher=teacher, weights=weights, temperature=pull.temperature)
-        # Without labels and students there is nothing to learn: a loss of 0 with a gradient.
+        # Without labels and students, nothing is learned: a zero that supports backward.
         totals = [] if depths else [targets.head_inputs(states, last)[..., :0].sum()]
         losses: dict[int, Tensor] = {}
         added: Tensor | None = None
@@ -427,7 +420,7 @@ class EveryDepth(nn.Module):
         targets: Targets,
         supervised: Mapping[int, float],
     ) -> Tensor | None:
-        """What the terms add; None if there are none."""
+        """The sum of the terms; None without terms."""
         if not terms:
             return None
         seen = self._seen(states, targets, supervised)
@@ -451,8 +444,8 @@ class EveryDepth(nn.Module):
         depth = next((d for d, loss in losses.items() if not bool(torch.isfinite(loss))), None)
         where = "the regularizer" if depth is None else f"the loss at depth {depth}"
         raise NonFiniteError(
-            f"{where} is NaN or infinite although all states are finite; look at the labels and "
-            "the head, or train with a lower learning rate",
+            f"{where} is NaN or infinite, although all states are finite; check the labels and "
+            "the head, or lower the learning rate",
             self.stream.depth if depth is None else depth,
         )
 
@@ -468,13 +461,13 @@ class EveryDepth(nn.Module):
         if not bool((found.isfinite() & (found >= 0)).all()) or not bool(found.any()):
             raise SettingError(
                 f"class_weights are {[round(w, 4) for w in found.tolist()]}; use numbers of 0 or "
-                "more, not all of them 0"
+                "more, at least one above 0"
             )
         return found
 
 
 def _with_inner_keys(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Rename the plain model's keys to those of the wrapped one, before they are loaded."""
+    """A hook of `load_state_dict`: rename the plain model's keys to those of the wrapper."""
     heads = f"{prefix}heads." if cast(EveryDepth, module).heads else None
     for key in [k for k in state if k.startswith(prefix)]:
         if heads is None or not key.startswith(heads):

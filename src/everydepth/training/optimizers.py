@@ -12,9 +12,9 @@ from everydepth.training.config import OPTIMIZERS
 def optimizer_of(
     optimizer: str | Optimizer, net: nn.Module, lr: float | None, weight_decay: float | None
 ) -> Optimizer:
-    """The optimizer by name or itself.
+    """An optimizer by name, or the given one.
 
-    By name, weight decay leaves out biases and norms: everything with fewer than two dimensions.
+    By name, parameters with fewer than two dimensions (biases and norms) get no weight decay.
     """
     if isinstance(optimizer, Optimizer):
         if lr is not None or weight_decay is not None:
@@ -23,10 +23,10 @@ def optimizer_of(
             )
         own = {id(p) for p in net.parameters()}
         theirs = [id(p) for group in optimizer.param_groups for p in group["params"]]
-        if strange := sum(parameter not in own for parameter in theirs):
+        if foreign := sum(parameter not in own for parameter in theirs):
             raise SettingError(
-                f"{strange} of the optimizer's {len(theirs)} parameters are not the network's, "
-                "which would not be trained; build it from net.parameters()"
+                f"{foreign} of the optimizer's {len(theirs)} parameters do not belong to the "
+                "network; build it from net.parameters()"
             )
         return optimizer
     parameters = [p for p in net.parameters() if p.requires_grad]

@@ -1,4 +1,4 @@
-"""A batch in pieces, and how much each piece counts."""
+"""Split a batch into pieces for gradient accumulation, and weight their losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everydepth.training.module import EveryDepth
 
 
 def pieces_of(batch: Batch, count: int, stream: ResidualStream) -> list[Batch]:
-    """The batch in `count` pieces of nearly equal size; whole if it has fewer rows."""
+    """The batch in `count` pieces of nearly equal size, or in one if it has fewer rows."""
     size = stream.rows(batch)
     if count == 1 or size < count:
         return [batch]
@@ -27,10 +27,10 @@ def pieces_of(batch: Batch, count: int, stream: ResidualStream) -> list[Batch]:
 def shares_of(
     pieces: list[Batch], net: EveryDepth, accelerator: Accelerator
 ) -> list[Tensor] | list[None]:
-    """How much the mean loss of each piece counts in the mean over the whole batch.
+    """The weight of each piece's mean loss in the mean over the whole batch; None if it is 1.
 
-    None where it is the only one. DDP and FSDP average the gradients of processes, hence the
-    factor. Nothing here waits for the device.
+    The number of processes is a factor because DDP and FSDP average their gradients. Does not wait
+    for the device.
     """
     processes = accelerator.num_processes
     if len(pieces) == 1 and processes == 1:

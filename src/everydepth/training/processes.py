@@ -1,4 +1,4 @@
-"""One process or many: how they start, and what they tell one another."""
+"""The accelerator and its trackers, for one process or many."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from everydepth.training.module import EveryDepth
 
 
 def accelerator_for(net: EveryDepth, trackers: object, run: str | Path | None) -> Accelerator:
+    """An accelerator for DDP or FSDP2, as `accelerate launch` configured it."""
     if not isinstance(trackers, str | Sequence | None):
         raise SettingError(
             f"trackers={trackers!r:.80}; use a name such as 'tensorboard', or a list of names and "
-            "trackers of accelerate"
+            "accelerate trackers"
         )
     trackers = [trackers] if isinstance(trackers, str) else list(trackers or ())
     _check_trackers(trackers)
-    # A separate head may have no part in a step, and DDP must know that beforehand.
+    # A step may not use every separate head, which DDP must know in advance.
     partial = bool(net.heads)
     accelerator = Accelerator(
         cpu=on_cpus(),
@@ -50,7 +51,7 @@ def accelerator_for(net: EveryDepth, trackers: object, run: str | Path | None) -
         plugin: Any = accelerator.state.fsdp_plugin
         if plugin.fsdp_version != 2:
             raise SettingError("FSDP version 1 is not supported; launch with --fsdp_version 2")
-        # Weights are read before they are spread, and every block is a unit.
+        # Weights are loaded before they are sharded, and every block is a unit.
         plugin.cpu_ram_efficient_loading = False
         if not plugin.transformer_cls_names_to_wrap:
             names = {type(block.module).__name__ for block in net.stream.blocks}
@@ -59,7 +60,7 @@ def accelerator_for(net: EveryDepth, trackers: object, run: str | Path | None) -
 
 
 def _check_trackers(trackers: Sequence[Any]) -> None:
-    """accelerate trains on without a tracker that is not installed; its metrics would be lost."""
+    """Raise an error for missing trackers; accelerate would silently train without them."""
     known = [str(name) for name in LOGGER_TYPE_TO_CLASS]
     installed = [str(name) for name in get_available_trackers()]
     for name in trackers:
@@ -74,18 +75,18 @@ def _check_trackers(trackers: Sequence[Any]) -> None:
 
 
 def start_trackers(accelerator: Accelerator, config: dict[str, Any]) -> None:
-    """Open the trackers; what they raise is their own, so it is passed on with a next step."""
+    """Start the trackers; turns any error of theirs into a `SettingError`."""
     try:
         accelerator.init_trackers("everydepth", config=config)
     except Exception as error:
         raise SettingError(
             f"a tracker did not start: {error}. Set it up as its documentation says, or leave it "
-            "out: metrics.jsonl of the run has every figure"
+            "out: the run's metrics.jsonl has all metrics"
         ) from error
 
 
 def _also_on_cpu(accelerator: Accelerator) -> None:
-    """Let processes on CPUs use FSDP, too, which accelerate keeps to accelerators: for tests."""
+    """Use FSDP on CPUs, which accelerate restricts to accelerators; for tests."""
     if accelerator.distributed_type == DistributedType.MULTI_CPU:
         state: Any = accelerator.state
         state.fsdp_plugin = FullyShardedDataParallelPlugin()

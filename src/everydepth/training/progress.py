@@ -1,4 +1,4 @@
-"""What a run shows while it trains."""
+"""The progress bar of training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.progress import (
 
 
 class Display:
-    """A bar with the loss of a shallow, a middle and the last depth; silent if not a terminal."""
+    """A bar with the loss at a shallow, a middle and the last depth; hidden without a terminal."""
 
     def __init__(self, depth: int, total: int, *, enabled: bool, start: int = 0) -> None:
         self.shown = shown_depths(depth)
@@ -58,7 +58,7 @@ class Display:
     def step(self, step: int, epoch: int, losses: Mapping[int, float]) -> None:
         if not self.enabled:
             return
-        # A curriculum supervises some depths at some steps: keep the last loss of each.
+        # A curriculum does not supervise all depths at every step: keep each one's last loss.
         self.losses |= losses
         text = "  ".join(
             f"[dim]depth {depth}[/] {self.losses[depth]:.3f}"

@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""The result of training."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ FINISHED = "finished"
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FitResult(Results, kind="fit"):
-    """What a run came to: the last validation at every depth, and what was logged on the way.
+    """The result of training: the last validation at every depth, and the logged metrics.
 
-    history: the metrics, in the order in which they were logged. path: the run directory, if there
-    is one; the model is in its folder `model`. Both are empty in results that were loaded.
+    history: the metrics in the order they were logged.
+    path: the run directory, or None; the model is in its folder `model`.
+    Neither is restored by `load`.
 
     >>> net = ed.EveryDepth(model, ed.lpa())
     >>> done = ed.fit(net, train, valid, steps=3, progress=False)
@@ -47,7 +48,7 @@ class FitResult(Results, kind="fit"):
         path: Path | None,
         **facts: Any,
     ) -> FitResult:
-        """facts: those of `provenance` and the properties below."""
+        """facts: those of `provenance`, and the values of the properties below."""
         measured = [_validated(name, values) for name, values in valid.items()]
         logged = logged_curves(history).results
         return cls(
@@ -59,43 +60,43 @@ class FitResult(Results, kind="fit"):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that were done."""
+        """Completed optimizer steps."""
         return int(self.about["steps"])
 
     @property
     def epochs(self) -> int:
-        """Epochs that were done."""
+        """Completed epochs."""
         return int(self.about["epochs"])
 
     @property
     def stopped(self) -> str:
-        """ "finished", or why it ended before the last step."""
+        """ "finished", or why training ended early."""
         return str(self.about["stopped"])
 
     @property
     def seconds(self) -> float:
-        """Of training and validation, those before a resume included."""
+        """Time of training and validation, including the time before a resume."""
         return float(self.about["seconds"])
 
     @property
     def valid(self) -> Scores:
-        """By metric, the last validation at depths 1, 2, ..., L; empty without validation."""
+        """The last validation: by metric, values at depths 1..L; empty without validation."""
         names = (name for name in self.results if name.startswith(_VALID))
         return {name.removeprefix(_VALID): tuple(self[name].tolist()) for name in names}
 
     @property
     def best_step(self) -> int | None:
-        """Of the early-stopping metric (the last depth's loss, if none was given)."""
+        """The step with the best early-stopping metric (by default the last depth's loss)."""
         return self.about["best_step"]
 
     @property
     def best_value(self) -> float | None:
-        """The metric's value then."""
+        """The value of that metric at `best_step`."""
         return self.about["best_value"]
 
     @property
     def callbacks(self) -> Mapping[str, Any]:
-        """By class name, what each callback reports."""
+        """The results of each callback, by class name."""
         return self.about["callbacks"]
 
 
@@ -108,7 +109,7 @@ def _validated(name: str, values: Sequence[float]) -> Result:
         range(1, len(values) + 1),
         list(values),
         title=f"{readable(name)} on validation data",
-        about="Every depth through the shared readout, as the run ended.",
+        about="Every depth through the shared readout, at the end of the run.",
         unit="share" if name == "accuracy" else "",
         better="higher" if name == "accuracy" else "lower",
         section="prediction",
@@ -116,7 +117,7 @@ def _validated(name: str, values: Sequence[float]) -> Result:
 
 
 def write_result(run: Run, result: FitResult, net: EveryDepth, state: dict[str, Tensor]) -> None:
-    """The plain model and the outcome, into the run directory."""
+    """Write the plain model and the result to the run directory."""
     around = adapter(net.model)
     if (run.path / "model").exists():
         pass
@@ -134,7 +135,7 @@ def write_result(run: Run, result: FitResult, net: EveryDepth, state: dict[str, 
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values with names such as `valid/accuracy/3`, as trackers want them."""
+    """Flatten nested values to names such as `valid/accuracy/3`, for trackers."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"

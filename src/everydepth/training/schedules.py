@@ -1,4 +1,4 @@
-"""Learning rates over training: pure functions of the step, so that resuming needs no state."""
+"""Learning rate schedules: pure functions of the step, so resuming needs no state."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from everydepth.errors import SettingError
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
-    """The learning rate at a step, as a share of the one that was asked for."""
+    """The learning rate at a step, as a multiple of `lr`."""
 
     @abstractmethod
     def factor(self, step: int, total_steps: int) -> float:
-        """The share at `step` = 0 .. total_steps - 1."""
+        """The multiple at `step` = 0 .. total_steps - 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """Always the same."""
+    """No change."""
 
     def factor(self, step: int, total_steps: int) -> float:
         return 1.0
@@ -40,8 +40,8 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class OneCycle(Schedule):
-    """Up along a cosine from `1 / start` over the share `rise` of the steps, then down to
-    `1 / (start * end)`; momentum stays as it is."""
+    """A cosine from `1 / start` up to 1 over the fraction `rise` of steps, then one down to
+    `1 / (start * end)`. Momentum does not change."""
 
     rise: float = 0.3
     start: float = 25.0
@@ -56,7 +56,7 @@ class OneCycle(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiStep(Schedule):
-    """Multiplied by `gamma` at each of `milestones`, which are shares of the steps."""
+    """Multiplied by `gamma` at each of `milestones`, given as fractions of all steps."""
 
     milestones: tuple[float, ...] = (0.5, 0.75)
     gamma: float = 0.1
@@ -67,7 +67,7 @@ class MultiStep(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Warmup(Schedule):
-    """A linear rise over the first `steps`, then `after` over the rest."""
+    """Linear warmup over the first `steps`, then the schedule `after` over the rest."""
 
     steps: int
     after: Schedule
@@ -89,7 +89,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 
 
 def schedule_of(schedule: str | Schedule, warmup: float | int, total_steps: int) -> Schedule:
-    """The schedule by name or itself, after a warm-up of N steps (below 1: a share of all)."""
+    """A schedule by name, or the given one, after `warmup` steps (below 1: a fraction of all)."""
     if isinstance(schedule, str):
         schedule = SCHEDULES[schedule]
     if not callable(getattr(schedule, "factor", None)):
@@ -100,8 +100,8 @@ def schedule_of(schedule: str | Schedule, warmup: float | int, total_steps: int)
     steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
     if not 0 <= steps < total_steps:
         raise SettingError(
-            f"warmup={warmup}, but there are {total_steps} steps; use a number of steps below "
-            "that, or a share below 1"
+            f"warmup={warmup}, but there are {total_steps} steps; use fewer steps, or a fraction "
+            "below 1"
         )
     return Warmup(steps=steps, after=schedule) if steps else schedule
 

@@ -1,4 +1,4 @@
-"""How well every depth predicts, from one pass of the model over the data."""
+"""Evaluate every depth in one pass over the data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Scores = dict[str, tuple[float, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Sums:
-    """Per depth: loss and number of hits; and how many labels there were."""
+    """Sums over rows: loss and hits by depth, the total weight, and the number of labels."""
 
     loss: Tensor
     hits: Tensor
@@ -33,7 +33,7 @@ class _Sums:
 
 
 class Evaluator:
-    """Data, and the depths at which to score it (all from 1, if not given)."""
+    """Evaluates a network on data, at the given depths or all from 1 on."""
 
     def __init__(
         self, data: Source, *, batch_size: int = 256, depths: Sequence[int] | None = None
@@ -41,7 +41,7 @@ class Evaluator:
         self.data, self.batch_size, self.depths = data, batch_size, depths
 
     def __call__(self, net: EveryDepth, called: nn.Module, accelerator: Accelerator) -> Scores:
-        """`net` is the module itself, `called` what the accelerator made of it."""
+        """The scores of `net`; `called` is the same module as prepared by the accelerator."""
         depths = tuple(self.depths or range(1, net.stream.depth + 1))
         scored = partial(_scored, depths=depths)
         sums: _Sums | None = None
@@ -57,10 +57,10 @@ class Evaluator:
     def _batches(
         self, stream: ResidualStream, accelerator: Accelerator
     ) -> Iterator[tuple[Mapping[str, Any], bool]]:
-        """Batches with this process's rows, and whether they count.
+        """Batches with this process's rows, and whether to count them.
 
-        Every process runs as many batches as the others: a batch with too few rows is run by all
-        and counted by the first.
+        All processes run the same number of batches: a batch with fewer rows than processes is run
+        by all, and counted by the first.
         """
         rank, processes = accelerator.process_index, accelerator.num_processes
         size = size_for(self.data, self.batch_size)
@@ -73,7 +73,7 @@ class Evaluator:
 
 
 def _scored(net: EveryDepth, batch: Mapping[str, Any], *, depths: Sequence[int]) -> _Sums:
-    # No smoothing, so that runs with and without can be compared.
+    # No label smoothing, so that runs with and without it are comparable.
     targets = Targets.of(
         net.stream, batch, class_weights=net.class_weights, criterion=net.criterion
     )
@@ -118,6 +118,6 @@ def _scores(task: str, sums: _Sums) -> Scores:
     if len(sums.hits):
         scores["accuracy"] = tuple((sums.hits / sums.labels).tolist())
     if task in ("causal_lm", "masked_lm"):
-        # Beyond e^700 a float64 overflows; such a perplexity says nothing more than "hopeless".
+        # A float64 overflows beyond e^709.
         scores["perplexity"] = tuple(math.exp(min(loss, 700.0)) for loss in losses)
     return scores

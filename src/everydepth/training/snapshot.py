@@ -1,4 +1,4 @@
-"""The state of a run, whole and in plain tensors, however it is spread over processes."""
+"""The state of a run in plain tensors, gathered from all processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from everydepth.training.module import EveryDepth
 
 
 def whole(value: Any, *, keep: bool) -> Any:
-    """A tree with its tensors gathered from all processes, on the CPU. All processes must call.
+    """A tree with its tensors gathered on the CPU. All processes must call it.
 
-    keep: False gives no tensors, for the processes that only help to gather them.
+    keep: False returns None for each tensor, in processes that only help to gather them.
     """
     if isinstance(value, Tensor):
         full = value.full_tensor() if isinstance(value, DTensor) else value
@@ -32,7 +32,7 @@ def whole(value: Any, *, keep: bool) -> Any:
 
 
 def _placed(value: Any, like: Any) -> Any:
-    """A whole tensor, spread over processes as `like` is."""
+    """A whole tensor, distributed over processes like `like`."""
     if isinstance(like, DTensor) and isinstance(value, Tensor) and value.shape == like.shape:
         return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
     return value
@@ -46,7 +46,7 @@ def model_state(net: EveryDepth, *, keep: bool) -> dict[str, Tensor]:
 
 
 def load_model(net: EveryDepth, state: Mapping[str, Tensor], source: object) -> None:
-    """Copy a whole state into the network; an error if it is another network's."""
+    """Copy a gathered state into the network; an error if it does not fit."""
     own = net.state_dict()
     differ = _difference(
         {key: tuple(value.shape) for key, value in state.items()},
@@ -54,8 +54,8 @@ def load_model(net: EveryDepth, state: Mapping[str, Tensor], source: object) -> 
     )
     if differ:
         raise RunError(
-            f"{source} is of another model: {differ}. Use the model the run was started with, or "
-            "start a new run directory"
+            f"{source} belongs to another model: {differ}. Use the model the run was started with, "
+            "or start a new run directory"
         )
     with torch.no_grad():
         for key, value in own.items():
@@ -65,18 +65,18 @@ def load_model(net: EveryDepth, state: Mapping[str, Tensor], source: object) -> 
 def _difference(saved: dict[str, Any], own: dict[str, Any]) -> str:
     for key, shape in saved.items():
         if key not in own:
-            return f"it has {key} {shape}, which this model has not"
+            return f"it has {key} {shape}, which this model lacks"
         if own[key] != shape:
-            return f"its {key} has shape {shape}, this model's {own[key]}"
+            return f"its {key} has shape {shape}, this model's has {own[key]}"
     missing = next((key for key in own if key not in saved), None)
-    return "" if missing is None else f"it lacks {missing} {own[missing]} of this model"
+    return "" if missing is None else f"it lacks this model's {missing} {own[missing]}"
 
 
 # -- the optimizer --------------------------------------------------------------------------------
 
 
 def optimizer_state(net: nn.Module, optimizer: Optimizer, *, keep: bool) -> dict[str, Any]:
-    """The state by parameter name, so that it fits any number of processes."""
+    """The state by parameter name, independent of the number of processes."""
     names = _names(net, optimizer)
     state = optimizer.state_dict()
     return {
@@ -91,13 +91,14 @@ def optimizer_state(net: nn.Module, optimizer: Optimizer, *, keep: bool) -> dict
 def load_optimizer(
     net: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any], source: object
 ) -> None:
+    """Restore what `optimizer_state` returned; an error if it does not fit."""
     names = _names(net, optimizer)
     index = {name: number for number, name in enumerate(names)}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     found = [name for group in saved["groups"] for name in group["params"]]
     if sorted(found) != sorted(names):
         raise RunError(
-            f"{source} has optimizer state of {len(found)} parameters, this optimizer has "
+            f"{source} has the optimizer state of {len(found)} parameters, but this optimizer has "
             f"{len(names)}; use the optimizer the run was started with"
         )
     optimizer.load_state_dict(
@@ -115,23 +116,16 @@ def load_optimizer(
 
 
 def _names(net: nn.Module, optimizer: Optimizer) -> list[str]:
-    """The names of the optimizer's parameters, in its own order."""
+    """The names of the optimizer's parameters, in its order."""
     by_id = {id(parameter): name for name, parameter in net.named_parameters()}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    strange = sum(id(p) not in by_id for p in parameters)
-    if strange:
-        raise RunError(
-            f"{strange} of the optimizer's {len(parameters)} parameters are not the network's; "
-            "build it from net.parameters()"
-        )
-    return [by_id[id(p)] for p in parameters]
+    return [by_id[id(p)] for group in optimizer.param_groups for p in group["params"]]
 
 
 # -- random numbers -------------------------------------------------------------------------------
 
 
 def random_state(generators: list[torch.Generator]) -> dict[str, Any]:
-    """Every random state of this process, as JSON values."""
+    """All random states of this process, as JSON values."""
     name, keys, *rest = cast(tuple[Any, ...], np.random.get_state(legacy=True))  # noqa: NPY002
     return {
         "python": random.getstate(),
@@ -143,6 +137,7 @@ def random_state(generators: list[torch.Generator]) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], generators: list[torch.Generator]) -> None:
+    """Restore what `random_state` returned."""
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002
@@ -155,7 +150,7 @@ def set_random_state(state: Mapping[str, Any], generators: list[torch.Generator]
 
 @contextmanager
 def kept_random_state() -> Generator[None, None, None]:
-    """The global random states belong to the context: afterwards they are as before."""
+    """Restore the global random states on exit."""
     before = random_state([])
     try:
         yield
@@ -164,10 +159,10 @@ def kept_random_state() -> Generator[None, None, None]:
 
 
 def seed_everything(seed: int, *stream: int) -> None:
-    """Seed Python, numpy and torch; further numbers give independent streams."""
+    """Seed Python, numpy and torch; `stream` numbers give independent random streams."""
     drawn = np.random.SeedSequence([seed, *stream]).generate_state(3)
     random.seed(int(drawn[0]))
-    np.random.seed(int(drawn[1]))  # noqa: NPY002 - data sets may draw from the legacy state
+    np.random.seed(int(drawn[1]))  # noqa: NPY002 - datasets may use the legacy state
     torch.manual_seed(int(drawn[2]))
 
 

@@ -1,4 +1,4 @@
-"""A part of a large vocabulary that stands for all of it."""
+"""A sample of a large vocabulary, for cheaper distillation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear
 
-LIKELY = 7 / 8  # of the words; the others are drawn from the rest
-ROWS = 256  # whose logits are alive at once
+LIKELY = 7 / 8  # share of the most likely words; the others are sampled from the rest
+ROWS = 256  # rows whose logits are in memory at once
 
 
 def some_words(
@@ -21,10 +21,11 @@ def some_words(
     count: int,
     random: np.random.Generator,
 ) -> tuple[Float[Tensor, "words dim"], Float[Tensor, " words"] | None]:
-    """A smaller head: `count` classes, most of them those a teacher finds likely in these rows.
+    """Weight and bias of a smaller head: the classes a teacher finds most likely in these rows,
+    and a sample of the others, `count` in total.
 
-    A drawn class stands for many: its bias is raised by the logarithm of how many, so that sums of
-    exponentials are right on average.
+    A sampled class stands for many: its bias is raised by the logarithm of their number, so that
+    sums of exponentials are correct on average.
     """
     classes = weight.shape[0]
     if count >= classes:
