@@ -71,7 +71,7 @@ def test_the_calibrated_policy_says_what_it_promises(desk: vision.Desk) -> None:
     assert loose.certificate.certified
     assert "at most 90% of answers change; calibrated on 180 pictures" in note
     _, note = desk.policy(0.001)
-    assert "180 pictures are too few to guarantee" in note
+    assert "180 images are too few to guarantee" in note
 
 
 def test_the_tower_shows_every_depth_the_dial_the_exit_and_where_it_settles() -> None:

@@ -81,15 +81,15 @@ def test_what_a_page_cannot_show_is_refused(runtime: Path, tmp_path: Path) -> No
 
     with pytest.raises(SettingError, match="format='web' needs example="):
         export(model)
-    with pytest.raises(UnsupportedModelError, match="can leave by confidence, but this policy"):
+    with pytest.raises(UnsupportedModelError, match="can only exit by confidence, but this policy"):
         export(model, example=batch, exits=Entropy(threshold=0.5))
     with pytest.raises(SettingError, match=r"runtime=.* lacks ort.wasm.bundle.min.mjs"):
         export(model, example=batch, runtime=tmp_path / "nowhere")
     text, tokens = ENTRIES["Bert-SequenceClassification"].make()
-    with pytest.raises(UnsupportedModelError, match="a page takes pictures alone, or text"):
+    with pytest.raises(UnsupportedModelError, match="a web page needs images alone, or the text"):
         export(text, example=tokens)
     resnet, pictures = ENTRIES["ResNetForImageClassification-basic"].make()
-    with pytest.raises(UnsupportedModelError, match="change their shape"):
+    with pytest.raises(UnsupportedModelError, match="have several shapes"):
         export(resnet, example=pictures)
     with pytest.raises(
         SettingError, match="leave out runtime, which does not apply to format='hf'"

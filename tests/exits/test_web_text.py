@@ -120,7 +120,7 @@ def test_what_a_page_cannot_write_is_refused(tmp_path: Path) -> None:
         ed.export(model, tmp_path / "out", format="web", **given)
 
     model = llama(300)
-    with pytest.raises(SettingError, match="a page of text needs tokenizer="):
+    with pytest.raises(SettingError, match="a web page for text needs tokenizer="):
         export(model, tokenizer=None)
     with pytest.raises(BatchError, match="cannot be continued within 4 tokens"):
         export(llama(300, max_position_embeddings=4))

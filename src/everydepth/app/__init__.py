@@ -1,8 +1,8 @@
-"""The playground: look into a network at every depth, in a browser, on this machine.
+"""The playground: explore a network at every depth in a browser, on this machine.
 
-`everydepth app` starts it. One file a tab says what is shown (`vision`, `language`, `surfaces`,
-`compare`), `build` lays it out, `server` keeps it on this machine, `shelf` opens untrusted models,
-`content` makes what is there by default. Needs the extra `app`.
+`everydepth app` starts it. There is a module per tab (`vision`, `language`, `surfaces`, `compare`,
+...); `build` lays out the page, `server` restricts it to this machine, `shelf` opens untrusted
+models, and `content` trains the default ones. Needs the extra `app`.
 """
 
 from everydepth.app.content import DEMO, prepare

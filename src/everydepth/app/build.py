@@ -1,7 +1,7 @@
-"""The pages: Gradio's components and which function answers which. What is shown is made elsewhere.
+"""The layout of the page: Gradio components, and the functions that answer their events.
 
-Everything that a page shows passes through `vision`, `language`, `surfaces` or `compare`, which
-escape what comes from data. All events share one queue: a model answers one question at a time.
+Everything shown comes from `vision`, `language`, `surfaces` or `compare`, which escape whatever
+comes from data. All events share one queue: a model answers one question at a time.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from everydepth.results.result import readable
 
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 RISK = 0.05
-LIVE = 4  # figures of a server, at most
-NEW_TOKENS = 12  # of the grid
-WRITTEN = 60  # tokens of the texts side by side
+LIVE = 4  # most figures of a server
+NEW_TOKENS = 12  # new tokens in the grid
+WRITTEN = 60  # tokens of the texts shown side by side
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif")
 MONO = ("ui-monospace", "Consolas", "DejaVu Sans Mono", "monospace")
 
 
 def appearance() -> dict[str, Any]:
-    """What the page looks like; only fonts that are on the machine."""
+    """The theme of the page; uses only fonts installed on the machine."""
     return {
         "theme": themes.Default(
             primary_hue=themes.colors.blue,
@@ -60,11 +60,12 @@ def build(
     effort: Effort = QUICK,
     server: str | None = None,
 ) -> gr.Blocks:
-    """The playground of a shelf.
+    """The playground for the items of a shelf.
 
-    folder: where surfaces are learned and kept; None: only those on the shelf. data: the data set
-    that classifiers are tried on. first: the tab that is open at the start. server: the address
-    of a process that publishes Results, shown as they are now.
+    folder: where surfaces are trained and saved; None shows only those on the shelf.
+    data: the dataset to try classifiers on.
+    first: the initial tab.
+    server: the address of a server whose current Results are shown.
     """
     with gr.Blocks(title="everydepth", analytics_enabled=False, fill_width=True) as blocks:
         gr.HTML(_asset("header.html"), elem_id="ed-header")
@@ -132,7 +133,7 @@ def _vision(blocks: gr.Blocks, shelf: Shelf, data: str | None) -> None:
     shown = [state, seen, said, tower, promise, tiles]
 
     def show(now: dict[str, Any], level: int, share: float) -> list[Any]:
-        """Look at the picture again, with this policy."""
+        """Run the image again with a policy of this risk."""
         desk = desks[now["model"]]
         policy, note = desk.policy(share)
         rise = desk.rise(now["pixels"], policy, now["label"])
@@ -140,7 +141,7 @@ def _vision(blocks: gr.Blocks, shelf: Shelf, data: str | None) -> None:
         return [now, vision.preview(now["pixels"]), *turn(now, level)]
 
     def turn(now: dict[str, Any], level: int) -> list[str]:
-        """The same at another depth."""
+        """Show the same result at another depth."""
         desk, rise = desks[now["model"]], now["rise"]
         level = min(int(level), rise.depth)
         return [
@@ -167,7 +168,7 @@ def _vision(blocks: gr.Blocks, shelf: Shelf, data: str | None) -> None:
     def pick(now: dict[str, Any], level: int, share: float, event: gr.EventData) -> list[Any]:
         desk, row = desks[now["model"]], _row(event)
         if row not in desk.offered:
-            raise gr.Error("This picture is not offered.", print_exception=False)
+            raise gr.Error("There is no such picture.", print_exception=False)
         now = now | {"pixels": desk.pixels(row), "label": desk.label(row)}
         return [vision.gallery(desk, row), *show(now, level, share)]
 
@@ -263,7 +264,7 @@ def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None, effort: Effo
 
     start = choices[0][1] if own else SURFACE
     if not own and not is_learned(folder, SURFACE):
-        start = None  # learning takes a while, so it waits until it is asked for
+        start = None  # training takes a while, so it waits until a surface is chosen
     with gr.Row():
         surface = gr.Dropdown(
             choices,
@@ -275,7 +276,7 @@ def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None, effort: Effo
         depth = _dial(6, 1, "ed-surface-depth")
     words = gr.HTML(elem_id="ed-surface-words")
     with gr.Row():
-        # Visible once they show something: an empty plot looks broken.
+        # Hidden until they show something: an empty plot looks broken.
         plots = [
             gr.Plot(show_label=False, elem_classes="ed-plot", min_width=300, visible=False)
             for _ in range(3)
@@ -336,7 +337,7 @@ def _results(shelf: Shelf) -> None:
 
 
 def _measured(results: Results) -> None:
-    """A page of one Results: a measurement to choose, drawn and as a table."""
+    """A page for one Results: choose a measurement, see it as a figure and a table."""
     start = measured.first(results)
     titles = [(result.title, name) for name, result in results.results.items()]
     name = gr.Dropdown(
@@ -370,7 +371,7 @@ def _compare(shelf: Shelf) -> None:
 
 
 def _frame(first: str | None, second: str | None) -> str:
-    """The report in a frame of its own, without any right in this page."""
+    """The report in a sandboxed frame."""
     page = "compare?" + urlencode({"a": first or "", "b": second or ""})
     address = page.replace("&", "&amp;")
     return (
@@ -384,7 +385,7 @@ def _frame(first: str | None, second: str | None) -> str:
 
 
 def _server(blocks: gr.Blocks, address: str) -> None:
-    """All Results the server publishes, whatever they are, refreshed every few seconds."""
+    """All Results that the server publishes, refreshed every few seconds."""
     state = gr.HTML(elem_id="ed-live")
     plots = [gr.Plot(show_label=False, visible=False, min_width=300) for _ in range(LIVE)]
 
@@ -394,7 +395,7 @@ def _server(blocks: gr.Blocks, address: str) -> None:
         except EveryDepthError as error:
             gone = f'<p class="ed-words">{for_browser(error)}</p>'
             return [gone, *[gr.Plot(None, visible=False)] * LIVE]
-        # Single numbers are of different units: they are read, not compared by the height of bars.
+        # Single numbers have different units, so they are listed rather than plotted as bars.
         numbers = [name for name, result in found.results.items() if result.kind == "scalar"]
         others = [name for name in found.results if name not in numbers]
         drawn = [f for name in others if (f := measured.figure(found, name)) is not None]
@@ -425,7 +426,7 @@ _QUIET: dict[str, Any] = {"concurrency_id": "server", "show_progress": "hidden"}
 
 
 def _told(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """An error of ours becomes a sentence on the page."""
+    """Show our own errors as a message on the page."""
 
     @functools.wraps(answer)
     def told(*args: Any, **kwargs: Any) -> Any:
@@ -448,7 +449,7 @@ def _chooser(names: list[str], elem_id: str) -> gr.Dropdown:
 
 
 def _preferred(names: list[str]) -> str:
-    """A network trained at every depth, if there is one: it shows more."""
+    """A network trained at every depth if there is one, since it shows more."""
     return next((name for name in names if "lpa" in name.lower()), names[0])
 
 
@@ -461,7 +462,7 @@ def _dial(last: int, value: int, elem_id: str, *, lowest: int = 0) -> gr.Slider:
 def _nothing(what: str) -> None:
     gr.HTML(
         f'<p class="ed-words">Nothing to show here yet. Give {what} on the command line, or start '
-        "<code>everydepth app</code> without arguments: it makes small examples.</p>"
+        "<code>everydepth app</code> without arguments to see small examples.</p>"
     )
 
 

@@ -1,25 +1,20 @@
-"""The Compare tab: two runs and all their curves, as one page of the report."""
+"""The Compare tab: two runs in one report."""
 
 from __future__ import annotations
 
 from everydepth.app.shelf import Shelf
-from everydepth.errors import DataError
 from everydepth.reports.page import render
 from everydepth.reports.reading import read
 
 
 def page(shelf: Shelf, first: str, second: str) -> str:
-    """The report of two runs by their names on the shelf; names, never paths, come from a page."""
+    """The report of two runs, given by their names on the shelf and never by paths."""
     names = [first] if first == second else [first, second]
-    known = shelf.runs()
-    for name in names:
-        if name not in known:
-            raise DataError(f"{name[:80]!r} is not a run here; choose from {', '.join(known)}")
-    return render([read(shelf[name].path, name) for name in names], " against ".join(names))
+    return render([read(shelf.run(name).path, name) for name in names], " against ".join(names))
 
 
 def start(shelf: Shelf) -> tuple[str | None, str | None]:
-    """Which two to show first: two that are the same but for how they were trained."""
+    """The two runs to show first; preferably the same model trained in two ways."""
     runs = shelf.runs()
     for name in runs:
         other = name.replace("lpa", "end-to-end")

@@ -1,7 +1,7 @@
-"""What the playground shows without a model of yours: made once, offline, and kept.
+"""The default models of the playground, trained once, offline, and saved.
 
-`make demo` leaves two classifiers of digits in its folder. Whatever is missing beside them is
-made here: a language model of small tales, and a surface learned end-to-end and with LPA.
+`make demo` trains two digit classifiers. Whatever is missing is trained here: those, a small
+language model, and a surface learned end-to-end and with LPA.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from everydepth.tracing import trace
 from everydepth.training import EveryDepth, fit
 
 DEMO = Path("runs/demo")
-"""Where `make demo` puts its runs."""
+"""Where `make demo` saves its runs."""
 
-ROW = 64  # tokens of a tale that are learned
+ROW = 64  # tokens of a tale used for training
 WAYS: Mapping[str, Callable[[], Objective]] = {"end-to-end": end_to_end, "lpa": lpa}
 SURFACE = "asymmetric_power_modulated_wave"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much training each part gets; the defaults take seconds each."""
+    """How long to train each model; the defaults take seconds."""
 
     digits_epochs: int = 8
     tales: int = 3000
@@ -47,14 +47,14 @@ QUICK = Effort()
 def prepare(
     folder: Path = DEMO, effort: Effort = QUICK, *, say: Callable[[str], None] = print
 ) -> None:
-    """Make what is missing in the folder. Interrupted, it goes on where it was."""
+    """Train the models that are missing in the folder; resumes after an interruption."""
     for what, is_there, make in (
-        ("two classifiers of digits", _has_digits, _digits),
+        ("two digit classifiers", _has_digits, _digits),
         ("a language model of small tales", _has_tales, _tales),
         ("a surface, end-to-end and with LPA", _has_surface, _surface),
     ):
         if not is_there(folder):
-            say(f"making {what} for the playground (once; kept in {folder})")
+            say(f"training {what} for the playground (once; saved in {folder})")
             make(folder, effort)
 
 
@@ -73,7 +73,7 @@ def learn_surface(
     *,
     progress: Callable[[float], object] = lambda _: None,
 ) -> None:
-    """Train one surface end-to-end and with LPA from the same start, where it is not there yet."""
+    """Train a surface end-to-end and with LPA, from the same weights, unless it is saved."""
     from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
 
     train, test = surface_data(name, n_train=effort.surface_points, n_test=1000)
@@ -146,14 +146,14 @@ def _tales(folder: Path, effort: Effort) -> None:
     )
 
     def rows(some: list[str]) -> Any:
-        """One tale a row, from its start: that is what its end refers to."""
+        """One tale per row, from its beginning, which its end refers to."""
         lines = (line.ids + [0] * ROW for line in tokenizer.encode_batch(some))
         return token_blocks([token for line in lines for token in line[:ROW]], ROW)
 
     how = {"steps": effort.tales_steps, "batch_size": 16, "lr": 6e-3, "clip": 1.0}
     test = rows(tales(100, seed=1))
     _learned(EveryDepth(model, lpa()), rows(texts), test, run, effort, None, **how)
-    # Last: with it the run is whole.
+    # Last: it marks the run as complete.
     (folder / "tokenizer.json").replace(run / "model" / "tokenizer.json")
 
 
@@ -166,7 +166,7 @@ def _surface(folder: Path, effort: Effort) -> None:
 
 
 def _whole(run: Path) -> bool:
-    """Trained to the end and traced."""
+    """Whether a run is complete: trained to the end, and traced."""
     parts = ("results.json", "model/model.safetensors")
     return (
         Run.exists(run)
@@ -178,7 +178,7 @@ def _whole(run: Path) -> bool:
 def _learned(
     net: EveryDepth, train: Any, test: Any, run: Path, effort: Effort, data: str | None, **how: Any
 ) -> None:
-    """Train into a run, on from where it was, and trace. data: what the run calls it."""
+    """Train a run, resuming it if needed, and trace it. data: the dataset's name, for the run."""
     keep: dict[str, Any] = {"run": run, "resume": True, "progress": effort.progress}
     about = None if data is None else {"data": data}
     fit(net, train, schedule="one_cycle", about=about, **keep, **how)

@@ -1,7 +1,8 @@
-"""What reaches Gradio: requests of our own page, to the routes it needs, that name no file.
+"""Middleware that passes only what our page needs on to Gradio.
 
-Gradio has about sixty routes. They fetch addresses for a browser, take uploads, serve files, change
-code. A page of ours needs a dozen; all others are shut, as will be those that a later Gradio adds.
+Gradio has about sixty routes, which fetch URLs, accept uploads, serve files or change code. Our
+page needs a dozen; all others are blocked, including those that later versions may add. Requests
+that name a file are blocked, too.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
-LONGEST_BODY = 12 * 2**20  # bytes: a picture of 8 MiB in base64, and what is sent along
-LONGEST_PATH = 200  # characters; no file of the page has a name that a disk would refuse
+LONGEST_BODY = 12 * 2**20  # bytes: an image of 8 MiB in base64, and what is sent with it
+LONGEST_PATH = 200  # characters; longer names could make file systems fail
 
-# Gradio's page builds functions from strings, so that scripts cannot be restricted further; but
-# nothing can be fetched from, sent to, or framed by anybody else.
+# Gradio's page builds functions from strings, so scripts cannot be restricted further; but nothing
+# can be fetched from, sent to, or framed by another site.
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
@@ -39,7 +40,7 @@ _SENT = re.compile(r"/gradio_api/(queue/join|cancel|reset/?)")
 
 
 class Guard:
-    """Adds the headers to every answer, and refuses what our page would not ask."""
+    """Adds headers to every answer, and refuses requests that our page would not make."""
 
     def __init__(self, app: Any, blocks: Any) -> None:
         self.app = app
@@ -49,7 +50,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # no page of ours opens a web socket
+        if scope["type"] != "http":  # our page opens no web sockets
             await send({"type": "websocket.close"})
             return
         status = _refused(scope)
@@ -69,7 +70,7 @@ class Guard:
 
         async def with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
-                # The framed report brings a stricter policy of its own.
+                # The framed report has its own, stricter policy.
                 added = _HEADERS if scope["path"] != "/compare" else _HEADERS[1:]
                 message["headers"] = [*message["headers"], *added]
             await send(message)
@@ -77,12 +78,12 @@ class Guard:
         await self.app(scope, receive, with_headers)
 
     def _is_sound(self, body: bytes) -> bool:
-        """Whether it asks for a function that this visitor's page has, without naming a file."""
+        """Whether the request is for a function of this visitor's page, and names no file."""
         from gradio.route_utils import get_fn
 
         try:
             asked = json.loads(body)
-            json.dumps(asked, ensure_ascii=False).encode()  # half a character is no text
+            json.dumps(asked, ensure_ascii=False).encode()  # refuses lone surrogates
             number, visitor = asked["fn_index"], asked.get("session_hash")
             whole = type(number) is int and isinstance(visitor, str | None)
             if not whole or any(_is_file(part) for part in _parts(asked)):
@@ -94,7 +95,7 @@ class Guard:
 
 
 def _refused(scope: Any) -> HTTPStatus | None:
-    """Why a request is refused by its head alone."""
+    """The status of a request that is refused by its headers, or None."""
     known = _READ if scope["method"] in ("GET", "HEAD") else _SENT
     if len(scope["path"]) > LONGEST_PATH or not known.fullmatch(scope["path"]):
         return HTTPStatus.FORBIDDEN
@@ -108,7 +109,7 @@ def _refused(scope: Any) -> HTTPStatus | None:
 
 
 async def _body(receive: Any) -> bytes | None:
-    """All that is sent; None if it is too long, which is noticed before it is all here."""
+    """The body of a request; None as soon as it is too long."""
     parts: list[bytes] = []
     length, more = 0, True
     while more:
@@ -122,7 +123,7 @@ async def _body(receive: Any) -> bytes | None:
 
 
 def _again(body: bytes, receive: Any) -> Any:
-    """`receive`, as if nothing had been read yet."""
+    """A `receive` that returns the body again."""
     unread = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Any:
@@ -139,5 +140,5 @@ def _parts(tree: Any) -> Iterator[Any]:
 
 
 def _is_file(part: Any) -> bool:
-    """Whether Gradio would open it: it copies any path that comes with a `meta`."""
+    """Whether Gradio would open a file: it copies any path that comes with a `meta`."""
     return isinstance(part, dict) and "path" in part

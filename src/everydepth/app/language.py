@@ -1,4 +1,4 @@
-"""The Language tab: what each depth would say next, and texts written by depths side by side."""
+"""The Language tab: each depth's next token, and texts written at several depths."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from everydepth.tracing import token_grid
 TOP = 5
 LONGEST_PROMPT = 2000  # characters
 LONGEST_GRID = 96  # columns
-ENOUGH = 1.0  # seconds after which a measurement is not repeated
+ENOUGH = 1.0  # seconds beyond which timing is not repeated
 
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """One continuation: its tokens as text, which were drafted, and how fast it came."""
+    """One continuation: its tokens as text, which ones were drafted, and its speed."""
 
     title: str
     pieces: tuple[str, ...]
@@ -34,7 +34,7 @@ class Writing:
 
 
 def grid(item: Item, prompt: str, new_tokens: int) -> Result:
-    """Each depth's top five at every position of the prompt and its continuation."""
+    """Each depth's top five tokens at every position of the prompt and its continuation."""
     ids = _checked(item, prompt)
     room = _room(item, len(ids))
     return token_grid(
@@ -43,9 +43,9 @@ def grid(item: Item, prompt: str, new_tokens: int) -> Result:
 
 
 def grid_table(found: Result, depth: int | None = None) -> str:
-    """The grid as a table, last depth on top; color is probability, a frame is where it settles.
+    """The grid as HTML, last depth on top; color shows probability, a frame where it settles.
 
-    depth: the row where the dial stands.
+    depth: the row to highlight.
     """
     tokens, chances = found.arrays["tokens"], found.arrays["probability"]
     best, best_chance = found.arrays["top_text"], found.arrays["top_probability"]
@@ -72,7 +72,7 @@ def grid_table(found: Result, depth: int | None = None) -> str:
 
 
 def grid_words(found: Result) -> str:
-    """The grid in a sentence."""
+    """A summary of the grid."""
     settled, last = found.arrays["saturated_at"], len(found.arrays["depth"]) - 1
     half = int((settled <= last // 2).sum())
     return (
@@ -84,9 +84,9 @@ def grid_words(found: Result) -> str:
 
 
 def write(item: Item, prompt: str, depth: int, count: int) -> list[Writing]:
-    """The continuation at a depth, at full depth, and at full depth with drafts of that depth.
+    """The continuation at a depth, at full depth, and at full depth with drafts at that depth.
 
-    The three take turns after a warm start, and the best time of each counts.
+    The three alternate after a warm-up, and the fastest run of each counts.
     """
     ids, last = _checked(item, prompt), item.stream.depth
     count = min(count, _room(item, len(ids)))
@@ -110,7 +110,7 @@ def write(item: Item, prompt: str, depth: int, count: int) -> list[Writing]:
 
 
 def writings(found: Sequence[Writing]) -> str:
-    """Texts side by side, accepted drafts highlighted."""
+    """Texts side by side, with accepted drafts highlighted."""
     cards = "".join(
         f'<div class="ed-card"><h3>{text(one.title)}</h3>'
         f'<p class="ed-speed"><strong>{one.tokens_per_second:,.0f}</strong> tokens/s'
@@ -141,7 +141,7 @@ def _writing(item: Item, ids: list[int], title: str, said: Any, full: Any) -> Wr
 
 
 def _pieces(tokenizer: Any, prompt: list[int], tokens: list[int]) -> tuple[str, ...]:
-    """What each token adds to the text; half a character waits for the token with its rest."""
+    """The text that each token adds; a partial character waits for the token that completes it."""
     growing, last = TextStream(tokenizer, before=prompt), len(tokens) - 1
     return tuple(growing.add([one], last=place == last) for place, one in enumerate(tokens))
 
@@ -166,8 +166,7 @@ def _checked(item: Item, prompt: str) -> list[int]:
     limit = item.stream.positions
     if limit is not None and len(ids) >= limit:
         raise SettingError(
-            f"the prompt has {len(ids)} tokens, but {item.stream.name} can place {limit}; "
-            "shorten it"
+            f"the prompt has {len(ids)} tokens, but {item.stream.name} allows {limit}; shorten it"
         )
     return ids
 

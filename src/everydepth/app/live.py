@@ -1,4 +1,4 @@
-"""The Server tab: the Results that another process publishes."""
+"""The Server tab: Results published by a running server."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from everydepth.errors import DataError
 from everydepth.results import Results
 
-EVERY = 2.0  # seconds between two looks
-LARGEST = 2**23  # bytes of an answer
+EVERY = 2.0  # seconds between updates
+LARGEST = 2**23  # most bytes of an answer
 PATIENCE = 5.0  # seconds
 
 
 def published(address: str) -> Results:
-    """What `address`/v1/results says; the key is that of EVERYDEPTH_API_KEY.
+    """The Results at `address`/v1/results, with the key in EVERYDEPTH_API_KEY.
 
-    The address is given on the command line, never by a page.
+    The address comes from the command line, never from a page.
     """
     import httpx
 
@@ -30,13 +30,13 @@ def published(address: str) -> Results:
             for part in answer.iter_bytes():
                 body += part
                 if len(body) > LARGEST:
-                    raise DataError(f"{url} answers with more than {LARGEST:,} bytes")
+                    raise DataError(f"the answer of {url} has more than {LARGEST:,} bytes")
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise DataError(
             f"{url} does not answer ({type(error).__name__}); is the server running there?"
         ) from error
     if status == 401:
-        raise DataError(f"{url} asks for a key; set EVERYDEPTH_API_KEY for both")
+        raise DataError(f"{url} needs a key; set EVERYDEPTH_API_KEY as for the server")
     if status != 200:
         raise DataError(f"{url} answers {status}; give the address of `everydepth serve`")
     return Results.from_json(_parsed(bytes(body), url))
@@ -48,4 +48,4 @@ def _parsed(body: bytes, url: str) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{url} does not answer with JSON; is it everydepth's?") from error
+        raise DataError(f"the answer of {url} is not JSON; is it everydepth?") from error

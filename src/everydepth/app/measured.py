@@ -1,4 +1,4 @@
-"""The Results tab: whatever was measured of a run, one page for each of its Results."""
+"""The Results tab: all measurements of a run, one page for each of its Results."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from everydepth.app.shelf import Shelf
-from everydepth.errors import DataError, SettingError
+from everydepth.errors import SettingError
 from everydepth.reports.markup import table, text
 from everydepth.reports.reading import read
 from everydepth.results import Results
 
 
 def answers(shelf: Shelf, run: str) -> Mapping[str, Results]:
-    """The Results of a run by its name on the shelf."""
-    if run not in shelf.runs():
-        known = ", ".join(shelf.runs())
-        raise DataError(f"{run[:80]!r} is not a run here; choose from {known}")
-    return read(shelf[run].path, run).answers
+    """The Results of a run, given by its name on the shelf."""
+    return read(shelf.run(run).path, run).answers
 
 
 def first(results: Results) -> str | None:
-    """The measurement to show first; None if there is none with values."""
+    """The measurement to show first; None if none has values."""
     return None if all(r.is_gap for r in results.results.values()) else results.main.name
 
 
 def words(results: Results, name: str | None) -> str:
-    """One measurement in words and numbers, or all in one table."""
+    """One measurement, or all of them, as text and a table."""
     result = None if name is None else results.result(name)
     about = str(results) if result is None else result.about
     shown = results.table(name)
@@ -36,7 +33,7 @@ def words(results: Results, name: str | None) -> str:
 
 
 def figure(results: Results, name: str | None) -> Any:
-    """Its figure; None if it is a table to be read."""
+    """The figure of a measurement; None if it is only a table."""
     try:
         return None if name is None else results.plot(name, backend="plotly")
     except SettingError:

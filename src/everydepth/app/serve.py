@@ -1,4 +1,4 @@
-"""`serve`: from folders to an open page."""
+"""`serve`: start the playground."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ def serve(
     live: str | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Open the playground and stay until it is stopped (Ctrl-C).
+    """Run the playground until it is stopped (Ctrl-C).
 
-    sources: run directories and model folders; without any, the content of `folder`, which is
-    made if it is missing. data: the name of a data set that classifiers are tried on. live: the
-    address of a server whose Results are shown as they are now.
+    sources: run directories and model folders; by default those in `folder`, which are trained if
+        they are missing.
+    data: the name of a dataset to try classifiers on.
+    live: the address of a server whose current Results are shown.
     """
     check_gradio()
     given = [s if isinstance(s, Item) else item_at(Path(s)) for s in sources]
     tab = given[0].tab if given and given[0].has_model else None
-    found = bind(host, port)  # before any work: a port that is taken is said at once
+    found = bind(host, port)  # before any work, so that a port in use fails at once
     with found, own_cache():
         if not given:
             prepare(Path(folder), say=say)

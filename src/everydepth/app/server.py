@@ -1,4 +1,4 @@
-"""The server: this machine only, this page only, and no request to anywhere else."""
+"""The server of the playground: for this machine and this page only; makes no requests itself."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ HOST = "127.0.0.1"
 PORT = 7860
 PORTS_TRIED = 20
 
-# Answers come from several threads, and each of these packages is imported when one first needs it.
-# Some import one another, and two threads that begin at different ends wait for each other.
+# Packages that are imported on first use, from several threads. Some import one another, and two
+# threads that start with different ones would deadlock.
 _NEEDED = ("matplotlib.pyplot", "plotly.basedatatypes", "plotly.offline", "sklearn.datasets")
 
 
 def check_gradio() -> None:
-    """An error that says which extra is missing."""
+    """Raise an error if the extra `app` is not installed."""
     from importlib.util import find_spec
 
     if find_spec("gradio") is None:
@@ -46,7 +46,7 @@ def check_gradio() -> None:
 
 @contextmanager
 def own_cache() -> Generator[Path, None, None]:
-    """A private folder for what Gradio keeps on disk, removed afterwards."""
+    """A private temporary folder for Gradio's files."""
     before = os.environ.get("GRADIO_TEMP_DIR")
     with TemporaryDirectory(prefix="everydepth-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
@@ -60,7 +60,7 @@ def own_cache() -> Generator[Path, None, None]:
 
 
 def in_a_loop(make: Callable[[], T]) -> T:
-    """Call something of Gradio: where no event loop runs, it opens some and never closes them."""
+    """Call `make` in an event loop: without one, Gradio opens some and never closes them."""
 
     async def made() -> T:
         return make()
@@ -82,7 +82,7 @@ def bind(host: str, port: int | None) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host, number))
-            found.listen()  # from here on nobody else gets it, and nobody is refused
+            found.listen()  # from here on, the port is ours
         except OSError as error:
             found.close()
             why = error.strerror
@@ -90,13 +90,13 @@ def bind(host: str, port: int | None) -> socket.socket:
             return found
     taken = f"ports {PORT} to {tried[-1]} are" if port is None else f"port {port} is"
     raise SettingError(
-        f"{taken} not free on {host} ({why}); stop what is there, or choose another: "
+        f"{taken} not free on {host} ({why}); free it, or choose another: "
         f"everydepth app --port {(port or PORT) + PORTS_TRIED}"
     )
 
 
 def server(blocks: Any, shelf: Shelf, found: socket.socket) -> uvicorn.Server:
-    """What answers on a bound socket: `server(...).run(sockets=[found])`."""
+    """A server for a bound socket; start it with `server(...).run(sockets=[found])`."""
     import uvicorn
 
     for name in _NEEDED:
@@ -108,7 +108,7 @@ def server(blocks: Any, shelf: Shelf, found: socket.socket) -> uvicorn.Server:
 
 
 def application(blocks: Any, shelf: Shelf, host: str, port: int) -> FastAPI:
-    """The pages of Gradio, the report that Compare frames, and the headers that shut both in."""
+    """Gradio's page, the report framed by the Compare tab, and the guard around both."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     import gradio as gr
     from fastapi import FastAPI
@@ -131,10 +131,10 @@ def application(blocks: Any, shelf: Shelf, host: str, port: int) -> FastAPI:
         return {"name": "everydepth"}
 
     app.add_middleware(Guard, blocks=blocks)
-    # Another site whose name is made to lead here (DNS rebinding) does not get an answer.
+    # Against DNS rebinding: requests under other host names are refused.
     names = ["localhost", "127.0.0.1", "[::1]", host]
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["*"] if _open(host) else names)
-    # Until an app is launched, which ours never is, Gradio opens any path that a page names.
+    # Before an app is launched, which ours never is, Gradio opens any path that a page names.
     blocks.has_launched = True
     return gr.mount_gradio_app(
         app,
@@ -155,5 +155,5 @@ def application(blocks: Any, shelf: Shelf, host: str, port: int) -> FastAPI:
 
 
 def _open(host: str) -> bool:
-    """Whether the user chose to be reached by other machines, under any name."""
+    """Whether the user allowed other machines to connect, under any name."""
     return host not in ("127.0.0.1", "localhost", "::1")

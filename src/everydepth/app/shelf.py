@@ -1,4 +1,4 @@
-"""What the playground can show: runs and models by name, found in folders."""
+"""The runs and models that the playground can show, by name."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from everydepth.runs import Run
 from everydepth.stream import ResidualStream, as_stream
 
 Tab = Literal["vision", "language", "surface", "other"]
-DEEPEST_FOLDER = 3  # levels below the folder that is searched
+DEEPEST_FOLDER = 3  # levels of folders to search
 
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One run or model. Its model is opened when it is first asked for.
+    """One run or model; its model is loaded on first use.
 
-    given, given_tokenizer, preprocessing: where they do not come from the folder.
+    given, given_tokenizer, preprocessing: used instead of those in the folder.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Item:
 
     @cached_property
     def tab(self) -> Tab:
-        """Where its model belongs."""
+        """The tab that shows its model."""
         task, takes = self.stream.task, self.stream.inputs[0]
         if task == "classification":
             return "vision" if takes == "pixel_values" else "other"
@@ -66,9 +66,9 @@ class Item:
 
     @cached_property
     def data(self) -> str | None:
-        """The data set it was trained on, if the run says so by a name we know.
+        """The dataset it was trained on, if its run has a name we know.
 
-        Never a path: an untrusted config must not choose what is read.
+        Never a path: an untrusted config must not choose which files are read.
         """
         if not self.is_run:
             return None
@@ -80,24 +80,30 @@ class Item:
 
 @dataclass(frozen=True)
 class Shelf:
-    """Items by name, in the order they were found; problems: why some are left out."""
+    """Items by name, in the order they were found. problems: why some were left out."""
 
     items: dict[str, Item] = field(default_factory=dict[str, Item])
     problems: dict[str, str] = field(default_factory=dict[str, str])
 
     def put(self, item: Item) -> Item:
-        """Add an item; a name that is taken gets a number."""
+        """Add an item; if its name is taken, it gets a number."""
         name = untaken(item.name, self.items)
         self.items[name] = replace(item, name=name)
         return self.items[name]
 
     def of(self, tab: Tab) -> list[str]:
-        """The names of those whose model belongs to a tab."""
+        """The names of the items that a tab shows."""
         return [name for name, item in self.items.items() if self._tab(name, item) == tab]
 
     def runs(self) -> list[str]:
-        """The names of those that have something to compare."""
+        """The names of the items that are runs."""
         return [name for name, item in self.items.items() if item.is_run]
+
+    def run(self, name: str) -> Item:
+        """A run by name; an error if there is none."""
+        if name not in (known := self.runs()):
+            raise DataError(f"{name[:80]!r} is not a run here; choose from {', '.join(known)}")
+        return self.items[name]
 
     def _tab(self, name: str, item: Item) -> Tab | None:
         try:
@@ -114,7 +120,7 @@ class Shelf:
 
 
 def shelf_of(folder: Path | None, *more: Item) -> Shelf:
-    """Given items first, then every run below a folder."""
+    """A shelf with the given items, and all runs in a folder."""
     shelf = Shelf()
     for item in more:
         shelf.put(item)
@@ -128,7 +134,7 @@ def item_at(path: Path) -> Item:
     """The run or model in a folder, checked."""
     if not path.is_dir():
         raise DataError(
-            f"{str(path)!r} is not a folder; give a run directory, a folder written by "
+            f"{str(path)!r} is not a folder; give a run directory or a folder written by "
             "save_pretrained, or nothing to see the demo"
         )
     item = Item(path.resolve().name, path)
@@ -144,14 +150,14 @@ def item_at(path: Path) -> Item:
 
 
 def _is_run(path: Path) -> bool:
-    """A run's config.json has a format; a model's has not."""
+    """Whether config.json is a run's, which has a format, and not a model's."""
     found = read_json(path / "config.json")
     return isinstance(found, dict) and "format" in found and "config" in found
 
 
 def _runs_below(folder: Path, levels: int) -> Iterator[Path]:
     for entry in sorted(folder.iterdir()):
-        # A link may lead anywhere: only what lies here belongs to the folder.
+        # Links may lead out of the folder.
         if entry.is_symlink() or not entry.is_dir() or entry.name.startswith("."):
             continue
         if Run.exists(entry):

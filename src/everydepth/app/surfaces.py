@@ -24,14 +24,14 @@ from everydepth.stream import ResidualStream, as_stream, evaluating
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-GRID = 48  # points a side
-INK = "#80868f"  # seen on white and on black
+GRID = 48  # points per side
+INK = "#80868f"  # visible on white and on black
 TITLES = {"end-to-end": "End-to-end", "lpa": "LPA"}
 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A surface and the models that learned it, by title; `surface` None if it is not known."""
+    """A surface (None if unknown), and the models that learned it, by title."""
 
     surface: Surface | None
     streams: dict[str, ResidualStream]
@@ -50,17 +50,17 @@ class Study:
 
     @cached_property
     def learned(self) -> dict[str, Float[np.ndarray, "depth y x"]]:
-        """By title, the readout of every depth 0..L on the grid."""
+        """The readout of every depth 0..L on the grid, by title."""
         return {title: self._readouts(stream) for title, stream in self.streams.items()}
 
     def errors(self) -> dict[str, Float[np.ndarray, " depth"]]:
-        """By title, the mean squared error of each depth on the grid."""
+        """The mean squared error of each depth on the grid, by title."""
         if self.target is None:
             return {}
         return {t: ((z - self.target) ** 2).mean((1, 2)) for t, z in self.learned.items()}
 
     def height(self) -> tuple[float, float]:
-        """One scale for all pictures: that of the target, or of what was learned last."""
+        """The z-range of all figures: that of the target, or else of the last depth."""
         shown = [z[-1] for z in self.learned.values()] if self.target is None else [self.target]
         low, high = min(z.min() for z in shown), max(z.max() for z in shown)
         spare = 0.15 * max(high - low, 1e-6)
@@ -75,7 +75,7 @@ class Study:
 
 
 def study_of(folder: Path, name: str) -> Study:
-    """A surface with what `content.learn_surface` left of it in the folder."""
+    """A surface with the models that `content.learn_surface` trained."""
     streams = {
         TITLES[way]: as_stream(load(surface_folder(folder, name, way), trusted=False))
         for way in WAYS
@@ -84,13 +84,13 @@ def study_of(folder: Path, name: str) -> Study:
 
 
 def study_of_item(item: Item) -> Study:
-    """A user's own model; what it learned is known if its run names a surface."""
+    """A user's model; its surface is known if its run names one."""
     name = (item.data or "").removeprefix("surface:")
     return Study(SURFACES.get(name), {item.name: item.stream})
 
 
 def figure(z: Float[np.ndarray, "y x"], study: Study, title: str) -> Figure:
-    """One surface in 3-D; all of a study share their scale and, while it is turned, their view."""
+    """One surface in 3D; all figures of a study share their scale."""
     from plotly.graph_objects import Figure
 
     low, high = study.height()
@@ -139,7 +139,7 @@ def figures(study: Study, depth: int) -> list[Figure]:
 
 
 def error_figure(study: Study, depth: int) -> Figure | None:
-    """The error of every depth, a line a model, and where the dial stands."""
+    """The error of every depth, one line per model, and a mark at the chosen depth."""
     errors = study.errors()
     if not errors:
         return None
@@ -164,7 +164,7 @@ def error_figure(study: Study, depth: int) -> Figure | None:
 
 
 def words(study: Study, depth: int) -> str:
-    """What is seen, in a sentence."""
+    """A summary of the figures."""
     errors = study.errors()
     if study.surface is None:
         return '<p class="ed-words">The run does not say which surface it learned.</p>'

@@ -1,7 +1,7 @@
-"""A small text to learn in seconds: tales whose end can only be told by remembering the start.
+"""Synthetic tales that a small model learns in seconds, without a download.
 
-A grammar makes them, so they need no download. Who, where and what are named once and needed
-again several sentences later: shallow depths learn the grammar, deeper ones learn to look back.
+A grammar generates them. Who, where and what are named once and needed again several sentences
+later: shallow depths learn the grammar, deeper ones learn to look back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROMPT = "Once upon a time Anna had a golden kite. One day Anna"
 
 
 def tale(random: np.random.Generator) -> str:
-    """One tale: who, what and where come in the first sentences, and again in all others."""
+    """One tale; its first sentences name who, what and where, and the others repeat them."""
 
     def pick(words: tuple[str, ...]) -> str:
         return words[random.integers(len(words))]
@@ -54,7 +54,7 @@ def tales(count: int, *, seed: int = 0) -> list[str]:
 
 
 def save_tokenizer(texts: list[str], folder: Path, *, size: int = 400) -> Any:
-    """Learn a byte-level tokenizer, which can write any prompt, and save its tokenizer.json."""
+    """Train a byte-level tokenizer, which can encode any prompt, and save its tokenizer.json."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())

@@ -1,11 +1,11 @@
-"""Errors on their way to a browser: the sentence, without where files lie on this machine."""
+"""Error messages for a browser, without the paths of this machine."""
 
 from __future__ import annotations
 
 import re
 from html import escape
 
-# An absolute path, up to a quotation mark if it begins with one, else up to white space.
+# An absolute path: up to the closing quote if it is quoted, else up to white space.
 _PATH = re.compile(
     r"""(?<=')(?:/|[A-Za-z]:\\)[^']*[/\\]([^'/\\]*)(?=')|"""
     r"""(?<![\w'./\\])(?:/|[A-Za-z]:\\)(?:[^\s'"()]*[/\\])?([^\s'"()/\\,;]+)"""
@@ -13,7 +13,7 @@ _PATH = re.compile(
 
 
 def for_browser(error: Exception) -> str:
-    """The message as HTML; of a path only its last part.
+    """The message as HTML, with paths reduced to their last part.
 
     >>> for_browser(ValueError("/home/me/runs/one/config.json has no <depth>"))
     'config.json has no &lt;depth&gt;'

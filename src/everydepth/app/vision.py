@@ -1,4 +1,4 @@
-"""The Vision tab: one picture rising through the network, and what each depth costs."""
+"""The Vision tab: one image at every depth of a network, and the cost of each depth."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from everydepth.results.table import shown
 from everydepth.stream import ResidualStream, evaluating
 from everydepth.stream.states import holds_from
 
-TOP = 3  # classes shown a depth
-OFFERED = 24  # pictures to pick from
-MOST_TESTED = 2000  # pictures of a large data set that are looked at
+TOP = 3  # classes shown per depth
+OFFERED = 24  # images to pick from
+MOST_TESTED = 2000  # most images of a dataset that are used
 Number = float | int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rise:
-    """What each depth 0..L says of one picture.
+    """The predictions of depths 0..L for one image.
 
-    chances: (depth, class). settled: the depth from which the top class is the final one.
-    leaves: where the policy lets it leave; None without a policy.
+    chances: probabilities, (depth, class).
+    settled: the depth from which on the top class is the final one.
+    leaves: the depth at which the policy exits; None without a policy.
     """
 
     chances: np.ndarray
@@ -56,7 +57,7 @@ class Rise:
 
 @dataclass(frozen=True, eq=False)
 class Desk:
-    """A classifier of pictures with the data it is tried on; data may be missing."""
+    """An image classifier, and the data to try it on, if any."""
 
     item: Item
     data: str | None = None
@@ -75,11 +76,11 @@ class Desk:
 
     @cached_property
     def valid(self) -> Images | None:
-        """Pictures to calibrate on: neither trained nor tested on, where there are such."""
+        """Images to calibrate on."""
         try:
             return self._split("valid")
         except DataError:
-            # No third split: half of the test pictures calibrate.
+            # Without a validation split, use half of the test images.
             found = self._split("test")
             return None if found is None else found.split((0.5, 0.5))[0]
 
@@ -94,7 +95,7 @@ class Desk:
 
     @cached_property
     def offered(self) -> list[int]:
-        """Rows of the test data: one of each class, then those that settle latest."""
+        """Rows of the test data to pick from: one per class, then those that settle last."""
         if self.test is None:
             return []
         with torch.no_grad(), evaluating(self.stream.model):
@@ -107,7 +108,7 @@ class Desk:
         return firsts + late[: OFFERED - len(firsts)]
 
     def pixels(self, row: int) -> Pixels:
-        """A picture of the test data, in 0..1."""
+        """An image of the test data, in 0..1."""
         assert self.test is not None
         return self.lens.resized(floats(self.test.pixel_values[row : row + 1]))[0]
 
@@ -115,7 +116,7 @@ class Desk:
         return None if self.test is None else int(self.test.labels[row])
 
     def policy(self, risk: float) -> tuple[Policy | None, str]:
-        """A policy that disagrees with the full model at most so often, and what it promises."""
+        """An exit policy with this risk of disagreement, and a description of its guarantee."""
         if self.valid is None:
             return None, "No data to calibrate on: give its name with --data."
         batch = {"pixel_values": self._batch(self.valid), "labels": self.valid.labels}
@@ -126,7 +127,7 @@ class Desk:
 
     @cached_property
     def profile(self) -> Profile:
-        """The run's own, if it has one that fits; else measured now."""
+        """The profile saved in the run if it fits, or else measured now."""
         try:
             return _saved_profile(self.item, self.stream)
         except EveryDepthError:
@@ -138,7 +139,7 @@ class Desk:
 
     @torch.no_grad()
     def rise(self, pixels: Pixels, policy: Policy | None, label: int | None = None) -> Rise:
-        """Run one picture through every depth, and once more with the policy."""
+        """Predict one image at every depth, and with the policy."""
         batch = {"pixel_values": self.lens.normalized(pixels[None])}
         with evaluating(self.stream.model):
             states = self.stream.observe(batch, check_finite=True)
@@ -176,7 +177,7 @@ class Desk:
 
 
 def tower(rise: Rise, depth: int) -> str:
-    """Every depth's top classes, the embedding at the bottom; `depth` is where the dial stands."""
+    """The top classes of every depth, with the embedding at the bottom; highlights `depth`."""
     final = int(rise.chances[-1].argmax())
     rows = "".join(_floor(rise, level, depth, final) for level in range(rise.depth, -1, -1))
     return f'<div class="ed-tower" role="table">{rows}</div>'
@@ -206,7 +207,7 @@ def _floor(rise: Rise, level: int, depth: int, final: int) -> str:
 
 
 def sentence(rise: Rise, depth: int) -> str:
-    """What was found, in words."""
+    """The result in words."""
     truth = "" if rise.label is None else _right(rise)
     parts = [
         f"The network says <b>{text(rise.said(rise.depth))}</b>{truth}.",
@@ -217,7 +218,7 @@ def sentence(rise: Rise, depth: int) -> str:
             else f"; the policy exits at depth {rise.leaves} with <b>"
             f"{text(rise.said(rise.leaves))}</b>."
         ),
-        f"Cut to depth {depth} it would say <b>{text(rise.said(depth))}</b>.",
+        f"Cut to depth {depth}, it would say <b>{text(rise.said(depth))}</b>.",
     ]
     return f'<p class="ed-words">{" ".join(parts)}</p>'
 
@@ -230,7 +231,7 @@ def _right(rise: Rise) -> str:
 
 
 def tiles(found: Profile, depth: int, *, judged: bool) -> str:
-    """Accuracy, latency, parameters and bytes of a depth, beside those of all blocks.
+    """The accuracy, latency, parameters and size of a depth, relative to full depth.
 
     judged: whether the quality was measured on labeled data.
     """
@@ -264,38 +265,38 @@ def tiles(found: Profile, depth: int, *, judged: bool) -> str:
 
 
 def promise(note: str) -> str:
-    """What the policy promises."""
+    """The policy's guarantee as HTML."""
     return f'<p class="ed-soft">{text(note)}</p>' if note else ""
 
 
 def _promised(found: Certificate) -> str:
     if not found.certified:
         return (
-            f"Exit policy: {found.samples} pictures are too few to guarantee that at most "
-            f"{found.risk:.0%} of answers change, so every picture goes to the last depth. "
-            "Allow more risk."
+            f"Exit policy: {found.samples} images are too few to guarantee that at most "
+            f"{found.risk:.0%} of answers change, so every image uses the full depth. Allow more "
+            "risk."
         )
     return (
         f"Exit policy: with probability {1 - found.delta:.0%}, at most {found.risk:.0%} of answers "
-        f"change; calibrated on {found.samples} pictures, which needed {found.speedup:.1f} times "
+        f"change; calibrated on {found.samples} images, which needed {found.speedup:.1f} times "
         "fewer blocks."
     )
 
 
 def gallery(desk: Desk, chosen: int | None) -> str:
-    """Pictures to pick from, as buttons."""
+    """Images to pick from, as buttons."""
     buttons = "".join(
         f'<button data-row="{row}" class="{"ed-chosen" if row == chosen else ""}" '
         f'title="{text(_named(desk, row))}"><img src="{to_data_url(desk.pixels(row))}" '
         f'alt="{text(_named(desk, row))}"></button>'
         for row in desk.offered
     )
-    about = "One of each class, then those the network decides last."
+    about = "One of each class, then those on which the network decides last."
     return f'<p class="ed-soft">{about}</p><div class="ed-gallery">{buttons}</div>'
 
 
 def preview(pixels: Pixels) -> str:
-    """What the model sees."""
+    """The model's input as HTML."""
     return (
         f'<figure class="ed-seen"><img src="{to_data_url(pixels)}" alt="what the network sees">'
         f"<figcaption>what the network sees, {pixels.shape[-1]} x {pixels.shape[-2]} pixels"
@@ -322,7 +323,7 @@ def _preprocessing(item: Item) -> Mapping[str, Any]:
 
 
 def _saved_profile(item: Item, stream: ResidualStream) -> Profile:
-    """The profile that was saved in a run, if it is one of this model."""
+    """The profile saved in a run; an error if it is of another model."""
     check_inside(item.path, item.path)
     found = Profile.load(item.path / "profile")
     if found.model != stream.name or found.depth != stream.depth:

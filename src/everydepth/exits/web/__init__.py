@@ -1,4 +1,4 @@
-"""A network as a web page that answers while it downloads, block after block."""
+"""Write a network as a web page that answers while it downloads, block by block."""
 
 from everydepth.exits.web.pages import write
 

@@ -1,4 +1,4 @@
-"""Graphs whose large tensors are stored in half precision."""
+"""ONNX graphs whose large tensors are stored in half precision."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from everydepth.exits.onnx import quiet_export
 from everydepth.stream import ResidualStream, as_stream, unwrapped
 
-_LARGE = 256  # entries from which a tensor is stored in half precision
-_HALF = ".half"  # behind the name of such a tensor
+_LARGE = 256  # fewest entries of a tensor stored in half precision
+_HALF = ".half"  # appended to the name of such a tensor
 
 
 def write_graph(
@@ -28,9 +28,9 @@ def write_graph(
     dynamic: Any = None,
     named: bool = False,
 ) -> Path:
-    """A graph for one row: a page shows one at a time.
+    """Write a graph for one row, since a page shows one at a time.
 
-    named: keep every tensor of the module as it is, under its name, for `refilled`.
+    named: keep every tensor of the module under its name, for `refilled`.
     """
     with quiet_export():
         program: Any = torch.onnx.export(
@@ -49,9 +49,9 @@ def write_graph(
 
 
 def _halve(path: Path) -> None:
-    """Store large tensors in half precision and widen them when the graph is opened.
+    """Store large tensors in half precision, to be cast to float32 when the graph is loaded.
 
-    WebAssembly has no arithmetic in half precision.
+    WebAssembly cannot compute in half precision.
     """
     onnx: Any = import_module("onnx")
     graph: Any = onnx.load(path)
@@ -76,9 +76,9 @@ def _halve(path: Path) -> None:
 
 
 def refilled(graph_of: Path, module: nn.Module, path: Path) -> Path | None:
-    """A graph that was written with `named`, with the tensors of a module of the same structure.
+    """Copy a graph written with `named`, with the tensors of another module of the same structure.
 
-    Tracing takes seconds a graph. None: the tensors have other names or shapes.
+    Faster than tracing, which takes seconds per graph. Returns None if names or shapes differ.
     """
     onnx: Any = import_module("onnx")
     graph: Any = onnx.load(graph_of)
@@ -89,7 +89,7 @@ def refilled(graph_of: Path, module: nn.Module, path: Path) -> Path | None:
         if name not in given:
             if tensor.name.endswith(_HALF):
                 return None
-            continue  # a constant of the code
+            continue  # a constant in the code
         if list(tensor.dims) != list(given[name].shape):
             return None
         kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
@@ -100,8 +100,8 @@ def refilled(graph_of: Path, module: nn.Module, path: Path) -> Path | None:
 
 
 def rounded(stream: ResidualStream) -> ResidualStream:
-    """The model whose large tensors are what half precision makes of them."""
-    # Not model.float(), which transformers refuses to models that it read from a GGUF file.
+    """The model with its large tensors rounded to half precision."""
+    # Not model.float(), which transformers refuses for models loaded from a GGUF file.
     model = nn.Module.float(copy.deepcopy(unwrapped(stream.model))).eval()
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point() and tensor.numel() >= _LARGE:

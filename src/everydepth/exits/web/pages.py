@@ -1,4 +1,4 @@
-"""The folder of a page: graphs, what they run on, a description, and the page itself."""
+"""Write the folder of a web page: graphs, runtime, description, and the page itself."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _thresholds(stream: ResidualStream, exits: Policy | None) -> list[float | No
         return None
     if exits.kind != "confidence":
         raise UnsupportedModelError(
-            f"a page can leave by confidence, but this policy goes by {exits.kind}; calibrate with "
-            "policy='confidence'"
+            f"a web page can only exit by confidence, but this policy uses {exits.kind}; calibrate "
+            "with policy='confidence'"
         )
     return [None if value == NEVER else float(value) for value in exits.thresholds(stream)]

@@ -1,4 +1,4 @@
-"""A classifier of pictures: one graph holds the embedding and the readout, and one each block."""
+"""An image classifier: one graph with the embedding and the readout, and one per block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXAMPLES = 8
 
 
 def write(stream: ResidualStream, example: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
-    """Write the graphs, compare them, and give what the page must know of them."""
+    """Write and compare the graphs; returns their description for the page."""
     (name,) = _only_picture(stream, example)
     pictures = example[name]
     if len(pictures) < 2:
@@ -47,16 +47,16 @@ def write(stream: ResidualStream, example: Mapping[str, Tensor], folder: Path) -
 
 
 class _Ends(nn.Module):
-    """What comes before the first block, and the readout: one graph, since they may share tensors.
+    """The part before the first block, and the readout, each with its own input.
 
-    Each half is computed from an input of its own.
+    One graph, since they may share tensors.
     """
 
     def __init__(self, stream: ResidualStream, name: str) -> None:
         super().__init__()
         self.model = unwrapped(stream.model)
         self.name = name
-        self._stream = (stream,)  # in a tuple: the model's parameters are registered once
+        self._stream = (stream,)  # in a tuple, so that parameters are registered only once
 
     def forward(self, pictures: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         (stream,) = self._stream
@@ -65,7 +65,7 @@ class _Ends(nn.Module):
 
 
 class _Step(nn.Module):
-    """One block. What it is given beside the state is computed from the shape of the pictures."""
+    """One block. Its other inputs are computed from the shape of the images."""
 
     def __init__(self, stream: ResidualStream, name: str, depth: int, like: Tensor) -> None:
         super().__init__()
@@ -79,13 +79,13 @@ class _Step(nn.Module):
 
 
 def _graphs(stream: ResidualStream, pictures: Tensor, folder: Path) -> list[Path]:
-    """The files in the order in which a page needs them."""
+    """The files, in the order in which a page needs them."""
     (name,) = _names(stream)
     states = stream.observe({name: pictures})
     shapes = {tuple(state.shape[1:]) for state in states}
     if len(shapes) > 1:
         raise UnsupportedModelError(
-            f"the states of {stream.name} change their shape ({', '.join(map(str, shapes))}), so "
+            f"the states of {stream.name} have several shapes ({', '.join(map(str, shapes))}), so "
             "one readout graph cannot serve all depths; use format='onnx' with one depth"
         )
     ends = folder / "ends.onnx"
@@ -106,7 +106,7 @@ def _graphs(stream: ResidualStream, pictures: Tensor, folder: Path) -> list[Path
 
 
 def _compare(stream: ResidualStream, pictures: Tensor, paths: list[Path]) -> Tensor:
-    """Run the graphs as the page does; give the logits of each picture at each depth."""
+    """Compare the graphs, run as on the page; returns the logits of each image at each depth."""
     ends, *blocks = (opened(path) for path in paths)
     (name,) = _names(stream)
     rows: list[Tensor] = []
@@ -129,7 +129,7 @@ def _only_picture(stream: ResidualStream, example: Mapping[str, Tensor]) -> list
     if names != _names(stream) or example[names[0]].ndim != 4:
         shapes = {name: tuple(value.shape) for name, value in example.items()}
         raise UnsupportedModelError(
-            f"a page takes pictures alone, or text a language model continues, but the example has "
+            f"a web page needs images alone, or the text of a language model, but the example has "
             f"{shapes}; use format='onnx' for other inputs"
         )
     return names

@@ -1,4 +1,4 @@
-"""What a page runs on: files of npm packages that go along with it."""
+"""The runtime of a web page: files from npm packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everydepth.errors import ExportError, SettingError, UnsupportedModelError
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """Some files of one version of an npm package."""
+    """The files we need from an npm package."""
 
     name: str
     version: str
@@ -30,9 +30,9 @@ TOKENS = Package(name="@huggingface/tokenizers", version="0.2.0", files=("tokeni
 
 
 def runtime_files(given: str | Path | None, packages: tuple[Package, ...]) -> list[Path]:
-    """The files of the packages: in the folder given, or fetched by npm.
+    """The files of the packages, from the given folder or downloaded by npm.
 
-    given: a folder that holds them, or a node_modules that holds the packages.
+    given: a folder with the files, or a node_modules folder with the packages.
     """
     return [file for package in packages for file in _files(given, package)]
 
@@ -51,17 +51,16 @@ def _files(given: str | Path | None, package: Package) -> list[Path]:
             return files
     raise SettingError(
         f"runtime={str(given)!r} lacks {' or '.join(package.files)}; give the folder of the npm "
-        f"package {package.name} ({package.version}), or leave it out to have npm fetch it"
+        f"package {package.name} ({package.version}), or leave it out to let npm download it"
     )
 
 
 def _fetch(kept: Path, package: Package) -> None:
-    """Let npm fetch the package and keep the files a page needs."""
+    """Download the package with npm, and keep the files we need."""
     if shutil.which("npm") is None:
         raise UnsupportedModelError(
-            f"format='web' needs {package.name} {package.version}, and there is no npm to fetch "
-            "it; install Node.js, or give runtime= a folder that holds "
-            + " and ".join(package.files)
+            f"format='web' needs {package.name} {package.version}, but there is no npm to download "
+            f"it; install Node.js, or give runtime= a folder with {' and '.join(package.files)}"
         )
     with tempfile.TemporaryDirectory() as folder:
         command = ["npm", "pack", f"{package.name}@{package.version}", "--silent"]
@@ -69,7 +68,7 @@ def _fetch(kept: Path, package: Package) -> None:
         archives = list(Path(folder).glob("*.tgz"))
         if done.returncode != 0 or len(archives) != 1:
             raise ExportError(
-                f"npm did not fetch {package.name} {package.version} "
+                f"npm could not download {package.name} {package.version} "
                 f"({done.stderr.strip()[-300:]}); check the network, or give runtime= a folder "
                 "that holds it"
             )

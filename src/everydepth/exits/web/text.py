@@ -1,7 +1,7 @@
-"""A language model, token by token: the words in pieces, and one graph per block with its cache.
+"""A language model, token by token: the vocabulary in pieces, and one graph per block.
 
-Embedding and readout hold most of a small model's bytes. They come in pieces, the words that the
-example uses first, so that the first blocks need not wait for words nobody says.
+The embedding and the readout hold most of a small model's bytes. They are split into pieces, with
+the words of the example first, so that the first blocks need not wait for rare words.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from everydepth.exits.web.graphs import refilled, rounded, write_graph
 from everydepth.stream import Cursor, ResidualStream, as_stream, unwrapped
 
 _PIECES = 4
-_FEW = 4096  # words up to which the vocabulary is one piece
-_PROMPT = 8  # tokens of a row of the example that the page begins with
+_FEW = 4096  # largest vocabulary that is kept in one piece
+_PROMPT = 8  # tokens of an example that the page uses as a prompt
 _NEW = 32  # tokens it writes
 _EXAMPLES = 4
-_PAST = 5  # tokens in the cache while a graph is traced; any number but 0 and 1
+_PAST = 5  # tokens in the cache while tracing; any number except 0 and 1
 
 
 @dataclass(frozen=True)
 class _Example:
-    """A prompt, its tokens, and what each depth writes."""
+    """A prompt, its tokens, and the continuation at each depth."""
 
     prompt: str
     ids: list[int]
@@ -47,7 +47,7 @@ def write(
     tokenizer: Any,
     folder: Path,
 ) -> dict[str, Any]:
-    """Write the graphs, compare them, and give what the page must know of them."""
+    """Write and compare the graphs; returns their description for the page."""
     ids = _tokens(stream, example)
     words, packed = _tokenizer(tokenizer)
     half = rounded(stream)
@@ -77,15 +77,15 @@ def write(
 
 
 class _Ends(nn.Module):
-    """The embedding of a word and the readout, over a piece of the vocabulary.
+    """The embedding of a word, and the readout, over a piece of the vocabulary.
 
-    One graph, since they may share tensors. Its past has but a length, which is the position.
+    One graph, since they may share tensors. Only the length of `past` matters: the position.
     """
 
     def __init__(self, stream: ResidualStream) -> None:
         super().__init__()
         self.model = unwrapped(stream.model)
-        self._stream = (stream,)  # in a tuple: the model's parameters are registered once
+        self._stream = (stream,)  # in a tuple, so that parameters are registered only once
 
     def forward(self, row: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         (stream,) = self._stream
@@ -94,7 +94,7 @@ class _Ends(nn.Module):
 
 
 class _Step(nn.Module):
-    """The only block of a stream, on one token more than its cache has."""
+    """The only block of a stream, run on one new token."""
 
     def __init__(self, stream: ResidualStream) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class _Step(nn.Module):
     def forward(self, h: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (stream,) = self._stream
         row = torch.zeros(h.shape[:2], dtype=torch.long)
-        # While a graph is traced, starting runs the block as well and extends its cache.
+        # While tracing, `start` also runs the block and extends its cache.
         spent, cache = _filled(stream, keys, values), _filled(stream, keys, values)
         cursor = _with_cache(stream.start({"input_ids": row}, cache=spent), spent, cache)
         out = stream.step(replace(cursor, h=h)).h
@@ -125,20 +125,20 @@ def _with_cache(cursor: Cursor, old: Any, new: Any) -> Cursor:
 
 
 Shape = tuple[int, int, int]
-"""Heads, width of a key, width of a value."""
+"""The number of heads, and the widths of a key and a value."""
 
 
 def _graphs(
     stream: ResidualStream, pieces: list[Tensor], shapes: list[Shape], folder: Path
 ) -> tuple[list[Path], list[Path]]:
-    """The graphs of the pieces, and those of the blocks."""
+    """The graphs of the vocabulary's pieces, and those of the blocks."""
     past = {2: torch.export.Dim.AUTO}
     h = torch.zeros(1, 1, stream.observe({"input_ids": torch.tensor([[0]])})[0].shape[-1])
     row = torch.tensor([[0]])
 
     def only(number: int) -> ResidualStream:
         alone = as_stream(stream.kept([number], share=True), **stream.options)
-        alone.new_cache()  # its class is found by trying, which a graph being traced cannot
+        alone.new_cache()  # finds the cache's class by trial, which is impossible while tracing
         return alone
 
     ends: list[Path] = []
@@ -162,7 +162,7 @@ def _graphs(
 
 
 def _alike(stream: ResidualStream, one: int, other: int) -> bool:
-    """Whether two blocks seem to differ in their tensors only; the graphs are compared anyway."""
+    """Whether two blocks seem to differ only in their tensors; the graphs are compared anyway."""
     modules = [str(stream.blocks[number - 1].module) for number in (one, other)]
     return modules[0] == modules[1] and stream.window(one) == stream.window(other)
 
@@ -173,7 +173,7 @@ def _past(shape: Shape, length: int = _PAST) -> tuple[Tensor, Tensor]:
 
 
 def _with_words(stream: ResidualStream, piece: Tensor) -> ResidualStream:
-    """The stream, whose modules are copies, with these rows of its embedding and its head only."""
+    """The stream with only these rows of its embedding and head; changes it in place."""
     model: Any = unwrapped(stream.model)
     into, out = model.get_input_embeddings(), stream.linear_head("a page")
     tied = into.weight is out.weight
@@ -188,7 +188,7 @@ def _with_words(stream: ResidualStream, piece: Tensor) -> ResidualStream:
 
 
 def _pieces(stream: ResidualStream, ids: list[list[int]], words: Any) -> list[Tensor]:
-    """The vocabulary in pieces: the words of the example, single characters, then the others."""
+    """The vocabulary in pieces: the words of the examples, single characters, then the others."""
     model: Any = unwrapped(stream.model)
     count, known = stream.linear_head("a page").out_features, model.get_input_embeddings().weight
     if count <= _FEW or known.shape[0] != count:
@@ -203,7 +203,7 @@ def _pieces(stream: ResidualStream, ids: list[list[int]], words: Any) -> list[Te
 
 
 def _ranges(piece: Tensor) -> list[list[int]]:
-    """Ascending numbers as [first, how many]."""
+    """Ascending numbers as runs [first, length]."""
     runs: list[list[int]] = []
     for number in piece.tolist():
         if runs and number == sum(runs[-1]):
@@ -224,14 +224,14 @@ def _cache_shapes(stream: ResidualStream) -> list[Shape]:
         shapes.append((keys.shape[1], keys.shape[3], values.shape[3]))
     if len(shapes) < stream.depth:
         raise UnsupportedModelError(
-            f"{stream.name} keeps something else than keys and values by token, which a page "
-            "cannot; use format='hf'"
+            f"{stream.name} caches something other than keys and values per token, which a web "
+            "page does not support; use format='hf'"
         )
     return shapes
 
 
 def _most(stream: ResidualStream) -> int | None:
-    """How many tokens a text may have; None: any number."""
+    """The most tokens of a text; None if there is no limit."""
     windows = [stream.window(depth) for depth in range(1, stream.depth + 1)]
     return min((most for most in (*windows, stream.positions) if most is not None), default=None)
 
@@ -240,15 +240,15 @@ def _tokens(stream: ResidualStream, example: Mapping[str, Tensor]) -> list[list[
     ids = example.get("input_ids")
     if ids is None or ids.ndim != 2:
         raise BatchError(
-            f"a page of text needs tokens as its example, but it has {list(example)}; give "
-            "example={'input_ids': ...}, texts such as the model is to continue"
+            f"a web page for text needs tokens in its example, but it has {list(example)}; give "
+            "example={'input_ids': ...}, with typical texts"
         )
     real = example.get("attention_mask", torch.ones_like(ids)).bool()
     return [row[mask].tolist() for row, mask in zip(ids, real, strict=True)]
 
 
 def _tokenizer(tokenizer: Any) -> tuple[Any, bytes]:
-    """The tokenizer in Python, and what a browser needs of it."""
+    """The tokenizer, and its compressed description for a browser."""
     from tokenizers import Tokenizer
 
     with tempfile.TemporaryDirectory() as name:
@@ -257,8 +257,8 @@ def _tokenizer(tokenizer: Any) -> tuple[Any, bytes]:
         file, beside = Path(name) / "tokenizer.json", Path(name) / "tokenizer_config.json"
         if not file.is_file():
             raise SettingError(
-                "a page of text needs tokenizer=, with a tokenizer.json; give the model's own fast "
-                "one, AutoTokenizer.from_pretrained(...)"
+                "a web page for text needs tokenizer=, with a tokenizer.json; give the model's own "
+                "fast one, AutoTokenizer.from_pretrained(...)"
             )
         found = {
             "tokenizer": json.loads(file.read_text("utf-8")),
@@ -274,8 +274,8 @@ def _continued(stream: ResidualStream, words: Any, row: list[int], most: int | N
     new = _NEW if most is None else min(_NEW, most - len(ids))
     if not ids or new < 1:
         raise BatchError(
-            f"a row of the example begins with {row[:_PROMPT]}, the text {prompt!r}, which cannot "
-            f"be continued within {most} tokens; give texts of one word or more"
+            f"an example begins with the tokens {row[:_PROMPT]} ({prompt!r}), which cannot be "
+            f"continued within {most} tokens; give texts of at least one word"
         )
     depths = range(1, stream.depth + 1)
     found = [generate(stream, [ids], depth=depth, max_new_tokens=new) for depth in depths]
@@ -289,7 +289,7 @@ def _compare(
     graphs: tuple[list[Path], list[Path]],
     example: _Example,
 ) -> None:
-    """Run the graphs as the page does, along the text of the last depth; look at every depth."""
+    """Compare every depth of the graphs, run as on the page, along the last depth's text."""
     text = [*example.ids, *example.tokens[-1]]
     batch = {"input_ids": torch.tensor([text])}
     states = stream.observe(batch)
