@@ -22,7 +22,7 @@ def trained(rows: Images) -> ViTForImageClassification:
         num_hidden_layers=3,
         num_attention_heads=4,
         intermediate_size=64,
-        initializer_range=0.1,  # so small a network learns faster from larger weights
+        initializer_range=0.1,  # a network this small learns faster from larger weights
     )
     model = ViTForImageClassification(config)
     ed.fit(ed.EveryDepth(model, ed.lpa()), rows, epochs=8, batch_size=64, lr=5e-3)

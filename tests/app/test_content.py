@@ -26,8 +26,8 @@ def test_what_is_missing_is_made_once(folder: Path) -> None:
     said: list[str] = []
     prepare(folder, TINY, say=said.append)
     assert [line.partition(" for the playground")[0] for line in said] == [
-        "making a language model of small tales",
-        "making a surface, end-to-end and with LPA",
+        "training a language model of small tales",
+        "training a surface, end-to-end and with LPA",
     ]
     prepare(folder, TINY, say=lambda line: pytest.fail(line))
     shelf = shelf_of(folder)

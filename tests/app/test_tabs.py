@@ -216,7 +216,7 @@ def test_a_prompt_that_is_empty_or_too_long_is_said(shelf: Shelf) -> None:
         language.grid(item, "", 3)
     with pytest.raises(SettingError, match="but 2,000 is the limit here"):
         language.write(item, "x" * 2001, 1, 3)
-    with pytest.raises(SettingError, match=r"can place 128; shorten it"):
+    with pytest.raises(SettingError, match=r"allows 128; shorten it"):
         language.write(item, "x y " * 400, 1, 3)
     near = "x" * 126  # a byte a token: two places are left
     assert all(len(one.pieces) <= 3 for one in language.write(item, near, 1, 50))

@@ -80,7 +80,7 @@ def export(
     ] = None,
     split: Split = "train",
     data_root: Annotated[
-        str | None, typer.Option(help="The folder that holds named data sets.")
+        str | None, typer.Option(help="The folder with named datasets.")
     ] = None,
     max_samples: Annotated[
         int | None, typer.Option(min=1, help="Use only the first N rows.")
