@@ -1,6 +1,6 @@
-"""What this machine offers: versions, devices, threads, memory, and which extras are installed.
+"""Information about this machine: versions, devices, threads, memory, and installed extras.
 
-Only reads; no thread count or other global setting is changed.
+Read-only: no thread count or other global setting is changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -27,13 +27,13 @@ from everydepth.errors import SettingError
 
 DISTRIBUTION = "everydepth"
 DATA_VARIABLE = "EVERYDEPTH_DATA"
-"""Names the folder that holds data sets by name."""
+"""The environment variable with the folder of named datasets."""
 REPORTED_PACKAGES = (DISTRIBUTION, "torch", "transformers", "accelerate", "numpy")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """Somewhere tensors can live; `name` is what `torch.device` takes."""
+    """A device for tensors; `name` is for `torch.device`."""
 
     name: str
     description: str
@@ -42,7 +42,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Extra:
-    """An optional set of packages; `missing` holds the requirements that are not met."""
+    """An optional set of packages; `missing` lists those that are not installed."""
 
     name: str
     missing: tuple[str, ...]
@@ -55,7 +55,7 @@ class Extra:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A snapshot; `current()` takes it. A version is None where the package is not installed."""
+    """A snapshot taken by `current()`. The version of a package that is not installed is None."""
 
     python: str
     platform: str
@@ -71,7 +71,7 @@ class Environment:
 
     @classmethod
     def current(cls) -> Environment:
-        # torch takes seconds to import, and whoever only wants the class should not wait for it.
+        # Imported here: torch takes seconds, and most users of this module do not need it.
         import psutil
         import torch
 
@@ -121,8 +121,18 @@ class Environment:
         return table
 
 
+def require(what: str, *packages: str, extra: str) -> None:
+    """Raise an error if packages that `what` needs are not installed."""
+    missing = [name for name in packages if util.find_spec(name) is None]
+    if missing:
+        raise SettingError(
+            f"{what} needs {', '.join(missing)}, which is not installed; "
+            f"pip install 'everydepth[{extra}]'"
+        )
+
+
 def machine() -> dict[str, Any]:
-    """What a measured figure depends on, without anything private to this machine."""
+    """The properties of this machine that measurements depend on, without private details."""
     now = Environment.current()
     return {
         "date": dt.date.today().isoformat(),
@@ -136,7 +146,7 @@ def machine() -> dict[str, Any]:
 
 
 def usable_device(name: Any) -> Any:
-    """The torch device of that name, if this machine has it.
+    """The torch device of a name; an error if this machine does not have it.
 
     >>> from everydepth.environment import usable_device
     >>> usable_device("cpu")
@@ -146,7 +156,7 @@ def usable_device(name: Any) -> Any:
 
     try:
         found = torch.device(name)
-        torch.empty(1, device=found).item()  # which the device "meta" has not
+        torch.empty(1, device=found).item()  # fails on the device "meta"
     except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
         known = ", ".join(device.name for device in _devices())
         reason = str(error).splitlines()[0][:100]
@@ -157,7 +167,7 @@ def usable_device(name: Any) -> Any:
 
 
 def command_line() -> str:
-    """The command this process was started with, as one would type it again."""
+    """The command that started this process, as one would type it."""
     program = Path(sys.argv[0] if sys.argv else "")
     if program.name == "__main__.py":  # python -m everydepth
         program = program.parent
@@ -175,7 +185,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def _usable_cpus() -> int:
-    # A container or a job scheduler may allow fewer than the machine has; not every system tells.
+    # A container or job scheduler may allow fewer than the machine has; not all systems tell.
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
@@ -203,7 +213,7 @@ def _extras() -> Iterator[Extra]:
     try:
         distribution = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        # Run from a source tree that was never installed: nothing says which extras exist.
+        # In a source tree that was never installed, the extras are unknown.
         return
     requirements = [Requirement(line) for line in distribution.requires or ()]
     folder = _source_folder(distribution)
@@ -251,7 +261,7 @@ def _source_folder(distribution: metadata.Distribution) -> str | None:
 def _extra_line(extra: Extra) -> Text:
     if extra.present:
         return Text("present", style="green")
-    # Text, not markup: markup would take the brackets of everydepth[onnx] for a style.
+    # Text, not markup, which would take the brackets in everydepth[onnx] for a style.
     return Text.assemble(
         ("missing", "yellow"), f" {', '.join(extra.missing)}\n", (extra.install, "bold")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import os
 import signal
 import struct
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 import everydepth as ed
 from everydepth.cli.main import build_app
-from everydepth.engines import gguf_cut, llama_cpp
+from everydepth.engines import gguf_cut
 from everydepth.engines.gguf_cut import cut_gguf, ranges, spelled
 from everydepth.engines.gguf_file import GGUF
 from everydepth.errors import (
@@ -228,7 +229,7 @@ def test_a_damaged_count_of_blocks_does_not_fill_the_memory(model: Path, tmp_pat
     at = count.index(key) + len(key) + 4  # the type of the value comes first
     file = tmp_path / "damaged.gguf"
     file.write_bytes(count[:at] + struct.pack("<I", 2**32 - 1) + count[at + 4 :])
-    with pytest.raises(UnsupportedModelError, match="counts 4294967295 blocks"):
+    with pytest.raises(UnsupportedModelError, match="claims 4294967295 blocks"):
         cut_gguf(file, tmp_path / "out.gguf", depth=2**31)
     with pytest.raises(SettingError, match="no model has 99999999999 blocks"):
         cut_gguf(model, tmp_path / "out.gguf", keep="1-99999999999")
@@ -267,6 +268,6 @@ def test_what_does_not_apply_is_refused(model: Path, tmp_path: Path) -> None:
 def test_a_missing_engine_says_how_to_install_it(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_cpp, "find_spec", lambda _: None)
-    with pytest.raises(UnsupportedModelError, match=r'pip install "everydepth\[gguf\]"'):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(SettingError, match=r"pip install 'everydepth\[gguf\]'"):
         cut_gguf(model, tmp_path / "out.gguf", depth=1)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from everydepth.app.content import DEMO, prepare
-from everydepth.app.server import HOST, bind, check_gradio, in_a_loop, own_cache, server
+from everydepth.app.server import HOST, bind, in_a_loop, own_cache, server
 from everydepth.app.shelf import Item, item_at, shelf_of
+from everydepth.environment import require
 
 
 def serve(
@@ -30,7 +31,7 @@ def serve(
     data: the name of a dataset to try classifiers on.
     live: the address of a server whose current Results are shown.
     """
-    check_gradio()
+    require("the playground", "gradio", extra="app")
     given = [s if isinstance(s, Item) else item_at(Path(s)) for s in sources]
     tab = given[0].tab if given and given[0].has_model else None
     found = bind(host, port)  # before any work, so that a port in use fails at once

@@ -33,17 +33,6 @@ PORTS_TRIED = 20
 _NEEDED = ("matplotlib.pyplot", "plotly.basedatatypes", "plotly.offline", "sklearn.datasets")
 
 
-def check_gradio() -> None:
-    """Raise an error if the extra `app` is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("gradio") is None:
-        raise SettingError(
-            "the playground needs gradio, which is not installed; install the extra: "
-            "pip install 'everydepth[app]'"
-        )
-
-
 @contextmanager
 def own_cache() -> Generator[Path, None, None]:
     """A private temporary folder for Gradio's files."""

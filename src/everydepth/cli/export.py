@@ -79,9 +79,7 @@ def export(
         typer.Option(help="Data, needed by --format onnx or web, --recalibrate and --weights."),
     ] = None,
     split: Split = "train",
-    data_root: Annotated[
-        str | None, typer.Option(help="The folder with named datasets.")
-    ] = None,
+    data_root: Annotated[str | None, typer.Option(help="The folder with named datasets.")] = None,
     max_samples: Annotated[
         int | None, typer.Option(min=1, help="Use only the first N rows.")
     ] = None,

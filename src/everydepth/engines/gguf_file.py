@@ -14,7 +14,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from everydepth.errors import DataError, UnsupportedModelError
+from everydepth.environment import require
+from everydepth.errors import DataError
 
 MAGIC = b"GGUF"
 
@@ -242,10 +243,6 @@ class _Header:
 
 def block_sizes() -> dict[int, tuple[int, int]]:
     """By tensor type: the number of entries in a quantization block, and its bytes."""
-    try:
-        constants = import_module("gguf.constants")
-    except ImportError as error:
-        raise UnsupportedModelError(
-            f'GGUF needs {error.name}, which is not installed; pip install "everydepth[gguf]"'
-        ) from error
+    require("GGUF", "gguf", extra="gguf")
+    constants = import_module("gguf.constants")
     return {int(kind): size for kind, size in constants.GGML_QUANT_SIZES.items()}

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.engines import llama_cpp
-from everydepth.engines.gguf_file import block_sizes
 from everydepth.engines.gguf_tokens import SAMPLES, add_tokens
 from everydepth.engines.llama_cpp import Step
 from everydepth.errors import ExportError, UnsupportedModelError
@@ -44,7 +43,6 @@ def write_gguf(
     tokenizer: the model's fast tokenizer; llama.cpp must tokenize texts identically.
     """
     llama_cpp.check_installed()
-    block_sizes()  # raises our own error if gguf is missing
     model = unwrapped(stream.model)
     dtype = next(model.parameters()).dtype
     if dtype not in _TOLERANCE:

@@ -10,13 +10,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from everydepth.engines.gguf_file import GGUF
-from everydepth.errors import ExportError, UnsupportedModelError
+from everydepth.environment import require
+from everydepth.errors import ExportError
 
 _PATIENCE = 600  # seconds for loading and a few tokens
 _TOP = 64  # number of most probable tokens compared at each step
@@ -31,12 +31,8 @@ class Step:
 
 
 def check_installed() -> None:
-    """Raise an error if llama.cpp is not installed."""
-    if find_spec("xllamacpp") is None:
-        raise UnsupportedModelError(
-            "GGUF files are checked in llama.cpp, which needs xllamacpp; "
-            'pip install "everydepth[gguf]"'
-        )
+    """Raise an error if llama.cpp or the package gguf is not installed."""
+    require("a GGUF file, which is checked in llama.cpp,", "gguf", "xllamacpp", extra="gguf")
 
 
 def continued(

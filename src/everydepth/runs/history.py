@@ -32,7 +32,7 @@ def history(lines: Sequence[Mapping[str, Any]]) -> Results:
         step = line.get("step", place)
         for name, depth, value in _numbers_in(line):
             steps, values = seen.setdefault(_WORDS.get(name, name), {}).setdefault(depth, ([], []))
-            steps.append(_float(step) if _is_number(step) else place)
+            steps.append(_float(step) if is_number(step) else place)
             values.append(value)
     found = (_measured(name, points) for name, points in seen.items())
     return Results(results=named(*filter(None, found)), kind="training")
@@ -72,7 +72,7 @@ def _numbers_in(
         name = f"{prefix}{key}"
         if key in _NO_CURVE or isinstance(value, bool):
             continue
-        if _is_number(value):
+        if is_number(value):
             yield name, None, _float(value)
         elif isinstance(value, list):
             yield from _by_depth(name, dict(enumerate(value, start=1)))  # depths 1..L, from `fit`
@@ -84,11 +84,12 @@ def _numbers_in(
 
 def _by_depth(name: str, values: Mapping[int, Any]) -> Iterator[tuple[str, int | None, float]]:
     for depth, value in values.items():
-        if _is_number(value):
+        if is_number(value):
             yield name, depth, _float(value)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a number; bools are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

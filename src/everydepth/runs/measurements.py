@@ -11,6 +11,7 @@ import numpy as np
 from everydepth.results import Result, Results, named, rows
 from everydepth.results.result import readable
 from everydepth.results.results import class_of
+from everydepth.runs.history import is_number
 
 Row = Mapping[str, Any]
 
@@ -26,7 +27,7 @@ def measurements(content: Sequence[Row], settings: Mapping[str, Any]) -> dict[st
     """A curve for every measured number over every number that varies, and a table of all rows."""
     first = content[0]
     # Rows may have different columns: one that some of them lack has no curve.
-    known = [name for name in first if all(_is_number(row.get(name)) for row in content)]
+    known = [name for name in first if all(is_number(row.get(name)) for row in content)]
     across = [n for n in known if n in settings and n != "seed" and _differs(content, n)]
     measured = [name for name in known if name not in settings]
     found: list[Result] = []
@@ -43,10 +44,6 @@ def measurements(content: Sequence[Row], settings: Mapping[str, Any]) -> dict[st
         section="growth",
     )
     return named(*found, cells)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _differs(content: Sequence[Row], name: str) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
+from everydepth.environment import require
 from everydepth.errors import SettingError
 from everydepth.serving.recipe import Recipe
 
@@ -49,10 +49,7 @@ def deployment(recipe: Recipe, replicas: str = "1", *, cpus: float = 1.0) -> Any
     number of replicas follows the load. A new deployment replaces the replicas one by one, and each
     may finish its requests.
     """
-    if find_spec("ray") is None or find_spec("grpc_reflection") is None:
-        raise SettingError(
-            "--ray needs Ray Serve; install the extras: pip install 'everydepth[serve,ray]'"
-        )
+    require("--ray", "ray", "grpc_reflection", extra="serve,ray")
     from ray import serve
 
     least, most = replica_counts(replicas)

@@ -42,7 +42,6 @@ class LlamaCpp(Upstream):
         rungs = {depth: Rung("", f"rung-{depth}") for depth in depths}
         super().__init__(stream, rungs, governor=governor, places=places, speaks=completion)
         self._tokenizer = tokenizer
-        self._held = ExitStack()
 
     def start(self) -> None:
         engine: Any = import_module("xllamacpp")
@@ -62,10 +61,6 @@ class LlamaCpp(Upstream):
                 stack.callback(servers.clear)  # a server ends with its last reference
             self._held = stack.pop_all()
         super().start()
-
-    def stop(self) -> None:
-        super().stop()
-        self._held.close()
 
 
 async def completion(rung: Rung, request: Request) -> AsyncGenerator[Tokens, None]:

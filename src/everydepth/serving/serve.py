@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everydepth.config import checked
+from everydepth.environment import require
 from everydepth.errors import SettingError
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
@@ -31,14 +32,7 @@ HOST, PORT = "127.0.0.1", 8000
 
 def check_installed() -> None:
     """Raise an error if the extra `serve` is not installed."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("fastapi", "prometheus_client", "uvicorn") if not find_spec(name)]
-    if missing:
-        raise SettingError(
-            f"the server needs {', '.join(missing)}; install the extra: "
-            "pip install 'everydepth[serve]'"
-        )
+    require("the server", "fastapi", "prometheus_client", "uvicorn", extra="serve")
 
 
 @dataclass(frozen=True, kw_only=True)

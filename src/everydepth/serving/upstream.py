@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -100,13 +100,14 @@ class Upstream:
         self.governor = governor or Fixed(max(self.rungs))
         self.places, self._speaks = places, speaks
         self.costs, self.counts = Costs(), Counts()
-        self._running = False
+        self._running, self._held = False, ExitStack()
 
     def start(self) -> None:
         self._running = True
 
     def stop(self) -> None:
         self._running = False
+        self._held.close()  # what a subclass started
 
     @property
     def ready(self) -> bool:

@@ -60,7 +60,6 @@ class Vllm(Upstream):
             for depth in chosen
         }
         super().__init__(stream, rungs, governor=governor)
-        self._held = ExitStack()
         self._processes: list[tuple[Rung, subprocess.Popen[bytes], Path]] = []
 
     def start(self) -> None:
@@ -74,10 +73,6 @@ class Vllm(Upstream):
             self._wait()
             self._held = stack.pop_all()
         super().start()
-
-    def stop(self) -> None:
-        super().stop()
-        self._held.close()
 
     def _launch(self, rung: Rung, place: Path, stack: ExitStack) -> None:
         with bound("127.0.0.1", 0) as sock:
