@@ -69,7 +69,7 @@ def test_the_calibrated_policy_says_what_it_promises(desk: vision.Desk) -> None:
     assert loose is not None
     assert loose.certificate is not None
     assert loose.certificate.certified
-    assert "at most 90% of answers change; calibrated on 180 pictures" in note
+    assert "at most 90% of answers change; calibrated on 180 images" in note
     _, note = desk.policy(0.001)
     assert "180 images are too few to guarantee" in note
 

@@ -83,8 +83,8 @@ def _failing(monkeypatch: pytest.MonkeyPatch, error: Exception, *more: str) -> N
         ),
         (
             KeyError("depth"),
-            "error: KeyError: 'depth'; add --debug for the traceback, and report it if the command "
-            "was right\n",
+            "error: KeyError: 'depth'; add --debug for the traceback, and report it if you think "
+            "it is a bug\n",
         ),
     ],
 )

@@ -189,7 +189,7 @@ def test_points_and_texts_become_batches(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no tokenizer"):
         load_batches(str(tmp_path), mlp, str(tmp_path / "a.txt"))
     (tmp_path / "t.tsv").write_text("a\tb\n1\t2\n")
-    with pytest.raises(DataError, match=r"a table with the columns a, b; say which .* --text"):
+    with pytest.raises(DataError, match=r"a table with the columns a, b; give the one .* --text"):
         load_batches(str(tmp_path), mlp, str(tmp_path / "t.tsv"))
 
 

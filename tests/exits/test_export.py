@@ -189,7 +189,7 @@ def test_a_policy_travels_with_the_full_model(tmp_path: Path) -> None:
     again = Policy.load(out / "exit_policy.json")
     expected = predict(model, batch, policy=policy)
     assert torch.equal(predict(load(out), batch, policy=again).depths, expected.depths)
-    assert "nothing is promised" in (out / "README.md").read_text()
+    assert "without a guarantee" in (out / "README.md").read_text()
 
 
 def test_an_existing_export_is_replaced_only_if_told(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
     for depth in (0, 5, -1):
         with pytest.raises(DepthError, match=f"depth {depth}, but ViT.* has 4 blocks; use 1 to 4"):
             export(model, out, depth=depth)
-    with pytest.raises(SettingError, match="depth=2 together with exits="):
+    with pytest.raises(SettingError, match="depth=2 with exits="):
         export(model, out, depth=2, exits=Confidence(threshold=0.5))
     with pytest.raises(PolicyError, match="thresholds for 3 depths"):
         export(model, out, exits=Confidence(threshold=(0.5, 0.5)))

@@ -153,7 +153,9 @@ def test_a_model_that_cannot_be_loaded_is_an_error_that_says_why(tmp_path: Path)
     with pytest.raises(DataError, match=r"'no/such-model' is neither a local folder nor found"):
         load("no/such-model")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no readable config.json .* but nothing; give a dir"):
+    with pytest.raises(
+        DataError, match=r"holds nothing and no readable config.json .*; give a dir"
+    ):
         load(tmp_path / "empty")
     model, _ = ENTRIES["ViT"].make()
     model.save_pretrained(tmp_path / "vit")

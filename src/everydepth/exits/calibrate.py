@@ -383,7 +383,7 @@ def _why_not(samples: int, risk: float, delta: float, against: Against, failed: 
     needed = samples_needed(risk, delta, against)
     count = f"{samples} sample{'' if samples == 1 else 's'}"
     reason = (
-        f"{count} are too few: even without a single error, {needed} are needed"
+        f"even without a single error, it takes {needed} samples, not {samples}"
         if samples < needed
         else f"on {count}, not even the most careful threshold passes{failed}"
     )

@@ -194,7 +194,7 @@ def _described(folder: Path, trusted: bool) -> tuple[type[PreTrainedModel], Any]
     except DataError as error:
         held = sorted(entry.name for entry in folder.iterdir())[:8] if folder.is_dir() else []
         raise DataError(
-            f"{folder} has no readable config.json ({error}), only {', '.join(held) or 'nothing'}; "
+            f"{folder} holds {', '.join(held) or 'nothing'} and no readable config.json ({error}); "
             "give a directory written by save_pretrained or everydepth.export(format='hf')"
         ) from error
     config = check_config(file, trusted=trusted)
