@@ -131,7 +131,7 @@ def arm(name: str, steps: int, seed: int, seconds: float | None) -> dict[str, An
         found["before"] = accuracy(model, test)
         net = ed.balcony(model, range(1, ed.as_stream(model).depth))
         rows = batches(train, steps // 4, seed + 1000)
-        spent += tuned(net, [_unlabelled(batch) for batch in rows], BALCONY_LR)
+        spent += tuned(net, [_unlabeled(batch) for batch in rows], BALCONY_LR)
     else:
         net = ed.EveryDepth(model, ed.lpa())
         if seconds is not None:
@@ -141,7 +141,7 @@ def arm(name: str, steps: int, seed: int, seconds: float | None) -> dict[str, An
     return {**found, "steps": steps, "cpu_seconds": spent, "accuracy": accuracy(net, test)}
 
 
-def _unlabelled(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def _unlabeled(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in batch.items() if name != "labels"}
 
 

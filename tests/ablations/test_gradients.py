@@ -39,7 +39,7 @@ NAMES = [
 ]
 
 
-def labelled(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, dict[str, Tensor]]:
+def labeled(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, dict[str, Tensor]]:
     model, batch = ENTRIES[name].make(dtype)
     stream = as_stream(model)
     if stream.task == "causal_lm":
@@ -74,7 +74,7 @@ def one_at_a_time(model: nn.Module, batch: dict[str, Tensor]) -> list[list[list[
 
 @pytest.mark.parametrize("name", NAMES)
 def test_per_sample_norms_equal_one_at_a_time_autograd(name: str) -> None:
-    model, batch = labelled(name)
+    model, batch = labeled(name)
     taps = tapped(as_stream(model), batch)
     for i, sample in enumerate(one_at_a_time(model, batch)):
         for layer, norms in enumerate(sample):
@@ -87,7 +87,7 @@ def test_per_sample_norms_equal_one_at_a_time_autograd(name: str) -> None:
 
 
 def test_norms_do_not_depend_on_the_batch_size() -> None:
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     clean = {k: torch.cat([v] * 3) for k, v in batch.items()}
     studies = [
         ed.gradient_study(model, clean, clean, flipped=[1, 5, 7], batch_size=size)
@@ -102,7 +102,7 @@ def test_norms_do_not_depend_on_the_batch_size() -> None:
 
 
 def test_only_flipped_rows_are_memorization() -> None:
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     study = ed.gradient_study(model, batch, batch, flipped=[2])
     alone = ed.gradient_study(model, batch, {k: v[2:] for k, v in batch.items()}, flipped=[0])
     assert study.memorization.error.shape == (1,)
@@ -117,7 +117,7 @@ def test_only_flipped_rows_are_memorization() -> None:
 
 
 def test_the_error_is_the_distance_between_softmax_and_label() -> None:
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     taps = tapped(as_stream(model), batch)
     labels = batch.pop("labels")
     p = model(**batch).logits.softmax(-1)
@@ -126,7 +126,7 @@ def test_the_error_is_the_distance_between_softmax_and_label() -> None:
 
 
 def test_the_std_leaves_padding_out() -> None:
-    model, batch = labelled("GPT2-SequenceClassification-left")
+    model, batch = labeled("GPT2-SequenceClassification-left")
     stream = as_stream(model)
     taps = tapped(stream, batch)
     states = stream.observe(batch)
@@ -136,7 +136,7 @@ def test_the_std_leaves_padding_out() -> None:
 
 
 def test_x_of_a_layer_is_the_state_before_it() -> None:
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     stream = as_stream(model)
     taps = tapped(stream, batch)
     states = stream.observe(batch)
@@ -174,7 +174,7 @@ def printed(
 
 
 def test_the_bound_is_that_of_the_theorem() -> None:
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     stream = as_stream(model)
     taps = tapped(stream, batch)
     at_x, at_xt = upper_bound(weight_widths(stream, batch), taps)
@@ -188,7 +188,7 @@ def test_the_bound_is_that_of_the_theorem() -> None:
 
 
 def test_the_printed_form_differs_at_the_second_tap_only() -> None:
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     stream = as_stream(model)
     taps, widths = tapped(stream, batch), weight_widths(stream, batch)
     corrected, as_printed = upper_bound(widths, taps), upper_bound(widths, taps, "as_printed")
@@ -208,7 +208,7 @@ RANDOM = [
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_repaired_the_bound_bounds_random_transformers(name: str) -> None:
-    model, batch = labelled(name)
+    model, batch = labeled(name)
     study = ed.gradient_study(model, batch, batch, flipped=[0, 1, 2])
     assert study.bound_is_ordered
     assert study.learning.bounds is not None
@@ -222,7 +222,7 @@ def test_repaired_the_bound_bounds_random_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", RANDOM)
 def test_the_bound_of_the_theorem_fails_at_the_last_tap(name: str) -> None:
     """Theorem 1 takes y_out = W y_N; stock transformers divide by a small std in between."""
-    model, batch = labelled(name)
+    model, batch = labeled(name)
     found = ed.gradient_study(model, batch, batch, flipped=[0]).learning.violations("corrected")
     assert found is not None
     assert found["mlp"][-1] == 1.0
@@ -258,7 +258,7 @@ def test_repaired_the_bound_bounds_a_trained_transformer() -> None:
 
 def test_a_head_of_rank_one_and_silent_branches_break_every_form_of_the_bound() -> None:
     """The counter-example of docs/memorization.md: ||W|| <= s (sqrt a + sqrt b) needs random W."""
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     stream = as_stream(model)
     with torch.no_grad():
         for block in stream.blocks:
@@ -280,7 +280,7 @@ def test_families_without_a_bound_say_why() -> None:
         ("CifarResNet-post-pad", "has conv"),
         ("GPTNeoX-parallel-SequenceClassification-left", "in parallel"),
     ):
-        model, batch = labelled(name)
+        model, batch = labeled(name)
         study = ed.gradient_study(model, batch, batch, flipped=[0])
         assert study.learning.bounds is None
         assert study.bound_is_ordered is None
@@ -301,7 +301,7 @@ def test_spearman_agrees_with_scipy() -> None:
 
 
 def test_the_unified_view_joins_study_and_ablation() -> None:
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     study = ed.gradient_study(model, batch, batch, flipped=[0])
     view = unified_view(study, ed.ablate(model, batch, c=(0.0,)))
     assert set(view.spearman) == {
@@ -316,7 +316,7 @@ def test_the_unified_view_joins_study_and_ablation() -> None:
 
 
 def test_bad_input_of_a_study_is_named() -> None:
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     with pytest.raises(SettingError, match="it is unknown which samples have a wrong label"):
         ed.gradient_study(model, batch, batch)
     with pytest.raises(LabelError, match=r"asked of ViT.* needs 'labels'"):

@@ -31,7 +31,7 @@ NAMES = [
 ]
 
 
-def labelled(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+def labeled(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     model, batch = ENTRIES[name].make(torch.float64)
     stream = as_stream(model)
     rows = next(iter(batch.values())).shape[0]
@@ -80,7 +80,7 @@ def naive(model: nn.Module, batch: dict[str, Tensor], layer: int, c: float) -> d
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_shared_sweep_equals_a_full_pass_for_every_cell(name: str) -> None:
-    model, batch = labelled(name)
+    model, batch = labeled(name)
     layers, scales = (1, 3), (0.0, 0.5, 1.0)
     found = ed.ablate(model, batch, layers=layers, c=scales, batch_size=2)
     for i, layer in enumerate(layers):
@@ -92,7 +92,7 @@ def test_the_shared_sweep_equals_a_full_pass_for_every_cell(name: str) -> None:
 
 
 def test_a_scale_of_one_is_the_untouched_model_exactly() -> None:
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     found = ed.ablate(model, batch)
     assert found.layers == (1, 2, 3, 4)
     for metric in found.metrics:
@@ -101,7 +101,7 @@ def test_a_scale_of_one_is_the_untouched_model_exactly() -> None:
 
 
 def test_the_sweep_leaves_the_model_as_it_was() -> None:
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     model.train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     ed.ablate(model, batch, layers=1, c=0.0)
@@ -111,7 +111,7 @@ def test_the_sweep_leaves_the_model_as_it_was() -> None:
 
 
 def test_an_ablation_is_the_same_after_saving_and_loading(tmp_path: Path) -> None:
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     found = ed.ablate(model, batch, layers=(2, 4), c=(0.0, 1.0))
     again = Ablation.load(found.save(tmp_path / "ablation"))
     assert again.layers == found.layers
@@ -130,7 +130,7 @@ def test_detection_reports_margin_and_agreement_only() -> None:
 
 
 def test_bad_settings_of_a_sweep_are_named() -> None:
-    model, batch = labelled("ViT")
+    model, batch = labeled("ViT")
     with pytest.raises(SettingError, match="give each scale once"):
         ed.ablate(model, batch, c=(0.0, 0.0))
     with pytest.raises(SettingError, match="noisy= needs train=; leave it out"):

@@ -29,7 +29,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return known
 
 
-def labelled(names: list[str], **columns: Any) -> Any:
+def labeled(names: list[str], **columns: Any) -> Any:
     features = {"label": datasets.ClassLabel(names=names)}
     kinds = {"image": datasets.Image(), "label": features["label"]}
     schema = datasets.Features({n: kinds.get(n, datasets.Value("string")) for n in columns})
@@ -37,7 +37,7 @@ def labelled(names: list[str], **columns: Any) -> Any:
 
 
 def test_one_text_column_and_a_class_label_become_texts(hub: dict[str, Any]):
-    hub["owner/reviews"] = labelled(["neg", "pos"], text=["good", "bad"], label=[1, 0])
+    hub["owner/reviews"] = labeled(["neg", "pos"], text=["good", "bad"], label=[1, 0])
     data = load("owner/reviews", kind=Texts)
     assert data.texts == ("good", "bad")
     assert data.pairs is None
@@ -46,21 +46,21 @@ def test_one_text_column_and_a_class_label_become_texts(hub: dict[str, Any]):
 
 
 def test_labels_of_the_hub_are_positions_and_a_missing_one_is_no_class(hub: dict[str, Any]):
-    hub["digits"] = labelled(["1", "0"], text=["one", "nought"], label=[0, 1])
+    hub["digits"] = labeled(["1", "0"], text=["one", "nought"], label=[0, 1])
     data = load("hf:digits", kind=Texts)
     assert data.labels is not None
     assert (data.labels.tolist(), data.classes) == ([0, 1], ("1", "0"))
-    hub["hidden"] = labelled(["no", "yes"], text=["a", "b"], label=[-1, -1])
+    hub["hidden"] = labeled(["no", "yes"], text=["a", "b"], label=[-1, -1])
     assert load("hf:hidden", kind=Texts).labels is None
-    hub["half"] = labelled(["no", "yes"], text=["a", "b"], label=[1, None])
+    hub["half"] = labeled(["no", "yes"], text=["a", "b"], label=[1, None])
     with pytest.raises(DataError, match="the label of row 1 of half is missing"):
         load("hf:half")
 
 
 def test_two_text_columns_become_pairs_and_three_a_table_unless_chosen(hub: dict[str, Any]):
-    hub["two"] = labelled(["n", "y"], a=["1"], b=["2"], label=[0])
+    hub["two"] = labeled(["n", "y"], a=["1"], b=["2"], label=[0])
     assert load("hf:two", kind=Texts).pairs == ("2",)
-    hub["three"] = labelled(["n", "y"], a=["1"], b=["2"], c=["3"], label=[1])
+    hub["three"] = labeled(["n", "y"], a=["1"], b=["2"], c=["3"], label=[1])
     assert load("hf:three", kind=Table)["c"] == ("3",)
     chosen = load("hf:three", kind=Texts, text="c")
     assert (chosen.texts, chosen.pairs) == (("3",), None)
@@ -69,7 +69,7 @@ def test_two_text_columns_become_pairs_and_three_a_table_unless_chosen(hub: dict
 @pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3), ("RGBA", 3)])
 def test_images_stack_to_bytes(hub: dict[str, Any], mode: str, channels: int):
     pictures = [Image.new(mode, (5, 4)) for _ in range(3)]
-    hub["pictures"] = labelled(["a", "b"], image=pictures, label=[0, 1, 1])
+    hub["pictures"] = labeled(["a", "b"], image=pictures, label=[0, 1, 1])
     data = load("hf:pictures", kind=Images)
     assert data.pixel_values.shape == (3, channels, 4, 5)
     assert data.labels.tolist() == [0, 1, 1]
@@ -78,13 +78,13 @@ def test_images_stack_to_bytes(hub: dict[str, Any], mode: str, channels: int):
 
 def test_images_of_different_sizes_are_refused(hub: dict[str, Any]):
     pictures = [Image.new("L", (5, 4)), Image.new("L", (6, 4))]
-    hub["pictures"] = labelled(["a"], image=pictures, label=[0, 0])
+    hub["pictures"] = labeled(["a"], image=pictures, label=[0, 0])
     with pytest.raises(DataError, match=r"pictures has images of 2 shapes, for example .*resize"):
         load_hub("pictures")
 
 
 def test_images_without_labels_are_refused(hub: dict[str, Any]):
-    hub["pictures"] = labelled([], image=[Image.new("L", (5, 4))])
+    hub["pictures"] = labeled([], image=[Image.new("L", (5, 4))])
     with pytest.raises(
         DataError, match=r"pictures has no class labels among image; give the column as label="
     ):

@@ -256,9 +256,9 @@ def test_sums_far_from_cut_models_are_scaled_to_them() -> None:
 
 def test_some_depths_are_profiled_alone() -> None:
     model, batch = ENTRIES["ViT"].make()
-    labelled = batch | {"labels": torch.tensor([1, 2, 3])}
-    whole = profile(model, labelled, repeats=1, progress=False)
-    some = profile(model, labelled, depths="1::2", repeats=1, progress=False)
+    labeled = batch | {"labels": torch.tensor([1, 2, 3])}
+    whole = profile(model, labeled, repeats=1, progress=False)
+    some = profile(model, labeled, depths="1::2", repeats=1, progress=False)
     assert [d.depth for d in some.depths] == [1, 3, 4]
     assert some.depth == 4
     for depth in (1, 3, 4):

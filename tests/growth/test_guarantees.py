@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers.growth import labelled, mlp, points, teacher_data
+from tests.helpers.growth import labeled, mlp, points, teacher_data
 from tests.zoo import ENTRIES
 
 from everydepth.architectures.cifar_resnet import CifarResNet, CifarResNetConfig
@@ -18,7 +18,7 @@ from everydepth.growth.losses import mean_loss
 
 @pytest.mark.parametrize("name", ["Llama-tied-CausalLM-left", "CifarResNet-post-projection", "ViT"])
 def test_on_real_networks_the_theorems_are_vacuous_and_say_so(name: str) -> None:
-    model, batch = labelled(ENTRIES[name], torch.float32)
+    model, batch = labeled(ENTRIES[name], torch.float32)
     jump = jumpboard(model, batch, after=1)
     found = guarantee(model, jump.model, batch, batch)
     assert found.vacuous

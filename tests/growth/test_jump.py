@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.helpers.growth import labelled, mlp, points
+from tests.helpers.growth import labeled, mlp, points
 from tests.zoo import ENTRIES
 from torch import nn
 
@@ -49,7 +49,7 @@ def test_without_descent_no_step_is_taken() -> None:
     ["CifarResNet-post-pad", "GPT2-CausalLM-left", "Beit-mean-pooling", "CifarResNet-pre-pad"],
 )
 def test_a_jumpboard_lowers_the_training_loss_by_its_margin(name: str, precondition: bool) -> None:
-    model, batch = labelled(ENTRIES[name], torch.float32)
+    model, batch = labeled(ENTRIES[name], torch.float32)
     jump = jumpboard(model, batch, batch, after=2, precondition=precondition)
     assert jump.found
     assert len(jump.tried) <= 12
@@ -62,7 +62,7 @@ def test_a_jumpboard_lowers_the_training_loss_by_its_margin(name: str, precondit
 
 
 def test_preconditioning_gains_more_where_features_differ_in_size() -> None:
-    model, batch = labelled(ENTRIES["CifarResNet-post-pad"], torch.float32)
+    model, batch = labeled(ENTRIES["CifarResNet-post-pad"], torch.float32)
     scored = score(model, batch)
     plain, better = (
         jumpboard(model, batch, after=6, scored=scored, precondition=p) for p in (False, True)
@@ -71,7 +71,7 @@ def test_preconditioning_gains_more_where_features_differ_in_size() -> None:
 
 
 def test_a_batch_norm_behind_the_step_acts_alike_in_both_modes() -> None:
-    model, batch = labelled(ENTRIES["CifarResNet-post-projection"], torch.float32, copies=8)
+    model, batch = labeled(ENTRIES["CifarResNet-post-projection"], torch.float32, copies=8)
     jump = jumpboard(model, batch, after=2, precondition=True)
     block = jump.model.layer1[2]
     h = ed.as_stream(model).observe(batch).h[2].detach()
@@ -82,7 +82,7 @@ def test_a_batch_norm_behind_the_step_acts_alike_in_both_modes() -> None:
 
 
 def test_the_old_model_and_the_score_can_be_used_again() -> None:
-    model, batch = labelled(ENTRIES["ViT"], torch.float32)
+    model, batch = labeled(ENTRIES["ViT"], torch.float32)
     before = mean_loss(model, batch)
     scored = score(model, batch)
     first = jumpboard(model, batch, after=1, scored=scored)

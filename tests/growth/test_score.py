@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.helpers.growth import GROWABLE, labelled, mlp, points
+from tests.helpers.growth import GROWABLE, labeled, mlp, points
 from tests.zoo import ENTRIES, Entry
 from torch import Tensor, nn
 from transformers import FalconConfig, FalconForCausalLM
@@ -40,7 +40,7 @@ FALCON = Entry(
 
 @pytest.mark.parametrize("entry", [*GROWABLE.values(), FALCON], ids=[*GROWABLE, "Falcon"])
 def test_G_is_the_gradient_of_the_zero_projection_at_every_site(entry: Entry) -> None:
-    model, batch = labelled(entry)
+    model, batch = labeled(entry)
     found = score(model, batch, **entry.options)
     assert len(found.sites) == ed.as_stream(model, **entry.options).depth + 1
     for after, tried in found.candidates.items():
@@ -71,7 +71,7 @@ def test_G_is_the_gradient_of_the_zero_projection_at_every_site(entry: Entry) ->
 
 def test_before_a_linear_classifier_the_mean_gradient_is_known_in_closed_form() -> None:
     """E g = W^T (E p - E y)."""
-    model, batch = labelled(ENTRIES["CifarResNet-post-projection"])
+    model, batch = labeled(ENTRIES["CifarResNet-post-projection"])
     found = score(model, batch, at=[6])
     with torch.no_grad():
         p = model(pixel_values=batch["pixel_values"]).logits.softmax(-1).mean(0)
@@ -111,7 +111,7 @@ def test_a_wide_map_seen_through_projections_keeps_its_gain() -> None:
 
 
 def test_scoring_leaves_the_model_and_the_random_numbers_alone() -> None:
-    model, batch = labelled(ENTRIES["ViT"], torch.float32)
+    model, batch = labeled(ENTRIES["ViT"], torch.float32)
     model.train()
     for parameter in list(model.parameters())[::2]:
         parameter.requires_grad_(False)
@@ -128,7 +128,7 @@ def test_scoring_leaves_the_model_and_the_random_numbers_alone() -> None:
 
 
 def test_the_batches_do_not_matter() -> None:
-    model, batch = labelled(ENTRIES["Llama-tied-CausalLM-left"])
+    model, batch = labeled(ENTRIES["Llama-tied-CausalLM-left"])
     whole, parts = score(model, batch), score(model, batch, batch_size=5)
     for a, b in zip(whole.sites, parts.sites, strict=True):
         assert (a.norm, a.z, a.signal) == pytest.approx((b.norm, b.z, b.signal), rel=1e-6)

@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def labelled(
+def labeled(
     entry: Entry, dtype: torch.dtype = torch.float64, copies: int = 4
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """The model of an entry and a batch with random labels that fit it."""

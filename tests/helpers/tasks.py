@@ -125,7 +125,7 @@ def _tokens(mask: Tensor, labels: Tensor, shift: int) -> list[Asked]:
     return asked
 
 
-def _labelled_text() -> Case:
+def _labeled_text() -> Case:
     model, batch = _made("Llama-tied-CausalLM-left")
     labels = torch.randint(0, VOCABULARY, (ROWS, TOKENS))  # padding has labels, too
     labels[0, 2] = labels[1, 5] = IGNORED
@@ -133,7 +133,7 @@ def _labelled_text() -> Case:
     return Case("labeled text", model, {**batch, "labels": labels}, asked)
 
 
-def _unlabelled_text() -> Case:
+def _unlabeled_text() -> Case:
     model, batch = _made("GPT2-CausalLM-right")
     asked = _tokens(batch["attention_mask"], batch["input_ids"], 1)
     return Case("unlabeled text", model, batch, asked)
@@ -175,8 +175,8 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "soft labels": _soft_labels,
     "regression": _regression,
     "one number": _one_number,
-    "labeled text": _labelled_text,
-    "unlabeled text": _unlabelled_text,
+    "labeled text": _labeled_text,
+    "unlabeled text": _unlabeled_text,
     "masked text": _masked_text,
     "token labels": _token_labels,
     "detection": _detection,

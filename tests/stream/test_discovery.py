@@ -17,7 +17,7 @@ import transformers as hf
 from tests.zoo import ENTRIES
 from tests.zoo.stock import stock
 from tests.zoo.table import Verdicts, entries, measured, rendered
-from tests.zoo.verbs import CLASSES, VERBS, applies, labelled
+from tests.zoo.verbs import CLASSES, VERBS, applies, labeled
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
@@ -275,7 +275,7 @@ def test_a_model_written_here_in_a_style_nobody_described_keeps_every_clause(nam
 def test_verbs_work_on_a_model_nobody_described(name: str, verb: str, tmp_path: Path) -> None:
     build, feed, _ = OWN[name]
     stream = ed.as_stream(build().eval())
-    VERBS[verb](stream, labelled(stream, feed()), tmp_path)
+    VERBS[verb](stream, labeled(stream, feed()), tmp_path)
 
 
 class Fused(nn.Module):
@@ -736,7 +736,7 @@ def test_a_verb_applies_unless_it_says_which_property_is_missing(tmp_path: Path)
     model, batch = KNOWN["causal:GPTJForCausalLM"].make()
     stream = ed.as_stream(model)
     with pytest.raises(UnsupportedModelError, match=CLASSES) as refusal:
-        VERBS["predict"](stream, labelled(stream, batch), tmp_path)
+        VERBS["predict"](stream, labeled(stream, batch), tmp_path)
     assert not applies("predict", refusal.value)
     assert applies("train", refusal.value)
     assert applies("predict", RuntimeError(CLASSES))
@@ -754,21 +754,21 @@ def test_a_class_that_scales_by_its_number_of_blocks_is_deepened_with_its_config
 def test_a_norm_that_was_left_out_does_not_hide_the_skip_from_growth(tmp_path: Path) -> None:
     model, batch = KNOWN["token:LiltForTokenClassification"].make()
     stream = ed.as_stream(model)
-    VERBS["growth"](stream, labelled(stream, batch), tmp_path)
+    VERBS["growth"](stream, labeled(stream, batch), tmp_path)
 
 
 def test_a_model_that_would_not_call_a_new_block_says_so(tmp_path: Path) -> None:
     model, batch = KNOWN["causal:MllamaForCausalLM"].make()
     stream = ed.as_stream(model)
     with pytest.raises(UnsupportedModelError, match="does not call a new block after depth 3"):
-        VERBS["growth"](stream, labelled(stream, batch), tmp_path)
+        VERBS["growth"](stream, labeled(stream, batch), tmp_path)
 
 
 def test_experts_under_names_of_their_own_cannot_be_scored(tmp_path: Path) -> None:
     model, batch = KNOWN["seq2seq:SwitchTransformersForConditionalGeneration"].make()
     stream = ed.as_stream(model)
     with pytest.raises(UnsupportedModelError, match=r"one of several Linear, .* can be scored"):
-        VERBS["growth"](stream, labelled(stream, batch), tmp_path)
+        VERBS["growth"](stream, labeled(stream, batch), tmp_path)
 
 
 def test_a_depth_that_the_config_forbids_is_refused_in_its_words(tmp_path: Path) -> None:
@@ -776,7 +776,7 @@ def test_a_depth_that_the_config_forbids_is_refused_in_its_words(tmp_path: Path)
     stream = ed.as_stream(model)
     for verb in ("at_depth", "export"):
         with pytest.raises(UnsupportedModelError, match=r"cannot describe .* full_attention"):
-            VERBS[verb](stream, labelled(stream, batch), tmp_path)
+            VERBS[verb](stream, labeled(stream, batch), tmp_path)
 
 
 def test_the_table_of_models_says_what_was_found_and_what_was_not() -> None:

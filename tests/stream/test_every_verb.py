@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.zoo.stock import stock
-from tests.zoo.verbs import CLASSES, EXPERTS, LABELS, NEXT, SHARED, START, VERBS, labelled
+from tests.zoo.verbs import CLASSES, EXPERTS, LABELS, NEXT, SHARED, START, VERBS, labeled
 from torch import Tensor, nn
 from transformers import SwinConfig, SwinForImageClassification
 
@@ -46,7 +46,7 @@ def _found(name: str) -> tuple[ResidualStream, Batch]:
     own = next((each.make for each in stock() if each.name == name), _swin)
     model, batch = own()
     stream = ed.as_stream(model)
-    return stream, labelled(stream, batch)
+    return stream, labeled(stream, batch)
 
 
 # (model, verb) -> the property that is missing, in the words of the error.

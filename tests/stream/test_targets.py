@@ -88,8 +88,8 @@ def test_every_row_that_is_not_padding_has_its_label_or_none(task: Case) -> None
     z = states.logits(stream.depth)
     every, only = Targets.every(stream, task.batch, z), Targets.of(stream, task.batch)
     assert len(every.pick(z)) == len(every) == len(every.labels)
-    assert torch.equal(every.labels[every.labelled], only.labels)
-    assert torch.equal(every.pick(z)[every.labelled], only.pick(z))
+    assert torch.equal(every.labels[every.labeled], only.labels)
+    assert torch.equal(every.pick(z)[every.labeled], only.pick(z))
     if z.ndim == 3 and stream.task != "masked_lm":
         assert len(every) == int(task.batch["attention_mask"].sum())
 
@@ -100,7 +100,7 @@ def test_without_labels_all_but_padding_counts_and_a_loss_is_refused() -> None:
     stream, states = observed(one)
     every = Targets.every(stream, batch, states.logits(4))
     assert every.labels is None
-    assert not every.labelled.any()
+    assert not every.labeled.any()
     assert len(every) == int(batch["attention_mask"].sum())
     with pytest.raises(LabelError, match=r"has keys \['att.* asked of Bert.* needs 'labels'"):
         Targets.of(stream, batch)

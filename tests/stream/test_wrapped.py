@@ -59,7 +59,7 @@ def _batch() -> Batch:
     return {"input_ids": ids}
 
 
-def _labelled() -> Batch:
+def _labeled() -> Batch:
     batch = _batch()
     return {**batch, "labels": batch["input_ids"]}
 
@@ -106,7 +106,7 @@ def _reads(wrapped: nn.Module) -> list[Tensor]:
     assert torch.equal(states.logits(stream.depth), own)
     report = ed.check_stream(wrapped, _batch())
     assert report.ok, str(report)
-    found = ed.trace(wrapped, [_labelled()], metrics=["loss", "weight_std"], progress=False)
+    found = ed.trace(wrapped, [_labeled()], metrics=["loss", "weight_std"], progress=False)
     assert found["loss"].shape == (stream.depth + 1,)
     plain = ed.generate(wrapped, _batch()["input_ids"], max_new_tokens=3)
     drafted = ed.generate(wrapped, _batch()["input_ids"], max_new_tokens=3, draft_depth=1)
@@ -117,7 +117,7 @@ def _reads(wrapped: nn.Module) -> list[Tensor]:
 def _trains(wrapped: nn.Module, tmp_path: Path) -> None:
     before = {n: p.detach().clone() for n, p in wrapped.named_parameters() if p.requires_grad}
     net = ed.EveryDepth(wrapped, objective=ed.lpa())
-    ed.fit(net, [_labelled()], epochs=1, run=tmp_path / "run", progress=False)
+    ed.fit(net, [_labeled()], epochs=1, run=tmp_path / "run", progress=False)
     after = dict(wrapped.named_parameters())
     assert any(not torch.equal(value, after[name]) for name, value in before.items())
 
@@ -229,11 +229,11 @@ def test_a_sharded_model_is_read_and_trained_and_refuses_to_be_cut(
         lambda: ed.at_depth(wrapped, 2),
         lambda: ed.insert(wrapped, after=2),
         lambda: ed.export(wrapped, tmp_path / "cut", depth=2),
-        lambda: ed.profile(wrapped, [_labelled()]),
+        lambda: ed.profile(wrapped, [_labeled()]),
     ):
         with pytest.raises(UnsupportedModelError, match=r"is sharded .* gather it first"):
             act()
-    ed.EveryDepth(wrapped)(**_labelled()).loss.backward()
+    ed.EveryDepth(wrapped)(**_labeled()).loss.backward()
     assert all(p.grad is not None for p in wrapped.parameters())
 
 

@@ -17,13 +17,13 @@ def traced(data: Any, metrics: Any = None, **options: Any) -> ed.Trace:
     return ed.trace(samples.vit(), data, metrics, progress=False, **options)
 
 
-def unlabelled(count: int = 8) -> dict[str, torch.Tensor]:
+def unlabeled(count: int = 8) -> dict[str, torch.Tensor]:
     return {"pixel_values": samples.pictures(count)["pixel_values"]}
 
 
 def test_metrics_that_need_labels_are_named_with_what_to_drop() -> None:
     with pytest.raises(LabelError) as error:
-        traced(unlabelled(), ["loss", "cos", "accuracy"])
+        traced(unlabeled(), ["loss", "cos", "accuracy"])
     message = str(error.value)
     assert "loss: needs labels, but the batch has keys ['pixel_values']" in message
     assert "accuracy: needs labels" in message
@@ -31,7 +31,7 @@ def test_metrics_that_need_labels_are_named_with_what_to_drop() -> None:
 
 
 def test_without_a_list_of_metrics_those_that_need_labels_are_skipped_and_named() -> None:
-    t = traced(unlabelled())
+    t = traced(unlabeled())
     assert "loss" not in t
     assert t.skipped["loss"].startswith("needs labels")
     assert "saturation" in t

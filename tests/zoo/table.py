@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from tests.zoo.stock import Stock, stock, time_limit
-from tests.zoo.verbs import VERBS, applies, labelled
+from tests.zoo.verbs import VERBS, applies, labeled
 from tests.zoo.vision import Vision, libraries, timm_models, torchvision_classifiers
 from torch import Tensor, nn
 
@@ -73,7 +73,7 @@ def _followed(entry: Stock | Vision, model: nn.Module, batch: Mapping[str, Tenso
 def _used(stream: ResidualStream, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     """Each verb: True, None where it does not apply, or what it said instead."""
     found: dict[str, Any] = {}
-    given = labelled(stream, batch)
+    given = labeled(stream, batch)
     with TemporaryDirectory() as folder:
         for name, verb in VERBS.items():
             try:

@@ -51,7 +51,7 @@ def applies(verb: str, error: Exception) -> bool:
 
 
 @torch.no_grad()
-def labelled(stream: ResidualStream, batch: Batch) -> dict[str, Tensor]:
+def labeled(stream: ResidualStream, batch: Batch) -> dict[str, Tensor]:
     """The batch with labels drawn by a seed, of the shape that the prediction asks for."""
     z = stream.observe(batch).logits(stream.depth)
     generator = torch.Generator().manual_seed(0)

@@ -28,7 +28,7 @@ from everydepth.stream import (
     at_least_float32,
     evaluating,
     has_labels,
-    nothing_asked,
+    no_labels,
     unwrapped,
 )
 from everydepth.stream.feed import Feed, Source
@@ -135,7 +135,7 @@ def _scored(
         for batch in feed.shown("ablating", progress):
             samples += _sweep(stream, batch, skips, sums)
     if sums[None].rows == 0:
-        raise nothing_asked()
+        raise no_labels()
     metrics = sums[None].metrics(stream.task)
     found = {key: one.metrics(stream.task) for key, one in sums.items()}
 

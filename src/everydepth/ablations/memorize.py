@@ -28,7 +28,7 @@ from everydepth.stream import (
     Targets,
     as_stream,
     evaluating,
-    nothing_asked,
+    no_labels,
     unwrapped,
 )
 from everydepth.stream.feed import Feed, Source
@@ -140,7 +140,7 @@ def memorization(
     noise &= known
     flips = int(noise.sum())
     if flips == 0:
-        raise nothing_asked()
+        raise no_labels()
     clean_hits = None
     if clean is not None:
         feed = Feed(clean, stream, batch_size=batch_size, again=True)

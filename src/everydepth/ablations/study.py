@@ -21,8 +21,8 @@ from everydepth.stream import (
     ResidualStream,
     as_stream,
     evaluating,
-    labelled_samples,
-    nothing_asked,
+    labeled_samples,
+    no_labels,
     unwrapped,
 )
 from everydepth.stream.feed import Feed, Source
@@ -282,7 +282,7 @@ def _side(
                 widths = weight_widths(stream, batch, heads)
             except (UnsupportedModelError, SettingError) as reason:
                 note = f"no bound: {reason}"
-        if labelled_samples(stream, batch) is None:
+        if labeled_samples(stream, batch) is None:
             continue
         taps = tapped(stream, batch)
         for name in names:
@@ -294,7 +294,7 @@ def _side(
             for form, found in bounds.items():
                 found.append(upper_bound(widths, taps, form))
     if not parts["error"]:
-        raise nothing_asked()
+        raise no_labels()
 
     def joined(found: list[tuple[Floats, Floats]]) -> dict[str, Floats]:
         attention, mlp = zip(*found, strict=True)

@@ -15,8 +15,8 @@ from everydepth.stream import (
     ResidualStream,
     Targets,
     at_least_float32,
-    labelled_samples,
-    nothing_asked,
+    labeled_samples,
+    no_labels,
     observe_gradients,
     real_tokens,
 )
@@ -59,9 +59,9 @@ def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool
             "inside a block cannot be read; teach everydepth its branches "
             "(docs/add-an-architecture.md)"
         )
-    kept = labelled_samples(stream, batch)
+    kept = labeled_samples(stream, batch)
     if kept is None:
-        raise nothing_asked()
+        raise no_labels()
     states, records, gradients = observe_gradients(stream, kept)
     targets = Targets.of(stream, states.batch)
     z = at_least_float32(targets.pick(states.logits(stream.depth))).detach()

@@ -154,7 +154,7 @@ def encode_labels(
     """
     found: list[Any] = [cell.strip() for cell in cells]
     if classes is None:
-        _check_labelled(found, source)
+        _check_labeled(found, source)
         if all(map(_NUMBER.fullmatch, found)):
             found = [_number(cell) for cell in found]
         order = sorted(set(found))
@@ -167,7 +167,7 @@ def encode_labels(
         if cell not in place and _NUMBER.fullmatch(cell):
             cell = found[row] = str(_number(cell))
         if cell not in place:
-            _check_labelled(found[row : row + 1], source, row)
+            _check_labeled(found[row : row + 1], source, row)
             raise DataError(
                 f"label {cell!r} in row {row} of {source}, but the classes are "
                 f"{', '.join(map(repr, names))}; correct the file or classes="
@@ -175,7 +175,7 @@ def encode_labels(
     return torch.tensor([place[cell] for cell in found], dtype=torch.long), names
 
 
-def _check_labelled(cells: Sequence[str], source: str, first: int = 0) -> None:
+def _check_labeled(cells: Sequence[str], source: str, first: int = 0) -> None:
     missing = [first + row for row, cell in enumerate(cells) if cell.lower() in _MISSING]
     if missing:
         more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -35,8 +35,8 @@ from everydepth.stream import (
     as_stream,
     evaluating,
     has_labels,
-    labelled_samples,
-    nothing_asked,
+    labeled_samples,
+    no_labels,
     unwrapped,
 )
 from everydepth.stream.feed import Feed
@@ -213,7 +213,7 @@ def observe(
     costs: list[Tensor] = []
     with evaluating(unwrapped(stream.model)):
         for batch in Feed(data, stream, batch_size=batch_size).shown("observe", progress):
-            kept = labelled_samples(stream, batch) if has_labels(stream, batch) else batch
+            kept = labeled_samples(stream, batch) if has_labels(stream, batch) else batch
             if kept is None:
                 continue
             states = stream.observe(kept)
@@ -229,13 +229,13 @@ def observe(
             if loss is not None:
                 costs.append(_costs(states, loss, given))
     if not certainty:
-        raise nothing_asked()
+        raise no_labels()
     rows = torch.cat(certainty)
-    all_labelled = sum(map(len, labels)) == len(rows)
+    all_labeled = sum(map(len, labels)) == len(rows)
     return Outcomes(
         rows,
         torch.cat(predicted),
-        torch.cat(labels) if all_labelled else None,
+        torch.cat(labels) if all_labeled else None,
         stream.classes,
         torch.cat(costs) if costs else None,
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from everydepth.errors import UnsupportedModelError
 from everydepth.exits.onnx import opened, write
 from everydepth.exits.quality import Totals, quality_of, watch, watch_given
-from everydepth.stream import ResidualStream, nothing_asked
+from everydepth.stream import ResidualStream, no_labels
 from everydepth.stream.rows import pick_rows
 
 Weights = Literal["float32", "int8", "int4"]
@@ -109,7 +109,7 @@ def measured(
             watch(totals[0], states, depths)
             watch_given(totals[1], stream, batch, found(batch), states.logits(stream.depth))
     if totals is None:
-        raise nothing_asked()
+        raise no_labels()
     wide, narrowed = totals
     return Narrowed(
         weights=weights,

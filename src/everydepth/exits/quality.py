@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everydepth.stream import ResidualStream, States, Targets, has_labels, nothing_asked
+from everydepth.stream import ResidualStream, States, Targets, has_labels, no_labels
 from everydepth.stream.states import are_finite
 from everydepth.stream.words import row_blocks, word_statistics
 
@@ -28,19 +28,19 @@ class Totals:
 
     def quality(self, depth: int) -> float:
         if self.count == 0:
-            raise nothing_asked()
+            raise no_labels()
         mean = float(self.sums[depth - 1] / self.count)
         return float(torch.tensor(mean).exp()) if self.metric == "perplexity" else mean
 
 
 def quality_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Totals:
     """Empty totals with the metric that fits the task and the batch."""
-    labelled = has_labels(stream, batch)
+    labeled = has_labels(stream, batch)
     if stream.task == "classification":
-        metric = "accuracy" if labelled else "agreement"
-    elif labelled and stream.task in ("causal_lm", "masked_lm"):
+        metric = "accuracy" if labeled else "agreement"
+    elif labeled and stream.task in ("causal_lm", "masked_lm"):
         metric = "perplexity"
-    elif labelled and stream.task == "regression":
+    elif labeled and stream.task == "regression":
         metric = "mse"
     else:
         metric = "error"

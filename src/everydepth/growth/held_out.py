@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from everydepth.config import Seed, Setting, checked
 from everydepth.errors import BatchError
 from everydepth.growth.losses import losses_of
-from everydepth.stream import ResidualStream, nothing_asked
+from everydepth.stream import ResidualStream, no_labels
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def paired_losses(
         raise BatchError(f"{rows} held-out row(s), but an interval needs 2 or more")
     total = counts.sum()
     if not total:
-        raise nothing_asked()
+        raise no_labels()
     # Rows are weighted by their number of labels, so that the mean is the mean over labels.
     difference = ((before - after) * (rows / total)).numpy()
     tail = (1 - confidence) / 2

@@ -15,7 +15,7 @@ from everydepth.stream import (
     Targets,
     as_stream,
     evaluating,
-    nothing_asked,
+    no_labels,
     unwrapped,
 )
 from everydepth.stream.feed import Feed
@@ -76,7 +76,7 @@ def mean_loss(model: nn.Module | ResidualStream, data: Any, **settings: Any) -> 
     """The mean loss over all labels, in eval mode."""
     sums, counts = losses_of(model, data, **settings)
     if not bool(counts.any()):
-        raise nothing_asked()
+        raise no_labels()
     return float(sums.sum() / counts.sum())
 
 

@@ -195,7 +195,7 @@ class Targets:
         return rows // each
 
     @cached_property
-    def labelled(self) -> Tensor:
+    def labeled(self) -> Tensor:
         """`(n,)`: which rows have a label."""
         none = self.labels is None
         if none or self.numbers or self.labels.ndim > 1:
@@ -364,14 +364,14 @@ class Targets:
     @cached_property
     def known(self) -> Tensor:
         """`(samples,)`: which samples have a label at all."""
-        return self.sample_sums(self.labelled.to(torch.int64)) > 0
+        return self.sample_sums(self.labeled.to(torch.int64)) > 0
 
     def sample_hits(self, z: Tensor) -> Tensor:
         """`(samples,)`: whether *all* labels of a sample are the most likely classes.
 
         For a causal language model: whether greedy decoding writes them. False where `known` is.
         """
-        missed = (~self.hits(z) & self.labelled).to(torch.int64)
+        missed = (~self.hits(z) & self.labeled).to(torch.int64)
         return (self.sample_sums(missed) == 0) & self.known
 
 
@@ -396,7 +396,7 @@ def with_labels(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping[str
     return {**batch, "labels": batch["input_ids"]}
 
 
-def labelled_samples(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def labeled_samples(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The samples of a batch that have a label; None if there is none."""
     known = Targets.of(stream, batch, weighted=False).known
     if bool(known.all()):
@@ -415,7 +415,7 @@ def real_tokens(
     return mask.to(device) != 0
 
 
-def nothing_asked() -> LabelError:
+def no_labels() -> LabelError:
     """For data in which nothing has a label."""
     return LabelError(
         f"nothing here has a label: all are {IGNORE_INDEX} (ignored) or padding; pass at least one"

@@ -42,9 +42,9 @@ class Predictions:
         return found
 
     @property
-    def labelled(self) -> Tensor:
+    def labeled(self) -> Tensor:
         """(rows,) rows that have a target; loss, rank and error say nothing about the others."""
-        return self._observation.asked.labelled
+        return self._observation.asked.labeled
 
     @property
     def loss(self) -> Tensor:
@@ -111,7 +111,7 @@ class Predictions:
             if not _says_something(o, found):
                 o.states.check_predictions(lowest=0)
             self._found.update(found)
-        none = self.labelled.new_empty(0, len(o.rows))
+        none = self.labeled.new_empty(0, len(o.rows))
         self._found.update({n: none for n in names if n not in self._found})
 
 
@@ -145,12 +145,12 @@ def _followed(o: Observation, rows: slice, names: frozenset[str]) -> Tensor | No
     """The class that each row follows: its label, or the last prediction where that matters."""
     if o.stream.task == "regression":
         return None
-    labelled = o.asked.labelled[rows]
+    labeled = o.asked.labeled[rows]
     classes = o.asked.classes
-    follow = torch.zeros(len(labelled), dtype=torch.long, device=labelled.device)
+    follow = torch.zeros(len(labeled), dtype=torch.long, device=labeled.device)
     if classes is not None:
-        follow = torch.where(labelled, classes[rows], 0)
-    alone = (~labelled).nonzero().flatten()
+        follow = torch.where(labeled, classes[rows], 0)
+    alone = (~labeled).nonzero().flatten()
     if "followed" in names and len(alone):
         size = max(1, LOGIT_BYTES // (4 * o.outputs))
         places = torch.arange(len(o.rows), device=alone.device)[rows][alone]
@@ -178,7 +178,7 @@ def _chunk(o: Observation, rows: slice, names: frozenset[str], group: int) -> di
             previous = z[-1:]
         for name, value in values.items():
             found[name].append(value)
-    empty = o.asked.labelled.new_empty(0, len(o.asked.labelled[rows]))
+    empty = o.asked.labeled.new_empty(0, len(o.asked.labeled[rows]))
     return {name: torch.cat(v) if v else empty for name, v in found.items()}
 
 

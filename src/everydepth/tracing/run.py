@@ -428,10 +428,10 @@ def _fitting(
 def _refuse(wrong: Mapping[str, str], kept: Sequence[Metric]) -> None:
     """An error if a metric that was asked for by name cannot run, or none can."""
     if wrong:
-        unlabelled = all("needs labels" in why for why in wrong.values())
-        raise (LabelError if unlabelled else SettingError)(
+        unlabeled = all("needs labels" in why for why in wrong.values())
+        raise (LabelError if unlabeled else SettingError)(
             "; ".join(f"{name}: {why}" for name, why in wrong.items())
-            + (". Add 'labels' to the data, or drop them" if unlabelled else ". Drop them")
+            + (". Add 'labels' to the data, or drop them" if unlabeled else ". Drop them")
             + (f": metrics={[m.name for m in kept]}" if kept else " (nothing would be left)")
         )
     if not kept:

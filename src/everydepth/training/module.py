@@ -24,7 +24,7 @@ from everydepth.stream import (
     adapter,
     as_stream,
     check_resident,
-    nothing_asked,
+    no_labels,
     unwrapped,
 )
 from everydepth.training.any_depth_loss import Pull, any_depth_loss
@@ -177,11 +177,11 @@ class EveryDepth(nn.Module):
         last = self.stream.depth
         asked = [self.stream.check_depth(depth) for depth in depths]
         targets = self._targets(batch)
-        unlabelled = targets is None and not self.objective.needs_labels
-        chunked = self._chunks(targets) if targets is not None else unlabelled and self._chunkable
+        unlabeled = targets is None and not self.objective.needs_labels
+        chunked = self._chunks(targets) if targets is not None else unlabeled and self._chunkable
         logits = not (chunked and self.training) or last in asked
         states = self._observe(batch, logits=logits)
-        if unlabelled:
+        if unlabeled:
             # A feature has the same rows as a prediction, without the cost of the head.
             rows = Targets.every(self.stream, states.batch, states.feature(last))
             targets = replace(rows, labels=None)
@@ -286,7 +286,7 @@ class EveryDepth(nn.Module):
             check=first or (isinstance(labels, Tensor) and labels.device.type == "cpu"),
         )
         if first and len(targets) == 0:
-            raise nothing_asked()
+            raise no_labels()
         return targets
 
     @property

@@ -222,4 +222,4 @@ def _followed(o: Observation) -> Tensor:
     if o.stream.task == "regression":
         return torch.zeros(p.step.shape[1], dtype=torch.long, device=p.step.device)
     top = p.top[-1].long()
-    return top if o.targets is None else torch.where(p.labelled, o.targets, top)
+    return top if o.targets is None else torch.where(p.labeled, o.targets, top)

@@ -86,11 +86,11 @@ class ProbabilityRises(BatchMetric):
         p = observation.predictions
         if observation.targets is None or observation.depth < 2:
             return
-        h = observation.features[1:, p.labelled].double()
+        h = observation.features[1:, p.labeled].double()
         near = torch.cosine_similarity(h, h[-1:], dim=-1)
         closer = near[1:] > near[:-1]
         # The probability of the label is exp(-loss).
-        rises = p.loss[1:, p.labelled].double().diff(dim=0) < 0
+        rises = p.loss[1:, p.labeled].double().diff(dim=0) < 0
         self.sums.add(closer=closer.sum(1), both=(closer & rises).sum(1))
 
     def compute(self) -> Result:
@@ -132,15 +132,15 @@ class PredictionDepth(BatchMetric):
     def __init__(self) -> None:
         self.kept = Kept(SAMPLE_BYTES)
         self.rows = 0
-        self.labelled = False
+        self.labeled = False
 
     def update(self, observation: Observation) -> None:
         p, targets = observation.predictions, observation.targets
         self.rows += p.top.shape[1]
         right = torch.full_like(p.top[0], -1)
         if targets is not None:
-            self.labelled = True
-            right = torch.where(p.labelled, holds_from(p.top == targets).int(), -1)
+            self.labeled = True
+            right = torch.where(p.labeled, holds_from(p.top == targets).int(), -1)
         sample = observation.row_sample.to(right.device)
         self.kept.add(torch.stack([sample, saturation_depth(p.top), right], 1))
 
@@ -149,7 +149,7 @@ class PredictionDepth(BatchMetric):
             return self.gap("no data was seen")
         sample, final, right = self.kept.values().astype(np.int64).T
         arrays = {"final_from": self.depth_of(final), "sample": sample}
-        if self.labelled:
+        if self.labeled:
             right = np.where(right < 0, right, self.depth_of(right))
             arrays["right_from"] = np.ma.masked_less(right, 0) if (right < 0).any() else right
         cut = self.kept.rows < self.rows
@@ -244,8 +244,8 @@ class EffectiveDepth(BatchMetric):
         p, targets = observation.predictions, observation.targets
         if targets is None:
             return
-        self.sums.add(right=((p.top == targets) & p.labelled).sum(1))
-        self.rows += int(p.labelled.sum())
+        self.sums.add(right=((p.top == targets) & p.labeled).sum(1))
+        self.rows += int(p.labeled.sum())
 
     def compute(self) -> Result:
         if not self.rows:

@@ -44,9 +44,9 @@ class _Mean(BatchMetric):
         p, targets = observation.predictions, observation.targets
         if targets is None:
             return
-        values = self.values(p, targets)[:, p.labelled].double()
+        values = self.values(p, targets)[:, p.labeled].double()
         self.sums.add(total=values.sum(1), squares=values.square().sum(1))
-        self.count += int(p.labelled.sum())
+        self.count += int(p.labeled.sum())
 
     def finish(self, mean: np.ndarray) -> np.ndarray:
         return mean
@@ -132,7 +132,7 @@ class F1(BatchMetric):
         if targets is None:
             return
         classes = observation.outputs
-        top, label = p.top[:, p.labelled].long(), targets[p.labelled].long()
+        top, label = p.top[:, p.labeled].long(), targets[p.labeled].long()
         labels = label.expand_as(top)
         right = torch.where(top == labels, 1.0, 0.0).double()
         found = right.new_zeros(3, len(top), classes)
@@ -311,8 +311,8 @@ class Calibration(BatchMetric):
         p, targets = observation.predictions, observation.targets
         if targets is None:
             return
-        confidence = p.confidence[:, p.labelled].double()
-        right = (p.top == targets)[:, p.labelled].double()
+        confidence = p.confidence[:, p.labeled].double()
+        right = (p.top == targets)[:, p.labeled].double()
         # Bins are (a, b], so a confidence of exactly 1 falls into the last one.
         bin_of = ((confidence * self.bins).ceil().long() - 1).clamp(0, self.bins - 1)
         zeros = confidence.new_zeros(3, len(confidence), self.bins)
@@ -361,7 +361,7 @@ class Monotonicity(BatchMetric):
         p = observation.predictions
         if observation.targets is None:
             return
-        loss = p.loss[:, p.labelled].double()
+        loss = p.loss[:, p.labeled].double()
         self.sums.add(loss=loss.sum(1))
         self.count += loss.shape[1]
         self.falling += int((loss.diff(dim=0) <= 0).all(0).sum())

@@ -69,8 +69,8 @@ class NeuralCollapse(FeatureMetric):
     def update(self, rows: FeatureRows) -> None:
         if rows.targets is None:
             return
-        labelled = rows.targets != IGNORE_INDEX
-        h, y = rows.normed[:, labelled], rows.targets[labelled]
+        labeled = rows.targets != IGNORE_INDEX
+        h, y = rows.normed[:, labeled], rows.targets[labeled]
         if not rows.second:
             self._first(h, y, rows)
             return
@@ -181,9 +181,9 @@ class Distinguishability(FeatureMetric):
     def update(self, rows: FeatureRows) -> None:
         if rows.targets is None or self.rows >= self.samples:
             return
-        labelled = (rows.targets != IGNORE_INDEX).nonzero().flatten()[: self.samples - self.rows]
-        self.kept.append((rows.features[:, labelled].clone(), rows.targets[labelled]))
-        self.rows += len(labelled)
+        labeled = (rows.targets != IGNORE_INDEX).nonzero().flatten()[: self.samples - self.rows]
+        self.kept.append((rows.features[:, labeled].clone(), rows.targets[labeled]))
+        self.rows += len(labeled)
 
     def compute(self) -> Result:
         if self.rows < 2:
