@@ -189,7 +189,7 @@ CASES: dict[str, Case] = {
     "register": (
         lambda m: ed.register("x", 3),  # type: ignore[arg-type]
         SettingError,
-        r"register\('x', ...\): the first is a class of models",
+        r"register\('x', ...\): the first argument must be a subclass",
     ),
     "register_metric": (
         lambda m: ed.register_metric(3),  # type: ignore[type-var]
@@ -253,7 +253,7 @@ CASES: dict[str, Case] = {
     "flipped": (
         lambda m: ed.memorization(m, rows(), flipped=[0.5], **QUIET),
         BatchError,
-        "flipped has float32 numbers .*; pass one row of whole numbers",
+        "flipped is float32 .*; pass a vector of integers",
     ),
     "an array for a number": (
         lambda m: ed.data.token_blocks([1, 2, 3], np.array(2)),  # type: ignore[arg-type]
@@ -268,7 +268,7 @@ CASES: dict[str, Case] = {
     "flipped, text": (
         lambda m: ed.memorization(m, rows(), flipped=np.array(["a"]), **QUIET),
         BatchError,
-        r"flipped is array\(\['a'\].*, not numbers; pass one row of whole numbers",
+        r"flipped is array\(\['a'\].*, not numbers; pass a vector of integers",
     ),
     "no values": (
         lambda m: ed.profile(
@@ -295,7 +295,7 @@ CASES: dict[str, Case] = {
     "tokens, float": (
         lambda m: ed.trace(writing().model, {"input_ids": torch.ones(2, 4)}, ["loss"], **QUIET),
         BatchError,
-        "tokens are float32 numbers; pass whole numbers",
+        "tokens are float32; pass integers",
     ),
     "device": (
         lambda m: ed.trace(m, rows(), ["loss"], device="warp9", **QUIET),
@@ -331,12 +331,12 @@ CASES: dict[str, Case] = {
     "meta": (
         lambda m: ed.trace(copy.deepcopy(m).to("meta"), rows(), ["loss"], **QUIET),
         UnsupportedModelError,
-        "ViTForImageClassification is on the device 'meta', where weights have no values; load",
+        "ViTForImageClassification is on the 'meta' device, where weights have no values; load",
     ),
     "meta, trained": (
         lambda m: fit(copy.deepcopy(m).to("meta")),
         UnsupportedModelError,
-        "ViTForImageClassification is on the device 'meta', where weights have no values; load",
+        "ViTForImageClassification is on the 'meta' device, where weights have no values; load",
     ),
     "label": (
         lambda m: ed.calibrate(
@@ -350,7 +350,7 @@ CASES: dict[str, Case] = {
             {"input_ids": torch.ones(2, 4).long(), "attention_mask": torch.ones(2, 3).long()}
         ),
         BatchError,
-        r"attention_mask has shape \(2, 3\), input_ids \(2, 4\); give one number a token",
+        r"attention_mask has shape \(2, 3\), input_ids \(2, 4\); give one value per token",
     ),
     "shares": (
         lambda m: fit(m, rows(labels=torch.randn(12, 3))),

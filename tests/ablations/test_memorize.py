@@ -142,7 +142,7 @@ def test_bad_input_of_memorization_is_named() -> None:
         ed.memorization(model, data)
     with pytest.raises(SettingError, match="flipped has 0 rows"):
         ed.memorization(model, data, flipped=[])
-    with pytest.raises(BatchError, match="row 99 is asked for, but the data has 12 rows"):
+    with pytest.raises(BatchError, match="row 99 is requested, but the data has 12 rows"):
         ed.memorization(model, data, flipped=[99])
     with pytest.raises(BatchError, match=r"flipped has float32 numbers of shape \(2,\); "):
         ed.memorization(model, data, flipped=torch.tensor([1.0, 2.7]))
@@ -290,7 +290,7 @@ def test_bad_input_of_an_audit_is_named(audited: Any) -> None:
         ed.audit(models, blobs.batch)
     with pytest.raises(SettingError, match="2 models, but folds are"):
         ed.audit(models, blobs.batch, folds=where + 1)
-    with pytest.raises(BatchError, match=r"row 40\d is asked for, but the data has 400 rows"):
+    with pytest.raises(BatchError, match=r"row 40\d is requested, but the data has 400 rows"):
         ed.audit(models, blobs.batch, folds=torch.cat([where, where[:10]]))
     with pytest.raises(BatchError, match="folds has float32 numbers"):
         ed.audit(models, blobs.batch, folds=where + 0.5)

@@ -97,7 +97,7 @@ def test_kept_blocks_of_a_language_model_write_with_their_cache(kind: str) -> No
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda m: ed.at_depth(m, keep=[2, 1]), DepthError, "each once, in their order"),
+        (lambda m: ed.at_depth(m, keep=[2, 1]), DepthError, "each once and in ascending order"),
         (lambda m: ed.at_depth(m, keep=[]), DepthError, "name blocks of .* from 1 to 3"),
         (lambda m: ed.at_depth(m, keep=[4]), DepthError, "depth 4, but .* has 3 blocks"),
         (lambda m: ed.at_depth(m, 2, keep=[1]), DepthError, "give one of them"),

@@ -45,7 +45,7 @@ def test_a_model_without_blocks_cannot_be_made_or_followed() -> None:
     with pytest.raises(DepthError, match="use 1 to 4"):
         ed.at_depth(model, 0)
     empty = ResidualMLP(ResidualMLPConfig(num_hidden_layers=0))
-    with pytest.raises(DepthError, match="has 0 blocks, so there is no stream to follow"):
+    with pytest.raises(DepthError, match="has 0 blocks, so it has no stream"):
         ed.as_stream(empty)
 
 

@@ -698,7 +698,7 @@ def test_an_adapter_of_prompts_is_refused() -> None:
 def test_a_stream_prints_as_a_tree() -> None:
     text = str(ed.as_stream(Words(Parallel).eval()))
     assert text.startswith("Words: 3 blocks (Parallel), task classification")
-    assert "blocks 1-3: Parallel, branches side by side" in text
+    assert "blocks 1-3: Parallel, parallel branches" in text
     assert "0.9 * x + 0.3 * [norm ... tokens]; last map tokens.take" in text
     assert "found in: stack" in text
     assert "readout: " in text

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 import everydepth as ed
 from everydepth.errors import LabelError, SettingError
+from everydepth.stream import ResidualStream
+from everydepth.stream.around import StreamAround
+from everydepth.stream.embedding import EmbeddingStream
 from everydepth.training import contrastive
 
 SIZES = {
@@ -43,6 +46,20 @@ def pooled(tokens: Tensor, mask: Tensor, how: str) -> Tensor:
     rows = [row[real.bool()] for row, real in zip(tokens, mask, strict=True)]
     pick = {"mean": lambda r: r.mean(0), "first": lambda r: r[0], "last": lambda r: r[-1]}[how]
     return torch.stack([pick(row) for row in rows])
+
+
+def test_a_stream_around_another_has_everything_of_it() -> None:
+    bert = ed.as_stream(encoder("bert"))
+    around = EmbeddingStream(bert)
+    for name in ("positions", "heads", "row_axis", "slotted", "attention", "pad_token", "outputs"):
+        assert getattr(around, name) == getattr(bert, name), name
+    assert around.trial().keys() == bert.trial().keys()
+    assert str(around).endswith("readout: the mean of the real tokens")
+    # A new member of the contract is passed on, or final.
+    for name, member in vars(ResidualStream).items():
+        function = member.fget if isinstance(member, property) else member
+        own = name.startswith("_") or not callable(function)
+        assert own or getattr(function, "__final__", False) or name in vars(StreamAround), name
 
 
 @pytest.mark.parametrize("how", ["mean", "first", "last"])
@@ -75,7 +92,7 @@ def test_trace_and_profile_measure_embeddings() -> None:
 
 
 def test_what_cannot_be_pooled_is_refused() -> None:
-    with pytest.raises(SettingError, match="pooled by mean, first, last"):
+    with pytest.raises(SettingError, match="embeddings use one of mean, first, last"):
         ed.as_stream(encoder("bert"), task="embedding", token="all")
 
 

@@ -162,7 +162,7 @@ PATHS = {"blocks": "vit.layers", "readout": ("vit.layernorm", "classifier"), "to
         (
             {"token": "mean"},
             r"token='mean', but the discovered stream of ViTForImageClassification takes only "
-            r"stream, example; leave it out, or say all of it: as_stream\(model, blocks=",
+            r"stream, example; leave it out, or name all parts: as_stream\(model, blocks=",
         ),
         (
             {"task": "regression"},
@@ -180,7 +180,7 @@ PATHS = {"blocks": "vit.layers", "readout": ("vit.layernorm", "classifier"), "to
             {**PATHS, "tower": "text"},
             "tower='text', but with blocks= as_stream takes only blocks, readout, token, task",
         ),
-        ({**PATHS, "task": "drawing"}, r"task 'drawing' is not known; use one of \['classif"),
+        ({**PATHS, "task": "drawing"}, r"task 'drawing'; use one of \['classif"),
     ],
     ids=["token", "task", "readout", "unknown", "unknown-with-blocks", "unknown-task"],
 )
@@ -226,9 +226,13 @@ def test_what_is_no_model_is_refused(untyped: None) -> None:
 def test_only_classes_of_models_can_be_registered(untyped: None) -> None:
     wrong: Any = "x"
     number: Any = 3
-    with pytest.raises(SettingError, match=r"register\('x', ...\): the first is a class of models"):
+    with pytest.raises(
+        SettingError, match=r"register\('x', ...\): the first argument must be a subclass"
+    ):
         ed.register(wrong, wrong)
-    with pytest.raises(SettingError, match=r"register\(Seeing, 3\): the second is called with a m"):
+    with pytest.raises(
+        SettingError, match=r"register\(Seeing, 3\): the second argument must return the R"
+    ):
         ed.register(Seeing, number)
 
 
@@ -269,7 +273,7 @@ def test_a_head_of_another_width_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match=words):
         stream.observe(rows(2)).logits(1)
     stream = ed.as_stream(model, readout=("norm", "other"), **told)
-    words = r"has two widths, 3 from the model itself and 5 from the readout; end readout= with"
+    words = r"have two widths, 3 from the model itself and 5 from the readout; end readout= with"
     with pytest.raises(UnsupportedModelError, match=words):
         ed.trace(stream, rows(), progress=False)
 
@@ -309,9 +313,9 @@ def test_a_function_as_readout_serves_every_verb_that_needs_no_branches(name: st
 def test_what_needs_the_weight_of_a_head_says_so() -> None:
     model = Tiny()
     stream = ed.as_stream(model, blocks="blocks", readout=lambda x: model.head(x), token="mean")
-    with pytest.raises(UnsupportedModelError, match=r"own heads works on the weight of a linear"):
+    with pytest.raises(UnsupportedModelError, match=r"own heads needs the weight of a linear"):
         ed.EveryDepth(stream, ed.multi_classifier())
-    with pytest.raises(UnsupportedModelError, match=r"known once it has predicted a batch: call"):
+    with pytest.raises(UnsupportedModelError, match=r"known only after a prediction: call"):
         _ = stream.classes
     stream.observe(rows(2)).logits(0)
     assert stream.classes == 3

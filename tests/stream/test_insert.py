@@ -80,8 +80,8 @@ def test_a_last_map_that_is_only_known_to_be_somewhere_inside_is_refused() -> No
     branch = Branch(kind="mixer", entry=whole, out=whole, proj=whole)
     said = refusal(Block(module=whole, branches=(branch,)))
     assert said == (
-        "the last map of its mixer branch is only known to be somewhere in Sequential, so nothing "
-        "says what to make zero"
+        "the last map of its mixer branch is somewhere inside Sequential, so it is unknown which "
+        "weights to zero"
     )
 
 
@@ -152,7 +152,7 @@ def test_a_stage_of_one_shape_changing_block_gets_a_plain_one() -> None:
     big = ed.insert(model, 5)
     assert big.config.depths == [2, 2, 2]
     assert isinstance(big.resnet.encoder.stages[2].layers[1].shortcut, nn.Identity)
-    with pytest.raises(DepthError, match=r"no neighbor of its shape to copy.*init='fresh'"):
+    with pytest.raises(DepthError, match=r"there is no block of this shape to copy.*init='fresh'"):
         ed.insert(model, 5, init="copy")
 
 

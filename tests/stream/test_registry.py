@@ -67,9 +67,9 @@ def test_a_model_no_adapter_knows_is_followed_by_paths(options: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"blocks": "trunk.stepz"}, r"has no module 'trunk.stepz'.*first level is \['stem'"),
+        ({"blocks": "trunk.stepz"}, r"has no module 'trunk.stepz'.*its children are \['stem'"),
         ({"blocks": "stem"}, "blocks='stem' is a Linear; name the ModuleList"),
-        ({"readout": None}, "blocks= was given without readout="),
+        ({"readout": None}, "blocks= needs readout="),
     ],
 )
 def test_a_wrong_path_says_what_is_there(change: dict[str, Any], words: str) -> None:
@@ -78,7 +78,7 @@ def test_a_wrong_path_says_what_is_there(change: dict[str, Any], words: str) -> 
 
 
 def test_an_unknown_token_lists_the_known_ones() -> None:
-    with pytest.raises(SettingError, match=r"'middle' is not known; use one of \['all', 'first'"):
+    with pytest.raises(SettingError, match=r"'middle'; use one of \['all', 'first'"):
         ed.as_stream(Tiny(), **{**OWN, "token": "middle"})
 
 

@@ -28,7 +28,7 @@ def test_trace_and_profile_of_text_are_those_of_its_tokens() -> None:
 
 def test_text_without_a_tokenizer_says_what_is_missing() -> None:
     model = talkative("Llama-tied-CausalLM-left")
-    with pytest.raises(SettingError, match="but no tokenizer; pass tokenizer="):
+    with pytest.raises(SettingError, match="but there is no tokenizer; pass tokenizer="):
         ed.trace(model, ["w5 w6"], ["loss"], progress=False)
     with pytest.raises(SettingError, match="has no tokens"):
         ed.trace(model, ["w5 w6", ""], ["loss"], tokenizer=WORDS, progress=False)

@@ -275,10 +275,10 @@ def test_profile_calibrate_and_predict_use_balconies_as_depths() -> None:
 @pytest.mark.parametrize(
     ("depths", "message"),
     [
-        ([], r"depths \[\] name no balcony; use at least one of 1 to 2"),
-        ([3], "has 3 blocks and its last depth stays as it is; use 1 to 2"),
+        ([], r"depths=\[\] has no balcony; use at least one of 1 to 2"),
+        ([3], "has 3 blocks and its last depth stays unchanged; use 1 to 2"),
         ([0], "a balcony at depth 0"),
-        ([1, 1], r"depths \[1, 1\] have 1 twice; name it once"),
+        ([1, 1], r"depths=\[1, 1\] has 1 twice; give it once"),
     ],
 )
 def test_depths_without_a_place_for_a_balcony_are_refused(depths: Any, message: str) -> None:
@@ -286,9 +286,16 @@ def test_depths_without_a_place_for_a_balcony_are_refused(depths: Any, message: 
         ed.balcony(vit(), depths)
 
 
+def test_a_block_is_not_inserted_under_balconies() -> None:
+    with pytest.raises(UnsupportedModelError, match="has balconies, .*insert the block first"):
+        ed.insert(ed.balcony(vit(), [1]), after=1)
+
+
 def test_a_post_norm_model_has_no_silent_balconies() -> None:
     model, _ = ENTRIES[POST_NORM].make()
-    words = r"LayerNorm to the sum \(post-norm\), so no block .* starts silent; use init='last'"
+    words = (
+        r"LayerNorm to the sum \(post-norm\), so a block .* cannot start silent; use init='last'"
+    )
     with pytest.raises(UnsupportedModelError, match=words):
         ed.balcony(model, [1], init="copy")
 
@@ -299,7 +306,7 @@ def test_a_post_norm_model_has_no_silent_balconies() -> None:
         ({"init": "first"}, "init='first'; use one of last, copy, fresh"),
         (
             {"blocks": 0},
-            "blocks=0 a balcony, but ViTForImageClassification has 3 blocks; use 1 to 2",
+            "blocks=0 per balcony, but ViTForImageClassification has 3 blocks; use 1 to 2",
         ),
         ({"blocks": 3}, "use 1 to 2"),
     ],
@@ -336,7 +343,7 @@ def test_the_command_trains_balconies(tmp_path: Path, asked: str, depths: tuple[
     ("words", "message"),
     [
         (("--balcony", "one"), "use depths separated by commas"),
-        (("--balcony", "4"), "has 4 blocks and its last depth stays as it is; use 1 to 3"),
+        (("--balcony", "4"), "has 4 blocks and its last depth stays unchanged; use 1 to 3"),
         (("--balcony", "1", "--lora", "2"), "use one of them"),
         (("--balcony", "1", "--label-smoothing", "0.1"), "leave one of them out"),
     ],

@@ -13,26 +13,27 @@ BranchKind = Literal["attention", "cross_attention", "mlp", "conv", "mixer"]
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """One residual connection `after = post(weight * skip(x) + scale * out)`, by its modules.
+    """One residual connection `after = post(weight * skip(x) + scale * out)`, as modules.
+
+    A branch is *silent* if it adds zero.
 
     kind: what the branch computes; a "mixer" mixes tokens other than by attention.
     entry: the module whose first input is the stream `x` (the norm of a pre-norm branch).
     out: the module whose (first) output is added to the skip.
-    proj: the last linear map of the branch; a zero `proj` makes the branch output zero.
-    mixing: where `proj` is a norm that acts on single channels, the linear map before it.
+    proj: the last linear map; if it is zero, the branch is silent.
+    mixing: if `proj` is a norm, which acts on single channels, the linear map before it.
     skip: the module on the skip path, or None for the identity.
     post: the module applied to the sum, or None for the identity.
-    call: which call of `out` within one pass of the block belongs to this branch; some blocks
-        use one dropout or drop-path module for two branches.
-    dropout: rate at which the block itself, by a function and not a module, drops entries of `out`
-        before the sum in training mode.
-    others: further last maps where one `proj` is not all: the other experts of a mixture.
-    weights: of last maps that hold several matrices each (experts in one module), the parameters
-        that are zero in a silent branch; empty where all of a map are.
-    scale, weight: constants by which the block itself multiplies `out` and the skip.
-    beside: it reads the same `x` as the branch before it, and is added in the same sum.
-    turn: the order in which the block itself puts the axes of `out` before the sum, where modules
-        work on another one (channels last).
+    call: which of the calls of `out` within one pass of the block is this branch's; some blocks
+        share one dropout or drop-path module between two branches.
+    dropout: rate of a functional dropout that the block applies to `out` in training mode.
+    others: further last maps, such as those of the other experts of a mixture.
+    weights: if a last map holds several matrices (experts in one module), the parameters that are
+        zero in a silent branch; empty if all are.
+    scale, weight: constants by which the block multiplies `out` and the skip.
+    beside: it reads the same `x` as the previous branch and is part of the same sum.
+    turn: the permutation of axes that the block applies to `out` before the sum, if its modules
+        use another layout (channels last).
 
     >>> attention, mlp = ed.as_stream(model).blocks[0].branches
     >>> type(mlp.entry).__name__, mlp.skip  # a norm reads the stream; the skip is the identity
@@ -57,26 +58,26 @@ class Branch:
 
     @property
     def last(self) -> tuple[nn.Module, ...]:
-        """All maps that are zero in a silent branch: `proj` and its kin."""
+        """All last maps: `proj` and `others`."""
         return (self.proj, *self.others)
 
     def zeroed(self) -> Iterator[nn.Parameter]:
-        """The parameters that are zero in a silent branch; what is before them can learn."""
+        """The parameters to zero so that the branch is silent and can still learn."""
         chosen = {id(parameter) for parameter in self.weights}
         for module in self.last:
             own = list(module.parameters(recurse=False))
             yield from [p for p in own if id(p) in chosen] or own
 
     def turned(self, out: Tensor, x: Tensor) -> Tensor:
-        """What `out` gave, in the axes of the stream `x`."""
-        # Where `entry` is given the stream in the axes of `out`, there is nothing to turn.
+        """The output of `out`, with its axes in the order of the stream `x`."""
+        # If `entry` already reads the stream in the layout of `out`, nothing is to be done.
         if self.turn is None or x.ndim != len(self.turn):
             return out
         sizes = dict(zip(self.turn, x.shape, strict=True))
         return out.reshape([sizes[axis] for axis in range(x.ndim)]).permute(self.turn)
 
     def unturned(self, value: Tensor, out: Tensor) -> Tensor:
-        """A value in the axes of the stream, in the shape of what `out` gave."""
+        """The inverse of `turned`: a value in the stream's axes, in the shape of `out`'s output."""
         if self.turn is not None and value.ndim == len(self.turn):
             value = value.permute([self.turn.index(axis) for axis in range(value.ndim)])
         return value if value.shape == out.shape else value.reshape(out.shape)
@@ -93,10 +94,10 @@ def _times(value: Tensor, factor: float | Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One step `h_{l-1} -> h_l`: a module and its branches, in the order in which they act.
+    """One step `h_{l-1} -> h_l`: a module and its branches, in order.
 
-    parallel: all branches read the same `x` and are added to one skip.
-    plain: a call gives the state itself; False: it may give a tuple that begins with it.
+    parallel: all branches read the same `x` and share one skip.
+    plain: the module returns the state itself; False if it may return a tuple that starts with it.
 
     >>> block = ed.as_stream(model).blocks[0]
     >>> type(block.module).__name__, [branch.kind for branch in block.branches]
@@ -110,25 +111,25 @@ class Block:
 
     @property
     def heads(self) -> int | None:
-        """How many heads its attention has; None where it has none, or no module says it."""
+        """The number of attention heads; None if it has none or the number is unknown."""
         for branch in self.branches:
             if branch.kind == "attention":
                 return _heads(self.module, branch.proj)
         return None
 
 
-# How modules and their configs call the number of heads.
+# Names of the number of heads in modules and configs.
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 
 
 def _heads(block: nn.Module, proj: nn.Module) -> int | None:
-    """What is said nearest to the projection: beside it, or beside what holds it."""
+    """The number of heads from the module nearest to the projection."""
     around = [module for module in block.modules() if proj in module.modules()]
     for holder in reversed(around):
         for module in holder.modules():
-            for said in (module, getattr(module, "config", None)):
+            for holds in (module, getattr(module, "config", None)):
                 for name in _HEADS:
-                    count = getattr(said, name, None)
+                    count = getattr(holds, name, None)
                     if type(count) is int:
                         return count
     return None

@@ -39,12 +39,13 @@ from everydepth.stream.wrapping import device_of, unwrapped
 
 Task = Literal["classification", "regression", "causal_lm", "masked_lm", "detection", "embedding"]
 """What the readout predicts: a class per sample, numbers per sample, the next token at every
-token, the masked token at every token, a class and a box per query, or a vector per sample."""
+position, the token at every (masked) position, a class and a box per query, or a vector per
+sample."""
 
 IGNORE_INDEX = -100
 
 BESIDE_INPUTS = ("labels", "loss_weights", "num_items_in_batch")
-"""Keys of a batch that say what is asked, and never reach the model."""
+"""Keys of a batch that describe the loss and are not passed to the model."""
 
 Batch = Mapping[str, Any] | Tensor
 
@@ -53,26 +54,26 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _untraced(method: Method) -> Method:
-    """Keep `torch.compile` out: compiled code would keep the hooks of its first call."""
+    """Exclude from `torch.compile`: compiled code would keep the hooks of its first call."""
     return cast(Method, torch.compiler.disable(method))
 
 
 class _Started(Exception):
-    """Leaves the model's forward once every block's call is known; never seen outside `start`."""
+    """Stops the model's forward once every block's call is known; never leaves `start`."""
 
 
 class ResidualStream(ABC):
-    """One model seen as a stream of states. Architectures implement the abstract members.
+    """A model as a stream of states. Architectures implement the abstract members.
 
-    model: what is called; hooks go to its blocks, even when it is wrapped (DDP, FSDP).
+    model: the model that is called, possibly wrapped (DDP, FSDP); hooks go on its blocks.
     inputs: batch keys of which the model needs at least one.
-    options: what `as_stream` was told beside the model, to see another model the same way.
-    tokenizer: turns text into tokens, where data is text; None if none was given.
+    options: the options given to `as_stream`, for opening another model the same way.
+    tokenizer: for data that is text; None if none was given.
 
     >>> stream = ed.as_stream(model)
     >>> stream.depth, stream.task, stream.classes
     (3, 'classification', 10)
-    >>> stream.observe(test.batch(range(4))).logits(1).shape  # what the first block predicts
+    >>> stream.observe(test.batch(range(4))).logits(1).shape  # predictions after one block
     torch.Size([4, 10])
     """
 
@@ -82,12 +83,12 @@ class ResidualStream(ABC):
     options: Mapping[str, Any] = MappingProxyType({})
     tokenizer: Any = None
 
-    # -- what an architecture says ----------------------------------------------------------------
+    # -- what an architecture defines -------------------------------------------------------------
 
     @property
     @abstractmethod
     def blocks(self) -> Sequence[Block]:
-        """The blocks, in order; block `l` (from 1) makes `h_l` of `h_{l-1}`."""
+        """The blocks, in order; block `l` (from 1) maps `h_{l-1}` to `h_l`."""
 
     @property
     @abstractmethod
@@ -98,21 +99,21 @@ class ResidualStream(ABC):
     def feature(
         self, h: Float[Tensor, "batch ..."], depth: int, batch: Mapping[str, Any]
     ) -> Float[Tensor, "batch ..."]:
-        """The part of the state that predicts: class token, last real token, pooled, every token.
+        """The part of the state that predicts: the class token, a pooled state, every token, ...
 
-        Where stages change the shape, it is brought to the coordinates of the last depth.
+        If stages change the shape, it is mapped to the coordinates of the last depth.
         """
 
     @abstractmethod
     def normed(self, feature: Float[Tensor, "batch ..."], depth: int) -> Float[Tensor, "batch ..."]:
-        """What the head's linear map receives: a feature after the final norm or pooler."""
+        """The input of the head's linear map: a feature after the final norm or pooler."""
 
     def readout(
         self, h: Float[Tensor, "batch ..."], depth: int, batch: Mapping[str, Any]
     ) -> Float[Tensor, "batch ..."]:
-        """`z_l = R(h_l)`: the model's own readout, applied to a state of any depth.
+        """`z_l = R(h_l)`: the model's own readout, applied to the state at any depth.
 
-        Overridden only where the model works in another order and the last bits depend on it.
+        Override it only if the model applies these steps in another order, which changes rounding.
         """
         return self.head(self.normed(self.feature(h, self.check_depth(depth), batch), depth))
 
@@ -121,43 +122,45 @@ class ResidualStream(ABC):
         return shortened(unwrapped(self.model), self._block_list("truncated"), depth, share=share)
 
     def kept(self, numbers: Sequence[int], *, share: bool) -> nn.Module:
-        """A plain model of the same class with these blocks, from 1, in their order."""
+        """A plain model of the same class with only these blocks (from 1), in this order."""
         order = [number - 1 for number in numbers]
         return edited(unwrapped(self.model), self._block_list("kept"), order, share=share)
 
     def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
-        """A plain model of the same class with the new `block` behind depth `after`.
+        """A plain model of the same class with the new `block` after depth `after`.
 
-        like: the block (from 1) whose kind it has, and in whose stage it goes.
+        like: the existing block (from 1) whose kind and stage it shares.
         """
         blocks = self._block_list("inserted")
         return lengthened(unwrapped(self.model), blocks, after, block, like, share=share)
 
     def leads(self, depth: int) -> Sequence[int]:
-        """The blocks after a depth that change the shape, if a model may go on with them alone."""
+        """The later blocks that change the shape, if a model may continue with these alone."""
         return ()
 
     def ended(
         self, depth: int, blocks: Sequence[nn.Module], likes: Sequence[int], *, share: bool
     ) -> nn.Module:
-        """A plain model of the first `depth` blocks and new ones, which end it; see `leads`.
+        """A plain model of the first `depth` blocks followed by new ones; see `leads`.
 
-        likes: the block (from 1) in whose stage each of the new ones goes.
+        likes: for each new block, the existing block (from 1) whose stage it joins.
         """
-        raise UnsupportedModelError(f"{self.name} cannot be ended by other blocks after {depth}")
+        raise UnsupportedModelError(
+            f"{self.name} cannot continue with other blocks after depth {depth}"
+        )
 
     def block_like(self, number: int) -> nn.Module | None:
-        """A new block of the shape that block `number` gives, where that one changes the shape."""
+        """A new block that keeps the shape of block `number`'s output, if that block changes it."""
         return None
 
     def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
-        """The keyword arguments with which the model is called, without `BESIDE_INPUTS`."""
+        """The model's keyword arguments for a batch, without `BESIDE_INPUTS`."""
         if cache is not None:
             raise UnsupportedModelError(f"{self.name} has no key/value cache; call without `cache`")
         return {key: value for key, value in batch.items() if key not in BESIDE_INPUTS}
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
-        """The untouched model's own output."""
+        """The output of the untouched model."""
         return self.model(**arguments)
 
     def prediction(self, output: Any) -> Tensor:
@@ -165,19 +168,19 @@ class ResidualStream(ABC):
         return output if isinstance(output, Tensor) else output.logits
 
     def after_block(self, h: Tensor, depth: int) -> Tensor:
-        """What the model does to a state between two blocks; the identity for almost all."""
+        """What the model does to the state between two blocks; usually the identity."""
         return h
 
     def between(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
-        """What block `depth` gave, as the next one receives it; some need the batch for that."""
+        """The output of block `depth` as the next block receives it; may depend on the batch."""
         return self.after_block(h, depth)
 
     def silent(
         self, h: Tensor, number: int, run: Callable[[], Any], given: Mapping[str | int, Any]
     ) -> Any:
-        """What block `number` gives for `h` if its branches are silent, in the form of its output.
+        """The output of block `number` for state `h` if its branches added nothing.
 
-        run: calls the block, for what else it may give beside the state.
+        run: calls the block, for outputs other than the state.
         given: the arguments of that call, by position or keyword.
         """
         block = self.blocks[number - 1]
@@ -185,25 +188,26 @@ class ResidualStream(ABC):
         return h if output is None else with_first_tensor(output, h)
 
     def carried(self, number: int) -> Mapping[str | int, int]:
-        """Arguments of the next block, beside its state, that block `number` gives: which part.
+        """Arguments of the next block, other than its state, that block `number` outputs.
 
-        A second state beside the first, or a bias that the first block makes for all.
+        By position or keyword, the index of the output: a second state, or a bias that the first
+        block computes for all.
         """
         del number
         return {}
 
     def confirm(self, batch: Mapping[str, Any]) -> None:
-        """Called with every batch before it is used, for what only a batch can tell."""
+        """Called with every batch before it is used, for facts that only a batch can show."""
         del batch
 
     def trial(self) -> Mapping[str, Any] | None:
-        """A small batch to try a changed model on; None where none is known."""
+        """A small batch for trying out a changed model; None if unknown."""
         return None
 
     def extras(
         self, h: Float[Tensor, "batch ..."], depth: int, batch: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        """Predictions beside the logits, by the name the model's own output gives them."""
+        """Predictions other than the logits, by their names in the model's own output."""
         return {}
 
     def new_cache(self) -> Any:
@@ -214,36 +218,36 @@ class ResidualStream(ABC):
 
     @property
     def positions(self) -> int | None:
-        """The longest sequence whose tokens the model can place; None where there is no limit."""
+        """The longest sequence the model has positions for; None if unlimited."""
         return None
 
     @property
     def heads(self) -> int | None:
-        """How many attention heads fold into the rows of a mask; None where none do."""
+        """The number of heads that masks may fold into their rows; None if there are none."""
         return None
 
     @property
     def row_axis(self) -> int:
-        """The dimension of a state that counts the rows of the batch."""
+        """The batch dimension of a state."""
         return 0
 
     @property
     def call_axes(self) -> CallAxes | None:
-        """Where the rows are in what blocks are called with; None: to be told by shapes."""
+        """The batch dimensions of the blocks' arguments; None to infer them from shapes."""
         return None
 
     @property
     def slotted(self) -> bool | None:
-        """Whether its cache is keys and values by token, to be written anywhere; None: try it."""
+        """Whether its cache is a plain table of keys and values per token; None if untested."""
         return True
 
     def window(self, depth: int) -> int | None:
-        """How many tokens block `depth` sees, the token itself included; None: all before it."""
+        """The attention window of block `depth` in tokens, including the current; None if full."""
         return None
 
     @property
     def attention(self) -> str | None:
-        """Which implementation of attention the model runs with; None where it does not say."""
+        """The model's attention implementation, such as "sdpa"; None if unknown."""
         return self._setting("config", "_attn_implementation")
 
     @property
@@ -255,26 +259,26 @@ class ResidualStream(ABC):
 
     @property
     def pad_token(self) -> int | None:
-        """The token that fills a row up."""
+        """The padding token; None if unknown."""
         return self._setting("config", "pad_token_id")
 
     @property
     def exits(self) -> Mapping[int, nn.ModuleList]:
-        """What stands between state and readout, by depth: balconies; for almost all, nothing."""
+        """Blocks between state and readout, by depth (balconies); usually none."""
         return MappingProxyType({})
 
     def exit_state(self, cursor: Cursor) -> Tensor:
-        """What the readout gets of a cursor: the state, or what `exits` makes of it."""
+        """The state that the readout receives: the cursor's, after its exit if it has one."""
         return cursor.h
 
     def account(self) -> Mapping[str, str]:
-        """What is worth saying of the stream beside its blocks, for `print(stream)`."""
+        """Lines for `print(stream)` other than the blocks, by title."""
         return {}
 
     # -- what every stream can do -----------------------------------------------------------------
 
-    @final
     @property
+    @final
     def depth(self) -> int:
         """L, the number of blocks."""
         return len(self.blocks)
@@ -282,44 +286,43 @@ class ResidualStream(ABC):
     def __str__(self) -> str:
         return tree(self)
 
-    @final
     @property
+    @final
     def name(self) -> str:
         return type(unwrapped(self.model)).__name__
 
-    @final
     @property
+    @final
     def device(self) -> torch.device:
-        """Where the first parameter is; of an offloaded model, where it computes."""
+        """The device of the first parameter; for an offloaded model, where it computes."""
         return device_of(unwrapped(self.model))
 
     @property
     def outputs(self) -> int | None:
-        """How many numbers the readout gives per prediction; None while that is not known."""
+        """Numbers per prediction (classes, for a classifier); None if not yet known."""
         weight = getattr(self.head, "weight", None)
         return weight.shape[0] if isinstance(weight, Tensor) else None
 
-    @final
     @property
+    @final
     def classes(self) -> int:
-        """How many numbers the readout gives per prediction."""
+        """`outputs`; raise if it is not known yet."""
         if self.outputs is None:
             raise UnsupportedModelError(
-                f"the readout of {self.name} is a function without a weight, so how many classes "
-                "it gives is known once it has predicted a batch: call "
-                "`stream.observe(batch).logits(0)` first, or give readout= as paths of modules"
+                f"the readout of {self.name} is a function, so its number of classes is known only "
+                "after a prediction: call `stream.observe(batch).logits(0)` first, or give "
+                "readout= as paths of modules"
             )
         return self.outputs
 
     @final
     def linear_head(self, purpose: str) -> nn.Linear:
-        """The head, for what works on its weights."""
+        """The head, if it is linear; raise otherwise. purpose: for the error."""
         if not isinstance(self.head, nn.Linear):
             kind = type(self.head).__name__
             raise UnsupportedModelError(
-                f"{purpose} works on the weight of a linear head, but the readout of {self.name} "
-                f"ends in {kind.lstrip('_')}; give readout= as paths of modules that end in an "
-                "nn.Linear"
+                f"{purpose} needs the weight of a linear head, but the readout of {self.name} ends "
+                f"in {kind.lstrip('_')}; give readout= as paths of modules that end in an nn.Linear"
             )
         return self.head
 
@@ -333,11 +336,11 @@ class ResidualStream(ABC):
         logits: bool = True,
         calls: bool = False,
     ) -> States:
-        """Run the model's own forward and keep every state. Exact, and differentiable.
+        """Run the model's own forward and keep every state. Exact and differentiable.
 
-        logits: False passes over the model's own head, for a large vocabulary that is read in
-        another way; `output` is then None, and a prediction is computed where it is asked for.
-        calls: keep how the model calls each block, too, as `States.calls`.
+        logits: False skips the model's own head, for a large vocabulary that is read out another
+        way; `output` is then None, and predictions are computed on request.
+        calls: also keep how the model calls each block, as `States.calls`.
         """
         batch = self.check_batch(batch)
         self.confirm(batch)
@@ -357,7 +360,7 @@ class ResidualStream(ABC):
             if not in_silence():
                 last[:] = [first_tensor(output)]
 
-        # One module may be several blocks. What a block gives is what the next receives.
+        # One module may serve as several blocks. The input of a block is the previous output.
         modules = list(dict.fromkeys(block.module for block in self.blocks))
         with ExitStack() as stack:
             for module in modules:
@@ -366,7 +369,7 @@ class ResidualStream(ABC):
             final = self.blocks[-1].module.register_forward_hook(see_output)
             stack.enter_context(hooked(final))
             if not logits:
-                # Not left by an exception: a checkpointed or sharded module must finish its call.
+                # No exception: a checkpointed or sharded module must finish its call.
                 stack.enter_context(replaced_forward(self.head, _no_logits))
             output = self.called(batch, None)
         h.extend(self.after_block(given, self.depth) for given in last)
@@ -376,7 +379,7 @@ class ResidualStream(ABC):
 
     @final
     def called(self, batch: Mapping[str, Any], cache: Any = None) -> Any:
-        """The model's own output; what it refuses is an error about the batch."""
+        """The model's own output; its errors become errors about the batch."""
         arguments = self.arguments(batch, cache)
         if torch.compiler.is_compiling():
             return self.call(arguments)
@@ -392,24 +395,24 @@ class ResidualStream(ABC):
             )
             raise BatchError(
                 f"{self.name} cannot run on this batch ({given}): {error}; check sizes, channels, "
-                "length and token numbers, or call model(**batch) to see where"
+                "length and token ids, or call model(**batch) to see where it fails"
             ) from error
 
     @final
     def start(self, batch: Batch, *, cache: Any = None, to: int | None = None) -> Cursor:
-        """Embed a batch and learn how the model calls each block, without running any.
+        """Embed a batch and record how the model calls each block, without running any.
 
-        The model's own forward runs with its blocks passing the state through, and is left at the
-        last one: masks, positions and rotary tables are the model's own, for each block.
+        The model's own forward runs with its blocks passing the state through, and stops at the
+        last one, so that masks, positions and rotary tables are the model's own.
 
-        to: learn only the calls of blocks 1..to, beyond which the cursor cannot go; sooner done.
+        to: record only the calls of blocks 1..to, which is faster; the cursor cannot go further.
         """
         batch = self.check_batch(batch)
         self.confirm(batch)
         known = self.depth if to is None else self.check_depth(to, lowest=1)
         calls: list[Call] = []
         embedded: list[Tensor] = []
-        # An exporter cannot be left by an exception: there the blocks run, as code it finds dead.
+        # An exporter cannot trace an exception: there the blocks run, and are removed as dead code.
         exporting = torch.compiler.is_compiling()
 
         def noting(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -436,15 +439,15 @@ class ResidualStream(ABC):
             axes = (self.row_axis, self.call_axes)
             return Cursor(0, embedded[0], batch, tuple(calls), cache, self.heads, *axes)
         raise UnsupportedModelError(
-            f"{self.name} called {len(calls)} of its {self.depth} blocks; "
-            "each block must run once per forward (is layer drop on? call `model.eval()` first)"
+            f"{self.name} called {len(calls)} of its {self.depth} blocks, but each must run once "
+            "per forward (is layer drop on? call `model.eval()` first)"
         )
 
     @final
     def compile_blocks(self, **options: Any) -> None:
-        """`torch.compile` each block's forward in place, for good: observe and drive keep working.
+        """`torch.compile` each block's forward in place, permanently; observe and drive still work.
 
-        Compiling the whole model hides the states: `observe` then runs the model as it was before.
+        Compiling the whole model would hide the states; `observe` then runs it uncompiled.
         """
         for block in self.blocks:
             block.module.forward = torch.compile(block.module.forward, **options)
@@ -472,7 +475,7 @@ class ResidualStream(ABC):
 
     @final
     def advance(self, cursor: Cursor, to: int | None = None) -> Cursor:
-        """Run blocks until depth `to` (the last, if not given)."""
+        """Run blocks up to depth `to` (by default the last)."""
         goal = self.depth if to is None else self.check_depth(to)
         if goal < cursor.depth:
             raise DepthError(
@@ -488,13 +491,13 @@ class ResidualStream(ABC):
         """The prediction at a cursor."""
         return self.readout(self.exit_state(cursor), cursor.depth, cursor.batch)
 
-    # -- clear errors before any work -------------------------------------------------------------
+    # -- checks before any work -------------------------------------------------------------------
 
     @final
     def check_depth(self, depth: int, *, lowest: int = 0) -> int:
-        """`depth`, if it lies in `lowest`..L."""
+        """`depth` as an int; raise if it is not in `lowest`..L."""
         try:
-            whole = index(depth)  # also the numbers of NumPy and torch
+            whole = index(depth)  # accepts NumPy and torch integers, too
         except TypeError:
             whole = None
         if whole is None or isinstance(depth, bool):
@@ -509,7 +512,7 @@ class ResidualStream(ABC):
 
     @final
     def check_batch(self, batch: Batch) -> Mapping[str, Any]:
-        """The batch as a mapping, if it has what the model needs and is not empty."""
+        """The batch as a mapping; raise if it is empty or lacks what the model needs."""
         if isinstance(batch, Tensor):
             batch = {self.inputs[0]: batch}
         key = next((k for k in self.inputs if batch.get(k) is not None), None)
@@ -517,7 +520,7 @@ class ResidualStream(ABC):
             raise BatchError(
                 f"the batch has keys {sorted(batch)}, but {self.name} needs "
                 f"{' or '.join(repr(k) for k in self.inputs)}; "
-                f"pass a mapping with that key, or the tensor alone"
+                "pass a mapping with that key, or just the tensor"
             )
         if not isinstance(batch[key], Tensor):
             raise BatchError(
@@ -539,13 +542,13 @@ class ResidualStream(ABC):
         if isinstance(labels, Tensor) and labels.shape[:1] != (rows,):
             raise LabelError(
                 f"labels have shape {tuple(labels.shape)}, but the batch has {rows} rows; give one "
-                "label a row"
+                "label per row"
             )
         return batch
 
     def _check_tokens(self, ids: Tensor) -> None:
-        """An error of ours if a token is not in the embedding; elsewhere a look waits for it."""
-        if torch.compiler.is_compiling():  # a traced token has no number
+        """Raise if a token is not in the embedding. On the CPU only: elsewhere it would wait."""
+        if torch.compiler.is_compiling():  # traced tokens have no values
             return
         find = getattr(unwrapped(self.model), "get_input_embeddings", None)
         with suppress(NotImplementedError):
@@ -554,34 +557,34 @@ class ResidualStream(ABC):
                 return
             if ids.is_floating_point() or ids.is_complex():
                 raise BatchError(
-                    f"tokens are {str(ids.dtype).removeprefix('torch.')} numbers; pass whole "
-                    "numbers: input_ids.long()"
+                    f"tokens are {str(ids.dtype).removeprefix('torch.')}; pass integers: "
+                    "input_ids.long()"
                 )
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= embedding.num_embeddings:
                 raise BatchError(
-                    f"token {low if low < 0 else high}, but {self.name} knows "
+                    f"token {low if low < 0 else high}, but the vocabulary of {self.name} has "
                     f"{embedding.num_embeddings}; use 0 to {embedding.num_embeddings - 1} (is this "
                     "the tokenizer of another model?)"
                 )
 
     @staticmethod
     def _check_mask(ids: Tensor, mask: Any) -> None:
-        """Transformers stretches or drops a mask of another length; with a cache, one is longer."""
+        """Raise if the mask does not fit, which transformers hides; with a cache it is longer."""
         if isinstance(mask, Tensor) and ids.ndim == mask.ndim == 2:
             (rows, tokens), (given, seen) = ids.shape, mask.shape
             if given != rows or seen < tokens:
                 raise BatchError(
                     f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}; "
-                    "give one number a token"
+                    "give one value per token"
                 )
 
     @final
     def check_loaded(self) -> None:
-        """An error if the weights are only known by their shapes."""
+        """Raise if the weights have shapes but no values."""
         if self.device.type == "meta":
             raise UnsupportedModelError(
-                f"{self.name} is on the device 'meta', where weights have no values; load them "
+                f"{self.name} is on the 'meta' device, where weights have no values; load them "
                 "first (from_pretrained, everydepth.load)"
             )
 
@@ -592,7 +595,7 @@ class ResidualStream(ABC):
 
     @final
     def check_labels(self, labels: Int[Tensor, "..."]) -> None:
-        """An error if a class label does not fit the head. Waits for the device once."""
+        """Raise if a class label does not fit the head. Waits for the device once."""
         if self.task in ("regression", "embedding", "detection") or labels.is_floating_point():
             return
         real = labels[labels != IGNORE_INDEX]
@@ -617,32 +620,32 @@ class ResidualStream(ABC):
         return getattr(getattr(unwrapped(self.model), holder, None), name, None)
 
     def _block_list(self, need: str) -> BlockList:
-        """The module list of the model that holds the blocks and nothing else."""
+        """The module list that holds the blocks and nothing else. need: for the error."""
         wanted = [block.module for block in self.blocks]
         for module in unwrapped(self.model).modules():
             if isinstance(module, BlockList) and list(module) == wanted:
                 return module
         raise UnsupportedModelError(
-            f"the {self.depth} blocks of {self.name} are not one module list, so they cannot be "
+            f"the {self.depth} blocks of {self.name} are not in one module list, so they cannot be "
             f"changed; give {type(self).__name__} a `{need}` (docs/add-an-architecture.md)"
         )
 
     def _check_observed(self, h: list[Tensor]) -> None:
         if len(h) != self.depth + 1:
             raise UnsupportedModelError(
-                f"{self.name} ran {max(len(h) - 1, 0)} of its {self.depth} blocks; each must run "
-                "once per forward (is layer drop on? set it to 0, or call `model.eval()`; is it "
-                "compiled inside a wrapper? use `as_stream(model).compile_blocks()` instead)"
+                f"{self.name} ran {max(len(h) - 1, 0)} of its {self.depth} blocks, but each must "
+                "run once per forward (is layer drop on? set it to 0, or call `model.eval()`; is "
+                "it compiled inside a wrapper? use `as_stream(model).compile_blocks()` instead)"
             )
 
 
 def _no_logits(x: Tensor) -> Tensor:
-    """In the place of a head: logits of no classes."""
+    """Replaces a head: logits with no classes."""
     return x[..., :0]
 
 
 def sample_task(model: nn.Module) -> Task:
-    """One class per sample; of a head with one output a number, as Hugging Face has it."""
+    """Classification, or as in Hugging Face regression if the head has one output."""
     config = getattr(unwrapped(model), "config", None)
     numbers = getattr(config, "problem_type", None) == "regression"
     one = getattr(config, "num_labels", None) == 1

@@ -1,4 +1,4 @@
-"""The cursor of *drive*: a state between two blocks, with all that the remaining blocks need."""
+"""The cursor of *drive*: a state between two blocks, and everything the next blocks need."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from everydepth.stream.taps import state_key
 
 @dataclass(frozen=True)
 class Call:
-    """How the model calls one block, without the state itself.
+    """How the model calls one block: all arguments but the state.
 
-    key: the keyword under which the state travels, or None if it is the first argument.
+    key: the keyword of the state, or None if it is the first positional argument.
     """
 
     args: tuple[Any, ...]
@@ -26,7 +26,7 @@ class Call:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """A call as it was made, its state taken out."""
+        """A recorded call, without its state."""
         key = state_key(args, kwargs)
         rest = {name: value for name, value in kwargs.items() if name != key}
         return cls(args[1:] if key is None else args, rest, key)
@@ -37,7 +37,7 @@ class Call:
         return module(*self.args, **{**self.kwargs, self.key: h})
 
     def given(self, values: Mapping[str | int, Any]) -> Call:
-        """The same call with other arguments, by position (the state's counts) or keyword."""
+        """The same call with some arguments replaced, by position (counting the state) or name."""
         args, kwargs = list(self.args), dict(self.kwargs)
         for key, value in values.items():
             if isinstance(key, int):
@@ -47,30 +47,30 @@ class Call:
         return Call(tuple(args), kwargs, self.key)
 
     def exchanged(self, old: Tensor, new: Tensor) -> Call:
-        """The same call with another tensor in the place of one, which is known by identity."""
+        """The same call with the tensor `old` (by identity) replaced by `new`."""
         args = tuple(new if value is old else value for value in self.args)
         kwargs = {key: new if value is old else value for key, value in self.kwargs.items()}
         return Call(args, kwargs, self.key)
 
 
 CallAxes = Callable[[Mapping[str, Any]], Sequence[tuple[Sequence[Any], Mapping[str, Any]]]]
-"""From a batch to the axes of the rows in the arguments of every block's call."""
+"""From a batch to the batch dimensions of every block's arguments."""
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """`h` at `depth`, the batch it came from, and the calls of all blocks.
+    """`h` at `depth`, its batch, and the calls of all blocks.
 
-    Cursors are values: stepping gives a new one and leaves the old one usable, so a prefix can be
-    shared. The exception is a key/value cache, which blocks extend in place: step a cursor that
-    has a cache once.
+    Cursors are immutable: stepping returns a new one and leaves the old one usable, so that a
+    prefix can be shared. A key/value cache is the exception, because blocks extend it in place:
+    step a cursor with a cache only once.
 
-    axis: the dimension of the state that counts the rows.
-    axes: where the rows are in the arguments of the calls; None: to be told by their shapes.
+    axis: the batch dimension of the state.
+    axes: the batch dimensions of the calls' arguments; None to infer them from shapes.
 
     >>> stream = ed.as_stream(model)
     >>> cursor = stream.advance(stream.start(test.batch(range(4))), to=2)
-    >>> rest = cursor.select(torch.tensor([0, 3]))  # two rows leave, two go on
+    >>> rest = cursor.select(torch.tensor([0, 3]))  # two rows leave, two continue
     >>> stream.logits(stream.advance(rest)).shape
     torch.Size([2, 10])
     """
@@ -91,7 +91,7 @@ class Cursor:
     def select(self, rows: Tensor) -> Cursor:
         """Keep only these rows (indices or a boolean mask) of the state, the masks and the batch.
 
-        A cache is cut in place, to the same rows.
+        A cache is reduced to the same rows in place.
         """
         rows, size = as_rows(rows), self.batch_size
         known = () if self.axes is None else self.axes(self.batch)

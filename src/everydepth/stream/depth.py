@@ -1,4 +1,4 @@
-"""A plain model at a depth, or with some of its blocks."""
+"""A plain model cut to a depth, or with only some of its blocks."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def at_depth(
     share: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """A plain model of the same class with `depth` blocks, its config corrected.
+    """A plain model of the same class with the first `depth` blocks and a matching config.
 
-    Its output is the readout of the full model at that depth. `share=True` uses the full model's
-    own parameters, so training one trains the other; by default they are copied.
+    Its output is the readout of the full model at that depth.
 
-    keep: instead of the first `depth` blocks these, from 1, in their order (`choose_blocks` finds
-        some).
+    keep: use these blocks (from 1, in order) instead of the first `depth`; see `choose_blocks`.
+    share: use the full model's own parameters instead of copies, so that training one trains the
+        other.
 
     >>> small = ed.at_depth(model, 2)
     >>> type(small) is type(model), small.config.num_hidden_layers
@@ -64,8 +64,7 @@ def at_depth(
     stream = as_stream(model, **options)
     if (depth is None) == (keep is None):
         raise DepthError(
-            f"depth={depth} and keep={keep}; give one of them: how many blocks from the first on, "
-            "or which"
+            f"depth={depth} and keep={keep}; give one of them: how many blocks to keep, or which"
         )
     if depth is not None:
         small = stream.truncated(stream.check_depth(depth, lowest=1), share=share)
@@ -77,8 +76,8 @@ def at_depth(
 def _checked(stream: ResidualStream, keep: list[int]) -> list[int]:
     if not keep or sorted(set(keep)) != keep:
         raise DepthError(
-            f"keep={keep}; name blocks of {stream.name} from 1 to {stream.depth}, each once, in "
-            "their order"
+            f"keep={keep}; name blocks of {stream.name} from 1 to {stream.depth}, each once and in "
+            "ascending order"
         )
     for number in keep:
         stream.check_depth(number, lowest=1)
@@ -93,11 +92,11 @@ def _checked(stream: ResidualStream, keep: list[int]) -> list[int]:
 
 
 Depths = int | str | Sequence[int] | None
-"""Some depths: a number, numbers, a slice such as "::2" or "20:", or None for all."""
+"""Depths to use: one, several, a slice such as "::2" or "20:", or None for all."""
 
 
 def chosen_depths(stream: ResidualStream, depths: Depths, *, lowest: int = 0) -> tuple[int, ...]:
-    """Which depths are meant, in order, each once; the last is always among them.
+    """The depths that `depths` selects, ascending; the last depth is always included.
 
     >>> from everydepth.stream import chosen_depths
     >>> chosen_depths(ed.as_stream(model), "::2")
@@ -114,7 +113,7 @@ def chosen_depths(stream: ResidualStream, depths: Depths, *, lowest: int = 0) ->
             found = None
         if found is None:
             raise DepthError(
-                f"depths={depths!r}; use a slice such as '::2' (every second) or '20:' (from 20 "
+                f"depths={depths!r}; use a slice such as '::2' (every other) or '20:' (from 20 "
                 f"on), or a list of numbers from {lowest} to {stream.depth}"
             )
         found = [depth for depth in found if depth >= lowest]
@@ -122,5 +121,5 @@ def chosen_depths(stream: ResidualStream, depths: Depths, *, lowest: int = 0) ->
         numbers = depths if isinstance(depths, Iterable) else [depths]
         found = [stream.check_depth(depth, lowest=lowest) for depth in numbers]
     if not found:
-        raise DepthError(f"depths={depths!r} leaves none of {lowest} to {stream.depth}")
+        raise DepthError(f"depths={depths!r} selects none of {lowest} to {stream.depth}")
     return tuple(sorted({*found, stream.depth}))

@@ -1,4 +1,4 @@
-"""A stream for a model no architecture file knows: the user says where its parts are."""
+"""A stream from paths: the user names the blocks and the readout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everydepth.stream.wrapping import unwrapped
 
 
 class _Function(nn.Module):
-    """A readout given as a function, in the place of a head."""
+    """A readout given as a function, as a module."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class _Function(nn.Module):
 
 @final
 class GenericStream(ResidualStream):
-    """Blocks by path, readout by paths or function, token by name. It declares no branches."""
+    """Blocks by path, readout by paths or a function, token by name. Branches are unknown."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class GenericStream(ResidualStream):
         self.model, self.task, self._token = model, task, token
         if not (callable(token) or isinstance(token, int) or token in _TOKENS):
             raise SettingError(
-                f"token {token!r} is not known; use one of {sorted(_TOKENS)}, a position, "
-                "or a function f(h, batch)"
+                f"token {token!r}; use one of {sorted(_TOKENS)}, a position, or a function "
+                "f(h, batch)"
             )
         if task not in get_args(Task):
-            raise SettingError(f"task {task!r} is not known; use one of {list(get_args(Task))}")
+            raise SettingError(f"task {task!r}; use one of {list(get_args(Task))}")
         found = _submodule(inner, blocks)
         if not isinstance(found, (nn.ModuleList, nn.Sequential)):
             raise UnsupportedModelError(
@@ -57,7 +57,7 @@ class GenericStream(ResidualStream):
         self._blocks = tuple(Block(module=module, plain=False) for module in found)
         if readout is None:
             raise UnsupportedModelError(
-                "blocks= was given without readout=; say how a state becomes a prediction, e.g. "
+                "blocks= needs readout=, how a state becomes a prediction: for example "
                 'readout=("norm", "head") or readout=lambda h: model.head(h)'
             )
         if callable(readout):
@@ -65,7 +65,7 @@ class GenericStream(ResidualStream):
         else:
             paths = [readout] if isinstance(readout, str) else list(readout)
             self._readout = {path: _submodule(inner, path) for path in paths}
-        # Numbers per prediction, by what gave them: the readout, and the model itself.
+        # Numbers per prediction, as seen from the readout and from the model itself.
         self._outputs: dict[str, int] = {}
         main = getattr(inner, "main_input_name", None)
         first = main or next(iter(inspect.signature(inner.forward).parameters))
@@ -97,7 +97,7 @@ class GenericStream(ResidualStream):
             except (RuntimeError, ValueError) as error:
                 raise self._misfit(path, shape, str(error)) from error
         if isinstance(head, nn.Linear) and feature.shape[-1] != head.in_features:
-            wanted = f"it is a linear map of {head.in_features} numbers"
+            wanted = f"it takes {head.in_features} features"
             raise self._misfit(last, tuple(feature.shape), wanted)
         return feature
 
@@ -108,23 +108,23 @@ class GenericStream(ResidualStream):
         return self._noted("the model itself", super().prediction(output))
 
     def _noted(self, who: str, value: Tensor) -> Tensor:
-        """The prediction, if it is as wide as the one that the other way gives."""
+        """The prediction; raise if readout and model predict different numbers of outputs."""
         self._outputs[who] = value.shape[-1]
         if isinstance(self.head, nn.Linear):
             self._outputs["the readout"] = self.head.out_features
         if len(set(self._outputs.values())) > 1:
             both = " and ".join(f"{n} from {key}" for key, n in sorted(self._outputs.items()))
             raise UnsupportedModelError(
-                f"a prediction of {self.name} has two widths, {both}; end readout= with the head "
+                f"predictions of {self.name} have two widths, {both}; end readout= with the head "
                 "whose output the model returns"
             )
         return value
 
     def _misfit(self, path: str, shape: tuple[int, ...], why: str) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f"the readout of {self.name} does not fit: {path!r} cannot take what comes before it, "
-            f"of shape {shape} (token={self._token!r}): {why}; name what the model itself applies "
-            "to its last state, in that order"
+            f"the readout of {self.name} does not fit: {path!r} cannot take an input of shape "
+            f"{shape} (token={self._token!r}): {why}; name the modules that the model itself "
+            "applies to its last state, in order"
         )
 
 
@@ -142,6 +142,5 @@ def _submodule(model: nn.Module, path: str) -> nn.Module:
     except AttributeError as error:
         children = [name for name, _ in model.named_children()]
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no module {path!r} ({error}); "
-            f"its first level is {children}"
+            f"{type(model).__name__} has no module {path!r} ({error}); its children are {children}"
         ) from error

@@ -1,4 +1,4 @@
-"""Gradients of each sample's loss at every tap, from one backward pass a batch."""
+"""Gradients of each sample's loss at every state and branch, from one backward pass per batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from everydepth.stream.wrapping import unwrapped
 
 
 def disagreement_bound(mu: float, top: float, trace: float, n: int, m: int) -> float:
-    """On the probability that the mean gradients of n and of m samples do not point the same way.
+    """Bounds the probability that the mean gradients of n and of m samples disagree in direction.
 
-    Depth Expansion, Theorem 5. mu: the squared length of the expected gradient; top, trace:
-    largest eigenvalue and trace of the covariance of one sample's. 1 where it says nothing.
+    Depth Expansion, Theorem 5; 1 if vacuous. mu: the squared norm of the expected gradient.
+    top, trace: largest eigenvalue and trace of the covariance of one sample's gradient.
     """
     if mu <= 0:
         return 1.0
@@ -32,7 +32,7 @@ def disagreement_bound(mu: float, top: float, trace: float, n: int, m: int) -> f
 
 
 def rows_to_agree(mu: float, top: float, trace: float, chance: float) -> float:
-    """Samples on either side at which `disagreement_bound` has fallen to `chance` (App. M.5)."""
+    """Samples on each side at which `disagreement_bound` falls to `chance` (App. M.5)."""
     if mu <= 0:
         return math.inf
     # 4 top trace u^2 + 8 top u = chance, with u = 1 / (n mu)
@@ -43,9 +43,8 @@ def rows_to_agree(mu: float, top: float, trace: float, chance: float) -> float:
 class TapGradients:
     """`dLoss_i/dh_l` for l = 0..L, `dLoss_i/dx` at the entry of every branch, `dLoss_i/dz`.
 
-    The losses of the samples are summed, so the rows of a gradient are the samples' own gradients
-    (in eval mode no sample sees another). The tensors are those of the stream itself: a gradient
-    includes the skip path, not the branch alone.
+    The losses are summed over samples, so each row of a gradient is one sample's own (in eval mode
+    samples are independent). Gradients are those of the stream and include the skip path.
     """
 
     losses: Tensor
@@ -66,15 +65,14 @@ class TapGradients:
 
     @cached_property
     def logit_norms(self) -> Tensor:
-        """(samples,): of a classifier `||softmax(z) - onehot(y)||`."""
+        """(samples,): for a classifier, `||softmax(z) - onehot(y)||`."""
         return _norms(self.logits)
 
     @cached_property
     def vectors(self) -> list[Tensor]:
-        """Per depth 0..L (samples, dim): the gradient summed over tokens or positions.
+        """Per depth 0..L, (samples, dim): the gradient summed over tokens or positions.
 
-        It is the gradient with respect to one shift of the whole state; where a sample is one
-        vector it is the gradient itself.
+        This is the gradient with respect to a common shift of all positions.
         """
         return [_summed(g) for g in self.states]
 
@@ -82,10 +80,10 @@ class TapGradients:
 def observe_gradients(
     stream: ResidualStream, batch: Mapping[str, Any]
 ) -> tuple[States, list[list[BranchRecord]], TapGradients]:
-    """Observe a batch and take the gradient of its losses at every tap.
+    """Observe a batch and compute the gradients of its losses at every state and branch.
 
-    Parameters get no gradient, so the backward pass costs about half of a training step's. Samples
-    without a label have no loss, and are left out of the gradients.
+    Parameters get no gradient, so the backward pass costs about half that of training. Samples
+    without a label have no loss and are left out.
     """
     targets = Targets.of(stream, batch, weighted=False)
     with torch.enable_grad(), _only_the_stream(stream), record_branches(stream.blocks) as records:
@@ -111,14 +109,14 @@ def observe_gradients(
 
 @contextmanager
 def _only_the_stream(stream: ResidualStream) -> Generator[None, None, None]:
-    """Gradients start at `h_0` and reach no parameter; everything is as before afterwards."""
+    """Gradients start at `h_0` and reach no parameter inside the context."""
     parameters = [p for p in unwrapped(stream.model).parameters() if p.requires_grad]
 
     def start(
         _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         h = state_in(args, kwargs).detach().requires_grad_()
-        return with_state(args, kwargs, h.view_as(h))  # not a leaf: a block may work in place
+        return with_state(args, kwargs, h.view_as(h))  # no leaf: a block may change it in place
 
     first = stream.blocks[0].module.register_forward_pre_hook(start, with_kwargs=True)
     for parameter in parameters:

@@ -53,19 +53,19 @@ def insert(
     """A model of the same class with one more block after depth `after` (0: before the first).
 
     The new block's branches end in a zero projection, so in eval mode the output is the same bit
-    for bit; config, layer numbers and per-layer lists are corrected, so `save_pretrained` and
-    `from_pretrained` work as before. In training mode dropout and batch statistics act in the new
-    block, too, but its output is still zero.
+    for bit. Config, layer numbers and per-layer lists are updated, so that `save_pretrained` and
+    `from_pretrained` keep working. In training mode, dropout and batch statistics act inside the
+    new block, but its output is still zero.
 
-    A post-norm network applies a norm to every sum, and `Norm(h + 0)` is not h: its new block has
-    no such norms, and is exact. The stock class cannot build such a block, so what is grown this
-    way can be trained, cut and exported as "onnx", but not as "hf" (`export` refuses it).
+    A post-norm network applies a norm to every sum, and `Norm(h + 0)` is not h, so its new block
+    omits these norms. The stock class cannot build such a block: the deeper model can be trained,
+    cut and exported as "onnx", but not as "hf" (`export` refuses it).
 
-    like: the block (from 1) whose kind and shape the new one has; by default the one before it, or
-        where that changes the shape the one after it.
-    init: "fresh", by the model's own initialization; "copy", the weights of `like` (all but the
-        last projection of each branch).
-    share: use the model's own tensors outside the new block instead of copies.
+    like: the block (from 1) whose kind and shape the new one has; by default the block before it,
+        or the one after it if that changes the shape.
+    init: "fresh" uses the model's own initialization; "copy" the weights of `like`, except the last
+        projection of each branch.
+    share: use the model's own tensors instead of copies, except in the new block.
 
     >>> big = ed.insert(model, after=2).eval()
     >>> images = test.pixel_values[:4]
@@ -84,11 +84,11 @@ def inserted(
     share: bool = False,
     trainable: bool = False,
 ) -> ResidualStream:
-    """`insert`, from a stream to that of the deeper model.
+    """`insert` that takes a stream and returns the deeper model's stream.
 
-    trainable: make the last *linear* map of each branch zero, and a norm behind it neutral, where
-        else that norm would be zero: the map then has a gradient, and the block is still silent
-        in eval mode.
+    trainable: if a branch ends in a norm, zero the *linear* map before it and make the norm
+        neutral, instead of zeroing the norm: the map then gets a gradient, and the block is still
+        silent in eval mode.
     """
     if init not in ("fresh", "copy"):
         raise SettingError(f"init={init!r}; use 'fresh' or 'copy'")
@@ -98,8 +98,8 @@ def inserted(
     like, copyable = template(stream, after, like)
     if init == "copy" and not copyable:
         raise DepthError(
-            f"after={after}: no neighbor of its shape to copy, block {like} changes the shape; "
-            "use init='fresh'"
+            f"after={after}: there is no block of this shape to copy, because block {like} changes "
+            "the shape; use init='fresh'"
         )
     pattern = stream.blocks[like - 1].module
     block = block_copy(pattern) if copyable else stream.block_like(like)
@@ -109,8 +109,8 @@ def inserted(
     deeper = as_stream(rewrapped(stream.model, grown), **stream.options)
     if deeper.depth == stream.depth:
         raise UnsupportedModelError(
-            f"{stream.name} does not call a new block after depth {after}: its forward runs "
-            f"{stream.depth} blocks whatever its list holds, so no block can be inserted there"
+            f"{stream.name} does not call a new block after depth {after}: its forward always runs "
+            f"{stream.depth} blocks, whatever its list holds, so no block can be inserted there"
         )
     if _leave_out_norms(deeper.blocks[after]):
         deeper = as_stream(deeper.model, **stream.options)
@@ -136,7 +136,7 @@ def inserted(
 
 @torch.no_grad()
 def _check_same(stream: ResidualStream, deeper: ResidualStream, after: int) -> None:
-    """An error if a silent block changed what the model computes."""
+    """Raise if a silent block changed the model's function."""
     batch = stream.trial()
     if batch is None:
         return
@@ -146,23 +146,23 @@ def _check_same(stream: ResidualStream, deeper: ResidualStream, after: int) -> N
             found.append(each.prediction(each.call(each.arguments(batch, None))))
     if not torch.equal(*found):
         raise UnsupportedModelError(
-            f"a silent block after depth {after} changes what {stream.name} computes: blocks "
-            "behind it use their number, or the model reads its blocks on the way; insert "
+            f"a silent block after depth {after} changes what {stream.name} computes: later blocks "
+            "depend on their number, or the model also reads intermediate blocks; insert "
             f"after={stream.depth}"
         )
 
 
 def sites(model: nn.Module | ResidualStream, **options: Any) -> tuple[int, ...]:
-    """The depths after which a block can be inserted; none where the family does not allow it."""
+    """The depths after which a block can be inserted; empty if there are none."""
     stream = as_stream(model, **options)
     return tuple(after for after in range(stream.depth + 1) if _choices(stream, after))
 
 
 def initialize(model: nn.Module, block: nn.Module) -> None:
-    """New weights for a block, as the model itself would draw them.
+    """Initialize a block as the model itself would.
 
-    Parameters that neither the model nor their module can draw (a scale, a token) stay those of
-    the block it was copied from.
+    Parameters that neither the model nor their module can initialize (a scale, a token) keep the
+    values of the block that was copied.
     """
     own: Any = getattr(model, "_init_weights", None)
     with torch.no_grad():
@@ -177,7 +177,7 @@ def initialize(model: nn.Module, block: nn.Module) -> None:
 
 
 def template(stream: ResidualStream, after: int, like: int | None) -> tuple[int, bool]:
-    """The block to take as a pattern, and whether it can be copied."""
+    """The block (from 1) to use as a pattern after a depth, and whether it can be copied."""
     choices = _choices(stream, after)
     if like is None and choices:
         return next(iter(choices.items()))
@@ -199,11 +199,11 @@ def template(stream: ResidualStream, after: int, like: int | None) -> tuple[int,
 
 
 def _choices(stream: ResidualStream, after: int) -> dict[int, bool]:
-    """The blocks that can be the pattern after a depth, and whether each can be copied."""
+    """The blocks that may serve as a pattern after a depth, and whether each can be copied."""
     near = [number for number in (after, after + 1) if 1 <= number <= stream.depth]
     reasons = {number: refusal(stream.blocks[number - 1]) for number in near}
     found = {number: True for number in near if reasons[number] is None}
-    # In a model without stages all blocks fit, as they have one shape.
+    # Without stages, all blocks have the same shape and any will do.
     if found and all(refusal(block) is None for block in stream.blocks):
         found |= dict.fromkeys(range(1, stream.depth + 1), True)
     if not found and after > 0 and stream.block_like(after) is not None:
@@ -212,11 +212,11 @@ def _choices(stream: ResidualStream, after: int) -> dict[int, bool]:
 
 
 def refusal(block: Block) -> str | None:
-    """Why a block with silent branches would not pass its input through; None if it does."""
+    """Why a block with silent branches would not be the identity; None if it would."""
     if not block.branches:
         return (
-            "its adapter declares no branches, so nothing says which projections to zero; "
-            "write an adapter that does (docs/add-an-architecture.md)"
+            "its branches are unknown, and with them the projections to zero; write an adapter "
+            "that declares them (docs/add-an-architecture.md)"
         )
     for branch in block.branches:
         if branch.skip is not None:
@@ -226,36 +226,36 @@ def refusal(block: Block) -> str | None:
             if next(last.parameters(), None) is None:
                 return (
                     f"its {branch.kind} branch ends in {type(last).__name__}, which has no weights "
-                    "to make zero"
+                    "to zero"
                 )
             if any(True for _ in _inside(last)):
                 return (
-                    f"the last map of its {branch.kind} branch is only known to be somewhere in "
-                    f"{type(last).__name__}, so nothing says what to make zero"
+                    f"the last map of its {branch.kind} branch is somewhere inside "
+                    f"{type(last).__name__}, so it is unknown which weights to zero"
                 )
         if _norms(branch.post) and branch.post not in set(block.module.modules()):
             kind = type(branch.post).__name__
             return (
-                f"the model applies {kind} to the sum outside of the block, and {kind}(h + 0) is "
-                "not h, so the function would change"
+                f"the model applies {kind} to the sum outside the block, and {kind}(h + 0) is not "
+                "h, so the function would change"
             )
     return None
 
 
 def _inside(last: nn.Module) -> Iterator[nn.Parameter]:
-    """Parameters of modules inside a last map, but for what an adapter added to it."""
+    """Parameters of submodules of a last map, except those of an adapter."""
     if not hasattr(last, "get_base_layer"):
         for child in last.children():
             yield from child.parameters()
 
 
 def _norms(post: nn.Module | None) -> bool:
-    # A state that left a ReLU is not negative, so another ReLU does nothing to it.
+    # The output of a ReLU is not negative, so another ReLU does not change it.
     return post is not None and not isinstance(post, (nn.ReLU, nn.Identity))
 
 
 def _leave_out_norms(block: Block) -> bool:
-    """Let a new block give its sums as they are; whether there was anything to leave out."""
+    """Remove the norms that a new block applies to its sums; return whether it had any."""
     posts = {branch.post for branch in block.branches if _norms(branch.post)}
     for path, module in list(block.module.named_modules()):
         if module in posts:

@@ -1,4 +1,4 @@
-"""Linear maps of a branch, whatever their module: what goes in, what comes out, as one matrix."""
+"""Linear maps of a branch as matrices, whatever their module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LinearMap:
     """A module that computes `W x + b` at every position.
 
     Its weight may be `(out, in)` as in `nn.Linear`, `(out, in, height, width)` as in `nn.Conv2d`,
-    or `(in, out)` as in the modules of other libraries that keep it transposed.
+    or `(in, out)` as in `Conv1D` of transformers.
     """
 
     module: nn.Module
@@ -41,7 +41,7 @@ class LinearMap:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Numbers that come out and that go in, at one position (of a convolution, one patch)."""
+        """Size of the output and of the input at one position (for a convolution, one patch)."""
         out, inside = self.weight.flatten(1).shape
         transposed = not isinstance(self.module, (nn.Linear, nn.Conv2d))
         return (inside, out) if transposed else (out, inside)
@@ -52,19 +52,19 @@ class LinearMap:
         return (*x.shape[:-1], self.sizes[0])
 
     def inputs(self, x: Tensor, rows: int) -> Tensor:
-        """`(row, position, in)` of what it was called with."""
+        """The input `x` as `(row, position, in)`."""
         if isinstance(self.module, nn.Conv2d):
             return _patches(self._conv(), x)
         return x.reshape(rows, -1, x.shape[-1])
 
     def outputs(self, y: Tensor, rows: int) -> Tensor:
-        """`(row, position, out)` of what it gave."""
+        """The output `y` as `(row, position, out)`."""
         if isinstance(self.module, nn.Conv2d):
             return y.flatten(2).transpose(1, 2)
         return y.reshape(rows, -1, y.shape[-1])
 
     def as_weight(self, matrix: Tensor) -> Tensor:
-        """A matrix `(out, in)`, the inputs in the order of `inputs`, in the weight's own layout."""
+        """A matrix `(out, in)`, with inputs in the order of `inputs`, in the weight's layout."""
         if isinstance(self.module, nn.Conv2d):
             channels, height, width = self.weight.shape[1:]
             return matrix.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
@@ -72,7 +72,7 @@ class LinearMap:
 
     @torch.no_grad()
     def set(self, weight: Tensor, bias: Tensor) -> None:
-        """Give it this matrix `(out, in)`, and this bias where it has one."""
+        """Set its weight to the matrix `(out, in)`, and its bias if it has one."""
         self.weight.copy_(self.as_weight(weight))
         if self.bias is not None:
             self.bias.copy_(bias)
@@ -83,14 +83,14 @@ class LinearMap:
         if conv.groups != 1 or isinstance(conv.padding, str):
             raise UnsupportedModelError(
                 f"the last convolution of a branch has groups={conv.groups} and padding="
-                f"{conv.padding!r}; growth needs groups=1 and padding in numbers"
+                f"{conv.padding!r}; growth needs groups=1 and numeric padding"
             )
         return conv
 
 
 @contextmanager
 def first_maps(blocks: Sequence[Block]) -> Generator[list[list[nn.Module | None]], None, None]:
-    """Per block and branch the matrix that is applied first, known once the model has run."""
+    """Per block and branch, the module with the first matrix applied; filled by a forward pass."""
     found: list[list[nn.Module | None]] = [[None] * len(block.branches) for block in blocks]
     handles: list[Any] = []
     for block, maps in zip(blocks, found, strict=True):
@@ -130,8 +130,8 @@ def _places(conv: nn.Conv2d, *size: int) -> tuple[int, ...]:
 def _patches(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """`(row, position, patch)`, a patch in the order (y, x, channel).
 
-    With channels last, a row of a patch is one run of memory: copied several times faster than
-    `unfold` does, whose patches have the order of the weight.
+    With channels last, a row of a patch is contiguous in memory, which makes this several times
+    faster than `unfold`, whose patches are in the order of the weight.
     """
     (kh, kw), (dh, dw), (sh, sw) = conv.kernel_size, conv.dilation, conv.stride
     ph, pw = (int(p) for p in conv.padding)

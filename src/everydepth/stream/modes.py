@@ -1,4 +1,4 @@
-"""A model in eval mode inside a context, every module's own mode restored afterwards."""
+"""Eval mode as a context manager."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Generator[None, None, None]:
-    """Eval mode inside the context; every module gets its own mode back."""
+    """Put the model in eval mode inside the context, then restore each module's own mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

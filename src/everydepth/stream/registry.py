@@ -1,4 +1,4 @@
-"""From a model to its stream: the table of built-in families, and what users register."""
+"""`as_stream`: from a model to its stream, by built-in family, registration or discovery."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from everydepth.stream.embedding import EmbeddingStream
 from everydepth.stream.generic import GenericStream
 from everydepth.stream.wrapping import check_seen, unwrapped
 
-# Where the built-in families are listed. A name, so that the waist imports nothing above it.
+# The list of built-in families, by name: the stream imports nothing above it.
 _TABLE = "everydepth.architectures.registry"
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of model classes that one factory can adapt.
+    """Model classes that share one factory.
 
-    factory: `"module:name"`, imported at first use, and called as `factory(model, **options)`.
-    classes: `"package.ClassName"`, package being the top-level one.
+    factory: `"module:name"`, imported on first use and called as `factory(model, **options)`.
+    classes: `"package.ClassName"`, with the top-level package.
     """
 
     name: str
@@ -42,9 +42,9 @@ _by_class: dict[type[nn.Module], StreamFactory] = {}
 
 @checked
 def register(model_class: type[nn.Module], factory: StreamFactory) -> None:
-    """Teach `as_stream` a model class (and its subclasses) from outside.
+    """Make `as_stream` use `factory` for a model class and its subclasses.
 
-    `factory(model, **options)` returns a `ResidualStream`. A later registration wins.
+    `factory(model, **options)` returns a `ResidualStream`. The latest registration wins.
 
     >>> class Mine(ViTForImageClassification): ...  # or any model of your own
     >>> def stream(model, **options):
@@ -56,19 +56,19 @@ def register(model_class: type[nn.Module], factory: StreamFactory) -> None:
     """
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SettingError(
-            f"register({model_class!r}, ...): the first is a class of models, a subclass of "
+            f"register({model_class!r}, ...): the first argument must be a subclass of "
             "torch.nn.Module; pass the class itself, e.g. register(type(model), factory)"
         )
     if not callable(factory):
         raise SettingError(
-            f"register({model_class.__name__}, {factory!r}): the second is called with a model and "
-            "gives its ResidualStream; pass a subclass of ResidualStream or a function"
+            f"register({model_class.__name__}, {factory!r}): the second argument must return the "
+            "ResidualStream of a model; pass a subclass of ResidualStream or a function"
         )
     _by_class[model_class] = factory
 
 
 def families() -> dict[str, list[str]]:
-    """The families with a file of their own, and their classes; all others are discovered.
+    """The families with an architecture file, and their classes; all others are discovered.
 
     >>> from everydepth.stream import families
     >>> families()["clip"][0]
@@ -80,7 +80,7 @@ def families() -> dict[str, list[str]]:
 
 
 def model_class(name: str) -> type[nn.Module]:
-    """The supported class of this name, as a checkpoint's config names it."""
+    """The supported model class of this name, as in a checkpoint's config."""
     for cls in _by_class:
         if cls.__name__ == name:
             return cls
@@ -88,7 +88,7 @@ def model_class(name: str) -> type[nn.Module]:
         for path in family.classes:
             package, _, known = path.rpartition(".")
             if known == name:
-                # Our own classes live beside their adapter.
+                # Our own classes are defined next to their stream.
                 home = family.factory.partition(":")[0] if package == "everydepth" else package
                 return getattr(import_module(home), name)
     known = ", ".join(cls for names in families().values() for cls in names)
@@ -112,24 +112,24 @@ def as_stream(
     tokenizer: Any = None,
     **options: Any,
 ) -> ResidualStream:
-    """See a model as a residual stream. Every function that takes a model takes what this does.
+    """View a model as a residual stream. All functions that take a model accept these options.
 
-    A known model needs no arguments, and a stream is returned as it is. For any other model, say
-    where its blocks are and how a state is read out:
+    Almost every model needs no options: its blocks and readout are discovered from one forward
+    pass. For others, name them:
     `as_stream(model, blocks="encoder.layers", readout=("norm", "head"), token="mean")`.
-    An option that would not be used is refused.
+    A stream is returned unchanged. An option that would have no effect is an error.
 
     blocks: path of the module list that holds the blocks.
     readout: paths of modules applied in order, the last being the head; or a function.
-    token: what predicts: "all" (the default), "first", "last", "mean", a position or a function
+    token: what predicts: "all" (the default), "first", "last", "mean", a position, or a function
         `f(h, batch)`.
-    task: what the readout predicts; "classification" by default. "embedding" alone makes a vector a
-        sample of what an encoder without a head gives: the mean of the real tokens, or with
-        token="first" or "last" one of them.
-    tokenizer: with it, whoever takes data takes text: a string or a list of strings.
+    task: what the readout predicts; "classification" by default. task="embedding" without blocks=
+        turns an encoder without a head into one that predicts a vector per sample: the mean of its
+        real tokens, or with token="first" or "last" that token.
+    tokenizer: allows data to be text: a string or a list of strings.
     options: passed to the architecture, e.g. `tower="text"` for a model with two streams. For a
-        model without a file of its own: `stream`, a part of the path of one of several chains (an
-        encoder-decoder is followed where it predicts), and `example`, a batch to look at.
+        discovered model: `stream`, part of the path of one of several chains (by default the one
+        that predicts: the decoder of an encoder-decoder), and `example`, a batch to run.
 
     >>> stream = ed.as_stream(llama)
     >>> stream.depth, stream.task
@@ -137,7 +137,7 @@ def as_stream(
     """
     said = {"blocks": blocks, "readout": readout, "token": token, "task": task}
     options = {name: value for name, value in said.items() if value is not None} | options
-    # A net that is trained at every depth has a stream of its own.
+    # `EveryDepth` and `Balcony` have streams of their own.
     own = getattr(unwrapped(model), "stream", None) if isinstance(model, nn.Module) else model
     if isinstance(own, ResidualStream):
         _check_own(own, options)
@@ -149,9 +149,9 @@ def as_stream(
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UnsupportedModelError(
             f"{model!r:.80} is a {type(model).__name__}, not a model; pass a torch.nn.Module or a "
-            "stream (everydepth.load opens a folder, a run or a name on the hub)"
+            "stream (everydepth.load opens a folder, a run or a hub name)"
         )
-    # Compiled code does not see hooks that come later: the module itself is what we follow.
+    # Compiled code ignores hooks added later, so use the original module.
     model = cast(nn.Module, getattr(model, "_orig_mod", model))
     check_seen(model)
     if task == "embedding" and blocks is None:
@@ -167,14 +167,14 @@ def as_stream(
     stream.options, stream.tokenizer = options, tokenizer
     if stream.depth == 0:
         raise DepthError(
-            f"{stream.name} has 0 blocks, so there is no stream to follow; "
-            "build it with at least one (num_hidden_layers >= 1)"
+            f"{stream.name} has 0 blocks, so it has no stream; build it with at least one "
+            "(num_hidden_layers >= 1)"
         )
     return stream
 
 
 def _check_own(stream: ResidualStream, options: Mapping[str, Any]) -> None:
-    """A ready stream takes no options but those it was made with."""
+    """Raise if an option differs from those the stream was made with."""
     for name, value in options.items():
         own = stream.options.get(name)
         both = (tuple(v) if isinstance(v, list) else v for v in (own, value))
@@ -182,12 +182,12 @@ def _check_own(stream: ResidualStream, options: Mapping[str, Any]) -> None:
             made = f"with {name}={own!r}" if name in stream.options else f"without {name}="
             raise SettingError(
                 f"{name}={value!r}, but this stream of {stream.name} was made {made}; leave it "
-                f"out, or make another stream: as_stream(model, {name}={value!r})"
+                f"out, or make a new stream: as_stream(model, {name}={value!r})"
             )
 
 
 def _check_options(model: nn.Module, factory: StreamFactory, options: Mapping[str, Any]) -> None:
-    """An error if the factory would not use an option."""
+    """Raise if the factory would not use an option."""
     parameters = list(inspect.signature(factory).parameters.values())[1:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
@@ -200,7 +200,7 @@ def _check_options(model: nn.Module, factory: StreamFactory, options: Mapping[st
         who = "with blocks= as_stream" if factory is GenericStream else who
         whole = ""
         if factory is not GenericStream and name in ("readout", "token", "task"):
-            whole = ", or say all of it: as_stream(model, blocks=..., readout=..., token=...)"
+            whole = ", or name all parts: as_stream(model, blocks=..., readout=..., token=...)"
         raise SettingError(
             f"{name}={value!r}, but {who} takes {_listed(known)}; leave it out{whole}"
         )

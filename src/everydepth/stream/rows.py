@@ -1,4 +1,4 @@
-"""Selecting rows of everything that has a batch dimension."""
+"""Selecting rows of anything with a batch dimension."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from everydepth.errors import BatchError
 def select_rows(
     value: Any, rows: Tensor, batch_size: int, min_ndim: int = 1, heads: int | None = None
 ) -> Any:
-    """Rows of every tensor inside `value` whose first dimension is the batch; the rest unchanged.
+    """Select rows of every tensor in `value` whose first dimension is the batch; keep the rest.
 
-    `min_ndim=2` leaves vectors alone: in the call of a block a vector is a position table, in a
-    batch it is one number per row. A first dimension of 1 broadcasts and is kept.
-    heads: position biases may have rows and heads in one dimension.
+    `min_ndim=2` keeps vectors: among a block's arguments a vector is a position table, in a batch
+    it is one number per row. A first dimension of 1 broadcasts and is kept.
+    heads: position biases may combine rows and heads in one dimension.
     """
     if isinstance(value, Tensor):
         if value.ndim >= min_ndim and value.shape[0] == batch_size:
@@ -40,14 +40,14 @@ def select_rows(
 
 
 UNKNOWN = object()
-"""In place of an axis: nothing is known of this value."""
+"""In place of an axis, if it is not known."""
 
 
 def row_axes(value: Any, doubled: Any) -> Any:
-    """The axis along which each tensor inside `value` has its rows; None for those without.
+    """The batch dimension of each tensor in `value`; None for those without one.
 
-    doubled: the same value of a batch that has every row twice. A position table and a mask may
-        have the same shape; only what has rows grows with them.
+    doubled: the same value for a batch with every row twice. A position table and a mask may have
+        the same shape, but only the mask grows with the batch.
     """
     if isinstance(value, Tensor) and isinstance(doubled, Tensor) and value.ndim == doubled.ndim:
         sizes = list(zip(value.shape, doubled.shape, strict=True))
@@ -67,12 +67,12 @@ def row_axes(value: Any, doubled: Any) -> Any:
 
 
 def select_along(value: Any, axes: Any, rows: Tensor, size: int, heads: int | None) -> Any:
-    """Rows of every tensor inside `value` along its axis; by their shapes where it is unknown."""
+    """Select rows of every tensor in `value` along its axis, or by shape if that is unknown."""
     if isinstance(value, Tensor) and axes is None:
         return value
     if isinstance(value, Tensor) and isinstance(axes, int):
         if axes < value.ndim and value.shape[axes] and value.shape[axes] % size == 0:
-            # Rows may share their dimension with something else, such as heads.
+            # The dimension may combine rows with something else, such as heads.
             apart = value.unflatten(axes, (size, -1))
             return apart.index_select(axes, rows.to(value.device)).flatten(axes, axes + 1)
         return value  # one row for all
@@ -85,9 +85,9 @@ def select_along(value: Any, axes: Any, rows: Tensor, size: int, heads: int | No
 
 
 def pick_rows(batch: Mapping[str, Any], rows: Tensor | slice, size: int) -> dict[str, Any]:
-    """Rows of a batch: of every tensor, and of lists with one item per row (boxes of a detector).
+    """Select rows of a batch: of tensors, and of lists with one item per row (a detector's boxes).
 
-    A slice of rows is a view.
+    With a slice, tensors are views.
     """
 
     def picked(value: Any) -> Any:
@@ -102,25 +102,25 @@ def pick_rows(batch: Mapping[str, Any], rows: Tensor | slice, size: int) -> dict
 
 
 def whole_numbers(values: Any, what: str) -> Tensor:
-    """A vector of whole numbers, or of truth values, as it is given: nothing is cut or guessed."""
+    """A vector of integers or booleans; raise for anything else. what: its name, for the error."""
     try:
         found = torch.as_tensor(values)
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise BatchError(
-            f"{what} is {values!r:.60}, not numbers; pass one row of whole numbers"
+            f"{what} is {values!r:.60}, not numbers; pass a vector of integers"
         ) from error
     if found.ndim != 1 or found.is_floating_point() or found.is_complex():
         if found.numel() == 0:
             return found.flatten().long()
         raise BatchError(
-            f"{what} has {str(found.dtype)[6:]} numbers of shape {tuple(found.shape)}; pass one "
-            "row of whole numbers"
+            f"{what} is {str(found.dtype)[6:]} of shape {tuple(found.shape)}; pass a vector of "
+            "integers"
         )
     return found if found.dtype == torch.bool else found.long()
 
 
 def numbers_in(rows: Tensor, count: int) -> Tensor:
-    """Row numbers, given as such or as a boolean mask, if the data has them."""
+    """Row numbers from row numbers or a boolean mask; raise if the data has no such rows."""
     if rows.dtype == torch.bool:
         if len(rows) != count:
             raise BatchError(
@@ -129,7 +129,7 @@ def numbers_in(rows: Tensor, count: int) -> Tensor:
     elif len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count):
         wrong = int(rows.min()) if int(rows.min()) < 0 else int(rows.max())
         raise BatchError(
-            f"row {wrong} is asked for, but the data has {count} rows; use 0 to {count - 1}"
+            f"row {wrong} is requested, but the data has {count} rows; use 0 to {count - 1}"
         )
     return as_rows(rows)
 

@@ -1,4 +1,4 @@
-"""The result of *observe*: every state of one forward pass of the untouched model."""
+"""The result of *observe*: every state of one forward pass."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class States:
     """`h_0 .. h_L` of one batch, the model's own output, and the readout at any depth.
 
-    output: None if the model's own head was passed over.
-    calls: how the model called each block, if that was asked for.
+    output: None if the model's own head was skipped.
+    calls: how the model called each block, if requested.
 
     >>> batch = test.batch(range(4))
     >>> states = ed.as_stream(model).observe(batch)
@@ -53,11 +53,11 @@ class States:
         return len(self.h) - 1
 
     def feature(self, depth: int) -> Tensor:
-        """What predicts at this depth, in the stream's own coordinates: `(batch, [token,] dim)`."""
+        """The part of the state that predicts, `(batch, [token,] dim)`; see the stream's."""
         return self.stream.feature(self.exit_state(depth), depth, self.batch)
 
     def exit_state(self, depth: int) -> Tensor:
-        """What the readout gets: the state itself, unless the stream has an exit at this depth."""
+        """The input of the readout: the state, after the stream's exit if it has one here."""
         h = self[depth]
         if depth not in self.stream.exits:
             return h
@@ -73,7 +73,7 @@ class States:
         return self.stream.readout(self.exit_state(depth), depth, self.batch)
 
     def check_finite(self) -> States:
-        """Self, or an error that names the first depth at which NaN or infinity appears."""
+        """Self; raise with the first depth at which NaN or infinity appears."""
         for depth, h in enumerate(self.h):
             if not torch.isfinite(h).all():
                 place = "the embedding" if depth == 0 else f"block {depth}"
@@ -81,16 +81,16 @@ class States:
                 raise NonFiniteError(
                     f"NaN or infinity first appears after {place} (depth {depth} of {self.depth}), "
                     f"in {bad} of {h.shape[0]} rows; look at the inputs of that block, or train "
-                    "with a lower learning rate or in a wider number format",
+                    "with a lower learning rate or a wider dtype",
                     depth,
                 )
         return self
 
     def check_predictions(self, lowest: int = 1) -> States:
-        """Self, or an error that names the first depth from which no prediction can be read.
+        """Self; raise with the first depth whose predictions are not finite.
 
-        A class that is ruled out (a logit of -infinity) is none, a row without any class left is.
-        For use where something is wrong already: every depth is read out.
+        A logit of -infinity (a class ruled out) is allowed, unless all of a row's are. It reads out
+        every depth, so use it when something is already known to be wrong.
         """
         self.check_finite()
         for depth in range(lowest, self.depth + 1):
@@ -99,24 +99,24 @@ class States:
                 raise NonFiniteError(
                     f"all states are finite, but predictions at depth {depth} of {self.depth} are "
                     f"NaN or infinite, {int(bad.sum())} of {bad.numel()}; look at the final norm "
-                    "and the head, or use a wider number format",
+                    "and the head, or use a wider dtype",
                     depth,
                 )
         return self
 
 
 def holds_from(good: Tensor) -> Tensor:
-    """(depths 0..L, rows) -> (rows,) the first depth from which on all are true, or L + 1.
+    """The first depth from which on all are true, or L + 1: (depths 0..L, rows) -> (rows,).
 
     >>> from everydepth.stream.states import holds_from
-    >>> said = torch.tensor([[3, 1], [5, 1], [5, 1]])
-    >>> holds_from(said == said[-1]).tolist()
+    >>> predicted = torch.tensor([[3, 1], [5, 1], [5, 1]])
+    >>> holds_from(predicted == predicted[-1]).tolist()
     [1, 0]
     """
     return (~good.flip(0).int().cumprod(0).bool()).sum(0)
 
 
 def are_finite(z: Tensor) -> Tensor:
-    """Which predictions say something: no NaN, no infinity, and not all of their classes ruled
-    out. As cheap as finding the largest of each."""
+    """Which predictions have a finite largest logit: neither NaN nor infinity, nor all classes
+    ruled out."""
     return torch.isfinite(z.amax(-1))

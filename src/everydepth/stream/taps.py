@@ -1,4 +1,4 @@
-"""Hooks that are always removed, and what they see of a block's residual connections."""
+"""Hooks that are always removed, and records of residual connections made with them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.utils.hooks import RemovableHandle
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream.block import Block
 
-# Names under which a block or a branch may receive the state as a keyword.
+# Keywords under which a block or a branch may receive the state.
 STATE_KEYS = ("hidden_states", "hidden_state", "x", "input")
 
 
 def state_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """None if the state is the first positional argument, else the keyword that holds it."""
+    """The keyword of the state, or None if it is the first positional argument."""
     if args and isinstance(args[0], Tensor):
         return None
     found = [key for key in STATE_KEYS if isinstance(kwargs.get(key), Tensor)]
@@ -28,14 +28,13 @@ def state_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     if found:
         return found[0]
     raise UnsupportedModelError(
-        f"a block was called without a tensor as first argument or keyword; "
-        f"got {len(args)} positional arguments and keywords {sorted(kwargs)}; "
-        "wrap the block so that the state comes first"
+        f"a block was called with {len(args)} positional arguments and keywords {sorted(kwargs)}, "
+        "but no tensor comes first or as a keyword; wrap the block so that the state comes first"
     )
 
 
 def state_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """The state with which a block or a branch was called."""
+    """The state that a block or a branch was called with."""
     key = state_key(args, kwargs)
     return args[0] if key is None else kwargs[key]
 
@@ -49,21 +48,21 @@ def with_state(
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The tensor of an output: it, or the first of a tuple or mapping."""
+    """The output itself, or the first item of a tuple or mapping."""
     if isinstance(output, Mapping):
         return next(iter(output.values()))
     return output if isinstance(output, Tensor) else output[0]
 
 
 def parts_of(output: Any) -> list[Any]:
-    """What an output consists of, in order."""
+    """The items of an output, in order."""
     if isinstance(output, Tensor):
         return [output]
     return list(output.values() if isinstance(output, Mapping) else output)
 
 
 def with_first_tensor(output: Any, value: Tensor) -> Any:
-    """`output` with its first tensor exchanged, in the same form."""
+    """`output` with its first tensor replaced, in the same form."""
     if isinstance(output, Mapping):
         return {**output, next(iter(output)): value}
     if isinstance(output, list):
@@ -75,13 +74,13 @@ _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 def in_silence() -> bool:
-    """Whether the present forward only reads a tail, its blocks silent: there is nothing to see."""
+    """Whether this forward only computes a readout, with its blocks silent: nothing to record."""
     return _silent.get()
 
 
 @contextmanager
 def silence() -> Generator[None, None, None]:
-    """Inside, blocks that are called are not seen by whoever watches them."""
+    """Hide calls of blocks from recording hooks inside the context."""
     token = _silent.set(True)
     try:
         yield
@@ -91,7 +90,7 @@ def silence() -> Generator[None, None, None]:
 
 @contextmanager
 def hooked(*handles: RemovableHandle) -> Generator[None, None, None]:
-    """Remove these hooks whatever happens."""
+    """Remove these hooks at the end of the context, even after an error."""
     try:
         yield
     finally:
@@ -101,7 +100,7 @@ def hooked(*handles: RemovableHandle) -> Generator[None, None, None]:
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Generator[None, None, None]:
-    """Exchange one module's `forward` inside the context."""
+    """Replace one module's `forward` inside the context."""
     missing = object()
     before = module.__dict__.get("forward", missing)
     module.forward = forward
@@ -116,10 +115,10 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Generato
 
 @dataclass(frozen=True)
 class BranchRecord:
-    """One residual connection as it happened: `after = post(skip(x) + out)`.
+    """One residual connection of a forward pass: `after = post(skip(x) + out)`.
 
-    `x` and `out` are the tensors of the graph, as the block made them; some blocks flatten tokens
-    into rows for their MLP, so `x.view(shape)` has the shape of the stream.
+    `x` and `out` are the block's own tensors, part of the autograd graph. Some blocks flatten
+    tokens into rows for their MLP; `x.view(shape)` has the shape of the stream.
     """
 
     x: Tensor
@@ -136,10 +135,11 @@ def record_branches(
 ) -> Generator[list[list[BranchRecord]], None, None]:
     """Record `x` and `out` of every branch of every block during the next forward pass.
 
-    The tensors are those of the graph, so a gradient taken at `x` includes the skip path.
-    `copy=True` keeps the value of `out` where a block adds the skip in place.
-    to: is given the number of a block (from 0) and its records as the block ends; they are not
-        kept then, so that memory holds those of one block and not of all.
+    The tensors are part of the autograd graph, so a gradient at `x` includes the skip path.
+
+    copy: keep the value of `out` even if the block adds the skip in place.
+    to: called with the index of a block (from 0) and its records as the block ends. They are then
+        not kept, so that memory holds the records of one block at a time.
     """
     records: list[list[BranchRecord]] = [[] for _ in blocks]
     places: dict[nn.Module, list[int]] = {}
@@ -147,7 +147,7 @@ def record_branches(
         places.setdefault(block.module, []).append(index)
 
     def tap(stack: ExitStack, indices: list[int]) -> None:
-        """Follow one module, which is the block of one or, called again, of several depths."""
+        """Record one module, which serves as one block or, if called repeatedly, as several."""
         shape: list[torch.Size] = []
         calls: dict[nn.Module, int] = {}
         xs: dict[int, Tensor] = {}

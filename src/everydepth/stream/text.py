@@ -1,4 +1,4 @@
-"""Text as a model's batches, through its tokenizer."""
+"""Text as batches of tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from torch import Tensor
 from everydepth.errors import BatchError, SettingError
 from everydepth.stream.contract import ResidualStream
 
-MAX_LENGTH = 512
-
 
 def is_text(data: Any) -> TypeGuard[str | Sequence[str]]:
-    """Whether data is one string or several."""
+    """Whether data is a string or a list of strings."""
     if isinstance(data, str):
         return True
     if not isinstance(data, list | tuple) or not data:
@@ -23,7 +21,7 @@ def is_text(data: Any) -> TypeGuard[str | Sequence[str]]:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """An error if it cannot turn text into tokens and back."""
+    """Raise if it cannot turn text into tokens and back."""
     both = (callable(getattr(tokenizer, name, None)) for name in ("encode", "decode"))
     if not all(both):
         raise SettingError(
@@ -35,9 +33,10 @@ def check_tokenizer(tokenizer: Any) -> None:
 def new_tokens_of(
     stream: ResidualStream, longest: int, wanted: int | None, name: str, default: int
 ) -> int:
-    """How many tokens may follow a prompt of `longest`; an error if that is less than `wanted`.
+    """How many tokens to generate after a prompt of `longest` tokens; raise if they do not fit.
 
-    name: of the argument, for the error. default: where None are wanted, if as many fit.
+    wanted: as requested; None for `default`, or as many as fit. name: the argument's, for the
+    error.
     """
     fits = default if stream.positions is None else stream.positions - longest
     new = max(1, min(default, fits)) if wanted is None else wanted
@@ -57,7 +56,7 @@ def new_tokens_of(
 def encoded(
     texts: str | Sequence[str], tokenizer: Any, max_length: int | None = None
 ) -> dict[str, Tensor]:
-    """One batch: a row a text, padded at the end, with its mask.
+    """One batch with a row per text, padded on the right, and its attention mask.
 
     >>> from everydepth.stream.text import encoded
     >>> encoded(["Once", "Once upon a time"], tokenizer)["attention_mask"].sum(1).tolist()
@@ -68,13 +67,14 @@ def encoded(
     given: Any = [texts] if isinstance(texts, str) else texts
     rows: list[Any] = list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(row, str) for row in rows):
-        raise BatchError(f"the text is {texts!r:.80}; pass a string, or a list of strings")
+        raise BatchError(f"the text is {texts!r:.80}; pass a string or a list of strings")
     if tokenizer is None:
         raise SettingError(
-            f"text ({rows[0]!r:.40}), but no tokenizer; pass tokenizer=, or the tokens"
+            f"the data is text ({rows[0]!r:.40}), but there is no tokenizer; pass tokenizer=, or "
+            "tokens instead of text"
         )
     check_tokenizer(tokenizer)
-    # One by one: tokenizers differ in how, and whether, they pad.
+    # One text at a time, because not every tokenizer can pad.
     ids = [list(tokenizer.encode(text))[:max_length] for text in rows]
     empty = next((text for text, row in zip(rows, ids, strict=True) if not row), None)
     if empty is not None:

@@ -1,4 +1,4 @@
-"""A stream in words: its blocks, their residual connections, its readout."""
+"""A stream as text: its blocks, their residual connections and its readout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def tree(stream: ResidualStream) -> str:
-    """One line per kind of block, one per branch, and what is known of the readout."""
+    """One line per kind of block and per branch, then what is known about the readout."""
     kinds = list(dict.fromkeys(type(block.module).__name__ for block in stream.blocks))
     lines = [f"{stream.name}: {stream.depth} blocks ({', '.join(kinds)}), task {stream.task}"]
     alike: dict[tuple[str, ...], list[int]] = {}
@@ -26,11 +26,11 @@ def tree(stream: ResidualStream) -> str:
         lines += [f"  {word} {spans(numbers)}: {text[0]}", *(f"    {line}" for line in text[1:])]
     account = dict(stream.account())
     account.setdefault("readout", f"{type(stream.head).__name__} after the norm")
-    return "\n".join([*lines, *(f"  {name}: {said}" for name, said in account.items())])
+    return "\n".join([*lines, *(f"  {name}: {text}" for name, text in account.items())])
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Rising numbers in short: 1, 3-5, 9."""
+    """Ascending numbers in short form: 1, 3-5, 9."""
     groups = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     runs = [[number for _, number in group] for _, group in groups]
     return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
@@ -38,9 +38,9 @@ def spans(numbers: Sequence[int]) -> str:
 
 def _described(block: Block) -> tuple[str, ...]:
     names = {id(module): name for name, module in block.module.named_modules()}
-    how = ", branches side by side" if block.parallel else ""
+    how = ", parallel branches" if block.parallel else ""
     if not block.branches:
-        return (f"{type(block.module).__name__}, residual connections not known",)
+        return (f"{type(block.module).__name__}, residual connections unknown",)
     lines = [_branch(branch, names) for branch in block.branches]
     return (f"{type(block.module).__name__}{how}", *lines)
 

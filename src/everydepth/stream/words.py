@@ -1,4 +1,4 @@
-"""What every depth says of a large vocabulary, a block of tokens by a block of words at a time."""
+"""Statistics of every depth's predictions over a large vocabulary, computed block by block."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from torch import Tensor, nn
 
 from everydepth.stream.contract import ResidualStream
 
-# A product of 2,048 rows (depths times tokens) and 2,048 words runs at the full speed of a core,
-# and its 16 MB of logits stay in the cache for what is computed of them.
+# A product of 2,048 rows (depths times tokens) and 2,048 words runs at a core's full speed, and its
+# 16 MB of logits stay in the cache.
 ROWS = 2048
 WORDS = 2048
 
 
 def has_plain_weights(head: nn.Module) -> bool:
-    """Whether a head is its weight and bias and nothing else: no adapter, hook or offloading."""
+    """Whether a head is a bare linear map, without adapter, hooks or offloading."""
     if type(head) is not nn.Linear or head.weight.is_meta:
         return False
     return not (head._forward_hooks or head._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
 
 
 def predicts_words(stream: ResidualStream) -> bool:
-    """Whether every token predicts one of many words through a plain linear head."""
+    """Whether every token predicts a word of a large vocabulary through a bare linear head."""
     tokens = stream.task in ("causal_lm", "masked_lm")
     return tokens and has_plain_weights(stream.head) and (stream.outputs or 0) >= WORDS
 
 
 def row_blocks(rows: int, depths: int) -> list[slice]:
-    """Rows in blocks that make, with all depths of each, about `ROWS` rows of a product."""
+    """Slices of the rows such that a slice at all depths has about `ROWS` rows."""
     size = max(1, ROWS // depths)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
@@ -44,9 +44,10 @@ def word_statistics(
     follow: Int[Tensor, " token"],
     names: Collection[str],
 ) -> dict[str, Tensor]:
-    """Fields of `Predictions` for all depths, in one pass over the weights of the head.
+    """Fields of `Predictions` for all depths, in one pass over the head's weight.
 
-    blocks: what the head receives, in blocks of rows. follow: the target of each of all rows.
+    blocks: the head's inputs, in blocks of rows. follow: the target of every row.
+    names: the fields to compute.
     """
     starts = [0]
     for block in blocks:
@@ -105,7 +106,7 @@ class _Sums:
         found = torch.einsum("drk,rk->dr", x.to(self.wide), picked.to(self.wide))
         if self.bias is not None:
             found += self.bias[self.follow].to(self.wide)
-        # As the head would round it: ranks compare it with logits in its number format.
+        # Rounded as the head would: ranks compare it with logits of that dtype.
         return found.to(self.x.dtype).to(self.wide).flatten()
 
     def add(
@@ -138,7 +139,7 @@ class _Sums:
     def _rank(self, z: Tensor, start: int, other: Tensor) -> None:
         place = self.follow.repeat(self.shape[0]) - start
         here = ((place >= 0) & (place < z.shape[1])).nonzero().flatten()
-        # The target's own logit, to the last bit: it must not outrank itself.
+        # The target's own logit, bit for bit: it must not outrank itself.
         z[here, place[here]] = self.followed[here]
         self.rank += torch.gt(z, self.followed[:, None], out=other).sum(1)
 
@@ -170,7 +171,7 @@ class _Sums:
 
 
 def _two(z: Tensor, both: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The highest and, if wanted, the second highest of every row, and where the highest is."""
+    """The highest logit of every row, the second highest if `both`, and the highest's index."""
     if not both or z.shape[1] == 1:
         first, place = z.max(1)
         return first, torch.full_like(first, torch.finfo(z.dtype).min), place

@@ -1,4 +1,4 @@
-"""A wrapped model is the same model: compiled, adapted, offloaded, quantized, sharded, parallel."""
+"""The model inside wrappers: compiled, adapted (PEFT), offloaded, quantized, sharded, parallel."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _wrappers() -> tuple[type[nn.Module], ...]:
 
 
 def check_seen(model: nn.Module) -> None:
-    """An error where hooks that come later would not be seen."""
+    """Raise if hooks added later would be ignored."""
     if any(getattr(module, "_compiled_call_impl", None) for module in model.modules()):
         raise UnsupportedModelError(
             f"{type(unwrapped(model)).__name__} was compiled in place by model.compile(), which "
-            "hides its states; use torch.compile(model), or as_stream(model).compile_blocks() on "
-            "the model as it was before"
+            "hides its states; use torch.compile(model) or as_stream(model).compile_blocks() "
+            "instead"
         )
 
 
@@ -51,7 +51,7 @@ def check_seen(model: nn.Module) -> None:
 
 
 def adapter(model: nn.Module) -> Any:
-    """The PEFT model around a model, or None."""
+    """The PEFT wrapper of a model, or None."""
     return next((layer for layer in _layers(model) if _adapts(layer)), None)
 
 
@@ -60,23 +60,23 @@ def _adapts(model: nn.Module) -> bool:
 
 
 def _adapted(model: Any) -> nn.Module:
-    """The model whose layers an adapter of PEFT changed in place."""
+    """The model whose layers a PEFT adapter changed in place."""
     if getattr(model.active_peft_config, "is_prompt_learning", False):
         raise UnsupportedModelError(
             f"{type(model).__name__} has an active prompt-tuning adapter, which adds tokens before "
-            "the first block; use an adapter that changes layers (LoRA), or disable it"
+            "the first block; disable it, or use an adapter that changes layers (LoRA)"
         )
     return model.get_base_model()
 
 
 def rewrapped(model: nn.Module, inner: nn.Module) -> nn.Module:
-    """`inner`, an edited copy of the model inside `model`, with the same adapters around it."""
+    """`inner`, an edited copy of the model inside `model`, with the same PEFT wrapper."""
     around = adapter(model)
     return inner if around is None else copy.deepcopy(around, {id(unwrapped(model)): inner})
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """The plain model with its adapters added to its own weights, in place."""
+    """The plain model with its adapters merged into its weights, in place."""
     around = adapter(model)
     if around is None:
         return model
@@ -91,7 +91,7 @@ def merged(model: nn.Module) -> nn.Module:
 
 
 def without_adapters(block: nn.Module) -> nn.Module:
-    """A block with its adapters merged into its own, trainable weights, in place."""
+    """A block with its adapters merged into its weights, which become trainable, in place."""
     for name, module in list(block.named_modules()):
         if hasattr(module, "get_base_layer") and hasattr(module, "merge"):
             changed: Any = module
@@ -102,11 +102,11 @@ def without_adapters(block: nn.Module) -> nn.Module:
     return block
 
 
-# -- tensors that are elsewhere, or in another form ----------------------------------------------
+# -- tensors that are offloaded, sharded or quantized ---------------------------------------------
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the first parameter is; of an offloaded model, where it computes."""
+    """The device of the first parameter; for an offloaded model, where it computes."""
     for module in model.modules():
         parameter = next(module.parameters(recurse=False), None)
         if parameter is None:
@@ -119,14 +119,14 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def plain_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters as plain numbers, by name: fetched, gathered, dequantized."""
+    """The parameters as plain tensors, by name: fetched, gathered, dequantized."""
     for path, part in module.named_modules():
         for name, parameter in part.named_parameters(recurse=False):
             yield (f"{path}.{name}" if path else name), plain_value(part, name, parameter)
 
 
 def plain_value(module: nn.Module, name: str, value: Tensor | None = None) -> Tensor:
-    """One parameter of a module as plain numbers."""
+    """One parameter of a module as a plain tensor."""
     found: Any = getattr(module, name) if value is None else value
     if found.device.type == "meta":
         found = next((hook.weights_map[name] for hook in _hooks(module)), found)
@@ -136,7 +136,7 @@ def plain_value(module: nn.Module, name: str, value: Tensor | None = None) -> Te
 
 
 def stored(tensor: Tensor) -> list[Tensor]:
-    """The tensors that hold a value: it, or those inside a quantized one."""
+    """The tensors that store a value: itself, or those inside a quantized one."""
     inside: Any = tensor.data
     if not hasattr(inside, "__tensor_flatten__"):
         return [tensor]
@@ -146,65 +146,65 @@ def stored(tensor: Tensor) -> list[Tensor]:
 
 
 def quantized(tensor: Tensor) -> bool:
-    """Whether a tensor holds fewer bits than its dtype says."""
+    """Whether a tensor is stored in fewer bits than its dtype has."""
     own = type(tensor.data)
     return own is not Tensor and hasattr(own, "__tensor_flatten__") and not _shard(tensor)
 
 
 def _shard(tensor: Tensor) -> bool:
-    """Whether it is the part of a tensor that this process holds."""
+    """Whether it is this process's part of a sharded tensor."""
     return hasattr(tensor, "full_tensor")
 
 
 def check_resident(model: nn.Module, what: str) -> None:
-    """An error where weights come only for a call, so that a gradient would be lost."""
+    """Raise if weights are offloaded between calls, which would lose gradients."""
     if any(_hooks(module) for module in model.modules()):
         raise UnsupportedModelError(
-            f"{what} needs weights that stay where they are, but those of "
+            f"{what} needs weights that stay on their device, but those of "
             f"{type(unwrapped(model)).__name__} are offloaded; load it without device_map offload"
         )
 
 
 def check_plain(model: nn.Module, what: str) -> None:
-    """An error where weights are quantized."""
+    """Raise if weights are quantized."""
     wrong = next((p for p in model.parameters() if quantized(p)), None)
     if wrong is not None:
         raise UnsupportedModelError(
             f"{what} needs plain weights, but {type(unwrapped(model)).__name__} has quantized ones "
-            f"({type(wrong.data).__name__}); do it first and quantize what comes out"
+            f"({type(wrong.data).__name__}); do it before quantizing"
         )
 
 
 def check_copied(model: nn.Module) -> None:
-    """An error where a copy with other blocks cannot be made."""
+    """Raise if the model cannot be copied with other blocks."""
     if sharded(model):
         raise UnsupportedModelError(
-            f"{type(model).__name__} is sharded (fully_shard), so each process holds a part and no "
-            "model with other blocks can be made of it; gather it first: torch.distributed."
-            "checkpoint.state_dict.get_model_state_dict with full_state_dict=True, loaded into a "
-            "model that is not sharded"
+            f"{type(model).__name__} is sharded (fully_shard): each process holds a part of it, so "
+            "it cannot be copied with other blocks; gather it first: "
+            "torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+            "full_state_dict=True, loaded into a model that is not sharded"
         )
 
 
 def without_gradients(model: nn.Module) -> torch.no_grad | torch.inference_mode:
-    """The fastest context without gradients that the model can run in."""
+    """The fastest gradient-free context that the model can run in."""
     return torch.no_grad() if sharded(model) else torch.inference_mode()
 
 
 def shareable(model: nn.Module) -> bool:
-    """Whether a copy that is to be saved can use the model's own tensors."""
+    """Whether a copy made for saving can use the model's own tensors."""
     return adapter(model) is None and not any(_hooks(module) for module in model.modules())
 
 
 def sharded(model: nn.Module) -> bool:
-    """Whether FSDP splits the parameters over processes."""
+    """Whether FSDP shards the parameters across processes."""
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def fetch(original: nn.Module, copied: nn.Module, left: Iterable[int]) -> None:
-    """Give a copy of an offloaded model tensors of its own, but for the modules `left` (ids)."""
+    """Give a copy of an offloaded model its own tensors, except in the modules `left` (ids)."""
     if not any(_hooks(module) for module in original.modules()):
         return
     from accelerate.hooks import remove_hook_from_module
@@ -230,6 +230,6 @@ def fetch(original: nn.Module, copied: nn.Module, left: Iterable[int]) -> None:
 
 
 def _hooks(module: nn.Module) -> list[Any]:
-    """The hooks of accelerate that bring a module's tensors when it is called."""
+    """The accelerate hooks that fetch a module's offloaded tensors when it is called."""
     hook: Any = getattr(module, "_hf_hook", None)
     return [each for each in getattr(hook, "hooks", [hook]) if getattr(each, "offload", False)]
