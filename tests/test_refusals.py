@@ -108,7 +108,7 @@ CASES: dict[str, Case] = {
     "complex prompt": (
         lambda m: ed.generate(writer(m), COMPLEX),
         BatchError,
-        "complex64; pass whole numbers",
+        "complex64; pass integers",
     ),
     "complex draft words": (
         lambda m: ed.generate(
@@ -130,7 +130,7 @@ CASES: dict[str, Case] = {
     "held-out rows that are ignored": (
         lambda m: ed.growth.paired(m, m, rows(labels=torch.full((12,), -100))),
         LabelError,
-        "nothing here has a label",
+        "the data has no labels",
     ),
     "compile": (
         lambda m: fit(m, compile="x"),
@@ -275,7 +275,7 @@ CASES: dict[str, Case] = {
             m, rows(pixel_values=torch.zeros(12, 1, 8, 8, device="meta")), **QUIET
         ),
         BatchError,
-        r"a tensor of shape \(12, 1, 8, 8\) is on the device 'meta'",
+        r"a tensor of shape \(12, 1, 8, 8\) is on the 'meta' device",
     ),
     "no row": (
         lambda m: ed.as_stream(m).observe(torch.tensor(1.0)),
@@ -355,12 +355,12 @@ CASES: dict[str, Case] = {
     "shares": (
         lambda m: fit(m, rows(labels=torch.randn(12, 3))),
         LabelError,
-        r"labels of shape \(12, 3\) are shares of classes, but one is negative, or a row does not",
+        r"labels of shape \(12, 3\) are taken as class probabilities, but one is negative, or",
     ),
     "shares, measured": (
         lambda m: ed.trace(m, rows(labels=torch.ones(12, 3)), ["loss"], **QUIET),
         LabelError,
-        "a row does not add up to 1; normalize them",
+        "a row does not sum to 1; normalize them",
     ),
     "risk, NaN": (
         lambda m: ed.calibrate(
@@ -382,12 +382,12 @@ CASES: dict[str, Case] = {
     "labels (N, 1)": (
         lambda m: fit(m, rows(labels=torch.zeros(12, 1, dtype=torch.long))),
         LabelError,
-        r"labels have shape \(12, 1\).*give one class a prediction",
+        r"labels have shape \(12, 1\).*give one class per prediction",
     ),
     "labels, float": (
         lambda m: ed.audit(m, rows(labels=torch.zeros(12)), **QUIET),
         LabelError,
-        "labels are float32 numbers.*pass whole numbers",
+        "labels are float32, .*pass integers",
     ),
     "labels, too few": (
         lambda m: ed.ablate(m, rows(labels=torch.zeros(5, dtype=torch.long)), **QUIET),

@@ -137,7 +137,7 @@ def test_bad_settings_of_a_sweep_are_named() -> None:
         ed.ablate(model, batch, noisy=batch)
     with pytest.raises(SettingError, match="pass a trained model, or give train="):
         ed.ablate(lambda seed: model, batch)
-    with pytest.raises(BatchError, match="batches that can be iterated more than once"):
+    with pytest.raises(BatchError, match="which can be iterated only once"):
         ed.ablate(model, iter([batch]))
     with pytest.raises(BatchError, match="no batches"):
         ed.ablate(model, [])

@@ -206,7 +206,7 @@ def test_a_loss_of_your_own_gives_one_number_a_row() -> None:
         score(model, batch)
     found = score(model, batch, criterion=lambda z, _, __: z.square().mean(1))
     assert found.loss > 0
-    with pytest.raises(SettingError, match=r"criterion gave shape \(\), but there are 12 rows"):
+    with pytest.raises(SettingError, match=r"criterion returned shape \(\), but there are 12 rows"):
         score(model, batch, criterion=lambda z, _, __: z.square().mean())
 
 

@@ -216,7 +216,7 @@ def test_the_first_batch_can_be_seen_before(stream: ResidualStream) -> None:
 def test_a_list_of_two_tensors_is_neither_batches_nor_labels_in_silence(
     stream: ResidualStream, language: ResidualStream
 ) -> None:
-    with pytest.raises(BatchError, match=r"two batches, or inputs and labels\? Pass the tuple"):
+    with pytest.raises(BatchError, match=r"two batches or inputs and labels; pass the tuple"):
         Feed([IDS, WORDS], language)
     with pytest.raises(BatchError, match="a list of two tensors"):
         Feed([X, X], stream)
@@ -226,8 +226,8 @@ def test_a_list_of_two_tensors_is_neither_batches_nor_labels_in_silence(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (3, "data is int; pass an iterable of batches"),
-        (b"rows.csv", "data is bytes; pass an iterable of batches"),
+        (3, "data is int; pass batches"),
+        (b"rows.csv", "data is bytes; pass batches"),
         ([], "the data has no batches"),
         ([(X, Y, Y)], "a batch is tuple; pass mappings with 'pixel_values'"),
         ({"inputs": X}, r"keys \['inputs'\], but .* needs 'pixel_values'"),
@@ -244,12 +244,12 @@ def test_a_set_of_splits_asks_for_one(stream: ResidualStream) -> None:
 
 
 def test_a_batch_size_for_batches_is_refused(stream: ResidualStream) -> None:
-    with pytest.raises(SettingError, match="batch_size=4, but list already gives batches"):
+    with pytest.raises(SettingError, match="batch_size=4, but list is already in batches"):
         Feed(mappings(), stream, batch_size=4)
 
 
 def test_a_generator_is_refused_where_a_second_pass_is_needed(stream: ResidualStream) -> None:
-    with pytest.raises(BatchError, match="generator, which gives its batches only once"):
+    with pytest.raises(BatchError, match="generator, which can be iterated only once"):
         Feed((batch for batch in mappings()), stream, again=True)
 
 
@@ -269,7 +269,7 @@ def test_shuffled_data_is_refused_where_row_numbers_matter(
     data = shuffling()
     assert sum(len(batch["labels"]) for batch in Feed(data, stream)) == ROWS
     for settings in ({"ordered": True}, {"only": torch.tensor([1])}):
-        with pytest.raises(BatchError, match="shuffles, so the numbers of its rows mean nothing"):
+        with pytest.raises(BatchError, match="shuffles, so its row numbers are meaningless"):
             Feed(data, stream, **settings)
     with pytest.raises(BatchError, match="shuffles"):
         ed.memorization(stream, data, flipped=[0], progress=False)

@@ -229,7 +229,7 @@ def test_bad_arguments_say_what_is_allowed() -> None:
 
 def test_a_model_without_declared_branches_is_refused() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), nn.Linear(3, 2))
-    with pytest.raises(UnsupportedModelError, match="declares no branches"):
+    with pytest.raises(UnsupportedModelError, match="its branches are unknown"):
         ed.insert(model, 1, blocks="0", readout="1")
 
 

@@ -170,7 +170,7 @@ def test_weights_of_the_batch_weigh_the_losses(task: Case) -> None:
         lambda: Targets.of(stream, batch, weighted=False),
         lambda: Targets.every(stream, batch, z),
     ):
-        with pytest.raises(LabelError, match="'loss_weights', but here every row counts alike"):
+        with pytest.raises(LabelError, match="'loss_weights', but here all rows count equally"):
             refuses()
 
 
@@ -247,7 +247,9 @@ def test_a_criterion_that_gives_anything_but_a_number_a_row_is_refused(
     one = case("detection")
     stream, states = observed(one)
     targets = Targets.of(stream, one.batch, criterion=lambda z, _, __: given(z))
-    with pytest.raises(SettingError, match=f"criterion gave shape {shape}, but there are 3 rows"):
+    with pytest.raises(
+        SettingError, match=f"criterion returned shape {shape}, but there are 3 rows"
+    ):
         targets.losses(states.logits(4))
 
 
@@ -296,10 +298,10 @@ WRONG = [
     ("ViT", torch.zeros(2, dtype=torch.long), r"shape \(2,\), but the batch has 3 rows"),
     ("ViT", torch.zeros(3), r"float32 numbers, one per row, but .* one of 10 classes.*labels.long"),
     ("ViT", torch.tensor(3), r"shape \(\), but the batch has 3 rows"),
-    ("ViT", torch.rand(3, 4), "labels have 4 numbers a row, predictions 10"),
+    ("ViT", torch.rand(3, 4), "labels have 4 numbers per row, predictions 10"),
     ("ViT", torch.tensor([0, 10, 1]), "label 10, but the head of ViT.* has 10 classes"),
     ("ViT", [0, 1, 2], "labels are list; pass a tensor"),
-    ("ResidualMLP-norm1-skips1-regression1", torch.rand(3, 3), "3 numbers a row, predictions 2"),
+    ("ResidualMLP-norm1-skips1-regression1", torch.rand(3, 3), "3 numbers per row, predictions 2"),
     ("Bert-MaskedLM", torch.rand(3, 7, 60), r"numbers of shape \(3, 7, 60\).*one class per token"),
     ("GPT2-CausalLM-left", torch.zeros(3, 5, dtype=torch.long), r"\(3, 5\), but .* \(3, 7\) rows"),
     ("GPT2-CausalLM-left", torch.zeros(3, dtype=torch.long), r"shape \(3,\), but .* \(3, 7\) rows"),

@@ -121,7 +121,7 @@ def test_labels_that_do_not_fit_the_head_are_refused() -> None:
     ("data", "message"),
     [
         ([], "the data has no batches"),
-        (3, "data is int; pass an iterable of batches"),
+        (3, "data is int; pass batches"),
         ([b"a"], "a batch is bytes; pass mappings"),
         ([{"labels": torch.zeros(2)}], "the batch has keys .'labels'., but"),
     ],
@@ -147,7 +147,7 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any], message: str
 
 
 def test_a_batch_size_for_data_in_batches_is_refused() -> None:
-    with pytest.raises(SettingError, match="batch_size=4, but list already gives batches"):
+    with pytest.raises(SettingError, match="batch_size=4, but list is already in batches"):
         traced([samples.pictures(4)], ["loss"], batch_size=4)
 
 

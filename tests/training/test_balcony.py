@@ -287,15 +287,13 @@ def test_depths_without_a_place_for_a_balcony_are_refused(depths: Any, message: 
 
 
 def test_a_block_is_not_inserted_under_balconies() -> None:
-    with pytest.raises(UnsupportedModelError, match="has balconies, .*insert the block first"):
+    with pytest.raises(UnsupportedModelError, match=r"has balconies, .*insert the block first"):
         ed.insert(ed.balcony(vit(), [1]), after=1)
 
 
 def test_a_post_norm_model_has_no_silent_balconies() -> None:
     model, _ = ENTRIES[POST_NORM].make()
-    words = (
-        r"LayerNorm to the sum \(post-norm\), so a block .* cannot start silent; use init='last'"
-    )
+    words = r"LayerNorm to the sum \(post-norm\), so a b .* cannot start silent; use init='last'"
     with pytest.raises(UnsupportedModelError, match=words):
         ed.balcony(model, [1], init="copy")
 

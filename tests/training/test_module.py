@@ -231,7 +231,7 @@ def test_a_criterion_of_your_own_gets_prediction_labels_and_context() -> None:
 def test_a_criterion_that_gives_one_number_for_all_rows_is_refused() -> None:
     model, batch = ENTRIES["Detr-plain"].make()
     net = ed.EveryDepth(model, criterion=lambda z, _, __: z.square().mean())
-    with pytest.raises(SettingError, match=r"criterion gave shape \(\), but there are 3 rows"):
+    with pytest.raises(SettingError, match=r"criterion returned shape \(\), but there are 3 rows"):
         net(**batch, labels=torch.zeros(3))
 
 
@@ -671,7 +671,7 @@ def test_a_first_batch_with_nothing_to_learn_from_is_refused_a_later_one_is_not(
     model, batch = make(MLM)
     nothing = {**batch, "labels": torch.full_like(batch["labels"], -100)}
     net = ed.EveryDepth(model)
-    with pytest.raises(LabelError, match="nothing here has a label: all are -100"):
+    with pytest.raises(LabelError, match="the data has no labels: all are -100"):
         net(**nothing)
     net(**batch)
     out = net(**nothing)
@@ -683,11 +683,11 @@ def test_a_first_batch_with_nothing_to_learn_from_is_refused_a_later_one_is_not(
     ("kind", "labels", "message"),
     [
         (LLAMA, torch.zeros(3, 5, dtype=torch.long), r"labels have shape \(3, 5\), but .*\(3, 7\)"),
-        (VIT, torch.rand(3, 4, dtype=TINY), "labels have 4 numbers a row, predictions 10"),
+        (VIT, torch.rand(3, 4, dtype=TINY), "labels have 4 numbers per row, predictions 10"),
         (
             "ResidualMLP-norm1-skips1-regression1",
             torch.rand(3, 3, dtype=TINY),
-            "labels have 3 numbers a row, predictions 2",
+            "labels have 3 numbers per row, predictions 2",
         ),
     ],
 )

@@ -24,10 +24,10 @@ NEXT = "not the next token"
 START = "does not say which token starts an answer"
 SHARED = "one module (that is called |called )?at several depths"
 EXPERTS = "only a single linear layer or convolution can be scored"
-NO_BRANCHES = "declares no branches|without its branches"
+NO_BRANCHES = "branches are unknown|declares no branches|without its branches"
 NOT_STOCK = "is not a Hugging Face model"
 NO_SILENCE = "no block can be inserted|a silent block after depth .* changes what"
-NO_WORDS = "cannot describe|from the place or the number of"
+NO_WORDS = "cannot describe|from the position or number of|from the place or the number of"
 
 # Verb -> properties of a network without which it cannot act, in the words of its error.
 MISSING: Mapping[str, tuple[str, ...]] = {

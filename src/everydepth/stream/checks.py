@@ -1,4 +1,4 @@
-"""The contract as a test that users can run on their own model."""
+"""`check_stream`: the contract as a test to run on your own model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from everydepth.stream.wrapping import check_copied, check_resident, sharded, un
 
 @dataclass(frozen=True)
 class Check:
-    """One clause of the contract. `passed` is None where the clause does not apply."""
+    """One clause of the contract. `passed` is None if the clause does not apply."""
 
     name: str
     passed: bool | None
@@ -42,7 +42,7 @@ Report = TypeVar("Report", bound="CheckReport")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport(ABC):
-    """What was checked of something; prints as a table under a verdict."""
+    """A list of checks; prints as a verdict and a table."""
 
     checks: tuple[Check, ...]
 
@@ -69,7 +69,7 @@ class CheckReport(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamReport(CheckReport):
-    """What `check_stream` found; prints as a table."""
+    """The outcome of `check_stream`; prints as a verdict and a table."""
 
     model: str
 
@@ -80,9 +80,9 @@ class StreamReport(CheckReport):
 
 @checked
 def check_stream(model: nn.Module | ResidualStream, batch: Batch, **options: Any) -> StreamReport:
-    """Check every clause of the contract on one batch (two rows or more, for row selection).
+    """Check every clause of the contract on one batch, preferably of two rows or more.
 
-    The model is checked in eval mode and left as it was, in its own mode.
+    The model is checked in eval mode and left unchanged.
 
     >>> report = ed.check_stream(model, test.batch(range(4)))
     >>> report.ok
@@ -141,11 +141,11 @@ class _Evidence:
 
 
 class _Failed(Exception):
-    """A clause that does not hold; the message is the detail."""
+    """A clause does not hold; the message says why."""
 
 
 class _NotApplicable(Exception):
-    """A clause that says nothing about this model."""
+    """A clause does not apply to this model; the message says why."""
 
 
 def _judged(name: str, clause: Callable[[_Evidence], str | None], evidence: _Evidence) -> Check:
@@ -202,7 +202,7 @@ def _drive(e: _Evidence) -> str:
 def _branches(e: _Evidence) -> str:
     blocks = e.stream.blocks
     if not any(block.branches for block in blocks):
-        raise _NotApplicable("the adapter declares no branches")
+        raise _NotApplicable("branches are unknown")
     given: list[Tensor] = []
 
     def see(_: nn.Module, __: Any, output: Any) -> None:
@@ -218,7 +218,7 @@ def _branches(e: _Evidence) -> str:
             expected = given[number - 1] if then is None else then
             gap = _moved_difference(found, expected, e.tolerance(expected))
             if gap > e.tolerance(expected) and then is None:
-                # What is applied to the last sum may be outside of the block.
+                # The model may apply `post` to the last sum outside the block.
                 found, expected = e.stream.between(found, number, e.batch), e.states.h[number]
                 gap = _moved_difference(found, expected, e.tolerance(expected))
             worst = max(worst, gap)
@@ -231,7 +231,7 @@ def _branches(e: _Evidence) -> str:
 def _sums(
     block: Block, records: list[BranchRecord]
 ) -> Generator[tuple[str, Tensor, Tensor | None], None, None]:
-    """Name, `post(skip(x) + out)`, and the next branch's `x` (None after the last branch)."""
+    """For each sum: its name, `post(skip(x) + out)`, and the next `x` (None after the last)."""
     shape = records[0].shape
     together = [block.parallel or branch.beside for branch in block.branches]
     total = records[0].x
@@ -242,7 +242,7 @@ def _sums(
         if i + 1 < len(records) and together[i + 1]:
             continue
         then = records[i + 1].x if i + 1 < len(records) else None
-        # Some flatten tokens into rows for one branch, and give them back.
+        # Some blocks flatten tokens into rows for one branch.
         target = shape if then is None else then.shape
         found = total if branch.post is None else branch.post(total)
         found = found.reshape(target) if found.ndim != len(target) else found
@@ -250,7 +250,7 @@ def _sums(
 
 
 def _moved_difference(a: Tensor, b: Tensor, tolerance: float) -> float:
-    """How far two values are apart; where a block cuts windows in between, number by number."""
+    """The largest difference; if a block rearranged entries (into windows), of sorted entries."""
     gap = _difference(a, b) if a.shape == b.shape else float("inf")
     if gap > tolerance and a.numel() == b.numel():
         gap = _difference(a.flatten().sort().values, b.flatten().sort().values)
@@ -259,11 +259,11 @@ def _moved_difference(a: Tensor, b: Tensor, tolerance: float) -> float:
 
 @torch.no_grad()
 def _silence(e: _Evidence) -> str:
-    """A branch whose projection gives zero adds zero: what inserting a block relies on."""
+    """A branch whose projection outputs zero adds zero; inserting a block relies on it."""
     blocks = e.stream.blocks
     projections = [proj for block in blocks for branch in block.branches for proj in branch.last]
     if not projections:
-        raise _NotApplicable("the adapter declares no branches")
+        raise _NotApplicable("branches are unknown")
 
     def zero(_: nn.Module, __: Any, output: Any) -> Any:
         return with_first_tensor(output, torch.zeros_like(first_tensor(output)))
@@ -301,7 +301,7 @@ def _gradient(e: _Evidence) -> str:
 
 
 def _where(check: Callable[..., None], *about: Any) -> None:
-    """The clause applies only where a check of the model raises nothing."""
+    """Make the clause not applicable if a check of the model raises."""
     try:
         check(*about)
     except UnsupportedModelError as reason:
@@ -319,7 +319,7 @@ def _rows(e: _Evidence) -> str:
         part = stream.advance(stream.advance(cursor, depth).select(rows))
         expected = stream.logits(stream.advance(cursor))[rows]
         gap = _difference(stream.logits(part), expected)
-        # Fewer rows may take another path through the matrix product.
+        # Matrix products of fewer rows may round differently.
         if gap > 10 * e.tolerance(expected):
             raise _Failed(f"rows selected at depth {depth} end {gap:.1e} off")
     return f"{len(rows)} of {cursor.batch_size} rows, before and between blocks"
@@ -370,7 +370,7 @@ def _fingerprint(model: nn.Module) -> dict[str, Any]:
         "hooks": [len(getattr(module, name)) for module in modules for name in hooks],
         "forward": ["forward" in module.__dict__ for module in modules],
         "mode": [module.training for module in modules],
-        # As text: configs that differ between layers refuse to be compared field by field.
+        # As text, because some configs do not support comparison.
         "config": repr(config),
         "requires_grad": [p.requires_grad for p in model.parameters()],
     }

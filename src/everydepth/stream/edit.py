@@ -1,4 +1,4 @@
-"""A plain model of the same class with other blocks: fewer, more, or some of them."""
+"""Copies of a model with fewer, more or other blocks, and matching configs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ Model = TypeVar("Model", bound=nn.Module)
 BlockList = nn.ModuleList | nn.Sequential
 
 _NO_BLOCKS: Mapping[int, nn.Module] = MappingProxyType({})
-# How configs call a number of blocks, and modules their own place among them.
+# Config fields that may count blocks.
 _COUNTS = re.compile("layer|block|depth")
-# What the constructor of a class may raise, given a config alone.
+# What a model class may raise if built from a config alone.
 _UNBUILDABLE = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
     *(OSError, RuntimeError, TypeError, ValueError),
 )
+# Attributes of modules that hold the index of their block.
 _PLACES = ("layer_idx", "layer_id", "layer_index", "layer_number", "block_idx")
 
 
@@ -38,14 +39,14 @@ def edited(
     share: bool,
     new: Mapping[int, nn.Module] = _NO_BLOCKS,
 ) -> Model:
-    """A copy of `model` that has the blocks of `order` in place of `blocks`, its configs corrected.
+    """A copy of `model` with the blocks of `order` in place of `blocks`, and updated configs.
 
-    order: for each place the old block (from 0) that goes there. Every truncation, insertion and
-        selection of blocks is one order.
-    share: use the model's own tensors instead of copies. What is shared is not for saving, so the
-        config is not tried out by building a model from it.
-    new: place (from 0) -> a new block to put there; `order` then names the old block whose entry
-        it gets in the config's per-layer lists.
+    order: for each place, the index of the old block that goes there. Truncations, insertions and
+        selections are all expressed this way.
+    share: use the model's own tensors instead of copies. Such a copy is not meant to be saved, so
+        its config is not verified by building a model from it.
+    new: new blocks by place (from 0); `order` then names the old block whose entry they get in the
+        config's per-layer lists.
     """
     path = _path(model, blocks)
     stay = [old for place, old in enumerate(order) if place not in new]
@@ -57,7 +58,7 @@ def edited(
     added = {place: adopted(block, model, copied) for place, block in new.items()}
     kept: BlockList = copied.get_submodule(path)  # pyright: ignore[reportAssignmentType]
     olds = list(kept)
-    # Emptied and filled again, it stays what it is, also where it is a class of its own.
+    # Refilled rather than replaced, because the list may be a subclass.
     del kept[:]
     for place, old in enumerate(order):
         block = added.get(place, olds[old])
@@ -77,19 +78,19 @@ def shortened(model: Model, blocks: BlockList, depth: int, *, share: bool) -> Mo
 def lengthened(
     model: Model, blocks: BlockList, after: int, block: nn.Module, like: int, *, share: bool
 ) -> Model:
-    """A copy of `model` with `block` behind the first `after` of its `blocks`.
+    """A copy of `model` with `block` after the first `after` of its `blocks`.
 
-    like: the block (from 1) whose kind the new one has.
+    like: the block (from 1) of the same kind as the new one.
     """
     order = [*range(after), like - 1, *range(after, len(blocks))]
     return edited(model, blocks, order, share=share, new={after: block})
 
 
 def copy_without(model: Model, dropped: Iterable[nn.Module], *, share: bool) -> Model:
-    """A copy of `model` in which the tensors of `dropped` modules are not copied.
+    """A copy of `model` that leaves out the tensors of `dropped` modules.
 
-    share: no tensor is copied, so both models have the same parameters and buffers. The dropped
-    modules are still in place: the caller takes them out.
+    The dropped modules remain in place, with the original tensors, for the caller to remove.
+    share: copy no tensors at all, so that both models have the same parameters and buffers.
     """
     check_copied(model)
     left = {id(module) for root in dropped for module in root.modules()}
@@ -99,7 +100,7 @@ def copy_without(model: Model, dropped: Iterable[nn.Module], *, share: bool) -> 
         if id(module) not in left
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
     }
-    # What deepcopy finds in its memo it does not copy.
+    # deepcopy does not copy what is in its memo.
     tensors = (*model.parameters(), *model.buffers())
     memo = {id(tensor): tensor for tensor in tensors if share or id(tensor) not in kept}
     copied = copy.deepcopy(model, memo)
@@ -109,7 +110,7 @@ def copy_without(model: Model, dropped: Iterable[nn.Module], *, share: bool) -> 
 
 
 def block_copy(block: nn.Module) -> nn.Module:
-    """A copy of a block with plain tensors of its own and the configs of the original."""
+    """A copy of a block with its own plain tensors and the original's config objects."""
     configs = [vars(module).get("config") for module in block.modules()]
     known = {id(config): config for config in configs if config is not None}
     copied = copy.deepcopy(block, known)
@@ -118,7 +119,7 @@ def block_copy(block: nn.Module) -> nn.Module:
 
 
 def adopted(block: nn.Module, model: nn.Module, copied: nn.Module) -> nn.Module:
-    """`block`, made from a part of `model`, as a part of its copy: it reads the copy's configs."""
+    """Make `block`, which was made from `model`, refer to the configs of its copy `copied`."""
     configs = {
         id(getattr(old, "config", None)): getattr(new, "config", None)
         for old, new in zip(model.modules(), copied.modules(), strict=True)
@@ -131,7 +132,7 @@ def adopted(block: nn.Module, model: nn.Module, copied: nn.Module) -> nn.Module:
 
 
 def name_stages(config: Any, count: int) -> None:
-    """The names a backbone config derives from its number of stages (the stem is first)."""
+    """Set the names that a backbone config derives from its number of stages."""
     config.stage_names = ["stem", *(f"stage{number}" for number in range(1, count + 1))]
     config.set_output_features_output_indices(out_features=None, out_indices=None)
 
@@ -141,7 +142,7 @@ def _path(model: nn.Module, blocks: BlockList) -> str:
         if module is blocks and name:
             return name
     raise UnsupportedModelError(
-        f"these blocks are not a module list inside {type(model).__name__}; pass its own"
+        f"these blocks are not a module list of {type(model).__name__}; pass its own list"
     )
 
 
@@ -149,13 +150,13 @@ def _check_order(model: nn.Module, order: Sequence[int], stay: list[int], count:
     wrong = [old for old in order if not 0 <= old < count]
     if wrong or not order or len(set(stay)) < len(stay):
         raise SettingError(
-            f"blocks {list(order)} of the {count} of {type(model).__name__}; name at least one, "
-            f"each at most once, from 0 to {count - 1}"
+            f"blocks {list(order)}, but {type(model).__name__} has {count}; use numbers from 0 to "
+            f"{count - 1}, at least one, each at most once"
         )
 
 
 def move(block: nn.Module, by: int) -> None:
-    """Tell the modules of a block that its place has changed: caches and masks are kept by it."""
+    """Shift the block index stored in a block's modules, which caches and masks depend on."""
     for module in block.modules():
         for name in _PLACES:
             place = vars(module).get(name)
@@ -168,10 +169,10 @@ def move(block: nn.Module, by: int) -> None:
 
 @dataclass(frozen=True)
 class _Count:
-    """A number in a config that may count the blocks.
+    """A config field that may count the blocks.
 
-    route: the names that lead to its config from that of the holder.
-    index: where the field lists the numbers of several stages, the stage.
+    route: attribute names from the holder's config to the one with the field.
+    index: the stage, if the field is a list of counts per stage.
     """
 
     route: tuple[str, ...]
@@ -179,9 +180,10 @@ class _Count:
     index: int | None = None
 
     def set(self, config: Any, order: Sequence[int], before: int, others: set[str]) -> None:
-        """Correct it, and the lists beside it with one entry per block.
+        """Set it to the new number of blocks, and update the config's per-block lists.
 
-        others: words of fields that count other blocks; a list with one of them is theirs.
+        others: words in the names of fields that count other blocks; lists with such a word in
+            their names belong to those.
         """
         for name in self.route:
             config = getattr(config, name)
@@ -198,21 +200,21 @@ class _Count:
                     setattr(config, key, type(value)([value[old] for old in order]))
         except AttributeError as error:
             raise UnsupportedModelError(
-                f"{self.name} of {type(config).__name__} cannot be changed to {len(order)} "
+                f"{self.name} of {type(config).__name__} cannot be set to {len(order)} "
                 f"({error}); give the model a config whose fields can be set"
             ) from error
         if len(getattr(config, "stage_names", None) or ()) == before + 1:
             name_stages(config, len(order))
 
 
-# Which of several equal numbers counts a list: (class, path of the list, candidates) -> the one.
+# Which of several candidate fields counts a list: (class, path of the list, candidates) -> field.
 _known: dict[tuple[type[nn.Module], str, tuple[_Count, ...]], _Count] = {}
 
 
 def correct_configs(model: nn.Module, path: str, order: Sequence[int], before: int) -> bool:
-    """Correct what counts these blocks, in each config on the way to them; no other number.
+    """Update the fields that count these blocks, in every config on the path to them.
 
-    Whether there was such a number.
+    Returns whether there was such a field.
     """
     corrected = False
     seen: set[int] = set()
@@ -233,7 +235,7 @@ def _correct(
 ) -> bool:
     tree = list(_tree(holder.config))
     near = [getattr(module, "config", None) for module in reversed(below)]
-    # The innermost config on the way to the list; then, if it has no such number, all others.
+    # The innermost config on the path to the list first; if it has no such field, all others.
     ranked = [pair for config in near for pair in tree if pair[1] is config]
     for group in (*([pair] for pair in ranked), tree):
         counts = tuple(count for pair in group for count in _counts(*pair, before))
@@ -246,7 +248,7 @@ def _correct(
 
 
 def _counts(route: tuple[str, ...], config: Any, before: int) -> Iterator[_Count]:
-    """The numbers of one config that might count `before` blocks."""
+    """The fields of one config that might count `before` blocks."""
     for name, value in vars(config).items():
         if _COUNTS.search(name) and type(value) is int and value == before:
             yield _Count(route, name)
@@ -257,7 +259,7 @@ def _counts(route: tuple[str, ...], config: Any, before: int) -> Iterator[_Count
 
 
 def _counting(holder: nn.Module, path: str, counts: tuple[_Count, ...]) -> _Count:
-    """Which of several equal numbers counts the list: the one that changes it in a built model."""
+    """Which of several equal fields counts the list: the one that changes it in a built model."""
     key = (type(holder), path, counts)
     if key not in _known:
         before = _length(holder, path)
@@ -272,21 +274,21 @@ def _counting(holder: nn.Module, path: str, counts: tuple[_Count, ...]) -> _Coun
         else:
             names = [count.name for count in counts]
             raise UnsupportedModelError(
-                f"{type(holder.config).__name__} has {before} in {' and '.join(names)}, and a "
-                f"model built from it does not tell which counts {path!r}; write an adapter "
-                "whose `truncated` and `inserted` do (docs/add-an-architecture.md)"
+                f"{type(holder.config).__name__} has {before} in {' and '.join(names)}, and "
+                f"building a model from it does not show which one counts {path!r}; write an "
+                "adapter with `truncated` and `inserted` (docs/add-an-architecture.md)"
             )
     return _known[key]
 
 
-# How configs call a width of which every block has its own part.
+# Config fields for widths that consist of one part per block.
 _PARTS = re.compile("per_(layer|block)")
 
 
 def _part_by_block(model: nn.Module, path: str, order: Sequence[int], before: int) -> None:
-    """Tensors beside the blocks that hold one part per block, such as an embedding of each.
+    """Select the parts of tensors outside the blocks that have one part per block.
 
-    Which they are is told by a model built from the corrected config: there they have another size.
+    A model built from the updated config shows which tensors these are: their sizes differ.
     """
     tree = _tree(getattr(model, "config", None))
     if not any(_PARTS.search(name) and value for _, c in tree for name, value in _fields(c)):
@@ -323,7 +325,7 @@ def _fields(config: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _tree(config: Any, route: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """A config and those inside it, each with the names that lead there."""
+    """A config and its nested configs, each with its route (see `_Count`)."""
     yield route, config
     for name, value in _fields(config):
         if hasattr(value, "to_dict") and hasattr(value, "__dict__"):
@@ -331,7 +333,7 @@ def _tree(config: Any, route: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def _built(cls: type[nn.Module], config: Any) -> nn.Module | None:
-    """A model without tensors; None where the class is not built from its config alone."""
+    """A model on the meta device; None if the class cannot be built from a config alone."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             return cls(config)
@@ -347,7 +349,7 @@ def _length(model: nn.Module, path: str) -> int | None:
 
 
 def _check_config(model: nn.Module, copied: nn.Module, path: str, order: Sequence[int]) -> None:
-    """An error if a model built from the new config has other blocks than the edited one."""
+    """Raise if a model built from the new config would have other blocks than the edited one."""
     config: Any = getattr(copied, "config", None)
     if hasattr(config, "from_dict"):
         from huggingface_hub.errors import StrictDataclassError
@@ -367,7 +369,7 @@ def _check_config(model: nn.Module, copied: nn.Module, path: str, order: Sequenc
     differ = [place for place, kind in enumerate(wanted) if [kind] != found[place : place + 1]]
     if len(found) == len(wanted) and not differ:
         return
-    # Blocks that were changed after building differ from the config before the edit, too.
+    # Blocks that were changed after building already differed from the config before the edit.
     original = _built(type(model), copy.deepcopy(model.config))
     before = [] if original is None else _kinds(original, path)
     old = _kinds(model, path)
@@ -376,7 +378,7 @@ def _check_config(model: nn.Module, copied: nn.Module, path: str, order: Sequenc
     what = (
         f"{len(found)} blocks in {path!r}"
         if len(found) != len(wanted)
-        else f"another kind of block {differ[0] + 1} in {path!r}"
+        else f"a different block {differ[0] + 1} in {path!r}"
     )
     raise UnsupportedModelError(
         f"{type(config).__name__} cannot describe {type(model).__name__} with blocks "
@@ -387,12 +389,13 @@ def _check_config(model: nn.Module, copied: nn.Module, path: str, order: Sequenc
 
 
 def settle(model: nn.Module, copied: nn.Module, new: Iterable[nn.Module], last: int) -> None:
-    """Numbers that a class gives its blocks by their place, as it would give them to the copy.
+    """Update the numbers that a class derives from the position or number of its blocks.
 
-    Rates of drop path act in training alone, and a new block is silent: theirs become those of a
-    model built from the config. Any other number that changed for an old block is an error.
+    Drop-path rates, and all numbers of a new block, become those of a model built from the config:
+    the former act in training only, and the block is silent. Raise if any other number of an old
+    block would change.
 
-    last: how many blocks there were.
+    last: the number of blocks before.
     """
     inside = {module for block in new for module in block.modules()}
     config = getattr(model, "config", None)
@@ -419,19 +422,20 @@ def settle(model: nn.Module, copied: nn.Module, new: Iterable[nn.Module], last: 
     wrong = next((k for k, v in own.items() if not _close(wanted.get(k, v), v)), None)
     if wrong is not None:
         raise UnsupportedModelError(
-            f"{type(copied).__name__} computes {'.'.join(wrong)} from the place or the number of "
-            f"its blocks, so one more would change it ({own[wrong]:g} would be "
-            f"{wanted[wrong]:g} after saving and loading); if it is the place, insert after={last}"
+            f"{type(copied).__name__} computes {'.'.join(wrong)} from the position or number of "
+            f"its blocks, so another block would change it ({own[wrong]:g} would become "
+            f"{wanted[wrong]:g} after saving and loading); if it is the position, insert "
+            f"after={last}"
         )
 
 
 def _described(
     model: nn.Module, own: Mapping[tuple[str, str], float], built: nn.Module
 ) -> nn.Module:
-    """A model built from the config, corrected so that its blocks get the numbers they have.
+    """A model built from the config, which is changed so that the blocks keep their numbers.
 
-    Some classes divide a scale in the config by the root of how many blocks there are: with one
-    more, the scale must be larger for the same quotient. Which number it is, a built model tells.
+    Some classes divide a scale from the config by the root of the number of blocks: with one more
+    block, the scale must be larger. Trying each field shows which one it is.
     """
     told = _numbers(built)
     ratios = [v / told[k] for k, v in own.items() if told.get(k) and not _close(told[k], v)]
@@ -459,7 +463,7 @@ def _floats(module: nn.Module) -> list[str]:
 
 
 def _numbers(model: nn.Module) -> dict[tuple[str, str], float]:
-    """The settings of modules that are broken numbers, by module and name."""
+    """The float attributes of all modules, by module and name."""
     return {
         (name, key): vars(module)[key]
         for name, module in model.named_modules()
@@ -468,7 +472,7 @@ def _numbers(model: nn.Module) -> dict[tuple[str, str], float]:
 
 
 def described(model: nn.Module) -> bool:
-    """Whether a model built from the config has the same tensors, so that saving it keeps it."""
+    """Whether the config describes the model: one built from it has the same tensors."""
     config = getattr(model, "config", None)
     built = None if config is None else _built(type(model), copy.deepcopy(config))
     return built is None or _shapes(built) == _shapes(model)
@@ -479,7 +483,7 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def _kinds(model: nn.Module, path: str) -> list[set[tuple[Any, ...]]]:
-    """What tells the blocks apart: shapes of tensors and plain settings of modules."""
+    """What distinguishes blocks: shapes of tensors and plain attributes of modules."""
     return [
         {
             *((name, tuple(tensor.shape)) for name, tensor in block.state_dict().items()),

@@ -1,4 +1,4 @@
-"""Batches for a model, on its device, from whatever the user has."""
+"""`Feed`: data of any kind as batches on the model's device."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ Batch = Mapping[str, Any]
 Source = Any
 """Data of any kind:
 
-- rows by number: `everydepth.data`, a torch Dataset or a Hugging Face data set whose items are
-  mappings or `(inputs, labels)`, or a list of such items: its first has one number as its label, or
-  one row of tokens;
-- text: one string or a list of them, a row each, where the stream was made with `tokenizer=`;
+- indexable rows: `everydepth.data`, a torch Dataset or a Hugging Face data set whose items are
+  mappings or `(inputs, labels)`, or a list of such items (recognized by a label that is one number,
+  or tokens with one dimension);
+- text: a string or a list of strings, one per row, if the stream was made with `tokenizer=`;
 - one large batch: a mapping, a tensor or array of inputs, or the tuple `(inputs, labels)`;
-- rows one after the other: a torch or Hugging Face IterableDataset;
-- batches: a DataLoader, a list, a generator (once), of mappings, inputs or `(inputs, labels)`.
+- streamed rows: a torch or Hugging Face IterableDataset;
+- batches: a DataLoader, a list or a generator of mappings, inputs or `(inputs, labels)`.
 
-Arrays become tensors. Of a Hugging Face data set, and of a list of items, those columns are used
-that the model takes, as its Trainer does, and `label` is `labels`."""
+Arrays become tensors. From a Hugging Face data set or a list of items, only the columns that the
+model accepts are used, as in transformers' Trainer, and `label` is renamed to `labels`."""
 
 
 @runtime_checkable
 class RowSource(Protocol):
-    """Rows that can be asked for together, by number."""
+    """Rows that can be requested by number, several at once."""
 
     def __len__(self) -> int: ...
 
@@ -56,13 +56,14 @@ class RowSource(Protocol):
 class Feed:
     """An iterable of checked batches on the model's device.
 
-    data: see `Source`; what does not come in batches is cut into such of `batch_size` (32).
-    max_samples: rows to give in all.
-    only: the rows to give, by number or as a boolean mask; the others are passed over.
+    data: see `Source`. Data that is not in batches is divided into batches of `batch_size` (32).
+    max_samples: the most rows to return.
+    only: the rows to return, by number or as a boolean mask.
     again: refuse data that can be iterated only once.
-    ordered: refuse data that comes in another order each time, as row numbers would mean nothing.
-    move: False leaves batches where they are.
-    rows: how many the data has; None if unknown, before the first pass.
+    ordered: refuse data in random order, whose row numbers would be meaningless.
+    move: False leaves batches on their device.
+
+    rows: the number of rows in the data; None if unknown before the first pass.
 
     >>> from everydepth.stream import Feed
     >>> pixels, labels = test.pixel_values, test.labels
@@ -87,13 +88,13 @@ class Feed:
                 raise SettingError(f"{name}={value}; use 1 or more")
         if again and isinstance(data, Iterator):
             raise BatchError(
-                f"data is a {type(data).__name__}, which gives its batches only once; pass a data "
-                "set, one batch, or batches that can be iterated more than once (a list)"
+                f"data is a {type(data).__name__}, which can be iterated only once; pass a data "
+                "set, one batch, or a list of batches"
             )
         if (ordered or only is not None) and not keeps_order(data):
             raise BatchError(
-                f"{type(data).__name__} shuffles, so the numbers of its rows mean nothing; pass "
-                "the data set itself, or a loader with shuffle=False"
+                f"{type(data).__name__} shuffles, so its row numbers are meaningless; pass the "
+                "data set itself, or a loader with shuffle=False"
             )
         self._asked = None if only is None else whole_numbers(only, "only")
         self._only = None if self._asked is None else as_rows(self._asked)
@@ -104,7 +105,7 @@ class Feed:
         rows = by_number(data, stream)
         self.rows: int | None = None if rows is None else len(rows)
         if rows is not None and self._asked is not None:
-            # Rows can be picked before they are loaded.
+            # Rows can be selected before they are loaded.
             self._numbers = numbers_in(self._asked, len(rows))
         self._source: Iterable[Any] = (
             batches_of(data, stream, batch_size)
@@ -127,7 +128,7 @@ class Feed:
         return min(total, -(-self._max // size))
 
     def peek(self) -> Batch:
-        """The first batch, which the next iteration still gives."""
+        """The first batch; the next iteration still includes it."""
         ahead = iter(self._source)
         first = next(ahead, None)
         if first is None:
@@ -139,7 +140,7 @@ class Feed:
         return (batch for _, batch in self.numbered())
 
     def shown(self, title: str, progress: bool) -> Iterator[Batch]:
-        """The batches, with a progress bar on a terminal if `progress`."""
+        """The batches, with a progress bar if `progress` and on a terminal."""
         return (batch for _, batch in self.numbered(title, progress))
 
     def numbered(self, title: str = "", progress: bool = False) -> Iterator[tuple[Tensor, Batch]]:
@@ -180,7 +181,7 @@ class Feed:
 
 
 def as_batch(raw: Any, stream: ResidualStream) -> Batch:
-    """A batch in any form as a checked mapping of tensors."""
+    """A batch in any form (see `Source`) as a checked mapping of tensors."""
     if isinstance(raw, tuple | list):
         parts = cast(Sequence[Any], raw)
         if len(parts) == 2:
@@ -201,20 +202,20 @@ def as_batch(raw: Any, stream: ResidualStream) -> Batch:
 
 
 def first_rows(stream: ResidualStream, batch: Batch, count: int) -> dict[str, Any]:
-    """The first rows of a batch, repeated if it has fewer."""
+    """The first `count` rows of a batch, repeated if it has fewer."""
     size = stream.rows(batch)
     return pick_rows(batch, torch.arange(count, device=stream.device) % size, size)
 
 
 def pieces(batch: Batch, stream: ResidualStream, size: int) -> Iterator[Batch]:
-    """A batch, a few rows at a time."""
+    """A batch in pieces of at most `size` rows."""
     rows = stream.rows(batch)
     for part in torch.arange(rows).split(size):
         yield pick_rows(batch, part, rows)
 
 
 def _tensor(key: str, value: Any, stream: ResidualStream) -> Any:
-    """Arrays, and lists of numbers, as tensors; anything else as it is."""
+    """Arrays and lists of numbers as tensors; anything else unchanged."""
     if isinstance(value, np.ndarray):
         if not (np.issubdtype(value.dtype, np.number) or value.dtype == bool):
             return value
@@ -225,32 +226,32 @@ def _tensor(key: str, value: Any, stream: ResidualStream) -> Any:
         return value
     if not found.is_floating_point():
         return found
-    # NumPy and Python count in double precision, which hardly any model does.
+    # NumPy and Python use float64, which hardly any model does.
     weights = next((p for p in unwrapped(stream.model).parameters() if p.is_floating_point()), None)
     return found.to(torch.get_default_dtype() if weights is None else weights.dtype)
 
 
 def _is_numeric(value: Any) -> bool:
-    """A number, an array or tensor, or a list of such."""
+    """Whether it is a number, an array, a tensor, or a list of these."""
     if isinstance(value, list):
         return len(cast(list[Any], value)) > 0 and _is_numeric(value[0])
     return isinstance(value, bool | int | float | Tensor | np.ndarray | np.number)
 
 
 def _stacked(key: str, rows: list[Any]) -> Tensor:
-    """One tensor of all rows."""
+    """All rows as one tensor; raise if their shapes differ."""
     tensors = [torch.as_tensor(row) for row in _equally_long(key, rows)]
     shapes = sorted({tuple(t.shape) for t in tensors})
     if len(shapes) > 1:
         raise BatchError(
             f"rows of {key!r} have shapes {shapes[0]} and {shapes[1]}; pad them to one length (and "
-            "give the attention_mask), or pass a DataLoader with a collate_fn that does"
+            "add an attention_mask), or pass a DataLoader with a collate_fn that does"
         )
     return torch.stack(tensors)
 
 
 def _equally_long(key: str, rows: list[Any]) -> list[Any]:
-    """The rows; each a list itself is made a tensor, so that a ragged one is named."""
+    """The rows, with lists as tensors; raise if a list is ragged."""
     return [
         _stacked(key, cast(list[Any], row)) if isinstance(row, list) and row else row
         for row in rows
@@ -261,8 +262,8 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         if value.is_meta and device.type != "meta":
             raise BatchError(
-                f"a tensor of shape {tuple(value.shape)} is on the device 'meta', where it has no "
-                "values; give one that holds them"
+                f"a tensor of shape {tuple(value.shape)} is on the 'meta' device, where it has no "
+                "values; pass one with values"
             )
         return value.to(device)
     if isinstance(value, Mapping):
@@ -272,18 +273,18 @@ def _moved(value: Any, device: torch.device) -> Any:
     return value
 
 
-# -- rows by number -------------------------------------------------------------------------------
+# -- indexable rows -------------------------------------------------------------------------------
 
 
 class Numbered(Dataset[Any], ABC):
-    """Data whose rows can be asked for together, by number; worker processes get a copy."""
+    """Data with indexable rows, also for DataLoader workers, which get a copy."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def batch(self, indices: Sequence[int]) -> Any:
-        """These rows as one batch, in a form that `as_batch` knows."""
+        """These rows as one batch, in a form that `as_batch` accepts."""
 
     def __getitem__(self, index: int) -> Any:
         return self.batch([index])
@@ -293,7 +294,7 @@ class Numbered(Dataset[Any], ABC):
 
 
 def by_number(data: Source, stream: ResidualStream) -> Numbered | None:
-    """The data as rows by number; None where it comes one after the other, or in batches."""
+    """The data as indexable rows; None if it is streamed or already in batches."""
     if is_text(data):
         data = encoded(data, stream.tokenizer, stream.positions)
     if _is_hub(data):
@@ -326,7 +327,7 @@ class _Table(Numbered):
 
 
 class _Items(Numbered):
-    """A torch data set or a list: items one by one, put together."""
+    """A torch data set or a list, whose items are collated."""
 
     def __init__(self, items: Any, taken: frozenset[str] | None = None) -> None:
         self.items, self.taken = items, taken
@@ -352,7 +353,7 @@ class _Large(Numbered):
 
 
 class _Hub(Numbered):
-    """A Hugging Face data set, of which a model takes some columns."""
+    """A Hugging Face data set, reduced to the columns that the model accepts."""
 
     def __init__(self, rows: Any, stream: ResidualStream) -> None:
         self.rows, self.taken = rows, _taken(stream)
@@ -365,7 +366,7 @@ class _Hub(Numbered):
 
 
 def collated(items: Sequence[Any]) -> Any:
-    """Items of a data set as one batch. What is no number stays a list with one entry an item."""
+    """Items of a data set as one batch; non-numeric values become lists."""
     first = items[0]
     if isinstance(first, Mapping):
         return {key: _column(key, [item[key] for item in items]) for key in cast(Batch, first)}
@@ -380,7 +381,7 @@ def _column(key: str, values: list[Any]) -> Any:
         return values
     if isinstance(values[0], list) or len({np.shape(value) for value in values}) > 1:
         return _stacked(key, values)
-    # In a worker process torch puts its own tensors where the main process finds them.
+    # In a worker process, default_collate puts tensors into shared memory.
     return default_collate(values) if isinstance(values[0], Tensor) else np.asarray(values)
 
 
@@ -398,37 +399,37 @@ def _columns(found: Any, taken: frozenset[str] | None) -> Any:
     return kept or dict(found)
 
 
-# -- rows one after the other, and batches --------------------------------------------------------
+# -- streamed rows, and batches -------------------------------------------------------------------
 
 
 def batches_of(
     data: Source, stream: ResidualStream, batch_size: int | None = None
 ) -> Iterable[Any]:
-    """Data that has no row numbers as batches in any form."""
+    """Data without indexable rows as batches in any form."""
     if comes_in_row(data):
         taken = _taken(stream) if _is_hub(data) else None
         return _InRow(cast(Iterable[Any], data), batch_size or BATCH_SIZE, taken)
     if not isinstance(data, Iterable) or isinstance(data, str | bytes):
         raise BatchError(
-            f"data is {type(data).__name__}; pass an iterable of batches, a data set whose items "
-            "are mappings, or one batch"
+            f"data is {type(data).__name__}; pass batches, a data set whose items are mappings, or "
+            "one batch"
         )
     if isinstance(data, list) and _could_be_pair(cast(list[Any], data)):
         a, b = (tuple(part.shape) for part in cast(list[Any], data))
         raise BatchError(
-            f"data is a list of two tensors, {a} and {b}: two batches, or inputs and labels? Pass "
-            "the tuple (inputs, labels), or a list of mappings"
+            f"data is a list of two tensors, {a} and {b}, which could be two batches or inputs and "
+            "labels; pass the tuple (inputs, labels), or a list of mappings"
         )
     if batch_size is not None:
         raise SettingError(
-            f"batch_size={batch_size}, but {type(data).__name__} already gives batches; set the "
+            f"batch_size={batch_size}, but {type(data).__name__} is already in batches; set the "
             "size there, or pass a data set or one large batch"
         )
     return cast(Iterable[Any], data)
 
 
 class Chunks:
-    """Rows by number, `batch_size` at a time."""
+    """Indexable rows, `batch_size` at a time."""
 
     def __init__(self, rows: Numbered, batch_size: int, only: Tensor | None = None) -> None:
         self.rows, self.batch_size = rows, batch_size
@@ -443,7 +444,7 @@ class Chunks:
 
 
 class _InRow:
-    """Rows one after the other, `batch_size` at a time."""
+    """Streamed rows, `batch_size` at a time."""
 
     def __init__(self, rows: Iterable[Any], batch_size: int, taken: frozenset[str] | None) -> None:
         self.rows, self.batch_size, self.taken = rows, batch_size, taken
@@ -459,32 +460,32 @@ class _InRow:
 
 
 def count_of(data: Any) -> int | None:
-    """The length of what has one; None if unknown."""
+    """The length, or None if it has none."""
     try:
         return len(data) if isinstance(data, Sized) else None
-    except TypeError:  # a DataLoader of rows that were not counted
+    except TypeError:  # a DataLoader of streamed rows
         return None
 
 
 def gives_batches(data: Source) -> bool:
-    """Whether the data comes in batches already, so that a batch size has no say."""
+    """Whether the data is already in batches, so that a batch size does not apply."""
     rows = isinstance(data, RowSource | Mapping | Tensor | np.ndarray | Dataset)
     rows = rows or _is_hub(data) or _is_pair(data) or _is_samples(data)
     return isinstance(data, Iterable) and not rows
 
 
 def comes_in_row(data: Source) -> bool:
-    """Whether the rows come one after the other and cannot be asked for by number."""
+    """Whether the rows are streamed and cannot be indexed."""
     return isinstance(data, IterableDataset) or (_is_hub(data) and not isinstance(data, Sized))
 
 
 def size_for(data: Source, batch_size: int) -> int | None:
-    """A batch size that is meant for data that does not come in batches."""
+    """`batch_size`, or None for data that is already in batches."""
     return None if gives_batches(data) else batch_size
 
 
 def _is_hub(data: Any) -> bool:
-    """Whether it is a data set of Hugging Face, which need not be installed."""
+    """Whether it is a Hugging Face data set; works without `datasets` installed."""
     return type(data).__module__.partition(".")[0] == "datasets"
 
 
@@ -493,7 +494,7 @@ def _is_array(value: Any) -> TypeGuard[Tensor | np.ndarray]:
 
 
 def _is_pair(data: Any) -> bool:
-    """Whether it is `(inputs, labels)`, one batch."""
+    """Whether it is one batch, `(inputs, labels)`."""
     if not isinstance(data, tuple) or len(cast(tuple[Any, ...], data)) != 2:
         return False
     inputs, labels = cast(tuple[Any, Any], data)
@@ -503,7 +504,7 @@ def _is_pair(data: Any) -> bool:
 
 
 def _is_samples(data: Any) -> bool:
-    """Whether it is a list of single rows: a label is one number, tokens have one dimension."""
+    """Whether it is a list of single rows: labels are numbers, or tokens have one dimension."""
     if not isinstance(data, list) or not data:
         return False
     first: Any = data[0]
@@ -514,7 +515,7 @@ def _is_samples(data: Any) -> bool:
 
 
 def _rank(value: Any) -> int | None:
-    """The dimensions of a number, an array or nested lists of numbers; None of anything else."""
+    """The number of dimensions of a number, array or nested list; None for anything else."""
     if not _is_numeric(value):
         return None
     return 1 + (_rank(value[0]) or 0) if isinstance(value, list) else int(np.ndim(value))
@@ -525,7 +526,7 @@ def _could_be_pair(data: list[Any]) -> bool:
 
 
 def keeps_order(data: Source) -> bool:
-    """Whether the data gives its rows in their own order."""
+    """Whether the data keeps its rows in order, rather than shuffling them."""
     if isinstance(data, DataLoader):
         loader = cast(DataLoader[Any], data)
         if isinstance(loader.dataset, IterableDataset):
@@ -540,6 +541,6 @@ def keeps_order(data: Source) -> bool:
 
 def _empty() -> BatchError:
     return BatchError(
-        "the data has no batches; pass at least one sample (a generator that was already used is "
-        "empty: pass a list or a DataLoader)"
+        "the data has no batches; pass at least one sample (a generator that was already iterated "
+        "is empty: pass a list or a DataLoader)"
     )

@@ -1,4 +1,4 @@
-"""What is asked of a prediction: which of its rows count, what each should say, and how much."""
+"""Targets: which rows of a prediction count, and their labels, weights, losses and hits."""
 
 from __future__ import annotations
 
@@ -19,47 +19,46 @@ from everydepth.stream.states import States
 from everydepth.stream.wrapping import unwrapped
 
 Criterion = Callable[[Tensor, Any, Mapping[str, Any]], Tensor]
-"""A loss of your own: `f(prediction, labels, context)` gives one number per row of the batch.
+"""Your own loss: `f(prediction, labels, context)` returns one number per row of the batch.
 
-prediction: all of it, in float32 at least. labels: as the batch has them. context: the rest of the
-batch, and what the readout predicts beside the logits (`context["pred_boxes"]` of a detector)."""
+prediction: the whole prediction, in at least float32. labels: as in the batch. context: the rest of
+the batch, and the model's other predictions (`context["pred_boxes"]` of a detector)."""
 
 
-# Shares of classes may be rounded to a half float.
+# Soft labels may have been rounded to half precision.
 _SHARE_ERROR = 1e-2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Targets:
-    """What one batch asks of a model: every verb reads labels through this, and only through this.
+    """The targets of one batch. Every verb reads labels through this class.
 
-    A *row* is one prediction that counts: a sample, or a token where every token predicts.
+    A *row* is one prediction that counts: a sample, or a token if every token predicts.
 
-    - Padding (0 in the attention mask) never counts, in any task, even where it has a label: it
-      neither predicts nor is predicted, so it matters not on which side it is.
-    - A label of -100 is ignored, in every task with classes; where numbers are to be met, -100 is
-      a number.
-    - Causal language models: labels are given as they stand, and position t predicts token t + 1,
-      so the last position predicts nothing. Text without labels predicts its own tokens.
+    - Padding (0 in the attention mask) never counts in any task, even if it has a label: it neither
+      predicts nor is predicted, so it does not matter on which side it is.
+    - A label of -100 is ignored in every task with classes. In a regression, -100 is a number.
+    - Causal language models: labels are not shifted, and position t predicts token t + 1, so the
+      last position predicts nothing. Text without labels predicts its own tokens.
     - Masked language models and token classifiers: one label per token, at its own position.
-    - Classifiers: one whole number per sample, or a share of each class (soft labels). A prediction
-      of one number is a regression, as in Hugging Face.
-    - Regressions: `(samples,)` or `(samples, outputs)` numbers, squared error.
-    - Detectors and embeddings have no loss of their own: pass a `Criterion`. With one, a row is a
-      sample, and what counts is the criterion's own business.
-    - "loss_weights" in a batch, one number a label, weigh the losses. Verbs that count rows alike
-      (`weighted=False`) refuse them.
+    - Classifiers: one integer per sample, or a probability for each class (soft labels). A head
+      with one output is a regression, as in Hugging Face.
+    - Regressions: `(samples,)` or `(samples, outputs)` numbers, with squared error.
+    - Detectors and embeddings have no built-in loss: pass a `Criterion`. With one, every sample is
+      a row, and the criterion decides what counts.
+    - "loss_weights" in a batch, one number per label, weight the losses. Verbs that count all rows
+      equally (`weighted=False`) refuse them.
 
-    shape: of a whole prediction, without its last dimension. rows: which of these, flattened; None
-    for all, in order. labels: `(n,)` classes, `(n, classes)` shares or `(n, outputs)` numbers; None
-    if the batch has none. weights: `(n,)`. items: replaces the sum of weights in the mean (gradient
-    accumulation).
+    shape: of a whole prediction, without its last dimension. rows: the flat indices of those that
+    count; None for all. labels: `(n,)` classes, `(n, classes)` probabilities or `(n, outputs)`
+    numbers; None if the batch has none. weights: `(n,)`. items: replaces the sum of weights in the
+    mean (for gradient accumulation).
 
     >>> from everydepth.stream import Targets
     >>> stream, batch = ed.as_stream(model), test.batch(range(8))
     >>> targets = Targets.of(stream, batch)
     >>> z = targets.pick(model(pixel_values=batch["pixel_values"]).logits)
-    >>> targets.losses(z).shape, targets.hits(z).shape  # one a row
+    >>> targets.losses(z).shape, targets.hits(z).shape  # one per row
     (torch.Size([8]), torch.Size([8]))
     """
 
@@ -92,7 +91,7 @@ class Targets:
     ) -> Targets:
         """The rows of a batch that have a label.
 
-        check: whether classes are compared with the head's, for which a device is waited for.
+        check: verify that the head has these classes, which waits for the device.
         """
         batch = stream.check_batch(batch)
         labels = with_labels(stream, batch)["labels"]
@@ -134,9 +133,9 @@ class Targets:
 
     @classmethod
     def every(cls, stream: ResidualStream, batch: Mapping[str, Any], prediction: Tensor) -> Targets:
-        """Every row that is not padding, whether it has a label (-100 stands for none) or not.
+        """Every row that is not padding, with or without a label (-100 stands for none).
 
-        Of a masked language model that has labels only those: the other tokens are given away.
+        For a masked language model with labels, only the labeled rows: it can see all other tokens.
         """
         batch, shape = stream.check_batch(batch), tuple(prediction.shape[:-1])
         _weights(batch, False)
@@ -187,7 +186,7 @@ class Targets:
 
     @cached_property
     def sample(self) -> Tensor:
-        """`(n,)`: the row of the batch that each belongs to."""
+        """`(n,)`: the sample that each row belongs to."""
         each = math.prod(self.shape[1:])
         rows = self.rows
         if rows is None:
@@ -204,13 +203,13 @@ class Targets:
 
     @property
     def classes(self) -> Tensor | None:
-        """`(n,)`: the class of each row, of soft labels the largest share; None without classes."""
+        """`(n,)`: the class of each row, or the most likely one of soft labels; None without."""
         if not self.has_classes:
             return None
         return self.labels.argmax(-1) if self.labels.ndim == 2 else self.labels
 
     def pick(self, x: Tensor) -> Tensor:
-        """The rows of a feature or a prediction: `(n, dim)`. With a criterion, `x` as it is."""
+        """The rows of a feature or a prediction: `(n, dim)`. With a criterion, `x` unchanged."""
         if self.criterion is not None:
             return x
         if x.shape[: len(self.shape)] != self.shape or x.ndim <= len(self.shape):
@@ -219,7 +218,7 @@ class Targets:
         return _taken(x, self.rows)
 
     def some(self, which: Tensor) -> Targets:
-        """Only some of the rows, by their numbers among these."""
+        """A subset of the rows, by their positions among these."""
         which = which.to(self.weights.device)
         return replace(
             self,
@@ -229,7 +228,7 @@ class Targets:
         )
 
     def predicted(self, states: States, depth: int, head: nn.Module | None = None) -> Tensor:
-        """What the rows predict at a depth; at the last, without a `head`, in the model's words."""
+        """The predictions of the rows at a depth; at the last, without `head`, the model's own."""
         stream = states.stream
         if self.criterion is not None and head is None:
             return states.logits(depth)
@@ -241,15 +240,15 @@ class Targets:
         return self.pick(head(stream.normed(states.feature(depth), depth)))
 
     def head_inputs(self, states: States, depth: int) -> Tensor:
-        """What the head's linear map receives of the rows."""
+        """The inputs of the head's linear map for these rows."""
         feature, normed = states.feature(depth), states.stream.normed
         if self.before_norm:
-            # The norm then acts on what predicts, not on every token.
+            # So that the norm is applied to these rows only, not to every token.
             return normed(self.pick(feature), depth)
         return self.pick(normed(feature, depth))
 
     def extras(self, states: States, depth: int) -> Mapping[str, Any]:
-        """What a criterion is shown beside the prediction at a depth."""
+        """The model's other predictions at a depth, for a criterion."""
         if self.criterion is None:
             return {}
         return states.stream.extras(states.h[depth], depth, states.batch)
@@ -258,7 +257,7 @@ class Targets:
 
     @property
     def has_classes(self) -> bool:
-        """Whether rows have classes to hit."""
+        """Whether labels are classes."""
         return self.criterion is None and self.labels is not None and not self.numbers
 
     @property
@@ -270,14 +269,14 @@ class Targets:
 
     @cached_property
     def row_weights(self) -> Tensor:
-        """`(n,)`: the weights, with those of the classes."""
+        """`(n,)`: the weights, times those of the classes."""
         if self.class_weights is None or self.numbers or self.labels.is_floating_point():
             return self.weights
         return self.weights * self.class_weights[self.labels]
 
     @property
     def amount(self) -> Tensor:
-        """What the sum of weighted losses is divided by to give their mean."""
+        """The divisor that turns the sum of weighted losses into their mean."""
         return self.row_weights.sum()
 
     @cached_property
@@ -287,21 +286,21 @@ class Targets:
 
     @cached_property
     def class_scale(self) -> Tensor:
-        """`scale`, with the class weights, for a loss that does not know them."""
+        """`scale` times the class weights, for a loss that does not apply them."""
         return self.row_weights / self._divisor
 
     @cached_property
     def _divisor(self) -> Tensor | int:
         if self.items is not None:
             return self.items
-        # Nothing to learn from: a loss of 0, rather than 0/0.
+        # Without any label, a loss of 0 rather than 0/0.
         total = self.amount
         return torch.where(total > 0, total, torch.ones_like(total))
 
     def losses(self, z: Tensor, extras: Mapping[str, Any] | None = None) -> Tensor:
-        """The loss of every row, from what they predict; class weights are in it.
+        """`(n,)`: the loss of every row's prediction, including class weights.
 
-        extras: what the readout predicts beside it, for a criterion.
+        extras: the model's other predictions, for a criterion.
         """
         z = at_least_float32(z)
         if self.criterion is not None:
@@ -309,7 +308,7 @@ class Targets:
             if not isinstance(found, Tensor) or found.shape != self.shape:  # pyright: ignore[reportUnnecessaryIsInstance]
                 shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise SettingError(
-                    f"criterion gave shape {shape}, but there are {self.samples} rows; "
+                    f"criterion returned shape {shape}, but there are {self.samples} rows; "
                     "return one number per row"
                 )
             return found
@@ -333,10 +332,10 @@ class Targets:
         return (losses * self.scale.to(losses)).sum()
 
     def hits(self, z: Tensor) -> Tensor:
-        """`(n,)`: whether the label is the most likely class; of soft labels the largest share."""
+        """`(n,)`: whether the predicted class is the label (for soft labels, the most likely)."""
         classes = self.classes
         if classes is None:
-            raise SettingError("whether a label is predicted needs class labels; pass classes")
+            raise SettingError("hits need class labels; pass integer labels")
         return z.argmax(-1) == classes
 
     # -- samples ----------------------------------------------------------------------------------
@@ -344,18 +343,18 @@ class Targets:
     def sample_sums(self, values: Tensor) -> Tensor:
         """`(samples,)`: the sum of one value per row over the rows of each sample."""
         if self.rows is not None:
-            # Each place once: deterministic on every device, which adding by index is not.
+            # Each index occurs once, so this is deterministic on every device, unlike index_add.
             empty = values.new_zeros(math.prod(self.shape))
             values = empty.index_copy(0, self.rows, values)
         return values.reshape(self.samples, -1).sum(1)
 
     @cached_property
     def sample_weights(self) -> Tensor:
-        """`(samples,)`: the sum of the weights of a sample's rows; how many, without weights."""
+        """`(samples,)`: the sum of the weights of each sample's rows; without weights, a count."""
         return self.sample_sums(self.row_weights)
 
     def sample_losses(self, z: Tensor, extras: Mapping[str, Any] | None = None) -> Tensor:
-        """`(samples,)`: the mean over the rows of each sample; 0 where it has none."""
+        """`(samples,)`: the mean over the rows of each sample; 0 if it has none."""
         losses = self.losses(z, extras)
         total = self.sample_weights.to(losses)
         sums = self.sample_sums(losses * self.weights.to(losses))
@@ -363,41 +362,41 @@ class Targets:
 
     @cached_property
     def known(self) -> Tensor:
-        """`(samples,)`: which samples have a label at all."""
+        """`(samples,)`: which samples have a label."""
         return self.sample_sums(self.labeled.to(torch.int64)) > 0
 
     def sample_hits(self, z: Tensor) -> Tensor:
-        """`(samples,)`: whether *all* labels of a sample are the most likely classes.
+        """`(samples,)`: whether *all* labels of a sample are predicted; False without a label.
 
-        For a causal language model: whether greedy decoding writes them. False where `known` is.
+        For a causal language model, this is whether greedy decoding would produce them.
         """
         missed = (~self.hits(z) & self.labeled).to(torch.int64)
         return (self.sample_sums(missed) == 0) & self.known
 
 
-# -- what a batch says ----------------------------------------------------------------------------
+# -- the labels of a batch ------------------------------------------------------------------------
 
 
 def has_labels(stream: ResidualStream, batch: Mapping[str, Any]) -> bool:
-    """Whether a batch asks anything: it has labels, or is text for a causal language model."""
+    """Whether a batch has labels or is text for a causal language model."""
     own = stream.task == "causal_lm" and isinstance(batch.get("input_ids"), Tensor)
     return batch.get("labels") is not None or own
 
 
 def with_labels(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The batch; text without labels for a causal language model gets its own tokens as labels."""
+    """The batch with labels: for a causal language model, by default its own tokens."""
     if batch.get("labels") is not None:
         return batch
     if not has_labels(stream, batch):
         raise LabelError(
-            f"the batch has keys {sorted(batch)}, but what is asked of {stream.name} needs "
-            "'labels'; add them, or leave out what asks for them"
+            f"the batch has keys {sorted(batch)}, but measuring {stream.name} needs 'labels'; add "
+            "them, or leave out what needs them"
         )
     return {**batch, "labels": batch["input_ids"]}
 
 
 def labeled_samples(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The samples of a batch that have a label; None if there is none."""
+    """The samples of a batch that have a label; None if none does."""
     known = Targets.of(stream, batch, weighted=False).known
     if bool(known.all()):
         return batch
@@ -408,7 +407,7 @@ def labeled_samples(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping
 def real_tokens(
     batch: Mapping[str, Any], shape: tuple[int, ...], device: torch.device
 ) -> Tensor | None:
-    """`shape`, True where a token is not padding; None where there is no mask of that shape."""
+    """A boolean mask of `shape`, False for padding; None if the batch has no such mask."""
     mask = batch.get("attention_mask")
     if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
         return None
@@ -416,9 +415,9 @@ def real_tokens(
 
 
 def no_labels() -> LabelError:
-    """For data in which nothing has a label."""
+    """The error for data without any label."""
     return LabelError(
-        f"nothing here has a label: all are {IGNORE_INDEX} (ignored) or padding; pass at least one"
+        f"the data has no labels: all are {IGNORE_INDEX} (ignored) or padding; pass at least one"
     )
 
 
@@ -431,13 +430,13 @@ def _weights(batch: Mapping[str, Any], weighted: bool) -> Tensor | None:
     if weights is None or weighted:
         return weights
     raise LabelError(
-        "the batch has 'loss_weights', but here every row counts alike; leave them out (training "
+        "the batch has 'loss_weights', but here all rows count equally; leave them out (training "
         "and growth use them)"
     )
 
 
 def is_multi_label(stream: ResidualStream) -> bool:
-    """Whether a row has any number of classes; its labels look like shares, and are none."""
+    """Whether a row may have several classes, so that float labels are not probabilities."""
     config = getattr(unwrapped(stream.model), "config", None)
     return getattr(config, "problem_type", None) == "multi_label_classification"
 
@@ -448,13 +447,13 @@ def _check_task(stream: ResidualStream) -> None:
         what = "multi-label classification" if several else stream.task
         raise SettingError(
             f"{stream.name} does {what}, for which there is no built-in loss; pass "
-            "criterion=f(prediction, labels, context) that gives one number per row, where there "
+            "criterion=f(prediction, labels, context), which returns one number per row, if there "
             "is such an argument, or use a classifier, a regression or a language model"
         )
 
 
 def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> tuple[Tensor, bool]:
-    """The labels, and whether they are numbers to be met; an error if they cannot be right."""
+    """The labels, and whether they are regression targets; raise if they do not fit the task."""
     if not isinstance(labels, Tensor):
         raise LabelError(f"labels are {type(labels).__name__}; pass a tensor")
     rows, shape = stream.rows(batch), tuple(labels.shape)
@@ -462,9 +461,9 @@ def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> t
     if tokens:
         first = next(batch[key] for key in stream.inputs if batch.get(key) is not None)
         if shape != tuple(first.shape[:2]) or labels.is_floating_point():
-            kind = "numbers of " if labels.is_floating_point() else ""
+            kind = "are floats of" if labels.is_floating_point() else "have"
             raise LabelError(
-                f"labels have {kind}shape {shape}, but the batch has {tuple(first.shape[:2])} "
+                f"labels {kind} shape {shape}, but the batch has {tuple(first.shape[:2])} "
                 f"rows and tokens; give one class per token ({IGNORE_INDEX} to ignore it), not "
                 f"shifted{_headless(stream)}"
             )
@@ -475,14 +474,14 @@ def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> t
         return labels.reshape(rows, -1), True
     if alone:
         raise LabelError(
-            f"labels are {str(labels.dtype)[6:]} numbers, one per row, but {stream.name} predicts "
-            f"one of {outputs} classes; pass whole numbers (labels.long()), or shares of classes"
+            f"labels are {str(labels.dtype)[6:]}, one per row, but {stream.name} predicts one of "
+            f"{outputs} classes; pass integers (labels.long()), or a probability for each class"
         )
     return (labels if labels.is_floating_point() else labels.long()), False
 
 
 def _headless(stream: ResidualStream) -> str:
-    """What to do about a model that may have no head, such as a bare encoder."""
+    """Advice for a model that may have no head, such as a bare encoder."""
     if any(True for _ in stream.head.parameters()):
         return ""
     return (
@@ -494,12 +493,12 @@ def _headless(stream: ResidualStream) -> str:
 def _aligned(
     stream: ResidualStream, batch: Mapping[str, Any], labels: Tensor, weights: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Labels at the position that predicts them; padding and what has no successor is ignored."""
+    """Labels and weights at the positions that predict them; -100 where nothing is predicted."""
     soft = labels.is_floating_point()
     if weights is not None and weights.shape != (labels.shape[:-1] if soft else labels.shape):
         raise LabelError(
             f"loss_weights have shape {tuple(weights.shape)}, labels {tuple(labels.shape)}; "
-            "give one weight a label"
+            "give one weight per label"
         )
     if soft:
         return labels, weights
@@ -509,7 +508,7 @@ def _aligned(
             raise LabelError(f"labels of text have shape {tuple(labels.shape)}; use (rows, length)")
         labels = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
         weights = None if weights is None else F.pad(weights[:, 1:], (0, 1))
-        # A token is asked for its successor if both are real.
+        # A token predicts its successor if neither is padding.
         real = None if real is None else real & F.pad(real[:, 1:], (0, 1))
     if real is not None:
         labels = labels.masked_fill(~real, IGNORE_INDEX)
@@ -517,7 +516,7 @@ def _aligned(
 
 
 def _real(batch: Mapping[str, Any], labels: Tensor) -> Tensor:
-    """Which of aligned labels are to be predicted."""
+    """Which of the aligned labels count."""
     if not labels.is_floating_point():
         return labels != IGNORE_INDEX
     shape = tuple(labels.shape[:-1])
@@ -528,8 +527,8 @@ def _real(batch: Mapping[str, Any], labels: Tensor) -> Tensor:
 def _check_numbers(labels: Tensor, z: Tensor) -> None:
     if labels.shape[1] != z.shape[-1]:
         raise LabelError(
-            f"labels have {labels.shape[1]} numbers a row, predictions {z.shape[-1]}; give as "
-            "many, or one whole number (a class) a row"
+            f"labels have {labels.shape[1]} numbers per row, predictions {z.shape[-1]}; give "
+            "equally many, or one integer (a class) per row"
         )
 
 
@@ -537,9 +536,9 @@ def _check_shares(labels: Tensor) -> None:
     total = labels.sum(-1)
     if not bool(((labels >= 0).all(-1) & ((total - 1).abs() < _SHARE_ERROR)).all()):
         raise LabelError(
-            f"labels of shape {tuple(labels.shape)} are shares of classes, but one is negative, or "
-            "a row does not add up to 1; normalize them. If they are numbers to be met, or several "
-            'classes a row, say so: config.problem_type = "regression" or '
+            f"labels of shape {tuple(labels.shape)} are taken as class probabilities, but one is "
+            "negative, or a row does not sum to 1; normalize them. For a regression or several "
+            'classes per row, set config.problem_type to "regression" or '
             '"multi_label_classification"'
         )
 
@@ -559,7 +558,7 @@ def _ones_or(
     if tuple(weights.shape) != tuple(shape):
         raise LabelError(
             f"loss_weights have shape {tuple(weights.shape)}, labels {tuple(shape)}; "
-            "give one weight a label"
+            "give one weight per label"
         )
     return weights.to(wide)
 
@@ -573,5 +572,5 @@ def _mismatch(shape: tuple[int, ...], x: Tensor) -> LabelError:
     hint = " (labels.flatten())" if math.prod(shape) == math.prod(wanted) else ""
     return LabelError(
         f"labels have shape {tuple(shape)}, but predictions have shape {tuple(x.shape)}; give one "
-        f"class a prediction, so labels of shape {wanted}{hint}"
+        f"class per prediction, so labels of shape {wanted}{hint}"
     )
