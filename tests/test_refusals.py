@@ -108,7 +108,7 @@ CASES: dict[str, Case] = {
     "complex prompt": (
         lambda m: ed.generate(writer(m), COMPLEX),
         BatchError,
-        "complex64; pass integers",
+        "complex64; pass whole numbers",
     ),
     "complex draft words": (
         lambda m: ed.generate(

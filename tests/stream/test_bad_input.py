@@ -146,5 +146,5 @@ def test_a_chunked_feed_forward_is_refused_with_the_setting_to_change() -> None:
         vocab_size=20,
         chunk_size_feed_forward=2,
     )
-    with pytest.raises(UnsupportedModelError, match=r"chunk_size_feed_forward is 2.*with 0"):
+    with pytest.raises(UnsupportedModelError, match=r"chunk_size_feed_forward is 2.*forward=0"):
         ed.as_stream(hf.BertForMaskedLM(config))

@@ -333,13 +333,13 @@ def test_of_a_model_that_reads_its_early_stages_the_last_is_followed_and_said_so
     model = build().eval()
     stream = ed.as_stream(model, example=feed())
     assert stream.depth == 2
-    assert "before the stream: stages.0: the prediction reads more" in str(stream)
+    assert "before the stream: stages.0: the model reads more" in str(stream)
     report = ed.check_stream(stream, feed())
     assert report.ok, str(report)
 
 
 def test_a_block_under_a_name_of_its_own_cannot_be_inserted() -> None:
-    with pytest.raises(UnsupportedModelError, match="names of their own and not in a list"):
+    with pytest.raises(UnsupportedModelError, match="blocks as attributes rather than in a list"):
         ed.insert(Named().eval(), after=4)
 
 
@@ -634,7 +634,7 @@ def test_skips_outside_of_modules_are_told_from_none() -> None:
 
 
 def test_a_batch_the_model_refuses_comes_with_the_models_own_words() -> None:
-    with pytest.raises(BatchError, match=r"itself refused the batch .*\(2, 7\)") as error:
+    with pytest.raises(BatchError, match=r"failed on the batch .*\(2, 7\)") as error:
         ed.as_stream(Pictures().eval(), example={"image": torch.randn(2, 7)})
     assert isinstance(error.value.__cause__, RuntimeError)
     assert str(error.value.__cause__) in str(error.value)
@@ -658,7 +658,7 @@ def test_two_towers_are_shown_a_text_and_a_picture() -> None:
     vision = {**small, "num_hidden_layers": 3, "image_size": 16, "patch_size": 8}
     pair = hf.SiglipConfig(text_config=text, vision_config=vision)
     model = hf.SiglipModel(pair).eval()
-    with pytest.raises(SettingError, match="2 streams of equal right"):
+    with pytest.raises(SettingError, match="2 streams that predict"):
         ed.as_stream(model)
     assert ed.as_stream(model, stream="vision").depth == 3
     assert ed.as_stream(model, stream="text").depth == 2

@@ -19,10 +19,12 @@ class CifarResNetConfig(PreTrainedConfig):
     """Sizes of a `CifarResNet`.
 
     blocks_per_stage, widths: one number per stage; the first block of each later stage halves the
-    image. preactivation: norm and ReLU before each convolution, and before the readout.
-    shortcut: between stages, "projection" (1x1 convolution and batch norm) or "pad" (every second
-    pixel, new channels zero, no parameters). transition: a 1x1 convolution to readout_width before
-    the last norm; only a cut pre-activation network has one.
+        image.
+    preactivation: norm and ReLU before each convolution, and before the readout.
+    shortcut: between stages, "projection" (1x1 convolution and batch norm) or "pad" (every other
+        pixel, new channels zero, no parameters).
+    transition: a 1x1 convolution to readout_width before the last norm, in a cut pre-activation
+        network.
     """
 
     model_type = "everydepth_cifar_resnet"
@@ -68,7 +70,7 @@ class CifarResNetConfig(PreTrainedConfig):
 
 
 class PadShortcut(nn.Module):
-    """Every second pixel; new channels are zero, half of them before and half after the old."""
+    """Every other pixel; new channels are zero, half of them before and half after the old ones."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -82,7 +84,7 @@ class PadShortcut(nn.Module):
         return F.pad(x, (0, 0, 0, 0, self.before, self.after))
 
     def matrix(self) -> Tensor:
-        """What it does to the channels of one pixel."""
+        """Its effect on the channels of one pixel."""
         return F.pad(torch.eye(self.channels_in), (0, 0, self.before, self.after))
 
 

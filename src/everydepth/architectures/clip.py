@@ -1,6 +1,6 @@
-"""CLIP: two towers, of which a forward pass does not say which is asked for.
+"""CLIP: two towers, each a stream that ends in the shared embedding space.
 
-Each is a stream that ends in the shared embedding space.
+It needs a file because a forward pass does not show which tower is wanted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Tower = Literal["vision", "text"]
 
 @final
 class ClipStream(ResidualStream):
-    """One tower. `CLIPModel` has two: say `as_stream(model, tower="vision")` or `"text"`."""
+    """One tower. `CLIPModel` has two: use `as_stream(model, tower="vision")` or `"text"`."""
 
     def __init__(self, model: nn.Module, *, tower: Tower | None = None) -> None:
         self.model = model
@@ -84,7 +84,7 @@ class ClipStream(ResidualStream):
 
     def _end_of_text(self, ids: Tensor) -> Tensor:
         end = self._trunk.eos_token_id
-        # Configs written before the end token was right say 2: there the largest id marks it.
+        # Old configs have a wrong end token, 2; there the largest id is the end.
         return ids.argmax(-1) if end == 2 else (ids == end).int().argmax(-1)
 
 

@@ -1,6 +1,6 @@
-"""DETR: two heads, classes and boxes, of which a forward pass does not say that both predict.
+"""DETR: the stream of object queries through the decoder, read out by a class and a box head.
 
-The stream is that of object queries through the decoder.
+It needs a file because a forward pass does not show that both heads predict.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from everydepth.stream import Block, Branch, ResidualStream, unwrapped
 
 @final
 class DetrStream(ResidualStream):
-    """Post-norm decoder layers of three branches. Backbone and encoder belong to the embedding."""
+    """Post-norm decoder layers with three branches; backbone and encoder are the embedding."""
 
     inputs = ("pixel_values",)
     task = "detection"
@@ -47,14 +47,13 @@ class DetrStream(ResidualStream):
     def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
         if self._inner.config.auxiliary_loss:
             raise UnsupportedModelError(
-                f"with auxiliary_loss {self.name} norms the state after every block, and a norm of "
-                "a normed state is not that state, so a new block would change the function; load "
-                "it with auxiliary_loss=False"
+                f"with auxiliary_loss, {self.name} normalizes the state after every block, so a "
+                "new block would change the function; load it with auxiliary_loss=False"
             )
         return super().inserted(after, block, like, share=share)
 
     def after_block(self, h: Tensor, depth: int) -> Tensor:
-        # With auxiliary losses the decoder norms the stream itself after every layer.
+        # With auxiliary losses, the decoder normalizes the stream itself after every layer.
         return self._decoder.layernorm(h) if self._inner.config.auxiliary_loss else h
 
 

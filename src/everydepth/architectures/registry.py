@@ -1,4 +1,4 @@
-"""The model classes with a file of their own, imported at first use; all others are found."""
+"""The model classes with an architecture file, imported on first use; all others are discovered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A residual MLP for small studies; declared, as its arm without skips has no stream to find."""
+"""A residual MLP for small studies, optionally without skips, which discovery could not follow."""
 
 from __future__ import annotations
 

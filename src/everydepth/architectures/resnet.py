@@ -1,6 +1,6 @@
-"""ResNets, whose readout as one affine map a forward pass does not show.
+"""ResNets: stages change the shape, so the readout follows the skips to the last stage.
 
-Stages change the shape, so the readout follows the skips to the last one.
+They need a file because a forward pass does not show that this readout is one affine map.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Affine:
 
 @final
 class ResNetStream(ResidualStream):
-    """`z_l = W S_L ... S_{l+1} h_l`: what is left of the network once its branches are silent.
+    """`z_l = W S_L ... S_{l+1} h_l`: the rest of the network with its branches silent.
 
-    A skip between stages is a 1x1 convolution and a batch norm. On the way from a state to the
-    readout it acts on the average over all positions (not on every second one), and its batch norm
-    uses running statistics: so the way is one affine map on pooled channels, folds into the head
-    of a stock model, and neither sees nor disturbs the batch statistics of the main path.
+    A skip between stages is a strided 1x1 convolution and a batch norm. In the readout, it acts on
+    the average over all positions instead of every other one, and its batch norm uses running
+    statistics. The readout is then one affine map on pooled channels, which folds into the head of
+    a stock model, and does not affect the batch statistics of the main path.
     """
 
     inputs = ("pixel_values",)
@@ -76,7 +76,7 @@ class ResNetStream(ResidualStream):
         return self._inner.linear if self._own else self._inner.classifier[1]
 
     def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
-        """The pooled state, brought to the channels of the last stage."""
+        """The pooled state, mapped to the channels of the last stage."""
         if self._final_norm is not None:
             return self._preactivation_feature(h, depth)
         x = F.adaptive_avg_pool2d(h, 1).flatten(1)
@@ -88,7 +88,7 @@ class ResNetStream(ResidualStream):
         return feature
 
     def fused(self, depth: int) -> Affine:
-        """`Phi_l`: everything from the pooled state to the logits as one affine map."""
+        """`Phi_l`: the affine map from the pooled state to the logits."""
         if self._final_norm is not None:
             raise UnsupportedModelError(
                 "a pre-activation ResNet reads out through a ReLU, so its readout is not one "
@@ -152,7 +152,7 @@ class ResNetStream(ResidualStream):
         return built.to(head.device, head.dtype)
 
     def _remaining(self, depth: int) -> list[Affine]:
-        """The skips that lie between this depth and the last one, identities left out."""
+        """The skips after this depth that are not identities."""
         skips = [block.branches[0].skip for block in self._blocks[depth:]]
         head: Any = self.head
         return [_affine(skip, head.weight) for skip in skips if skip is not None]
@@ -166,7 +166,7 @@ class ResNetStream(ResidualStream):
             h = x.movedim(-1, 1)
         h = self._inner.transition(h)
         norm: Any = self._final_norm
-        # The model's own pass keeps the statistics; a readout beside it only uses them.
+        # Only the model's own pass updates running statistics.
         normed = F.batch_norm(
             h, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
         )
@@ -203,7 +203,7 @@ def _block(layer: Any) -> Block:
         kind="conv",
         entry=layer.layer[0],
         out=layer.layer,
-        # After a convolution the norm is what can silence the branch, in either mode.
+        # Zeroing the norm after the convolution silences the branch in either mode.
         proj=layer.layer[-1].normalization,
         mixing=layer.layer[-1].convolution,
         skip=None if isinstance(layer.shortcut, nn.Identity) else layer.shortcut,
@@ -213,7 +213,7 @@ def _block(layer: Any) -> Block:
 
 
 def _affine(skip: Any, like: Tensor) -> Affine:
-    """A skip as a map on channels, its batch norm with running statistics."""
+    """A skip as an affine map on channels, with the running statistics of its batch norm."""
     if isinstance(skip, PadShortcut):
         matrix = skip.matrix().to(like)
         return Affine(matrix, torch.zeros_like(matrix[:, 0]))

@@ -1,4 +1,4 @@
-"""Streams of models that no file knows: chain, tail and branches are read off a running model."""
+"""Streams discovered from a running model: its chain of blocks, its tail and its branches."""
 
 from everydepth.stream.discovery.stream import DiscoveredStream
 

@@ -1,4 +1,4 @@
-"""The residual connections of one block, from the sums that were recorded in it."""
+"""The branches of a block, from the residual sums recorded in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everydepth.stream.discovery.residual import KEEPS, MOVES, Paths, Sum, Turne
 
 
 class NotFound(Exception):
-    """A residual connection whose parts are not modules; the message says which."""
+    """The modules of a residual connection were not found; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Last:
-    """A map that ends a summand, so that its zeros make it zero.
+    """The last map of a summand; if its weights are zero, so is the summand.
 
-    mixing: where it is a norm, which acts on single channels, the linear map before it.
+    mixing: if it is a norm, which acts on single channels, the linear map before it.
     """
 
     module: nn.Module
@@ -85,11 +85,11 @@ class BlockParts:
                 )
         parallel = len(branches) > 1 and len(set(read)) == 1
         if not parallel and read != self._in_order():
-            raise NotFound("branches read the stream at places other than before their own sum")
+            raise NotFound("a branch reads the stream elsewhere than right before its own sum")
         if parallel:
             posts = {id(each.post) for each in self.link.sums if each.post is not None}
             if posts:
-                raise NotFound("parallel branches with something applied to a part of the sum")
+                raise NotFound("something is applied to a partial sum of parallel branches")
         plain = self.link.call.plain
         return Block(
             module=self.link.call.module, branches=tuple(branches), parallel=parallel, plain=plain
@@ -101,7 +101,7 @@ class BlockParts:
     # -- what is added ----------------------------------------------------------------------------
 
     def _parts(self, each: Sum) -> list[_Part]:
-        """The summands of a connection, each given by a module, in the order in which they ran."""
+        """The summands of a connection, each the output of a module, in call order."""
         return sorted(self._split(each.out, each.scale), key=lambda part: part.out.order)
 
     def _split(self, key: Key, scale: float | Tensor) -> Sequence[_Part]:
@@ -122,10 +122,10 @@ class BlockParts:
         call = None if turn is None else self._giver(before)
         if call is not None:
             return [_Part(before, scale, call, turn)]
-        raise NotFound("what is added to the stream is not the output of a module")
+        raise NotFound("something added to the stream is not the output of a module")
 
     def _giver(self, key: Key) -> ModuleCall | None:
-        """The last module whose first output is this value; views of it count if all else fails."""
+        """The last module whose first output is this value, or failing that, a view of it."""
         for value in (key, self._view(key)):
             given = self.by_output.get(value, ())
             if given:
@@ -138,7 +138,7 @@ class BlockParts:
         )
 
     def _number(self, out: ModuleCall) -> int:
-        """Which call of its module it is within this pass of the block."""
+        """Which of the calls of its module it is, within this call of the block."""
         before = [c for c in self.inner if c.module is out.module and c.begin <= out.begin]
         return before.index(out)
 
@@ -147,7 +147,7 @@ class BlockParts:
     def _entry(self, each: Sum, part: _Part, streams: Sequence[Key]) -> tuple[ModuleCall, Key]:
         """The first module that reads the stream for this summand, and the value it reads."""
         if isinstance(each.post, Turned) and each.x == self.link.call.state:
-            return self.link.call, each.x  # what is applied to the sum needs its own arrangement
+            return self.link.call, each.x  # `post` needs the block's own layout
         for x in (each.x, *(s for s in streams if s != each.x)):
             cone = self.paths.cone(part.value, x)
             used = {part.value, *(key for operation in cone for key in operation.reads)}
@@ -159,31 +159,31 @@ class BlockParts:
                 and call.end <= self._time(each.after)
                 and (call is part.out or part.out.inside(call) or not used.isdisjoint(call.made))
             ]
-            # What passes the stream on may pass it to the skip, too.
+            # An identity may also feed the skip.
             readers = [c for c in readers if not isinstance(c.module, nn.Identity)] or readers
-            # Where windows are cut before the sum, the reader of windows.
+            # If the stream is cut into windows before the sum, prefer a reader of windows.
             arranged = [call for call in readers if call.state == each.side]
             if not readers:
                 continue
             first = min(arranged or readers, key=lambda call: (call.begin, -call.order))
             if arranged or part.turn is not None or not self._turns(first.state, x):
                 return first, x
-            break  # it reads the stream in axes other than those of the sum
+            break  # it reads the stream with other axes than the sum's
         if each.x == self.link.call.state:
-            # Modules get only a part or an arrangement of the stream: the block reads it whole.
+            # Modules receive only parts of the stream; the block receives all of it.
             return self.link.call, each.x
-        raise NotFound("no module reads the stream for it as it is")
+        raise NotFound("no module of the branch reads the whole stream")
 
     def _reads(self, state: Key, x: Key) -> bool:
         return self._moves(state, x) is not None
 
     def _turns(self, state: Key | None, x: Key) -> bool:
-        """Whether axes of the stream are reordered on the way to a module."""
+        """Whether axes of the stream are permuted before a module reads it."""
         moves = () if state is None else self._moves(state, x) or ()
         return not {"permute", "transpose"}.isdisjoint(moves)
 
     def _moves(self, state: Key, x: Key) -> list[str] | None:
-        """What only moves the numbers of a value on the way to another; None if more happens."""
+        """The operations from `x` to `state` if all of them only move entries; None otherwise."""
         names: list[str] = []
         while state != x:
             operation = self.recording.producer(state)
@@ -199,9 +199,9 @@ class BlockParts:
     # -- the last linear map ----------------------------------------------------------------------
 
     def _projection(self, part: _Part) -> tuple[nn.Module, nn.Module | None, tuple[nn.Module, ...]]:
-        """The maps that silence a summand: the last linear one, what it mixes by, all others."""
+        """The maps to zero in a summand: `proj`, `mixing` and `others` of a `Branch`."""
         found = list(dict.fromkeys(self._last_maps(part.value, 0)))
-        if not found:  # a Fourier transform, a pool, weights that are no module's
+        if not found:  # a Fourier transform, pooling, or weights used by a function
             found = [_Last(self._owner(part) or part.out.module)]
         proj, *others = self._family([last.module for last in found])
         return proj, found[0].mixing, tuple(others)
@@ -209,7 +209,7 @@ class BlockParts:
     def _last_weights(
         self, part: _Part, x: Key, last: Sequence[nn.Module]
     ) -> tuple[nn.Parameter, ...]:
-        """Of maps that hold several matrices (experts in one), those that a summand ends with."""
+        """If maps hold several matrices each (experts in one module), those applied last."""
         own = {id(p): p for m in last for p in m.parameters(recurse=False)}
         if not any(sum(p.ndim > 2 for p in m.parameters(recurse=False)) > 1 for m in last):
             return ()
@@ -223,12 +223,12 @@ class BlockParts:
         if len(matrices) < 2:
             return ()
         final = max(matrices, key=lambda held: max(read[held]))
-        # A bias that is added behind it is a summand of its own.
+        # A bias added after it contributes on its own.
         behind = [h for h in read if h not in matrices and max(read[h]) > min(read[final])]
         return tuple(own[held] for held in (final, *behind))
 
     def _family(self, found: Sequence[nn.Module]) -> list[nn.Module]:
-        """With one expert all its kin, also those this batch was not sent to."""
+        """The modules, with all other experts of their kind, which this batch may not have used."""
         patterns = {re.sub(r"\d+", "#", self.names.get(id(m), "")) for m in found}
         kin = [
             m
@@ -238,17 +238,17 @@ class BlockParts:
         return list(dict.fromkeys([*found, *kin]))
 
     def _owner(self, part: _Part) -> nn.Module | None:
-        """The innermost module with parameters of its own that gives the summand."""
+        """The innermost module with its own parameters that returns the summand."""
         values = {part.value, self._view(part.value)}
         given = [call for value in values for call in self.by_output.get(value, ())]
         own = [c for c in given if next(c.module.parameters(recurse=False), None) is not None]
         return min(own, key=lambda call: call.order).module if own else None
 
     def _last_maps(self, key: Key, depth: int) -> list[_Last]:
-        """Back from a summand to the maps whose zeros would make it zero."""
+        """The maps that, if zero, make a value zero."""
         if key in self._maps or depth > 60:
             return self._maps.get(key, [])
-        self._maps[key] = []  # no way back leads through itself
+        self._maps[key] = []  # ends recursion
         self._maps[key] = self._find_maps(key, depth)
         return self._maps[key]
 
@@ -259,7 +259,7 @@ class BlockParts:
             if call.state is not None
             and (next(call.module.children(), None) is None or _matrix(call.module))
         ]
-        for call in sorted(leaves, key=lambda c: c.order):  # the innermost of those that give it
+        for call in sorted(leaves, key=lambda c: c.order):  # the innermost first
             module = call.module
             assert call.state is not None
             if call.state == call.given:
@@ -275,7 +275,7 @@ class BlockParts:
         if operation is None or not operation.reads:
             return []
         name = base(operation)
-        if name in ("add", "add_", "cat"):  # zero if each of its parts is
+        if name in ("add", "add_", "cat"):  # zero if every part is
             parts = [self._last_maps(read, depth + 1) for read in operation.reads]
             if all(parts):
                 return [last for part in parts for last in part]
@@ -286,7 +286,7 @@ class BlockParts:
     # -- what it computes -------------------------------------------------------------------------
 
     def _kind(self, part: _Part, x: Key) -> BranchKind:
-        """By its operations: attention mixes tokens by weights, a convolution by a kernel."""
+        """The kind of a branch, from its operations."""
         cone = self.paths.cone(part.value, x)
         names = {base(op) for op in cone}
         values = self._attended(cone)
@@ -298,15 +298,14 @@ class BlockParts:
             return "conv" if ndim == 4 else "mixer"
         if any("fft" in name or "pool" in name for name in names):
             return "mixer"
-        # Experts count and sort their tokens; otherwise a running sum goes over them, and a product
-        # of two values that were both computed is one of tokens with tokens.
+        # A running sum, or a product of two computed values, mixes tokens, unless a router does it.
         routed = names & {"topk", "sort", "argsort", "histc", "bincount", "argmax", "max"}
         if not routed and ("cumsum" in names or any(self._product(op) for op in cone)):
             return "mixer"
         return "mlp"
 
     def _attended(self, cone: Sequence[Operation]) -> set[Key]:
-        """The values that are averaged by softmax weights; empty where nothing attends."""
+        """The values averaged with softmax weights; empty without attention."""
         found: set[Key] = set()
         weights: set[Key] = set()
         for op in cone:
@@ -315,7 +314,7 @@ class BlockParts:
                 found.add(op.reads[2])
             elif "softmax" in name:
                 weights.update(op.made)
-                # Weights of tokens in heads, whatever is done with them.
+                # Four dimensions: attention weights, however they are used.
                 found.update(op.reads if self.recording.values[op.made[0]].ndim > 3 else ())
             elif name in MOVES or name in _WEIGHS:
                 weights.update(op.made if weights.intersection(op.reads) else ())
@@ -324,23 +323,23 @@ class BlockParts:
         return found
 
     def _product(self, operation: Operation) -> bool:
-        """A product of matrices none of which is a parameter."""
+        """Whether it is a product of two matrices that are not parameters."""
         if base(operation) not in ("bmm", "baddbmm"):
             return False
         values = (self.recording.values[key] for key in operation.reads[-2:])
         return not any(self.paths.constant(value) for value in values)
 
 
-# Sums and products, of which a zero stays one.
+# Operations that map zero to zero.
 _KEEP_ZERO = frozenset(
     ("sum", "mean", "index_add", "index_add_", "scatter_add_", "mul", "mul_", "div", "div_")
 )
-# What may be done to the weights of an average before it is taken.
+# Operations that may be applied to attention weights.
 _WEIGHS = frozenset(("mul", "mul_", "div", "div_", "masked_fill", "add", "add_", "where"))
 
 
 def _computed(cone: Sequence[Operation], start: set[Key]) -> set[Key]:
-    """All values computed from some, by operations in order."""
+    """All values computed from `start` by the operations."""
     found = set(start)
     for op in cone:
         if found.intersection(op.reads):
@@ -349,14 +348,14 @@ def _computed(cone: Sequence[Operation], start: set[Key]) -> set[Key]:
 
 
 def _matrix(module: nn.Module) -> bool:
-    """Holds a map between channels: a matrix, or a kernel."""
+    """Whether a module holds a matrix or a kernel."""
     own = module.parameters(recurse=False)
     return any(sum(size > 1 for size in p.shape) > 1 for p in own)
 
 
 @torch.no_grad()
 def _keeps_zero(module: nn.Module, like: Tensor) -> bool:
-    """Whether a module gives zero where it is given zero."""
+    """Whether a module maps zero to zero."""
     try:
         output = module(torch.zeros_like(like))
     except (RuntimeError, TypeError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""The chains of residual blocks in a recorded forward pass, and which of them predicts."""
+"""Chains of residual blocks in a recorded forward pass, and which of them predicts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from everydepth.stream.discovery.residual import Paths, Sum, base, equal
 
 @dataclass(frozen=True)
 class Link:
-    """One block of a chain: the call of a module, and the residual sums from its input on.
+    """One block of a chain: a module call, and the residual sums from its input to its output.
 
-    held: the path of the list that holds the block; of a block that none holds, where it is.
+    held: the path of the list that holds the block, or of the module if none does.
     """
 
     call: ModuleCall
@@ -27,13 +27,13 @@ class Link:
 
     @property
     def identity(self) -> bool:
-        """Every skip passes the state on as it is."""
+        """Whether every skip is the identity."""
         return all(each.skip is None for each in self.sums)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Residual blocks in the order in which they are called, each fed by the one before."""
+    """Residual blocks in call order, each fed by the previous one."""
 
     links: tuple[Link, ...]
 
@@ -48,7 +48,7 @@ class Chain:
 
     @property
     def end(self) -> Key:
-        """The value that the last block gives."""
+        """The output of the last block."""
         end = self.links[-1].call.given
         assert end is not None
         return end
@@ -59,19 +59,19 @@ class Chain:
 
     @property
     def size(self) -> int:
-        """How many parameters its blocks have."""
+        """The number of parameters in its blocks."""
         own = {id(p): p.numel() for module in self.modules for p in module.parameters()}
         return sum(own.values())
 
     def ends(self) -> Iterator[Chain]:
-        """The chain, the chain without its first list, without its first two, and so on."""
+        """The chain, then without its first list, without its first two, and so on."""
         runs = [tuple(run) for _, run in groupby(self.links, key=lambda link: link.held)]
         for first in range(len(runs)):
             yield Chain(tuple(chained.from_iterable(runs[first:])))
 
 
 def chains(model: nn.Module, recording: Recording) -> list[Chain]:
-    """Every chain of residual blocks, in the order in which they ran."""
+    """Every chain of residual blocks, in call order."""
     groups = _groups(model, recording) or _apart(model, recording)
     groups.sort(key=lambda group: group.links[0].call.begin)
     found: list[Chain] = []
@@ -87,7 +87,7 @@ def chains(model: nn.Module, recording: Recording) -> list[Chain]:
 
 
 def _follows(reach: Reach, first: Chain, then: Chain) -> bool:
-    """Whether one list goes on where another ended: stages of one stream."""
+    """Whether one list continues another, as stages of one stream do."""
     end, start = first.end, then.links[0].call.state
     assert start is not None
     if same(reach.recording, start, end):
@@ -97,7 +97,7 @@ def _follows(reach: Reach, first: Chain, then: Chain) -> bool:
 
 
 def same(recording: Recording, a: Key | None, b: Key | None) -> bool:
-    """Whether two values of a recording are one, or equal."""
+    """Whether two values of a recording are identical or equal."""
     if a is None or b is None:
         return False
     return a == b or equal(recording.values[a], recording.values[b])
@@ -108,10 +108,10 @@ def _pattern(path: str) -> str:
 
 
 def _groups(model: nn.Module, recording: Recording) -> list[Chain]:
-    """Lists of modules whose members are residual: outermost of equals, innermost of stages.
+    """Lists of residual modules.
 
-    A list is taken as it is if most of its members pass the state on by identity skips. A member
-    that changes the shape (a stage with its downsampling) is not a block: then the lists inside.
+    A list is used if most of its members have identity skips. Members that change the shape are
+    stages rather than blocks: then the lists inside them are used.
     """
     paths = Paths(recording, [call for call in recording.calls if call.end >= 0])
     by_module: dict[int, list[ModuleCall]] = {}
@@ -129,7 +129,7 @@ def _groups(model: nn.Module, recording: Recording) -> list[Chain]:
         return known[path]
 
     def kept(pattern: str) -> int:
-        """Stages of one kind are all taken as they are, or none: most members decide."""
+        """Positive if lists of this kind are to be used: all or none, as most members decide."""
         alike = [called(other) for other in lists if _pattern(other) == pattern]
         return sum(2 * sum(link.identity for link in links) - count for links, count in alike)
 
@@ -154,7 +154,7 @@ def _groups(model: nn.Module, recording: Recording) -> list[Chain]:
 
 
 def _apart(model: nn.Module, recording: Recording) -> list[Chain]:
-    """Residual modules that no list holds: blocks under names of their own, the innermost ones."""
+    """Residual modules outside of lists, as attributes; the innermost ones."""
     paths = Paths(recording, [call for call in recording.calls if call.end >= 0])
     names = {id(module): name for name, module in model.named_modules()}
     links: list[Link] = []
@@ -173,7 +173,7 @@ def _called(
     children: Sequence[nn.Module],
     by_module: Mapping[int, Sequence[ModuleCall]],
 ) -> tuple[list[Link], int]:
-    """The residual ones among the calls of a list's members, in order, and how many calls."""
+    """The residual calls of a list's members, in order, and the number of all their calls."""
     called = sorted(
         (
             call
@@ -197,18 +197,17 @@ def _sums(paths: Paths, call: ModuleCall) -> tuple[Sum, ...] | None:
     assert call.state is not None
     assert call.given is not None
     found = paths.between(call.state, call.given)
-    # What another module computed before is no skip of this one, and what needs more than a state
-    # cannot be read alone.
+    # A skip must be computed inside this module, from the state alone.
     own = found is not None and all(
         s.skip is None or (s.skip.inside(call) and len(s.skip.arguments) == 1) for s in found
     )
-    # A bias alone is no branch.
+    # A bias alone is not a branch.
     computed = (not paths.constant(paths.recording.values[s.out]) for s in found or ())
     return found if own and any(computed) else None
 
 
 def _lists(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
-    """The lists of modules, outermost first; a module called again and again is a list of one."""
+    """Containers of modules and their members, outermost first."""
     for path, module in model.named_modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
             yield path, list(module.children())
@@ -222,11 +221,11 @@ class Reach:
         self._readers: dict[Key, list[int]] | None = None
 
     def leads(self, start: Key, end: Key, *, around: Iterable[Key] = ()) -> bool:
-        """Whether `end` was computed from `start`, without passing any value of `around`."""
+        """Whether `end` was computed from `start` on a path that avoids the values of `around`."""
         return end in self.after(start, around=around)
 
     def after(self, start: Key, *, around: Iterable[Key] = ()) -> set[Key]:
-        """All values computed from one."""
+        """All values computed from `start`."""
         if self._readers is None:
             self._readers = {}
             for index, operation in enumerate(self.recording.operations):
@@ -243,7 +242,7 @@ class Reach:
 
 
 def skips(recording: Recording) -> bool:
-    """Whether any two values that were computed are added, as every residual connection does."""
+    """Whether any two computed values are added, as in every residual connection."""
     for operation in recording.operations:
         if base(operation) in ("add", "add_") and len(operation.reads) > 1:
             a, b = (recording.values[key] for key in operation.reads[:2])
@@ -254,7 +253,7 @@ def skips(recording: Recording) -> bool:
 
 
 def predicting(found: Sequence[Chain], recording: Recording, prediction: Tensor) -> list[Chain]:
-    """The chains whose end leads to the prediction other than through the blocks of another."""
+    """The chains whose end leads to the prediction without passing through another chain."""
     reach, goal = Reach(recording), recording.key(prediction)
     result: list[Chain] = []
     for chain in found:

@@ -1,4 +1,4 @@
-"""A small batch made up for a model, from its own signature and config, to see how it runs."""
+"""Small made-up batches for a model, from its signature and config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS, TOKENS = 2, 6
 
 
 def parameters_of(model: nn.Module) -> tuple[list[str], bool]:
-    """The names of what a model's forward takes, and whether it takes others too."""
+    """The parameter names of a model's forward, and whether it accepts other keywords."""
     known = inspect.signature(model.forward).parameters.values()
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = [parameter.name for parameter in known if parameter.kind not in open_ended]
@@ -23,7 +23,7 @@ def parameters_of(model: nn.Module) -> tuple[list[str], bool]:
 
 
 def examples(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Batches that the model may accept, the likeliest first; the same ones every time."""
+    """Batches that the model may accept, the likeliest first; deterministic."""
     names, _ = parameters_of(model)
     config = getattr(model, "config", None)
     main = getattr(model, "main_input_name", None)
@@ -43,7 +43,7 @@ def examples(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     if main in (None, "input_ids") and "input_ids" in names:
         texts = list(_text(model, config, names, tokens))
         yield from texts
-        if "pixel_values" in names:  # two towers, of which neither runs alone
+        if "pixel_values" in names:  # two towers that only run together
             channels = getattr(config, "num_channels", None) or 3
             for size in _sizes(model, config):
                 yield {**texts[0], "pixel_values": numbers(ROWS, channels, *size)}

@@ -1,4 +1,4 @@
-"""Copies with fewer or more blocks of a model whose blocks lie in several lists, or are one."""
+"""Copies with fewer or more blocks of a model whose blocks are in several lists, or one module."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def shortened(
 ) -> Model:
     """A copy of `model` with the first `depth` of `blocks`.
 
-    A block goes without a trace where its list is all that knows of it. Elsewhere what it would
-    give if it added nothing takes its place: its skip, where that changes the shape.
+    A block that only its list refers to is removed. Any other is replaced by what it computes when
+    silent: the identity, or its skip if that changes the shape.
     """
     lists = _lists(model, blocks)
     if len(set(blocks)) < len(blocks):
@@ -68,10 +68,10 @@ def _has_place(
     lists: Mapping[str, BlockList],
     tail: Tail,
 ) -> bool:
-    """Whether the model's forward would miss a block (from 1), whatever it computes.
+    """Whether the model's forward needs something in the place of a block (from 1).
 
-    It does where the block has a name of its own or changes the shape on its skip, and where the
-    model does something else before or after this place of a list, which it may know by number.
+    It does if the block has its own attribute name, if its skip changes the shape, or if the model
+    does something before or after this position in a list, which it may identify by number.
     """
     held = next((list(each) for each in lists.values() if blocks[number - 1] in list(each)), None)
     if held is None or number in tail.skips:
@@ -86,7 +86,7 @@ def _has_place(
 
 
 def _stages(model: nn.Module, before: list[int], after: list[int]) -> bool:
-    """Correct the field of a config that lists how many blocks each stage has."""
+    """Update the config field that lists the number of blocks per stage; whether there was one."""
     config = getattr(model, "config", None)
     fields = {} if config is None else vars(config)
     names = [name for name, value in fields.items() if value == before]
@@ -104,19 +104,19 @@ def lengthened(
     *,
     share: bool,
 ) -> Model:
-    """A copy of `model` with `block` behind the first `after` blocks, in the list of `like`."""
+    """A copy of `model` with `block` after the first `after` blocks, in the list of `like`."""
     lists = _lists(model, blocks)
     if len(set(blocks)) < len(blocks):
         raise UnsupportedModelError(
-            f"{type(model).__name__} calls one module at several depths, so a new block cannot be "
-            "put between them"
+            f"{type(model).__name__} calls one module at several depths, so no block can be "
+            "inserted between them"
         )
     pattern = blocks[like - 1]
     path, held = next(((p, h) for p, h in lists.items() if pattern in list(h)), ("", None))
     if held is None:
         raise UnsupportedModelError(
-            f"{type(model).__name__} keeps its blocks under names of their own and not in a list, "
-            "so no block can be inserted between them"
+            f"{type(model).__name__} has its blocks as attributes rather than in a list, so no "
+            "block can be inserted between them"
         )
     place = list(held).index(blocks[like - 1]) + (like <= after)
     copied = copy_without(model, (), share=share)
@@ -138,7 +138,7 @@ def lengthened(
 
 
 def _same_place(block: nn.Module, part: nn.Module, copied: nn.Module) -> nn.Module:
-    """The part of a copied block that `part` is of the block itself."""
+    """The submodule of a copied block that corresponds to `part` of the original."""
     path = next(name for name, module in block.named_modules() if module is part)
     return copied.get_submodule(path)
 
@@ -146,13 +146,13 @@ def _same_place(block: nn.Module, part: nn.Module, copied: nn.Module) -> nn.Modu
 def _recounted(
     model: Model, lists: Mapping[str, BlockList], before: int, depth: int, *, share: bool
 ) -> Model:
-    """One module called again and again: only the count changes, and it must be in a config."""
+    """A copy of a model that calls one module repeatedly, with another count in its config."""
     copied = copy_without(model, (), share=share)
     (path, *_) = lists
     if not correct_configs(copied, path, range(depth), before):
         raise UnsupportedModelError(
-            f"{type(model).__name__} calls one module {before} times, and no number in its config "
-            "says so, so it cannot be cut"
+            f"{type(model).__name__} calls one module {before} times, but no field of its config "
+            "sets this number, so it cannot be cut"
         )
     return copied
 

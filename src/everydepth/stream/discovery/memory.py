@@ -1,4 +1,4 @@
-"""What was found of a model, kept with it: functions that take a model look at it only once."""
+"""Discovered structure, stored on the model so that it is discovered only once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NAME = "_everydepth_found"
 
 @dataclass(frozen=True)
 class Found:
-    """A finding, and all that would make it another: modules, their settings, the config.
+    """A finding, with everything it depends on: modules, their attributes, the config.
 
-    A copy of the model starts anew, and so does one that is unpickled.
+    Copies and unpickled models do not inherit it.
     """
 
     value: Any
@@ -30,13 +30,13 @@ class Found:
 
 
 def remember(model: nn.Module, question: tuple[Any, ...], value: Any) -> None:
-    """Keep what was found for a question with the model."""
+    """Store the answer to a question on the model."""
     modules = tuple(model.modules())
     vars(model)[_NAME] = Found(value, question, modules, _settings(model, modules))
 
 
 def recall(model: nn.Module, question: tuple[Any, ...]) -> Any:
-    """What was found before; None if that was another question, or the model has changed."""
+    """The stored answer; None if it was another question, or the model has changed since."""
     found = vars(model).get(_NAME)
     if not isinstance(found, Found) or found.question != question:
         return None

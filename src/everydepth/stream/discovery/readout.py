@@ -1,4 +1,4 @@
-"""The readout as pick, norm and linear head, where the tail is no more than that."""
+"""The readout as pick, norm and linear head, for tails that consist of these."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True)
 class Elementwise:
-    """A function of every number alone, such as a soft cap or a scale, as it was recorded."""
+    """A recorded elementwise operation, such as a scale or soft cap."""
 
     operation: Operation
     place: int
@@ -65,7 +65,7 @@ class Elementwise:
         args = list(self.operation.args)
         args[self.place] = x
         name = self.operation.func
-        # The recorded operation may work in place; on another value it must not.
+        # Use the out-of-place variant of an operation recorded in place.
         plain = getattr(torch.ops.aten, base(self.operation).rstrip("_"), None)
         overload = self.operation.name.partition(".")[2]
         function = getattr(plain, overload, name) if plain is not None else name
@@ -76,7 +76,7 @@ Step = nn.Module | Elementwise
 
 
 class Capped(nn.Module):
-    """A linear head and what the model does to its logits: a scale, a soft cap."""
+    """A linear head and what the model applies to its logits, such as a soft cap."""
 
     def __init__(self, linear: nn.Module, after: Sequence[Step]) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Capped(nn.Module):
 
 
 class Whole(nn.Module):
-    """In the place of a head where the prediction is no linear map of anything: passes it on."""
+    """Replaces a head if the prediction is not the output of a linear map: the identity."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -106,9 +106,9 @@ class Whole(nn.Module):
 
 @dataclass(frozen=True)
 class Parts:
-    """The tail as a sequence: `before` the head, the head, `after` it; picks left out.
+    """The tail as steps: `before` the linear head, the head, and `after` it; without the pick.
 
-    whole: the steps reach back to the last state.
+    whole: whether the steps go back all the way to the last state.
     """
 
     before: tuple[Step, ...]
@@ -118,7 +118,7 @@ class Parts:
 
 
 def parts(recording: Recording, end: Key, prediction: Key) -> Parts:
-    """Back from the prediction, along one value at a time, to the last state."""
+    """The steps from the last state to the prediction, found backward, one value at a time."""
     steps: list[Step] = []
     key, whole = prediction, False
     leaves: dict[Key, list[Any]] = {}
@@ -137,7 +137,7 @@ def parts(recording: Recording, end: Key, prediction: Key) -> Parts:
         if made:
             call = max(made, key=lambda c: c.order)
             pools = recording.values[call.state].shape != recording.values[key].shape
-            # A module that only pools is a way of picking; which way is measured.
+            # A module that only pools is a pick, found by measurement.
             if not pools or next(call.module.parameters(), None) is not None:
                 steps.append(call.module)
             key = call.state
@@ -228,7 +228,7 @@ def _end_token(end: int) -> Pick:
 
 
 def picks(config: Any) -> dict[str, Pick]:
-    """The ways in which a part of the state may be chosen, by name; which one is measured."""
+    """Ways to choose the part of the state that predicts, by name, to be tried out."""
     pad, end = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
     found: dict[str, Pick] = {
         "every token": lambda h, batch: h,

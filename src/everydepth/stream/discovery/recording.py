@@ -1,4 +1,4 @@
-"""What one forward pass did: every operation on tensors, and every call of a module, in order."""
+"""A recording of one forward pass: every tensor operation and module call, in order."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from everydepth.errors import UnsupportedModelError
 from everydepth.stream.taps import hooked, state_key
 
 Key = tuple[int, int]
-"""One value of one tensor: the tensor, and how often its memory had been written to."""
+"""One value of one tensor: the tensor's id, and how often its memory had been written to."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation: which values it read, which it made."""
+    """One operation, with the values it read and made."""
 
     name: str
     func: Any
@@ -34,11 +34,14 @@ class Operation:
 
 @dataclass
 class ModuleCall:
-    """One call of a module: the values it was given and gave, and when it began and ended.
+    """One call of a module: its input and output values, and when it began and ended.
 
-    state: the value of its first tensor argument, `key` the keyword it came under.
-    given: the value of its first output; `made` of all.
-    number: which call of this module it is, from 0.
+    number: counts the calls of this module, from 0.
+    begin, end: how many operations had run before and after it. order: counts finished calls.
+    state, key: the value of its first tensor argument, and the keyword of that.
+    reads: the values of all arguments. parent, level: the calling module's call, and the nesting.
+    given: the value of its first output. made: of all outputs.
+    plain: the output is a tensor.
     """
 
     module: nn.Module
@@ -58,7 +61,7 @@ class ModuleCall:
     arguments: Mapping[str | int, Any] = field(default_factory=dict[str | int, Any])
 
     def inside(self, other: ModuleCall) -> bool:
-        """Whether it ran within another call."""
+        """Whether it ran inside another call."""
         here = self.parent
         while here is not None and here.level > other.level:
             here = here.parent
@@ -67,7 +70,12 @@ class ModuleCall:
 
 @dataclass
 class Recording:
-    """Operations and module calls of one forward pass, and the tensors, kept alive."""
+    """Operations and module calls of one forward pass, with all their tensors kept alive.
+
+    versions: by memory, how often it was written to. values: tensors by value (a copy if it was
+    overwritten later). producers, writers: which operation made a value, or wrote to its memory.
+    drops: rates of functional dropout, by output.
+    """
 
     operations: list[Operation] = field(default_factory=list[Operation])
     calls: list[ModuleCall] = field(default_factory=list[ModuleCall])
@@ -80,7 +88,7 @@ class Recording:
     output: Any = None
 
     def key(self, tensor: Tensor) -> Key:
-        """The present value of a tensor."""
+        """The current value of a tensor."""
         self.tensors[id(tensor)] = tensor
         found = (id(tensor), self.versions.get(_memory(tensor), 0))
         self.values.setdefault(found, tensor)
@@ -90,12 +98,12 @@ class Recording:
         return tuple(self.key(tensor) for tensor in tensors_in(values))
 
     def producer(self, key: Key) -> Operation | None:
-        """The operation that made a value; None if it came from outside."""
+        """The operation that made a value; None for inputs and parameters."""
         index = self.producers.get(key)
         return None if index is None else self.operations[index]
 
     def origin(self, key: Key) -> int | None:
-        """Where a value was made, also as a whole of which a part was written to."""
+        """The index of the operation that made a value, or that wrote to a part of it."""
         index = self.producers.get(key)
         if index is None and key[1]:
             index = self.writers.get((_memory(self.tensors[key[0]]), key[1]))
@@ -122,12 +130,12 @@ def tensors_in(value: Any) -> Iterable[Tensor]:
 
 
 def first_state(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor | None, str | None]:
-    """The first tensor a module is called with, and the keyword it came under."""
+    """The first tensor argument of a module, and its keyword."""
     if not any(True for _ in tensors_in((args[:1], kwargs))):
         return None, None
     try:
         key = state_key(args, kwargs)
-    except UnsupportedModelError:  # tensors only inside of something
+    except UnsupportedModelError:  # all tensors are nested
         return None, None
     return (args[0] if key is None else kwargs[key]), key
 
@@ -150,11 +158,10 @@ class _Operations(TorchDispatchMode):
         ]
         written = [tensor for tensor in written if isinstance(tensor, Tensor)]
         for tensor in written:
-            # The memory is about to hold another value.
+            # The memory is about to be overwritten.
             recording.values[recording.key(tensor)] = tensor.clone()
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            # A number of a model without weights. Models ask whether all tokens are real, or of
-            # one text: so they are.
+            # A value on the meta device. Models ask whether there is padding or packing: say no.
             return args[0].dtype is torch.bool
         output = func(*args, **kwargs)
         for memory in {_memory(tensor) for tensor in written}:
@@ -171,7 +178,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Drops(TorchFunctionMode):
-    """Notes functional dropout, which leaves no trace in eval mode."""
+    """Records functional dropout, which is not an operation in eval mode."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -191,7 +198,7 @@ class _Drops(TorchFunctionMode):
 
 @contextmanager
 def recording(model: nn.Module) -> Generator[Recording, None, None]:
-    """Record the next forward pass of a model; nothing stays on it."""
+    """Record the model's forward passes inside the context."""
     record = Recording()
     drops = _Drops(record)
     numbers: dict[nn.Module, int] = {}
@@ -229,7 +236,7 @@ def recording(model: nn.Module) -> Generator[Recording, None, None]:
     with ExitStack() as stack:
         for module in model.modules():
             pre = module.register_forward_pre_hook(enter, with_kwargs=True)
-            # Last, so that what other hooks make of the output is what is seen.
+            # Registered last, so that it sees the output after other hooks.
             post = module.register_forward_hook(leave)
             stack.enter_context(hooked(pre, post))
         stack.enter_context(drops)

@@ -1,4 +1,4 @@
-"""The residual path through a recorded piece of a network: from a value to a later one, by sums."""
+"""Residual paths in a recording: from one value to a later one, through sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from everydepth.stream.discovery.recording import Key, ModuleCall, Operation, Recording
 from everydepth.stream.taps import first_tensor
 
-# Operations that move numbers without changing them.
+# Operations that move entries without changing them.
 MOVES = frozenset(
     [
         "view",
@@ -46,7 +46,7 @@ MOVES = frozenset(
         "copy_",
     ]
 )
-# Of these, the ones a residual path may take: all elements stay.
+# Those that keep all entries, as a residual path does.
 KEEPS = MOVES - frozenset(
     ["slice", "select", "split", "split_with_sizes", "index", "constant_pad_nd", "cat", "copy_"]
 )
@@ -74,7 +74,7 @@ class Times(nn.Module):
 
 
 class Turned(nn.Module):
-    """A module that is given the state with its axes in another order."""
+    """A module applied to the state with its axes permuted."""
 
     def __init__(self, module: nn.Module, order: tuple[int, ...]) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Turned(nn.Module):
 
 
 class First(nn.Module):
-    """A module that gives more than the state: the state alone."""
+    """The first output of a module that has several."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -102,9 +102,9 @@ def base(operation: Operation) -> str:
 
 @dataclass(frozen=True)
 class Sum:
-    """One residual connection `after = post(skip(x) * weight + scale * out)`, by its values.
+    """One residual connection `after = weight * skip(x) + scale * out`, as recorded values.
 
-    post: a module, or a function's module, applied to the sum; `then` is the value after it.
+    side: the value of `skip(x)`. post: a module applied to the sum. then: the value after it.
     """
 
     x: Key
@@ -123,12 +123,12 @@ class Sum:
 
 
 class Paths:
-    """Residual paths inside one recording, among the module calls of one piece."""
+    """Residual paths in a recording. calls: the module calls to consider."""
 
     def __init__(self, recording: Recording, calls: Sequence[ModuleCall]) -> None:
         self.recording, self.calls = recording, calls
         self.by_output: dict[Key, list[ModuleCall]] = {}
-        # Also by a dropout or drop path, which does nothing in eval mode.
+        # Including outputs of dropout and drop path, which are identities in eval mode.
         self._given = {call.given for call in calls}
         for call in calls:
             if call.given is not None and call.given != call.state:
@@ -136,10 +136,10 @@ class Paths:
         self._found: dict[tuple[Key, Key], tuple[Sum, ...] | None] = {}
 
     def between(self, start: Key, end: Key) -> tuple[Sum, ...] | None:
-        """The sums on the way from `start` to `end`, in order; None if no skip leads there."""
+        """The sums on the path from `start` to `end`, in order; None if there is no such path."""
         memo = (start, end)
         if memo not in self._found:
-            self._found[memo] = None  # no way leads through itself
+            self._found[memo] = None  # ends recursion
             self._found[memo] = self._search(start, end)
         return self._found[memo]
 
@@ -174,13 +174,13 @@ class Paths:
                 found = self._after(start, end, before, post)
                 if found is not None:
                     return found
-        # A bias is added by what follows a sum; only where no module does is it a summand.
+        # Prefer a module after the sum to explain a bias; otherwise the bias is a summand.
         return self._sum(start, end, operation, biased=True) if name in _SUMS else None
 
     def _after(
         self, start: Key, end: Key, before: Key, module: nn.Module
     ) -> tuple[Sum, ...] | None:
-        """A sum that something was applied to: its `post`."""
+        """The sums up to `before`, with `module` as the `post` of the last."""
         found = self.between(start, before)
         if not found or found[-1].post is not None:
             return None
@@ -189,9 +189,9 @@ class Paths:
     def factor(
         self, key: Key, stop: Key | None = None, *, inside: bool = False
     ) -> tuple[Key, float | Tensor]:
-        """A value as a constant times another value; not further back than `stop`.
+        """A value as another value times a constant, going back no further than `stop`.
 
-        inside: even if the value is what a module gives, as the last thing in a block may be.
+        inside: also look into the module that returned the value.
         """
         scale: float | Tensor = 1.0
         while True:
@@ -219,7 +219,7 @@ class Paths:
                 return key, scale
 
     def constant(self, tensor: Tensor) -> bool:
-        """A parameter or buffer, or one of these moved: not computed from the batch."""
+        """Whether a tensor is a parameter or a single number, not computed from the batch."""
         key = self.recording.key(tensor)
         while True:
             operation = self.recording.producer(key)
@@ -233,7 +233,7 @@ class Paths:
         return isinstance(self.recording.tensors.get(key[0]), nn.Parameter)
 
     def moved(self, key: Key, names: frozenset[str] = KEEPS) -> Key:
-        """Back over operations that only move numbers, to where a value was made."""
+        """The value before all operations `names`, which by default only move entries."""
         while True:
             operation = self.recording.producer(key)
             if operation is None or base(operation) not in names or not operation.reads:
@@ -241,7 +241,7 @@ class Paths:
             key = operation.reads[0]
 
     def turned(self, key: Key) -> tuple[Key, tuple[int, ...] | None]:
-        """A value before its axes were reordered, and their order; None if they were not."""
+        """A value before its axes were permuted, and the permutation; None if there is none."""
         operation = self.recording.producer(key)
         axes = list(range(self.recording.values[key].ndim))
         if operation is not None and base(operation) == "permute":
@@ -278,14 +278,14 @@ class Paths:
             )  # fmt: skip
             options.append((*before, found))
         if options:
-            # Two ways to the start: a branch with a sum of its own inside; the skip is the shorter.
+            # If both sides lead to the start, a branch has sums inside: the skip is the shorter.
             return min(options, key=len)
         return self._skipped(start, end, sides, weights)
 
     def _on_skip(
         self, before: tuple[Sum, ...], side: Key, out: Key
     ) -> tuple[tuple[Sum, ...], ModuleCall | None]:
-        """What was applied to a sum is on the next skip if the next branch reads the bare sum."""
+        """If the next branch reads the bare sum, the `post` of the sum is the next skip."""
         if not before or before[-1].post is None:
             return before, None
         last = before[-1]
@@ -299,7 +299,7 @@ class Paths:
     def _skipped(
         self, start: Key, end: Key, sides: tuple[Key, Key], weights: tuple[float, float]
     ) -> tuple[Sum, ...] | None:
-        """A sum whose skip is a module: the side that is the simpler map of the stream."""
+        """A sum whose skip is a module: the side with fewer operations."""
         options: list[tuple[int, tuple[Sum, ...]]] = []
         for i in (0, 1):
             side, weight = self.factor(sides[i], start)
@@ -319,7 +319,7 @@ class Paths:
         return min(options, key=lambda option: option[0])[1] if options else None
 
     def cone(self, value: Key, x: Key) -> list[Operation]:
-        """The operations through which a value was computed, back to `x`."""
+        """The operations that computed a value, back to `x`."""
         operations = self.recording.operations
         begin = self.recording.producers.get(x, -1)
         seen: set[int] = set()
@@ -337,10 +337,10 @@ def _times(a: float | Tensor, b: float) -> float | Tensor:
 
 
 def _mixes(module: nn.Module) -> bool:
-    """A map that mixes channels or positions is no norm: it holds a matrix."""
+    """Whether a module holds a matrix, and so is not a norm."""
     return any(p.ndim > 1 and min(p.shape[:2]) > 1 for p in module.parameters(recurse=False))
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    known = not (a.is_meta or b.is_meta)  # of a model without weights only shapes are
+    known = not (a.is_meta or b.is_meta)  # meta tensors have no values
     return known and a.shape == b.shape and torch.equal(a, b)

@@ -1,4 +1,4 @@
-"""A stream read off a running model: no model class is named here."""
+"""A stream discovered from a running model. No model class is named here."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _FAILURES = (
 class Readout:
     """How a state becomes a prediction.
 
-    how: "modules" where pick, norms and head are known; "head" where only the head is, and its
-        input comes from the tail; "tail" where the prediction does.
-    picked: which part of the state predicts, in words; `late` if the model picks after its head.
-    exact: the modules give the model's own prediction bit for bit.
+    how: "modules" if pick, norms and head are known; "head" if only the head is, and the tail
+        computes its input; "tail" if the tail computes the prediction.
+    picked: what `pick` does, in words. late: the model picks after its head.
+    exact: the modules reproduce the model's own prediction bit for bit.
     """
 
     how: str
@@ -61,14 +61,15 @@ class Readout:
 
 @dataclass(frozen=True)
 class Structure:
-    """What one batch told about a model.
+    """What one batch revealed about a model.
 
-    missing: block -> why its branches are not known.
+    missing: block (from 1) -> why its branches are unknown.
     others: the names of other chains in the model.
-    early: lists of residual blocks before the stream, of which the model reads more than a state.
-    axis: the dimension of a state that counts the rows.
-    outputs: how many numbers a prediction has.
-    batch: what it was seen on.
+    early: paths of residual blocks before the stream, from which the model reads more than one
+        state.
+    axis: the batch dimension of a state.
+    outputs: numbers per prediction.
+    batch: the batch that was run.
     """
 
     blocks: tuple[Block, ...]
@@ -86,10 +87,10 @@ class Structure:
 
 @final
 class DiscoveredStream(ResidualStream):
-    """The residual stream of any model, found on the first batch (or one that was made up).
+    """The residual stream of any model, discovered on its first batch or a made-up one.
 
-    stream: which chain to follow, where there are several: a part of its path.
-    example: a batch to look at now; otherwise one is made up from the model's own config.
+    stream: which of several chains to follow, as part of its path.
+    example: a batch to run now; by default one is made up from the model's config.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class DiscoveredStream(ResidualStream):
         main = getattr(self._inner, "main_input_name", None)
         first = main if main in self._names else (self._names[0] if self._names else "input")
         text = ("input_ids", "inputs_embeds") if first == "input_ids" else ()
-        # Where there is a decoder, its tokens are what predicts.
+        # If there is a decoder, its tokens predict.
         decoded = ("decoder_input_ids",) if "decoder_input_ids" in self._names else ()
         self.inputs = tuple(dict.fromkeys((*decoded, first, *text)))
         if not hasattr(self._inner, "config"):
@@ -116,7 +117,7 @@ class DiscoveredStream(ResidualStream):
         if example is not None:
             self.confirm(self.check_batch(example))
 
-    # -- what was found ---------------------------------------------------------------------------
+    # -- discovery --------------------------------------------------------------------------------
 
     @property
     def structure(self) -> Structure:
@@ -126,7 +127,7 @@ class DiscoveredStream(ResidualStream):
         return self._found
 
     def _recalled(self) -> bool:
-        """Whether this model was looked at before, and is still what it was."""
+        """Restore an earlier discovery of this model; whether there was one that still holds."""
         known = recall(self._inner, (self.model, self._stream))
         if known is not None:
             self._found, self._more = known
@@ -134,12 +135,12 @@ class DiscoveredStream(ResidualStream):
 
     def _keep(self, found: Structure) -> None:
         self._found = found
-        if found.batch:  # not of a model that has no weights yet
+        if found.batch:  # there is none if the model has no weights yet
             remember(self._inner, (self.model, self._stream), (found, self._more))
 
     def confirm(self, batch: Mapping[str, Any]) -> None:
         if self._found is None and not self._recalled():
-            # Every value of the pass is kept for a moment: of a large batch a part is enough.
+            # Recording keeps every value, so use a few rows of a large batch.
             rows = self.rows(batch)
             few = batch if rows <= ROWS else select_rows(batch, torch.arange(ROWS), rows)
             self._keep(self._look(few))
@@ -161,14 +162,14 @@ class DiscoveredStream(ResidualStream):
                 return self._look(batch)
             except BatchError as error:
                 errors.append(error.__cause__)
-        reason = f"; the last one made up was refused: {errors[-1]}" if errors else ""
+        reason = f" ({errors[-1]})" if errors else ""
         raise UnsupportedModelError(
-            f"how {type(self._inner).__name__} runs is not known before a batch{reason}; pass one: "
-            "as_stream(model, example=batch)"
+            f"{type(self._inner).__name__} does not run on a made-up batch{reason}; pass a real "
+            "one: as_stream(model, example=batch)"
         ) from (errors[-1] if errors else None)
 
     def _try(self, batch: Mapping[str, Any]) -> Any:
-        """Call the model; if it does not take `use_cache` after all, never pass it again."""
+        """Call the model; if it rejects `use_cache`, stop passing it."""
         try:
             return self.call(self.arguments(batch, None))
         except TypeError:
@@ -186,8 +187,8 @@ class DiscoveredStream(ResidualStream):
         pieces = getattr(getattr(self._inner, "config", None), "chunk_size_feed_forward", 0)
         if pieces:
             raise UnsupportedModelError(
-                f"chunk_size_feed_forward is {pieces}, which runs one residual connection in "
-                "pieces; load the model with 0"
+                f"chunk_size_feed_forward is {pieces}, which splits one residual connection into "
+                "pieces; load the model with chunk_size_feed_forward=0"
             )
         with recording(self._inner) as record:
             try:
@@ -195,8 +196,8 @@ class DiscoveredStream(ResidualStream):
             except _FAILURES as error:
                 shapes = {k: tuple(v.shape) for k, v in batch.items() if isinstance(v, Tensor)}
                 raise BatchError(
-                    f"{self._label()} itself refused the batch {shapes} that was to show how it "
-                    f"runs: {type(error).__name__}: {error}"
+                    f"{self._label()} failed on the batch {shapes} used to discover its structure: "
+                    f"{type(error).__name__}: {error}"
                 ) from error
         prediction = self.prediction(record.output)
         whole, others = self._chain(record, prediction)
@@ -222,8 +223,8 @@ class DiscoveredStream(ResidualStream):
     ) -> tuple[Chain, Tail, dict[int, str]]:
         """The longest end of a chain that predicts alone, its tail, and why branches are unknown.
 
-        A model may read its early stages on the way to the prediction, or give later ones more of
-        them than a state: these are then no part of the stream, and run as they are.
+        A model may also use states of its early stages for the prediction, or pass more than one
+        state on to later stages. Such early stages are not part of the stream.
         """
         refused: UnsupportedModelError | None = None
         for chain in whole.ends():
@@ -268,34 +269,34 @@ class DiscoveredStream(ResidualStream):
         prediction: Tensor,
         batch: Mapping[str, Any],
     ) -> None:
-        """An error if the prediction does not come from the end of the chain."""
+        """Raise if the prediction does not depend on the end of the chain alone."""
         seen: list[Mapping[str | int, Any]] = []
         try:
             output = tail.output(record.values[chain.end], len(tail.blocks), batch, seen)
             found = self.prediction(output)
         except _FAILURES as error:
             raise UnsupportedModelError(
-                f"the blocks of {self._label()} in {chain.name} cannot be passed over: what comes "
-                f"after them needs more than a state ({type(error).__name__}: {error}); write an "
-                "adapter (docs/add-an-architecture.md)"
+                f"the blocks of {self._label()} in {chain.name} cannot be skipped: what follows "
+                f"needs more than a state ({type(error).__name__}: {error}); write an adapter "
+                "(docs/add-an-architecture.md)"
             ) from error
         if not _same(found, prediction):
             raise UnsupportedModelError(
                 f"the prediction of {self._label()} does not come from the end of {chain.name} "
-                "alone: with its blocks passing the last state through, it is another; it may be "
-                "random, keep a state between calls, or read the blocks on the way"
+                "alone: it changes if all blocks pass the last state through; the model may be "
+                "random, keep a state between calls, or read intermediate blocks"
             )
         changed = _changed(chain, tail, seen)
         if changed is not None and len(chain.paths) > 1:
             raise UnsupportedModelError(
-                f"block {changed} of {self._label()} in {chain.name} is given more than a state "
-                "that blocks before it change; write an adapter (docs/add-an-architecture.md)"
+                f"block {changed} of {self._label()} in {chain.name} depends on more than the "
+                "previous state; write an adapter (docs/add-an-architecture.md)"
             )
 
     def _outline(
         self, record: Recording, chain: Chain, others: tuple[str, ...], prediction: Tensor
     ) -> Structure:
-        """What shapes alone tell, of a model without weights: its blocks, so that it can be cut."""
+        """The structure of a model on the meta device: its blocks, so that it can be cut."""
         blocks = tuple(
             Block(module=link.call.module, plain=link.call.plain) for link in chain.links
         )
@@ -323,7 +324,7 @@ class DiscoveredStream(ResidualStream):
         fitting = [axis for axis, size in enumerate(h.shape) if size == rows]
         if len(fitting) < 2:
             return fitting[0] if fitting else 0
-        # Another dimension has this size by chance; that of the rows grows with them.
+        # Another dimension has the same size; only the batch dimension grows with the rows.
         shapes: list[torch.Size] = []
         see = last.register_forward_hook(lambda *seen: shapes.append(first_tensor(seen[-1]).shape))
         with hooked(see):
@@ -334,15 +335,14 @@ class DiscoveredStream(ResidualStream):
         found = chains(self._inner, record)
         if not found and not skips(record):
             raise UnsupportedModelError(
-                f"{self._label()} has no residual connection: nothing that it computes is added to "
-                "anything else, so it has no stream to follow; use a network with skips"
+                f"{self._label()} has no residual connections: it never adds two computed values, "
+                "so it has no stream; use a network with skips"
             )
         if not found:
             raise UnsupportedModelError(
-                f"{self._label()} has no chain of residual blocks: none of its module lists holds "
-                "modules that are called and add something to the state they are given; say where "
-                'its blocks are: as_stream(model, blocks="path.to.blocks", readout=(...)), or make '
-                "each of them a module"
+                f"{self._label()} has no chain of residual blocks: no module that it calls adds "
+                "something to its input; name its blocks: as_stream(model, "
+                'blocks="path.to.blocks", readout=(...)), or make each block a module'
             )
         names = tuple(chain.name for chain in found)
         if self._stream is not None:
@@ -357,14 +357,15 @@ class DiscoveredStream(ResidualStream):
             ends = predicting(found, record, prediction)
             if not ends:
                 raise UnsupportedModelError(
-                    f"no chain of {self._label()} leads to its prediction; found {list(names)}"
+                    f"no chain of {self._label()} leads to its prediction (found {list(names)}); "
+                    'name its blocks: as_stream(model, blocks="path.to.blocks", readout=(...))'
                 )
             largest = max(ends, key=lambda each: each.size)
             rivals = [each for each in ends if each is not largest and 4 * each.size > largest.size]
             if rivals:
                 raise SettingError(
-                    f"{self._label()} has {1 + len(rivals)} streams of equal right: "
-                    f"{', '.join(repr(each.name) for each in (largest, *rivals))}; say which: "
+                    f"{self._label()} has {1 + len(rivals)} streams that predict: "
+                    f"{', '.join(repr(each.name) for each in (largest, *rivals))}; choose one: "
                     f"as_stream(model, stream={largest.paths[0]!r})"
                 )
             chain = largest
@@ -387,7 +388,7 @@ class DiscoveredStream(ResidualStream):
         head = Capped(found.linear, found.after) if found.after else found.linear
         h = record.values[chain.end]
         if found.whole:
-            # Classifiers may score every token and pick afterwards; the last bits depend on it.
+            # Some classifiers score every token and pick afterward, which affects rounding.
             calls = [call for call in record.calls if call.module is found.linear and call.given]
             scored = record.values[calls[-1].given].shape if calls and calls[-1].given else None
             late = scored is not None and scored[:-1] != prediction.shape[:-1]
@@ -412,7 +413,7 @@ class DiscoveredStream(ResidualStream):
         *,
         late: bool,
     ) -> Readout | None:
-        """The one way of picking that agrees with the tail on every variant of the batch."""
+        """The readout whose pick agrees with the tail on every variant of the batch, if any."""
         last = len(tail.blocks)
         generator = torch.Generator().manual_seed(0)
         other = torch.randn(h.shape, generator=generator).to(h)
@@ -422,7 +423,7 @@ class DiscoveredStream(ResidualStream):
         for state, given in cases:
             try:
                 wanted.append((state, given, self.prediction(tail.output(state, last, given))))
-            except _FAILURES:  # a variant the model does not take says nothing
+            except _FAILURES:  # the model does not accept this variant
                 continue
         close: Readout | None = None
         for name, pick in picks(_text_config(self._inner)).items():
@@ -447,7 +448,7 @@ class DiscoveredStream(ResidualStream):
         return "causal_lm" if self._causal(prediction, batch) else "masked_lm"
 
     def _causal(self, prediction: Tensor, batch: Mapping[str, Any]) -> bool:
-        """Whether every token is predicted from those before it: another last token tells."""
+        """Whether changing the last token leaves all earlier predictions unchanged."""
         ids = batch.get("input_ids")
         generates = getattr(self._inner, "can_generate", None)
         if not isinstance(ids, Tensor) or generates is None or not generates():
@@ -500,7 +501,7 @@ class DiscoveredStream(ResidualStream):
         return self.prediction(found.tail.output(h, depth, batch))
 
     def _arrived(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
-        """A state as it would leave the last block, were all from `depth` on silent."""
+        """The output of the last block if all blocks after `depth` were silent."""
         found = self.structure
         return h if found.tail.still(depth) else found.tail.arriving(h, depth, batch)
 
@@ -551,7 +552,7 @@ class DiscoveredStream(ResidualStream):
         return self._more and getattr(config, "use_cache", None) is True
 
     def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
-        # Without this the model would build and fill a cache of its own on every pass.
+        # Otherwise the model would build and fill its own cache on every pass.
         own: dict[str, Any] = {"use_cache": cache is not None} if self._can_cache else {}
         labels = batch.get("labels")
         if self.inputs[0] == "decoder_input_ids" and labels is not None and labels.ndim == 2:
@@ -563,7 +564,7 @@ class DiscoveredStream(ResidualStream):
             cache = None
         given = super().arguments(batch, cache)
         if not self._more and "position_ids" not in self._names:
-            given.pop("position_ids", None)  # it places tokens by itself
+            given.pop("position_ids", None)  # the model computes them itself
         return {**given, **own}
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
@@ -581,8 +582,8 @@ class DiscoveredStream(ResidualStream):
             return super().new_cache()
         if self._cache_class is None:
             raise UnsupportedModelError(
-                f"{self.name} keeps no cache with which its own predictions, token by token, are "
-                "those of one pass; call without `cache`"
+                f"{self.name} has no cache that reproduces its predictions token by token; call "
+                "without `cache`"
             )
         return self._cache(self._cache_class)
 
@@ -593,7 +594,7 @@ class DiscoveredStream(ResidualStream):
 
     @cached_property
     def _cache_class(self) -> Any:
-        """The class of the cache that the model itself makes; None if it makes none that works."""
+        """The class of the model's own cache; None if it has none that works."""
         for batch in examples(self._inner):
             try:
                 with torch.no_grad(), evaluating(self._inner):
@@ -606,7 +607,7 @@ class DiscoveredStream(ResidualStream):
         return None
 
     def _reproduces(self, kind: Any, batch: Mapping[str, Any]) -> bool:
-        """Whether the model, given the tokens in pieces, predicts the last as in one pass."""
+        """Whether the model predicts the same if it reads the tokens in pieces with a cache."""
         ids, cache = batch["input_ids"], self._cache(kind)
         mask, last = torch.ones_like(ids), ids.shape[1]
         whole = {"input_ids": ids, "attention_mask": mask}
@@ -639,7 +640,7 @@ class DiscoveredStream(ResidualStream):
         return self._call_axes
 
     def _call_axes(self, batch: Mapping[str, Any]) -> Sequence[Any]:
-        """Measured once, with every row twice: what grows has rows."""
+        """Measured once on a batch with every row twice: batch dimensions double."""
         if self._axes is None:
             twice = _doubled(batch, self.rows(batch))
             with torch.no_grad(), evaluating(self._inner):
@@ -669,34 +670,34 @@ class DiscoveredStream(ResidualStream):
         if readout.how == "modules":
             chain = " -> ".join([readout.picked, *steps, head])
             sure = "the model's own bit for bit" if readout.exact else "checked against the tail"
-            said = f"{chain} ({sure})"
+            how = f"{chain} ({sure})"
         elif readout.how == "head":
-            said = f"the model's own forward up to {head}, blocks passing the state through"
+            how = f"the model's own forward up to {head}, with silent blocks"
         else:
-            said = "the model's own forward, blocks passing the state through"
+            how = "the model's own forward, with silent blocks"
         others = {"other streams": ", ".join(found.others)} if found.others else {}
         if found.early:
-            early = f"{', '.join(found.early)}: the prediction reads more of them than a state"
+            early = f"{', '.join(found.early)}: the model reads more than one state of them"
             others = {"before the stream": early, **others}
         gaps = [block for block, direct in enumerate(found.tail.direct, start=1) if not direct]
         if gaps:
             places = f"after block {', '.join(map(str, gaps))}"
             others = {"between blocks": f"the model changes the state {places}", **others}
         unknown = {
-            f"block {number}": f"residual connections not known: {why}"
+            f"block {number}": f"residual connections unknown: {why}"
             for number, why in found.missing.items()
         }
-        return {"found in": ", ".join(found.paths), "readout": said, **others, **unknown}
+        return {"found in": ", ".join(found.paths), "readout": how, **others, **unknown}
 
 
 def _skips(chain: Chain) -> dict[int, nn.Module]:
-    """Block (from 1) -> the module on its skip, where that changes the shape."""
+    """Block (from 1) -> the module on its skip, if it has one."""
     firsts = ((number, link.sums[0].skip) for number, link in enumerate(chain.links, start=1))
     return {number: skip.module for number, skip in firsts if skip is not None}
 
 
 def _changed(chain: Chain, tail: Tail, seen: Sequence[Mapping[str | int, Any]]) -> int | None:
-    """The first block to which the model gives something else where those before it are silent."""
+    """The first block whose other arguments change if earlier blocks are silent; None if none."""
     carried: Mapping[str | int, int] = {}
     for number, (link, given) in enumerate(zip(chain.links, seen, strict=True), start=1):
         for key, value in link.call.arguments.items():
@@ -709,7 +710,7 @@ def _changed(chain: Chain, tail: Tail, seen: Sequence[Mapping[str | int, Any]]) 
 
 
 def _named(model: nn.Module, step: Any) -> str:
-    """The path of a module in the model; a function by its own name."""
+    """The path of a module in the model, or the name of a function."""
     if not isinstance(step, nn.Module):
         return step.name
     return next((name for name, m in model.named_modules() if m is step), type(step).__name__)
@@ -755,12 +756,12 @@ def _near(a: Tensor, b: Tensor) -> bool:
 
 
 def _doubled(batch: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
-    """A batch that has every row twice."""
+    """The batch with every row twice."""
     return select_rows(batch, torch.arange(rows).repeat(2), rows)
 
 
 def _padded(batch: Mapping[str, Any], model: nn.Module) -> list[dict[str, Any]]:
-    """The batch with padding on the right and on the left, for what depends on it."""
+    """The batch with padding on the right, and with padding on the left."""
     ids, mask = batch.get("input_ids"), batch.get("attention_mask")
     pad = getattr(_text_config(model), "pad_token_id", None)
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.shape[1] < 4:

@@ -1,4 +1,4 @@
-"""The tail of a network: its own forward, with its blocks passing a given state through."""
+"""The tail of a network: its own forward with its blocks silent, starting from a given state."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from everydepth.stream.taps import parts_of, replaced_forward, silence, state_in
 
 
 class _Reached(Exception):
-    """Leaves the model's forward once the wanted value is there; never seen outside."""
+    """Stops the model's forward once the wanted value is known; never leaves this module."""
 
 
 @dataclass
 class Tail:
-    """Everything of a model but its blocks.
+    """Everything in a model but its blocks.
 
-    call: runs the model on a batch and gives its output.
-    forms: for each block the form of its output.
-    skips: block (from 1) -> the module on its skip, where that changes the shape.
-    direct: for each depth but the last, whether the next block receives just what a block gave.
+    call: runs the model on a batch and returns its output.
+    forms: the form of each block's output.
+    skips: block (from 1) -> the module on its skip, if that changes the shape.
+    direct: for each depth but the last, whether the next block receives the output unchanged.
     """
 
     call: Callable[[Mapping[str, Any]], Any]
@@ -36,18 +36,18 @@ class Tail:
     direct: Sequence[bool] = ()
 
     def silent(self, h: Tensor, number: int, given: Mapping[str | int, Any]) -> Any:
-        """What a silent block gives: the state itself, or what its skip makes of it."""
+        """The output of a silent block: the state, through its skip if that changes the shape."""
         skip = self.skips.get(number)
         return self.forms[number - 1].made(h if skip is None else skip(h), given)
 
     def stand_in(self, number: int, skip: nn.Module | None) -> nn.Module:
-        """A module for the place of a block that is gone, with the module on the block's skip."""
+        """A module to replace a removed block. skip: the module on the block's skip."""
         form = self.forms[number - 1]
         skip = nn.Identity() if skip is None else skip
         return skip if form.alone else Silent(form, skip)
 
     def still(self, depth: int) -> bool:
-        """Whether nothing but blocks lies between a depth and the last, and no skip in them."""
+        """Whether silent blocks would carry a state from this depth to the last unchanged."""
         return all(self.direct[depth:]) and not any(number > depth for number in self.skips)
 
     def output(
@@ -57,16 +57,16 @@ class Tail:
         batch: Mapping[str, Any],
         seen: list[Mapping[str | int, Any]] | None = None,
     ) -> Any:
-        """The model's output if the blocks from `depth` on were silent and their input `h`.
+        """The model's output if all blocks after `depth` were silent and received `h`.
 
-        seen: is filled with what each block was called with.
+        seen: filled with the arguments of each block.
         """
         last = {depth: h} if depth == len(self.blocks) else {}
         with self._passing({depth + 1: h}, last, seen=seen):
             return self.call(batch)
 
     def following(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
-        """What the block after `depth` receives if the one before it gave `h`."""
+        """The input of the block after `depth`, if the previous one returned `h`."""
         reached: list[Tensor] = []
         with self._passing({}, {depth: h}, reached, depth + 1):
             try:
@@ -76,7 +76,7 @@ class Tail:
         raise UnsupportedModelError(f"block {depth + 1} was not reached")
 
     def arriving(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
-        """What the last block gives if it and all from `depth` on are silent, their input `h`."""
+        """The output of the last block if all blocks after `depth` were silent and received `h`."""
         last = len(self.blocks)
         reached: list[Tensor] = []
         with self._passing({depth + 1: h}, {}, reached, last):
@@ -90,7 +90,7 @@ class Tail:
     def input_of(
         self, module: nn.Module, h: Tensor, depth: int, batch: Mapping[str, Any]
     ) -> Tensor:
-        """What a module of the tail receives last, if the blocks from `depth` on were silent."""
+        """The last input of a module of the tail, if all blocks after `depth` were silent."""
         seen: list[Tensor] = []
 
         def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -113,7 +113,11 @@ class Tail:
         stop: int = 0,
         seen: list[Mapping[str | int, Any]] | None = None,
     ) -> ExitStack:
-        """Exchange the blocks' forwards; a context that puts them back."""
+        """Replace the blocks' forwards; the context restores them.
+
+        inputs, outputs: states to use instead of a block's input or output, by number (from 1).
+        reached: gets the input of block `stop`, where the forward ends.
+        """
         calls = 0
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -126,8 +130,8 @@ class Tail:
                 raise _Reached
             if number > len(self.forms):
                 raise UnsupportedModelError(
-                    f"block {number} of {len(self.forms)} was called: the model's forward "
-                    "depends on its data; switch early stopping and layer drop off"
+                    f"block {number} of {len(self.forms)} was called: the number of calls depends "
+                    "on the data; turn off early stopping and layer drop"
                 )
             given = {**dict(enumerate(args)), **kwargs}
             if seen is not None:
@@ -150,13 +154,14 @@ class Tail:
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a block's output: the state alone, or a tuple that begins with it.
+    """The form of a block's output: the state, or a tuple, list or mapping that starts with it.
 
-    beside: what follows the state, in order: a constant, or the argument that is passed on. What
-        the block makes anew is None: a silent block makes nothing.
-    keys: the names of all of them, where the output is a mapping; `listed`: it is a list.
-    carried: arguments of the next block beside its state that are parts of this output -> which.
-    alone: it is given the state, and gives it, without anything beside.
+    beside: what follows the state: constants, and arguments that are passed on (`Passed`). What the
+        block computes itself is None, because a silent block computes nothing.
+    keys: the keys, if the output is a mapping. listed: the output is a list.
+    carried: arguments of the next block, other than its state, that are items of this output -> the
+        item's index.
+    alone: the block takes only the state and returns only the state.
     """
 
     beside: tuple[Any, ...] | None = None
@@ -167,7 +172,7 @@ class Form:
 
     @classmethod
     def of(cls, call: ModuleCall, then: ModuleCall | None) -> Form:
-        """Read off a call, and the call of the block after it."""
+        """The form, from a call and that of the next block."""
         plain = isinstance(call.output, Tensor)
         keys = tuple(call.output) if isinstance(call.output, Mapping) else None
         values = [call.output] if plain else parts_of(call.output)
@@ -181,7 +186,7 @@ class Form:
         return cls(tuple(beside), keys, isinstance(call.output, list), carried)
 
     def made(self, h: Tensor, given: Mapping[str | int, Any]) -> Any:
-        """An output of this form for a state."""
+        """An output of this form for a state. given: the block's arguments."""
         if self.beside is None:
             return h
         rest = [given.get(v.key) if isinstance(v, Passed) else v for v in self.beside]
@@ -198,7 +203,7 @@ class Passed:
 
 
 class Silent(nn.Module):
-    """In the place of a block that is gone: what the block would give if it added nothing."""
+    """Replaces a removed block by what it computes when silent."""
 
     def __init__(self, form: Form, skip: nn.Module) -> None:
         super().__init__()
@@ -210,11 +215,11 @@ class Silent(nn.Module):
 
 
 def _beside(value: Any, arguments: Mapping[str | int, Any]) -> Any:
-    """What a silent block gives in the place of a value that a block gave beside its state."""
+    """What a silent block returns in place of another output: see `Form.beside`."""
     passed = (key for key, given in arguments.items() if given is value and given is not None)
     key = next(passed, None)
     made = _tensors(value)
-    if key is None and not made and _carries(value):  # sizes of an image, in a new tuple
+    if key is None and not made and _carries(value):  # an equal tuple, such as image sizes
         key = next((k for k, given in arguments.items() if _equal(given, value)), None)
     if key is not None:
         return Passed(key)
