@@ -196,11 +196,11 @@ CASES: dict[str, Case] = {
         SettingError,
         "3 is neither a BatchMetric nor a FeatureMetric",
     ),
-    "metric": (lambda m: ed.trace(m, rows(), [3], **QUIET), SettingError, "no metric is called 3"),
+    "metric": (lambda m: ed.trace(m, rows(), [3], **QUIET), SettingError, "there is no metric 3"),
     "metric without a name": (
         lambda m: ed.register_metric(BatchMetric),
         SettingError,
-        r"BatchMetric has no name; write name = \"...\" into the class",
+        r"BatchMetric has no name; add name = \"...\" to the class",
     ),
     "metric without a method": (
         lambda m: ed.register_metric(type("Own", (BatchMetric,), {"name": "own"})),

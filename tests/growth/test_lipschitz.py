@@ -18,18 +18,15 @@ from everydepth.growth.lipschitz import (
     attention_constant,
     network_constants,
     norm_constant,
-    power_iteration,
     spectral,
 )
 
 
 def test_a_convolution_stretches_no_more_than_its_bound() -> None:
     conv = nn.Conv2d(3, 5, 3, padding=1)
-    exact = power_iteration(conv, (8, 8))
     columns = [conv(e) - conv(torch.zeros_like(e)) for e in torch.eye(3 * 64).view(-1, 1, 3, 8, 8)]
     matrix = torch.stack([c.flatten() for c in columns], 1)
-    assert exact == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-3)
-    assert exact <= spectral(conv)
+    assert torch.linalg.matrix_norm(matrix, 2).item() <= spectral(conv)
 
 
 def test_a_linear_map_is_its_largest_singular_value() -> None:

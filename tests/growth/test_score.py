@@ -23,7 +23,8 @@ from everydepth.errors import (
 )
 from everydepth.growth import Score, score
 from everydepth.growth.losses import row_losses
-from everydepth.growth.scoring import alignment, covariance, spectrum
+from everydepth.growth.scoring import alignment, covariance
+from everydepth.stream.gradients import spectrum
 from everydepth.stream.maps import LinearMap
 
 # Its two branches share a norm, and one is added to the other in place.

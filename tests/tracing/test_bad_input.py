@@ -40,7 +40,7 @@ def test_without_a_list_of_metrics_those_that_need_labels_are_skipped_and_named(
 
 
 def test_a_metric_that_does_not_exist_gets_the_closest_name() -> None:
-    with pytest.raises(SettingError, match="no metric is called 'acuracy'; did you mean 'accuracy"):
+    with pytest.raises(SettingError, match="there is no metric 'acuracy'; did you mean 'accuracy"):
         traced(samples.pictures(8), ["acuracy"])
     with pytest.raises(SettingError, match="did you mean 'loss'"):
         traced(samples.pictures(8), ["loss"]).result("los")

@@ -379,7 +379,7 @@ def test_a_metric_of_ones_own_is_known_by_its_name(monkeypatch: pytest.MonkeyPat
     assert t["rows"].sum() == 60
     assert "largest" in metric_names()
     assert groups()["own"] == ["largest"]
-    with pytest.raises(SettingError, match="a metric named 'largest' exists already"):
+    with pytest.raises(SettingError, match="there is already a metric 'largest'"):
         ed.register_metric(type("Other", (Largest,), {}))
 
 

@@ -265,7 +265,7 @@ def test_all_tokens_drawn_leave_no_error() -> None:
 
 
 def test_drawing_needs_tokens_and_data_that_can_be_read_again() -> None:
-    with pytest.raises(SettingError, match="read only once"):
+    with pytest.raises(SettingError, match="iterated only once"):
         ed.trace(llama(), iter([text()]), ["loss"], tokens=3, progress=False)
     from tests.helpers import tracing as samples
 
@@ -279,7 +279,7 @@ def test_drawing_needs_tokens_and_data_that_can_be_read_again() -> None:
 def test_the_plan_says_what_it_takes_and_what_to_drop() -> None:
     found = ed.trace(llama(), text(), ["loss"], progress=False)
     assert found.about["plan"].startswith("LlamaForCausalLM: 5 depths of 5 rows, 1 metrics (loss)")
-    assert "MiB beside the model. To halve: " in found.about["plan"]
+    assert "MiB in addition to the model. To halve the time: " in found.about["plan"]
 
 
 def test_ctrl_c_in_a_sweep_leaves_the_batches_before_it(

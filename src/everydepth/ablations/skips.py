@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, cast, get_args
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -107,7 +107,9 @@ def scaled_skip(
     (False, True)
     """
     stream = as_stream(model, **options)
-    return ScaledSkip(stream, checked_layers(stream, layer), checked_scale(c), checked_which(which))
+    if not math.isfinite(c):
+        raise SettingError(f"c={c}; use a finite number, 0 to remove the skip and 1 to keep it")
+    return ScaledSkip(stream, checked_layers(stream, layer), float(c), which)
 
 
 def checked_layers(stream: ResidualStream, layer: int | Sequence[int]) -> list[int]:
@@ -127,18 +129,6 @@ def checked_layers(stream: ResidualStream, layer: int | Sequence[int]) -> list[i
                 f"which has no skip; the first layer is 1, the last {stream.depth}"
             )
     return list(dict.fromkeys(map(int, layers)))
-
-
-def checked_scale(c: float) -> float:
-    if not math.isfinite(c):
-        raise SettingError(f"c={c}; use a finite number, 0 to remove the skip and 1 to keep it")
-    return float(c)
-
-
-def checked_which(which: str) -> Which:
-    if which not in get_args(Which):
-        raise SettingError(f"which={which!r}; use one of {', '.join(get_args(Which))}")
-    return cast(Which, which)
 
 
 def _chosen(stream: ResidualStream, layer: int, which: Which) -> list[int]:

@@ -26,6 +26,7 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.stream.feed import Feed, Source
+from everydepth.stream.maps import weight_spread
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -258,7 +259,7 @@ def gradient_study(
     return GradientStudy.of(
         learning,
         memorization,
-        _weights(stream),
+        weight_spread(stream.blocks),
         note,
         model=stream.name,
         task=stream.task,
@@ -322,15 +323,4 @@ def _by_layer(stream: ResidualStream, values: Sequence[Tensor], name: str) -> Fl
         for branch, value in zip(block.branches, at, strict=True):
             if branch.kind == name:
                 found[layer] = value.double().cpu().numpy()
-    return found
-
-
-def _weights(stream: ResidualStream) -> dict[str, Floats]:
-    found: dict[str, Floats] = {}
-    for layer, block in enumerate(stream.blocks):
-        for name, parameter in block.module.named_parameters():
-            if parameter.ndim >= 2:
-                key = name.removesuffix(".weight")
-                column = found.setdefault(key, np.full(stream.depth, np.nan))
-                column[layer] = float(parameter.detach().double().std(correction=0))
     return found

@@ -51,7 +51,6 @@ class Jumpboard:
     margin: float
     margin_valid: float | None
     tried: tuple[tuple[float, float], ...]
-    preconditioned: bool
 
     @property
     def model(self) -> nn.Module:
@@ -154,7 +153,6 @@ def jumpboard(
         margin=scored.loss - best if eta else 0.0,
         margin_valid=held,
         tried=tuple(history),
-        preconditioned=precondition,
     )
 
 

@@ -40,22 +40,6 @@ def spectral(module: nn.Module) -> float:
 
 
 @torch.no_grad()
-def power_iteration(module: nn.Conv2d, size: tuple[int, int], *, rounds: int = 100) -> float:
-    """The norm of a convolution on images of one size, as a lower bound that converges to it."""
-    x = torch.randn(1, module.in_channels, *size, dtype=module.weight.dtype)
-    x = x.to(module.weight.device)
-    value = 0.0
-    for _ in range(rounds):
-        with torch.enable_grad():
-            leaf = (x / x.norm()).requires_grad_()
-            # Minus the bias, which does not affect the norm.
-            y = module(leaf) - module(torch.zeros_like(leaf))
-            (x,) = torch.autograd.grad(y, leaf, y.detach())
-        value = float(y.norm())
-    return value
-
-
-@torch.no_grad()
 def norm_constant(module: nn.Module) -> float:
     """The Lipschitz constant of a norm (App. L)."""
     norm: Any = module

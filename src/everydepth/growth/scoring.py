@@ -30,7 +30,7 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.stream.feed import Feed
-from everydepth.stream.gradients import disagreement_bound
+from everydepth.stream.gradients import disagreement_bound, spectrum, summed_over_positions
 from everydepth.stream.maps import LinearMap
 
 FEWEST = 8
@@ -265,7 +265,7 @@ def _pass(
             seen.loss += losses.sum().item()
             seen.labels += counts.sum().item()
             for depth, g in zip(depths, slopes, strict=True):
-                pooled = _pooled(g)
+                pooled = summed_over_positions(g.detach()).double().cpu()
                 check_finite(pooled, "the gradient", depth)  # a sum keeps every NaN and infinity
                 seen.pooled.setdefault(depth, []).append(pooled)
                 if depth not in candidates:
@@ -291,12 +291,6 @@ def _add(seen: _Seen, tried: Candidate, first: int, found: Sequence[Any]) -> Non
         else:
             own[branch].weight.add_(weight)
             own[branch].bias.add_(bias)
-
-
-def _pooled(g: Tensor) -> Tensor:
-    """Per row, the gradient summed over tokens `(row, token, dim)` or pixels `(row, dim, y, x)`."""
-    pooled = g.flatten(2).sum(2) if g.ndim == 4 else g.reshape(g.shape[0], -1, g.shape[-1]).sum(1)
-    return pooled.detach().double().cpu()
 
 
 def _checked_sites(stream: ResidualStream, at: Sequence[int] | None) -> tuple[int, ...]:
@@ -396,14 +390,6 @@ def alignment(g: Tensor, test: Tensor) -> Alignment:
     # Unbiased: the squared norm of a mean of n rows is too large by trace / n.
     mu = float(a @ a) - trace / n
     return Alignment(cosine, disagreement_bound(mu, top, trace, n, m), m)
-
-
-def spectrum(g: Tensor) -> tuple[float, float]:
-    """`tr Sigma` and `||Sigma||_2` of the rows, from the smaller of the two Gram matrices."""
-    centered = g - g.mean(0)
-    small = centered @ centered.T if len(g) < g.shape[1] else centered.T @ centered
-    small = small / (len(g) - 1)
-    return float(small.trace()), float(torch.linalg.eigvalsh(small)[-1])
 
 
 def covariance(g: Tensor, *, seed: int = 0, most: int = 64) -> Covariance:

@@ -589,9 +589,14 @@ class ResidualStream(ABC):
             )
 
     @final
+    def first_input(self, batch: Mapping[str, Any]) -> Tensor:
+        """The model's first input in a batch: its tokens, images or features."""
+        return next(batch[key] for key in self.inputs if batch.get(key) is not None)
+
+    @final
     def rows(self, batch: Mapping[str, Any]) -> int:
         """The number of rows of a batch."""
-        return batch[next(k for k in self.inputs if batch.get(k) is not None)].shape[0]
+        return self.first_input(batch).shape[0]
 
     @final
     def check_labels(self, labels: Int[Tensor, "..."]) -> None:

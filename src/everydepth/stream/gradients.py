@@ -39,6 +39,25 @@ def rows_to_agree(mu: float, top: float, trace: float, chance: float) -> float:
     return 2 * (2 * top + math.sqrt(4 * top**2 + top * trace * chance)) / (mu * chance)
 
 
+def spectrum(rows: Tensor) -> tuple[float, float]:
+    """Trace and largest eigenvalue of the covariance of `(sample, dim)` rows.
+
+    They are computed from the smaller of the two Gram matrices.
+    """
+    centered = rows.double() - rows.double().mean(0)
+    small = centered @ centered.T if len(rows) < rows.shape[1] else centered.T @ centered
+    small = small / (len(rows) - 1)
+    return float(small.trace()), float(torch.linalg.eigvalsh(small)[-1])
+
+
+def summed_over_positions(gradient: Tensor) -> Tensor:
+    """`(sample, dim)` of a gradient `(sample, [token,] dim)` or `(sample, dim, height, width)`."""
+    wide = gradient if gradient.dtype == torch.float64 else gradient.float()
+    if wide.ndim == 4:
+        return wide.sum((2, 3))
+    return wide if wide.ndim == 2 else wide.flatten(1, -2).sum(1)
+
+
 @dataclass(frozen=True, eq=False)
 class TapGradients:
     """`dLoss_i/dh_l` for l = 0..L, `dLoss_i/dx` at the entry of every branch, `dLoss_i/dz`.
@@ -74,7 +93,7 @@ class TapGradients:
 
         This is the gradient with respect to a common shift of all positions.
         """
-        return [_summed(g) for g in self.states]
+        return [summed_over_positions(g) for g in self.states]
 
 
 def observe_gradients(
@@ -132,10 +151,3 @@ def _only_the_stream(stream: ResidualStream) -> Generator[None, None, None]:
 def _norms(gradient: Tensor) -> Tensor:
     wide = gradient if gradient.dtype == torch.float64 else gradient.float()
     return torch.linalg.vector_norm(wide.flatten(1), dim=1)
-
-
-def _summed(gradient: Tensor) -> Tensor:
-    wide = gradient if gradient.dtype == torch.float64 else gradient.float()
-    if wide.ndim == 4:  # (sample, channel, height, width)
-        return wide.sum((2, 3))
-    return wide if wide.ndim == 2 else wide.flatten(1, -2).sum(1)

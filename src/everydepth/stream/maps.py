@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
@@ -14,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.taps import hooked
+from everydepth.stream.wrapping import plain_values
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,21 @@ class LinearMap:
                 f"{conv.padding!r}; growth needs groups=1 and numeric padding"
             )
         return conv
+
+
+def weight_spread(blocks: Sequence[Block]) -> dict[str, np.ndarray]:
+    """By the name of a matrix inside its block, its standard deviation in each block.
+
+    NaN if a block has no such matrix.
+    """
+    found: dict[str, np.ndarray] = {}
+    for index, block in enumerate(blocks):
+        for name, value in plain_values(block.module):
+            if value.ndim >= 2:
+                key = name.removesuffix(".weight")
+                column = found.setdefault(key, np.full(len(blocks), np.nan))
+                column[index] = float(value.double().std(correction=0))
+    return found
 
 
 @contextmanager

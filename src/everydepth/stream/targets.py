@@ -459,7 +459,7 @@ def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> t
     rows, shape = stream.rows(batch), tuple(labels.shape)
     tokens = stream.task in ("causal_lm", "masked_lm")
     if tokens:
-        first = next(batch[key] for key in stream.inputs if batch.get(key) is not None)
+        first = stream.first_input(batch)
         if shape != tuple(first.shape[:2]) or labels.is_floating_point():
             kind = "are floats of" if labels.is_floating_point() else "have"
             raise LabelError(

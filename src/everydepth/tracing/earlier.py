@@ -1,4 +1,4 @@
-"""Traces saved before all results were saved alike: `trace.json` and `trace.npz`."""
+"""Reads traces saved by earlier versions, as `trace.json` and `trace.npz`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEAD = ("model", "task", "depth", "samples", "rows", "passes", "partial", "skip
 
 
 def convert(name: str, content: Mapping[str, Any], folder: Path) -> Trace:
-    """The words that such a trace lacks are those of the metrics of today."""
+    """The trace, with titles, units and descriptions taken from today's metrics."""
     check_format(folder, content.get("version"), VERSION)
     about = {key: content[key] for key in _HEAD}
     checked(about["skipped"], Mapping, "skipped")

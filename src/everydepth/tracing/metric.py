@@ -1,4 +1,4 @@
-"""The protocol of a metric, and the registry in which a metric is known by its name."""
+"""Base classes of metrics, and their registry."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from everydepth.tracing.observation import BlockRecords, FeatureRows, Observation
 
 Need = Literal["labels", "gradients", "branches", "against", "tokens"]
-"""What a metric needs beside the states: labels in the batches, gradients of the loss at every tap,
-the records of every residual connection, a second model, states made of tokens."""
+"""What a metric needs besides the states: labels in the batches, gradients of the loss at every
+state, records of every residual connection, a second model, states that consist of tokens."""
 
 
 Level = Literal["prediction", "token", "readout"]
 
 
 class Metric(ABC):
-    """`update` for all of the data, then `compute`. Made anew for every trace, so state is its own.
+    """`update` is called for all of the data, then `compute`. Each trace uses a new instance.
 
-    name, kind: of its result. needs: see `Need`. tasks: where it makes sense; None for everywhere.
-    default: part of `trace(model, data)` without a list of metrics, where needs and task allow;
-        or the tasks for which it is.
-    some_depths: whether it makes sense where only some depths are looked at. at: these, set by
-        `trace`. drawn: the sample of predictions it sees, if not all.
-    group: a name under which related metrics can be asked for together.
-    title, about, unit, better, section: words of the result where `compute` gives none; see
+    name, kind: of its result. needs: see `Need`. tasks: that it applies to; None for all.
+    default: whether `trace(model, data)` includes it, needs and task permitting; or the tasks for
+        which it does.
+    some_depths: whether it works if only some depths are read out.
+    at, drawn: set by `trace`: these depths, and the sample of predictions if not all are used.
+    group: a name for requesting related metrics together.
+    title, about, unit, better, section: of the result, unless `compute` sets them; see
         `everydepth.results.Result`.
     """
 
@@ -57,18 +57,18 @@ class Metric(ABC):
     drawn: DrawnRows | None = None
 
     def depth_of(self, index: Any) -> np.ndarray:
-        """Depths by their place among those looked at; one behind the last stays one behind."""
+        """Depths from indices into `at`; the index after the last is the depth after the last."""
         at = np.asarray(self.at)
         places = np.asarray(index)
         return places if not len(at) else np.asarray(np.append(at, at[-1] + 1)[places])
 
     def depths(self, last: int, first: int = 0) -> np.ndarray:
-        """The depths from place `first` to place `last` among those looked at."""
+        """The depths with indices `first` to `last` in `at`."""
         return self.depth_of(np.arange(first, last + 1))
 
     @abstractmethod
     def compute(self) -> Result:
-        """The result of everything seen; a `gap` where the data does not allow one."""
+        """The result for all data seen; a `gap` if the data does not allow one."""
 
     def over_depths(
         self,
@@ -79,9 +79,9 @@ class Metric(ABC):
         beside: Mapping[str, np.ndarray] | None = None,
         **more: Any,
     ) -> Result:
-        """One value (or row of values) for each depth from place `first` on; NaN is masked.
+        """A result with one value (or row of values) per depth from index `first` on.
 
-        beside: further arrays. more: of the `Result`.
+        NaN is masked. beside: further arrays. more: other fields of `Result`.
         """
         last = first + len(next(iter(series.values()))) - 1
         values = {name: defined(value) for name, value in series.items()}
@@ -95,38 +95,38 @@ class Metric(ABC):
         )
 
     def gap(self, reason: str) -> Result:
-        """That there is nothing to show, and why."""
+        """A result without values, and the reason."""
         return gap(self.name, self.kind, reason)
 
 
 class BatchMetric(Metric):
-    """Sees every batch as the model ran it.
+    """A metric that sees every batch.
 
-    reads: the fields of `Observation.predictions` it will read, computed together; one that is not
-        named is computed when it is read.
+    reads: the fields of `Observation.predictions` it uses, so that they are computed together;
+        others are computed when they are first read.
     """
 
     reads: ClassVar[frozenset[str]] = frozenset()
 
     def see_block(self, seen: BlockRecords) -> None:
-        """If the metric needs "branches": the records of a block, while the model runs.
+        """For metrics that need "branches": called with the records of each block in turn.
 
-        They are gone afterwards: keep what `update`, which follows, has to know of them.
+        The records are not kept: store whatever `update`, which follows, needs.
         """
 
     @abstractmethod
     def update(self, observation: Observation) -> None:
-        """Take in one batch or a part of one. Features, predictions and gradients are shared."""
+        """Add a batch, or part of one. Metrics share its features, predictions and gradients."""
 
 
 class FeatureMetric(Metric):
-    """Sees the features of all depths in chunks of a fixed size, whatever the batch size was.
+    """A metric that sees the features of all depths in chunks whose size is always the same.
 
-    passes: 2 if the second look needs something known only at the end of the first (a mean).
-        Features are held in memory for it if the budget allows; else the data runs again.
-    level: "prediction" for the rows that predict, "token" for every real token of the stream,
-        "readout" for the outputs `z_l` of the rows that predict (embeddings).
-    memory: bytes the metric may use for sums that grow with the width; set by `trace`.
+    passes: 2 if it needs a second look, for example to subtract the mean. Features are held in
+        memory for it if the budget allows; otherwise the data runs again.
+    level: "prediction" for the features that predict, "token" for every real token of the stream,
+        "readout" for the outputs `z_l` (embeddings).
+    memory: bytes it may use for sums that grow with the width; set by `trace`.
     """
 
     passes: ClassVar[Literal[1, 2]] = 1
@@ -135,13 +135,13 @@ class FeatureMetric(Metric):
 
     @abstractmethod
     def update(self, rows: FeatureRows) -> None:
-        """Take in one chunk; in the second pass `rows.second` is true."""
+        """Add a chunk; in the second pass, `rows.second` is true."""
 
 
 M = TypeVar("M", bound=type[Metric])
 
 _registry: dict[str, type[Metric]] = {}
-# The order in which groups are computed and shown; metrics of the user's own come last.
+# The order in which groups are computed and shown; users' own metrics come last.
 _GROUPS = (
     "prediction",
     "detection",
@@ -156,7 +156,7 @@ _GROUPS = (
 
 @checked
 def register_metric(metric: M) -> M:
-    """Make a metric known by its `name`; a decorator. A name that is taken is an error.
+    """Register a metric under its `name`; a decorator.
 
     >>> from everydepth.tracing import BatchMetric, Result
     >>> @ed.register_metric
@@ -180,16 +180,16 @@ def register_metric(metric: M) -> M:
     if not (isinstance(metric, type) and issubclass(metric, (BatchMetric, FeatureMetric))):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SettingError(
             f"{getattr(metric, '__name__', repr(metric))} is neither a BatchMetric nor a "
-            "FeatureMetric; derive it from one"
+            "FeatureMetric; subclass one of them"
         )
     if not isinstance(getattr(metric, "name", None), str):
-        raise SettingError(f'{metric.__name__} has no name; write name = "..." into the class')
+        raise SettingError(f'{metric.__name__} has no name; add name = "..." to the class')
     if missing := sorted(getattr(metric, "__abstractmethods__", ())):
         raise SettingError(f"{metric.__name__} has no {missing[0]}(); define it")
     taken = _registry.get(metric.name)
     if taken is not None and taken is not metric:
         raise SettingError(
-            f"a metric named {metric.name!r} exists already ({taken.__module__}.{taken.__name__}); "
+            f"there is already a metric {metric.name!r} ({taken.__module__}.{taken.__name__}); "
             "give yours another `name`"
         )
     _registry[metric.name] = metric
@@ -197,7 +197,7 @@ def register_metric(metric: M) -> M:
 
 
 def in_words(result: Result, metric: Metric | type[Metric] | None = None) -> Result:
-    """A result with the words of its metric (by default that of its name) where it has none."""
+    """A result with missing words (title, unit, ...) from its metric, by default that of its name."""
     metric = _registry.get(result.name) if metric is None else metric
     if metric is None:
         return result
@@ -209,12 +209,12 @@ def in_words(result: Result, metric: Metric | type[Metric] | None = None) -> Res
 
 
 def metric_names() -> list[str]:
-    """All metrics that can be asked for by name."""
+    """The names of all registered metrics."""
     return sorted(_registry)
 
 
 def groups() -> dict[str, list[str]]:
-    """Group name -> metrics; every group name is accepted in `trace(metrics=...)`."""
+    """The metrics of each group; `trace(metrics=...)` also accepts group names."""
     found: dict[str, list[str]] = {group: [] for group in _GROUPS}
     for name, metric in _registry.items():
         found.setdefault(metric.group, []).append(name)
@@ -224,10 +224,9 @@ def groups() -> dict[str, list[str]]:
 def chosen(
     metrics: str | Metric | Iterable[str | Metric | type[Metric]],
 ) -> tuple[list[Metric], set[str]]:
-    """Instances of the metrics asked for by name, group, class or instance, each name once.
+    """Instances of the requested metrics, and the names that were requested only as a group.
 
-    Second, the names that came from a group: of those, metrics that do not fit are left out
-    without an error.
+    The latter are left out without an error if they do not fit.
     """
     wanted: Sequence[str | Metric | type[Metric]] = (
         [metrics] if isinstance(metrics, (str, Metric)) else list(metrics)
@@ -240,7 +239,7 @@ def chosen(
             found.setdefault(metric.name, metric)
             (grouped if of_group else named).add(metric.name)
     if not found:
-        raise SettingError("metrics is empty; name at least one, or leave it out for the default")
+        raise SettingError("metrics is empty; name at least one, or omit it for the default")
     return list(found.values()), grouped - named
 
 
@@ -259,6 +258,6 @@ def _instances(item: str | Metric | type[Metric]) -> list[Metric]:
     close = get_close_matches(str(item), known, 1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise SettingError(
-        f"no metric is called {item!r}; {hint}metrics: {', '.join(metric_names())}; "
+        f"there is no metric {item!r}; {hint}metrics: {', '.join(metric_names())}; "
         f"groups: {', '.join(groups())}, all"
     )

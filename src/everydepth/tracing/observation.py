@@ -1,4 +1,4 @@
-"""What metrics share about one batch, so that nothing is computed twice."""
+"""What metrics see of a batch, computed once for all of them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from everydepth.tracing.predictions import LOGIT_BYTES, Predictions
 
 @dataclass(frozen=True, eq=False)
 class FeatureRows:
-    """A chunk of rows: features (depths 0..L, rows, dim), the second model's features, and targets
-    for metrics that need labels.
+    """A chunk of rows.
 
-    second: this is the second look at the same rows.
+    features: (depths 0..L, rows, dim). targets: for metrics that need labels. other: the second
+    model's features. second: whether this is the second look.
     """
 
     stream: ResidualStream
@@ -41,7 +41,7 @@ class FeatureRows:
 
     @cached_property
     def normed(self) -> Tensor:
-        """The features as the head's linear map receives them, after the final norm or pooler."""
+        """The inputs of the head's linear map: the features after the final norm or pooler."""
         stream = self.stream
         inputs = self.features.to(next(stream.head.parameters(), self.features).dtype)
         found = [stream.normed(feature, depth) for depth, feature in enumerate(inputs)]
@@ -50,7 +50,7 @@ class FeatureRows:
 
 @dataclass(frozen=True, eq=False)
 class BlockRecords:
-    """What the branches of block `depth` read and wrote, for one batch, as the block ended."""
+    """The records of the branches of block `depth`, for one batch."""
 
     stream: ResidualStream
     depth: int
@@ -64,13 +64,13 @@ class BlockRecords:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """One batch as the model ran it.
+    """One batch after the model ran.
 
-    A row is one prediction: a sample, or a real token (padding is left out) where every token
-    predicts. `row_sample` is the number of the sample a row belongs to, counted over the whole run.
+    A row is one prediction: a sample, or a real token if every token predicts.
 
-    depths: those looked at, all if empty. drawn: which of the rows count; None for all. reads: what
-    metrics will read of the predictions.
+    states: of the model. other: of the second model. first_sample: the number of samples before
+    this batch. depths: those read out; all if empty. drawn: the rows to use; None for all.
+    reads: the fields of `predictions` that metrics use.
     """
 
     stream: ResidualStream
@@ -88,7 +88,7 @@ class Observation:
 
     @property
     def depth(self) -> int:
-        """The last of the depths looked at, counted among these."""
+        """The index of the last depth in `depths`."""
         return len(self.depths) - 1
 
     @property
@@ -97,19 +97,19 @@ class Observation:
 
     @cached_property
     def per_token(self) -> bool:
-        """Every token (or query) predicts, so a sample has several rows."""
+        """Whether every token (or query) predicts, so that a sample has several rows."""
         return self._shape.ndim == 3
 
     @cached_property
     def asked(self) -> Targets:
-        """The rows, and what each should predict."""
+        """The rows with their labels."""
         return self._drawn(Targets.every(self.stream, self.states.batch, self._shape))
 
     @cached_property
     def rows(self) -> Targets:
-        """The rows alone: labels that are not read may be those of another task."""
+        """The rows without labels, which may be of another task if no metric needs them."""
         if self.stream.task == "masked_lm":
-            return self.asked  # only what is masked is a row
+            return self.asked  # labels select the masked tokens
         batch = {key: value for key, value in self.states.batch.items() if key != "labels"}
         return self._drawn(Targets.every(self.stream, batch, self._shape))
 
@@ -118,6 +118,7 @@ class Observation:
 
     @property
     def row_sample(self) -> Tensor:
+        """The number of the sample that each row belongs to, counted over all batches."""
         return self.rows.sample.cpu() + self.first_sample
 
     @cached_property
@@ -126,52 +127,52 @@ class Observation:
         found: list[Tensor] = []
         for depth in self.depths:
             feature = self.rows.pick(self.states.feature(depth).detach())
-            # A readout that sees all tokens of a sample is followed by their mean.
+            # If the readout uses all tokens of a sample, take their mean.
             feature = feature if feature.ndim == 2 else feature.flatten(1, -2).mean(1)
             found.append(at_least_float32(feature))
         return torch.stack(found)
 
     @property
     def outputs(self) -> int:
-        """How many numbers one row's prediction has."""
+        """Numbers per prediction."""
         return self._shape.shape[-1]
 
     @property
     def has_few_outputs(self) -> bool:
-        """The predictions of all depths together are small: `readouts` may hold them."""
+        """Whether the predictions of all depths fit in memory together, as `readouts`."""
         return 4 * len(self.depths) * len(self.rows) * self.outputs <= LOGIT_BYTES
 
     @property
     def by_words(self) -> bool:
-        """The head is a plain linear map of every row, so its words can be taken in parts."""
+        """Whether the vocabulary can be processed in blocks of words."""
         return predicts_words(self.stream) and self.per_token
 
     @cached_property
     def readouts(self) -> Tensor:
-        """(depths, rows, outputs): `z_l` of every row, where outputs are few."""
+        """(depths, rows, outputs): `z_l` of every row; see `has_few_outputs`."""
         found = [self._readout(index, slice(None)).detach() for index in range(len(self.depths))]
         return torch.stack([at_least_float32(z) for z in found])
 
     @property
     def targets(self) -> Tensor | None:
-        """A class per row (-100 where there is none), or numbers per row; None unlabeled."""
+        """A class per row (-100 if it has none) or numbers per row; None without labels."""
         return self.asked.labels if self.asked.numbers else self.asked.classes
 
     @cached_property
     def predictions(self) -> Predictions:
-        """Loss, decision, margin and confidence of every row at every depth."""
+        """Loss, predicted class, margin, confidence, ... of every row at every depth."""
         return Predictions(self, self.reads)
 
     def logits(self, depth: int, rows: slice | Tensor) -> Tensor:
-        """`z_l` of some rows, depths counted among `depths`; at depth L the model's own output."""
+        """`z_l` of some rows. depth: an index into `depths`; at L, the model's own output."""
         return self.readouts[depth, rows] if self.has_few_outputs else self._readout(depth, rows)
 
     def final_logits(self, rows: Tensor) -> Tensor:
-        """What the full model predicts for some rows."""
+        """The full model's predictions for some rows."""
         return self.logits(self.depth, rows)
 
     def head_inputs(self, rows: slice) -> Tensor:
-        """(depths, rows, dim): what the head's linear map receives."""
+        """(depths, rows, dim): the inputs of the head's linear map."""
         found = [
             self.stream.normed(self._picked(depth)[rows], depth).detach() for depth in self.depths
         ]
@@ -188,19 +189,19 @@ class Observation:
         return self.states.logits(depth)[rows]
 
     def _picked(self, depth: int) -> Tensor:
-        """The features of the rows at one depth, in the model's own number format."""
+        """The features of the rows at one depth, in the model's own dtype."""
         return self.rows.pick(self.states.feature(depth).detach())
 
     @cached_property
     def _shape(self) -> Tensor:
-        """A prediction, or something of its shape where the model's own head was passed over."""
+        """A prediction, or a tensor of the same shape if the model's own head was skipped."""
         if self.states.output is None and predicts_words(self.stream):
-            return shape_of_words(self.stream, self.states.batch)
+            return placeholder_prediction(self.stream, self.states.batch)
         return self.states.logits(self.states.depth)
 
     @cached_property
     def _own_rows(self) -> Tensor:
-        # Without padding this is a view: nothing of the size of the vocabulary is copied.
+        # Without padding this is a view, so nothing as large as the vocabulary is copied.
         return self.rows.pick(self._shape)
 
     @cached_property
@@ -208,19 +209,19 @@ class Observation:
         return self.states.feature(self.states.depth).ndim == 2
 
 
-def shape_of_words(stream: ResidualStream, batch: Mapping[str, Any]) -> Tensor:
-    """Something of the shape of a prediction that takes no memory."""
-    first = next(batch[key] for key in stream.inputs if batch.get(key) is not None)
-    return torch.empty(1, device=stream.device).expand(*first.shape[:2], stream.classes)
+def placeholder_prediction(stream: ResidualStream, batch: Mapping[str, Any]) -> Tensor:
+    """A tensor with the shape of a language model's prediction that takes no memory."""
+    first = stream.first_input(batch)
+    return torch.empty(1, device=first.device).expand(*first.shape[:2], stream.outputs or 1)
 
 
 def token_features(states: States) -> Tensor:
-    """Every real token of every state, in rows."""
+    """(depths, tokens, dim): every real token of every state."""
     if any(h.ndim != 3 or h.shape != states.h[0].shape for h in states.h):
         shapes = sorted({tuple(h.shape[1:]) for h in states.h})
         raise UnsupportedModelError(
             f"token-level metrics need states of one shape (token, dim), but {states.stream.name} "
-            f"has {shapes}; drop them and use the metrics on its pooled features"
+            f"has {shapes}; use the metrics of pooled features instead"
         )
     mask = real_tokens(states.batch, tuple(states.h[0].shape[:2]), states.h[0].device)
     everything = mask is None or bool(mask.all())

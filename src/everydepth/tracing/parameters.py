@@ -1,4 +1,4 @@
-"""What is left to store when a model is cut to a depth."""
+"""The number of parameters at every depth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everydepth.tracing.sums import DEPTH
 
 
 def parameters_by_depth(stream: ResidualStream) -> Result:
-    """Parameters that a model cut to depth 0..L keeps: all but those of later blocks alone."""
+    """The number of parameters of a model cut to depth 0..L: all but those of later blocks."""
     blocks = [{id(p) for p in block.module.parameters()} for block in stream.blocks]
     size = {id(p): p.numel() for p in stream.model.parameters()}
     found: list[int] = []
@@ -29,7 +29,7 @@ def kept_parameters(counts: Sequence[int]) -> Result:
         np.arange(len(counts)),
         np.array(counts, dtype=np.int64),
         labels={"depth": DEPTH},
-        about="What is left to store when the model is cut to this depth.",
+        about="The number of parameters of the model cut to this depth.",
         unit="count",
         better="lower",
         section="cost",

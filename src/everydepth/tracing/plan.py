@@ -1,4 +1,4 @@
-"""What a trace will cost, said once its first row has shown."""
+"""The expected time and memory of a trace, from its first row."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Expected from the first row: seconds of the forward pass, of the readouts, of the rest.
+    """The expected cost.
 
-    rows: of data; None if unknown. tokens: that predict in a row. bytes: of what is held at once,
-    beside the model.
+    rows: in the data; None if unknown. tokens: predictions per row. forward, readout, rest: seconds
+    per row. bytes: memory in addition to the model.
     """
 
     model: str
@@ -25,7 +25,7 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """In all; None if the data does not say how long it is."""
+        """The total; None if the number of rows is unknown."""
         if self.rows is None:
             return None
         return self.rows * (self.forward + self.readout + self.rest)
@@ -39,12 +39,13 @@ class Plan:
         if dearest == "readout" and self.depths > 2:
             few = "" if self.tokens is None else f", or tokens={max(self.tokens // 2, 1):,}"
             return (
-                f"the readout of {self.depths} depths is {share:.0%}: depths='::2'{few} halves it"
+                f"the readout of {self.depths} depths takes {share:.0%}: depths='::2'{few} halves "
+                "it"
             )
         if dearest == "rest" and len(self.metrics) > 1:
-            return f"metrics beside readouts are {share:.0%}: name those you need in metrics="
+            return f"other metrics take {share:.0%}: name those you need in metrics="
         half = "" if self.rows is None else f"={max(self.rows // 2, 1)}"
-        return f"the forward pass is {share:.0%}: max_samples{half} halves it"
+        return f"the forward pass takes {share:.0%}: max_samples{half} halves it"
 
     def __str__(self) -> str:
         time = "unknown time" if self.seconds is None else f"about {self.seconds:,.0f} s"
@@ -52,5 +53,6 @@ class Plan:
         shown = ", ".join(self.metrics[:4]) + (", ..." if len(self.metrics) > 4 else "")
         return (
             f"{self.model}: {self.depths} depths of {rows}, {len(self.metrics)} metrics ({shown}); "
-            f"{time}, {self.bytes / 2**20:,.0f} MiB beside the model. To halve: {self.halving}"
+            f"{time}, {self.bytes / 2**20:,.0f} MiB in addition to the model. To halve the time: "
+            f"{self.halving}"
         )

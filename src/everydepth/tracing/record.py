@@ -12,8 +12,8 @@ from everydepth.results import Results
 class Trace(Results, kind="trace"):
     """Depths 0..L of one model on one data set; depth 0 is the embedding.
 
-    `trace["cos"]` is a numpy array, `trace.result("cos")` all of what the metric gives.
-    `about` also holds how features were kept in memory and the name of a second model.
+    `trace["cos"]` is a numpy array, `trace.result("cos")` the full `Result`. `about` also has the
+    plan, how features were held in memory, and the name of a second model.
 
     >>> trace = ed.trace(model, test, ["accuracy", "cos"], progress=False)
     >>> trace["accuracy"].shape, trace["cos"].shape  # depths 0..3; pairs of depths
@@ -24,22 +24,22 @@ class Trace(Results, kind="trace"):
 
     @property
     def rows(self) -> int:
-        """Predictions: equal to `samples`, or the number of real tokens."""
+        """The number of predictions: `samples`, or the number of real tokens."""
         return int(self.about.get("rows") or self.samples)
 
     @property
     def passes(self) -> int:
-        """How often the data was run through the model."""
+        """How often the data ran through the model."""
         return int(self.about.get("passes") or 1)
 
     @property
     def partial(self) -> bool:
-        """The run was interrupted; results cover `samples` rows only."""
+        """Whether it was interrupted, so that results cover only the first `samples` rows."""
         return bool(self.about.get("partial"))
 
     @property
     def skipped(self) -> Mapping[str, str]:
-        """Metrics left out of the default set, and why."""
+        """Metrics that were left out, and why."""
         return self.about.get("skipped") or {}
 
     def columns(self, *, main: bool = False) -> dict[str, list[float | None]]:

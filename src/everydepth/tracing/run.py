@@ -1,4 +1,4 @@
-"""`trace`: run the data through the model once, and every metric over what it shows."""
+"""`trace`: run the data through the model once, and measure every depth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from everydepth.config import Seed, checked
 from everydepth.environment import usable_device
 from everydepth.errors import LabelError, SettingError
-from everydepth.results import named, provenance
+from everydepth.results import Result, named, provenance
 from everydepth.signals import Signals
 from everydepth.stream import (
     BranchRecord,
@@ -56,11 +56,11 @@ from everydepth.tracing.predictions import LOGIT_BYTES
 from everydepth.tracing.record import Trace
 from everydepth.tracing.store import FeatureStore
 
-# On a CPU a batch runs in parts whose states have about this size, and stay in its cache: measured
+# On a CPU, batches run in parts whose states are about this large and stay in the cache: measured
 # 5 to 18 % faster for encoders and small convolutional networks, within 5 % for larger blocks.
 PART_BYTES = 2**21
 
-ANNOUNCED = 10.0  # seconds; what takes less is not worth a line
+ANNOUNCED = 10.0  # seconds; a shorter trace is not announced
 
 Metrics = str | Metric | Iterable[str | Metric | type[Metric]]
 
@@ -82,29 +82,29 @@ def trace(
     against: nn.Module | ResidualStream | None = None,
     **options: Any,
 ) -> Trace:
-    """Measure every depth of a model on data, in one pass where memory allows.
+    """Measure every depth of a model on data, in one pass if memory allows.
 
-    The model runs in eval mode, and is left in its own mode on the device it was on.
+    The model runs in eval mode; its mode and device are restored afterward.
 
-    data: batches (an iterable of mappings, of tensors or of `(inputs, labels)` pairs), a data set
-        whose items are mappings, or one batch. What can be iterated again allows a second pass.
-    metrics: names, groups ("similarity", "gradients", "all"), classes or instances. Without, all
-        that are cheap, fit the task and have what they need; `trace.skipped` names the others.
-    max_samples: stop after this many rows of data.
-    batch_size: for a data set or one large batch; 32 if not given. On a CPU a batch may run in
-        parts, which stay in its cache; no row sees another, so results are the same.
-    depths: which depths to read out: numbers, or a slice such as "::2"; the last is always among
-        them. Metrics of single blocks need all.
-    tokens: of a language model, how many of all predictions to look at, drawn with `seed`; means
-        then come with the `standard_error` that this causes.
-    memory_budget: bytes of features held at once. Exact centering needs the mean before the second
-        look at the data: features that fit are held, else the data runs through the model again;
-        `trace.passes` and `trace.about["features"]` say which.
+    data: batches (an iterable of mappings, tensors or `(inputs, labels)` pairs), a data set whose
+        items are mappings, or one batch. A second pass needs data that can be iterated again.
+    metrics: names, groups ("similarity", "gradients", "all"), classes or instances. By default all
+        cheap ones that fit the task and the data; `trace.skipped` says why others were left out.
+    max_samples: stop after this many rows.
+    batch_size: for a data set or one large batch; 32 by default. On a CPU, a batch may run in parts
+        that fit the cache. Rows are independent, so results are the same.
+    depths: the depths to read out: numbers, or a slice such as "::2"; the last is always included.
+        Metrics of single blocks need all depths.
+    tokens: for a language model, measure a random sample of this many predictions, drawn with
+        `seed`; means then come with a `standard_error`.
+    memory_budget: bytes of features to hold. Exact centering needs the mean before a second look at
+        the features: if they do not fit, the data runs through the model again. `trace.passes` and
+        `trace.about["features"]` say which happened.
     against: a second model (or stream) that sees the same batches, for metrics between the two.
     options: passed to `as_stream` with `model`.
 
-    What it will take is told on a terminal once the first row has shown, and in
-    `trace.about["plan"]`. Interrupted with Ctrl-C it returns what it has, with `trace.partial` set.
+    After the first row, the expected time and memory are printed on a terminal, and stored in
+    `trace.about["plan"]`. Ctrl-C returns what was measured so far, with `trace.partial` set.
 
     >>> trace = ed.trace(model, test, progress=False)  # all metrics that fit
     >>> bool(trace["accuracy"][3] > trace["accuracy"][0])
@@ -126,8 +126,8 @@ def trace(
     if tokens is not None:
         if not feed.again:
             raise SettingError(
-                f"tokens={tokens}, but {type(data).__name__} can be read only once, and drawing "
-                "needs to know how many there are; pass a list, a DataLoader or a data set"
+                f"tokens={tokens}, but {type(data).__name__} can be iterated only once, and "
+                "sampling needs to count first; pass a list, a DataLoader or a data set"
             )
         drawn = DrawnRows.of(stream, feed, tokens, seed)
     first = feed.peek()
@@ -139,7 +139,7 @@ def trace(
     if metrics is None:
         for metric in [m for m in wanted if not _is_default(m, stream.task)]:
             wanted.remove(metric)
-            skipped[metric.name] = "not in the default set; ask for it by name"
+            skipped[metric.name] = "not in the default set; request it by name"
     _refuse({name: why for name, why in skipped.items() if name not in grouped}, wanted)
     with (
         _placed(stream, device),
@@ -151,7 +151,7 @@ def trace(
         run.look(feed.shown("trace", progress))
         again = run.second_look(feed, progress)
     return Trace(
-        results=named(*(in_words(metric.compute(), metric) for metric in wanted)),
+        results=named(*(in_words(run.result(metric), metric) for metric in wanted)),
         about=provenance(
             model=stream.name,
             task=stream.task,
@@ -181,7 +181,7 @@ def trace(
 def _at_some(
     metrics: Sequence[Metric], skipped: dict[str, str], fewer: bool, drawn: bool
 ) -> list[Metric]:
-    """The metrics that can do with some depths or some tokens; says why others are left out."""
+    """The metrics that support a selection of depths or tokens; `skipped` gets the others."""
     for metric in metrics:
         if fewer and not metric.some_depths:
             skipped[metric.name] = "needs every depth; leave out depths="
@@ -205,7 +205,7 @@ def _announced(rows: int | None, progress: bool, plan: Plan) -> Plan:
 
 @dataclass(eq=False)
 class _Run:
-    """The state of one trace: what is asked for, and how far it is."""
+    """One trace in progress."""
 
     stream: ResidualStream
     other: ResidualStream | None
@@ -235,6 +235,10 @@ class _Run:
         self.branches = [m for m in self.batch_metrics if "branches" in m.needs]
         self.reads = frozenset(field for m in self.batch_metrics for field in m.reads)
 
+    def result(self, metric: Metric) -> Result:
+        """What a metric measured."""
+        return metric.compute() if self.rows else metric.gap("no data was seen")
+
     def look(self, batches: Iterator[Mapping[str, Any]]) -> None:
         """The first pass."""
         try:
@@ -247,11 +251,11 @@ class _Run:
                 with torch.no_grad():
                     observation = self._observed(batch, drawn)
                     clock.append(time.perf_counter())
-                    # Outside the undivided part, for Ctrl-C: this is where the time goes.
+                    # Most of the time goes here, where Ctrl-C still interrupts.
                     self._check(observation)
                     observation.predictions.find()
                     clock.append(time.perf_counter())
-                    with _undivided():
+                    with Signals():  # Ctrl-C waits until all metrics have seen the batch
                         self._take(observation)
                 clock.append(time.perf_counter())
                 if self.plan is None and self.announce is not None:
@@ -281,13 +285,13 @@ class _Run:
         return None if self.drawn is None else self.drawn.take(rows_in(self.stream, batch))
 
     def second_look(self, feed: Feed, progress: bool) -> bool:
-        """What needs the mean first; True if the data ran through the model again."""
+        """Show features to metrics that need the mean first; whether the data ran again."""
         if not self.stores:
             return False
         self.how = "one pass, nothing held"
         again = any(store.must_run_again for store in self.stores.values())
         if again and (self.interrupted or not feed.again):
-            self.how = "features did not fit, and the data could not be run again"
+            self.how = "features did not fit in memory, and the data could not be run again"
             return False
         if any(store.twice for store in self.stores.values()):
             self.how = "data run twice" if again else "features held in memory"
@@ -317,11 +321,11 @@ class _Run:
             store.flush()
 
     def _parts(self, batches: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """The batches, cut once it is known how large the states are. No row sees another."""
+        """The batches, in parts once the size of a state is known."""
         for whole in batches:
             batch, rows = whole, self.stream.rows(whole)
             if self.part is None and rows > 1 and self.stream.device.type == "cpu":
-                # The first row tells how large a state is, and how long it takes.
+                # The first row shows the size of a state, and the time it takes.
                 yield pick_rows(whole, torch.arange(1), rows)
                 batch, rows = pick_rows(whole, torch.arange(1, rows), rows), rows - 1
             if self.part is None or rows <= self.part:
@@ -354,7 +358,7 @@ class _Run:
             metric.see_block(BlockRecords(self.stream, index + 1, seen, batch))
 
     def _check(self, o: Observation) -> None:
-        # Where every token predicts, its features are the states: no need to copy them.
+        # If every token predicts, features are the states: no need to copy them.
         parts = [o.states.h[i] for i in self.at] if o.by_words else [o.features]
         if not all(bool(torch.isfinite(part).all()) for part in parts):
             o.states.check_finite()
@@ -381,8 +385,8 @@ class _Run:
             theirs = None if other is None else _level(other, store.level)
             if theirs is not None and theirs.shape[1] != mine.shape[1]:
                 raise SettingError(
-                    f"the two models give {mine.shape[1]} and {theirs.shape[1]} rows for one "
-                    "batch; compare models of the same task on the same data"
+                    f"the two models have {mine.shape[1]} and {theirs.shape[1]} predictions for "
+                    "one batch; compare models of the same task on the same data"
                 )
             store.add(mine, o.targets if store.needs_labels else None, theirs)
 
@@ -409,9 +413,9 @@ def _fitting(
         missing["against"] = "a second model; pass against="
     kinds = {branch.kind for block in stream.blocks for branch in block.branches}
     if not kinds:
-        missing["branches"] = f"branches, but {stream.name} declares none"
+        missing["branches"] = f"branches, but those of {stream.name} are unknown"
     elif "attention" not in kinds:
-        missing["tokens"] = f"tokens, but {stream.name} has no attention between any"
+        missing["tokens"] = f"tokens, but {stream.name} has no attention"
     kept: list[Metric] = []
     skipped: dict[str, str] = {}
     for metric in metrics:
@@ -426,17 +430,17 @@ def _fitting(
 
 
 def _refuse(wrong: Mapping[str, str], kept: Sequence[Metric]) -> None:
-    """An error if a metric that was asked for by name cannot run, or none can."""
+    """Raise if a metric requested by name cannot run, or none can."""
     if wrong:
         unlabeled = all("needs labels" in why for why in wrong.values())
         raise (LabelError if unlabeled else SettingError)(
             "; ".join(f"{name}: {why}" for name, why in wrong.items())
             + (". Add 'labels' to the data, or drop them" if unlabeled else ". Drop them")
-            + (f": metrics={[m.name for m in kept]}" if kept else " (nothing would be left)")
+            + (f": metrics={[m.name for m in kept]}" if kept else " (none would be left)")
         )
     if not kept:
         raise SettingError(
-            "none of these metrics fits the model and its data; leave `metrics` out to see which do"
+            "none of these metrics fits the model and its data; omit metrics= to see which do"
         )
 
 
@@ -445,17 +449,10 @@ def _is_default(metric: Metric, task: Task) -> bool:
 
 
 @contextmanager
-def _undivided() -> Generator[None, None, None]:
-    """Ctrl-C waits until all metrics have taken in a batch, so that they agree on what they saw."""
-    with Signals():
-        yield
-
-
-@contextmanager
 def _placed(
     stream: ResidualStream, device: str | torch.device | None
 ) -> Generator[None, None, None]:
-    """The model in eval mode on `device`, inside the context."""
+    """Put the model in eval mode on `device` inside the context."""
     inner = unwrapped(stream.model)
     tensors = chain(inner.parameters(), inner.buffers())
     before = next((t.device for t in tensors), torch.device("cpu"))
@@ -467,6 +464,3 @@ def _placed(
         finally:
             if device is not None:
                 inner.to(before)
-
-
-__all__ = ["trace"]

@@ -1,4 +1,4 @@
-"""Features in chunks of a fixed size, held for a second look where memory allows."""
+"""Features in chunks of a fixed size, held for a second look if memory allows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CHUNK = 512  # rows; large enough for fast matrix products, and independent of t
 
 @dataclass(eq=False)
 class FeatureStore:
-    """Cuts the stream of rows into chunks and hands each to the metrics.
+    """Divides rows into chunks and passes each to the metrics.
 
-    Chunks do not depend on how the data was batched, so neither do sums over them. `held` keeps the
-    chunks for metrics with two passes until `budget` bytes; then all are let go and the data must
-    run again.
+    Chunks, and so sums over them, do not depend on the batch size. For metrics with two passes,
+    `held` keeps the chunks up to `budget` bytes; beyond that, all are dropped and the data must run
+    again.
     """
 
     metrics: Sequence[FeatureMetric]
@@ -46,7 +46,7 @@ class FeatureStore:
 
     @property
     def must_run_again(self) -> bool:
-        """The second look is wanted and the features are no longer here."""
+        """Whether a second look is needed but the features were dropped."""
         return bool(self.twice) and self.held is None
 
     def add(self, features: Tensor, targets: Tensor | None, other: Tensor | None) -> None:
@@ -66,7 +66,7 @@ class FeatureStore:
             self._waiting.append(_copied(_cut(rows, slice(start, count))))
 
     def flush(self) -> None:
-        """Hand out what is waiting, even if it is less than a chunk."""
+        """Pass on waiting rows, even if they are fewer than a chunk."""
         if self._waiting:
             rows, self._waiting = _joined(self._waiting), []
             self._hand_out(rows)
@@ -80,7 +80,7 @@ class FeatureStore:
         return self.metrics[0].level
 
     def second_look(self) -> None:
-        """Show the held chunks once more."""
+        """Pass on the held chunks once more."""
         for rows in self.held or ():
             for metric in self.twice:
                 metric.update(rows)
@@ -124,7 +124,7 @@ def _joined(parts: Sequence[FeatureRows]) -> FeatureRows:
 
 
 def _copied(rows: FeatureRows) -> FeatureRows:
-    """A view would keep the whole batch alive."""
+    """A copy, because a view would keep the whole batch alive."""
     other = None if rows.other is None else rows.other.clone()
     return replace(rows, features=rows.features.clone(), other=other)
 

@@ -1,4 +1,4 @@
-"""What metrics gather over batches: sums by name, and values of the first rows."""
+"""Accumulators for metrics: sums by name, and values of the first rows."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from everydepth.growth.scoring import spectrum
 from everydepth.stream import as_stream, evaluating, unwrapped
-from everydepth.stream.gradients import disagreement_bound, observe_gradients
+from everydepth.stream.gradients import disagreement_bound, observe_gradients, spectrum
 
 COORDINATES = 256  # drawn at random, of which the covariance is formed
 SHOWN = 24  # of these, in a heat map

@@ -49,8 +49,6 @@ class Contributions(BatchMetric):
         self.rows += p.step.shape[1]
 
     def compute(self) -> Result:
-        if not self.rows:
-            return self.gap("no data was seen")
         followed = self.sums.array("followed") / self.rows
         return self.over_depths(
             {"norm": self.sums.array("steps") / self.rows, "target": np.diff(followed)},
@@ -181,8 +179,6 @@ class BranchContributions(BatchMetric):
             self.sums[name, depth] = self.sums.get((name, depth), np.zeros(2)) + sums
 
     def compute(self) -> Result:
-        if not self.rows:
-            return self.gap("no data was seen")
         series: dict[str, np.ndarray] = {}
         labels: dict[str, str] = {}
         names = list(dict.fromkeys(name for name, _ in self.sums))

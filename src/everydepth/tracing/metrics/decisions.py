@@ -45,8 +45,6 @@ class Saturation(BatchMetric):
         self.sums.add(count=torch.bincount(at, minlength=observation.depth + 1))
 
     def compute(self) -> Result:
-        if not self.sums or not bool(self.sums["count"].any()):
-            return self.gap("no data was seen")
         count = self.sums.array("count")
         where = self.depths(len(count) - 1)
         return self.over_depths(
@@ -145,8 +143,6 @@ class PredictionDepth(BatchMetric):
         self.kept.add(torch.stack([sample, saturation_depth(p.top), right], 1))
 
     def compute(self) -> Result:
-        if not self.rows:
-            return self.gap("no data was seen")
         sample, final, right = self.kept.values().astype(np.int64).T
         arrays = {"final_from": self.depth_of(final), "sample": sample}
         if self.labeled:
@@ -193,8 +189,6 @@ class Margin(BatchMetric):
         self.kept.add(margin.T)
 
     def compute(self) -> Result:
-        if not self.rows:
-            return self.gap("no data was seen")
         return self.over_depths(
             {"value": self.sums.array("margin") / self.rows},
             beside=self.kept.quantiles(),

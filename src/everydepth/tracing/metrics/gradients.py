@@ -9,7 +9,7 @@ from torch import Tensor
 from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.results.result import Result, defined
-from everydepth.stream.gradients import disagreement_bound
+from everydepth.stream.gradients import disagreement_bound, spectrum
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
 from everydepth.tracing.metrics.contributions import branch_names
 from everydepth.tracing.metrics.predictive import CLASSES, NUMBERS, UNLABELED
@@ -124,7 +124,7 @@ class GradientMean(_OfGradients):
         means = [array(s) / self.samples for s in self.sums]
         norm = np.array([np.linalg.norm(m) for m in means])
         total = array(self.squares) / self.samples - norm**2
-        largest = np.array([_largest([r[i] for r in self.rows]) for i in range(len(means))])
+        largest = np.array([_largest(torch.cat(parts)) for parts in zip(*self.rows, strict=True)])
         exact = self.samples <= SPECTRUM_ROWS
         return self.over_depths(
             {"value": norm},
@@ -148,12 +148,9 @@ class GradientMean(_OfGradients):
         )
 
 
-def _largest(parts: list[Tensor]) -> float:
-    """The largest eigenvalue of the covariance, from the smaller of its two Gram matrices."""
-    g = torch.cat(parts).double()
-    g = g - g.mean(0)
-    gram = g @ g.T if len(g) < g.shape[1] else g.T @ g
-    return float(torch.linalg.eigvalsh(gram)[-1].clamp(min=0)) / len(g)
+def _largest(rows: Tensor) -> float:
+    """The largest eigenvalue of the covariance over these samples, as a population."""
+    return max(spectrum(rows)[1], 0.0) * (len(rows) - 1) / len(rows) if len(rows) > 1 else 0.0
 
 
 @register_metric

@@ -312,8 +312,6 @@ class NormRatio(FeatureMetric):
         self.kept.add(ratio.T)
 
     def compute(self) -> Result:
-        if not self.sums:
-            return self.gap("no data was seen")
         value = _means(self.sums)
         still = np.flatnonzero(self.sums.array("count") < self.rows) + 1
         note = f"block {', '.join(map(str, still))} leaves some samples unchanged (not counted)"

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from everydepth.results.result import Result
-from everydepth.stream import at_least_float32, plain_values, real_tokens
+from everydepth.stream import at_least_float32, real_tokens
+from everydepth.stream.maps import weight_spread
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.contributions import branch_names
 from everydepth.tracing.observation import BlockRecords, Observation
@@ -17,7 +18,7 @@ from everydepth.tracing.observation import BlockRecords, Observation
 
 @dataclass(frozen=True)
 class _Moments:
-    """Count, mean and sum of squared deviations; parts are merged, so a large mean does no harm."""
+    """Count, mean and sum of squared deviations, which merge without cancellation."""
 
     n: int
     mean: float
@@ -27,9 +28,9 @@ class _Moments:
     def of(cls, values: Tensor) -> _Moments:
         x = at_least_float32(values)
         n, mean = x.numel(), float(x.mean())
-        # Row norms summed in float64 keep the digits; torch.var is twenty times slower.
+        # Row norms summed in float64 are precise, and twenty times faster than torch.var.
         squares = _squares(x) - n * mean**2
-        if squares < n * mean**2:  # most digits cancelled: center first
+        if squares < n * mean**2:  # most digits canceled: center first
             squares = _squares(x - mean)
         return cls(n, mean, squares)
 
@@ -82,8 +83,6 @@ class StreamStd(BatchMetric):
         self.batch = {}
 
     def compute(self) -> Result:
-        if not self.moments:
-            return self.gap("no data was seen")
         names = tuple(dict.fromkeys(name for name, _ in self.moments))
         where = range(1, self.depth + 1)
         columns = {
@@ -110,28 +109,13 @@ class WeightStd(BatchMetric):
         self.columns: dict[str, np.ndarray] = {}
 
     def update(self, observation: Observation) -> None:
-        if self.columns:
-            return
-        blocks = observation.stream.blocks
-        for i, block in enumerate(blocks):
-            for name, std in _weights(block.module):
-                column = self.columns.setdefault(name, np.full(len(blocks), np.nan))
-                column[i] = std
+        if not self.columns:
+            spread = weight_spread(observation.stream.blocks)
+            # Without dots, so that they can be names of arrays.
+            self.columns = {name.replace(".", "_"): stds for name, stds in spread.items()}
 
     def compute(self) -> Result:
         if not self.columns:
             return self.gap("the blocks have no weight matrices")
         labels = {name: f"{name.replace('_', ' ')}: std of the weights" for name in self.columns}
         return self.over_depths(self.columns, first=1, labels=labels)
-
-
-def _weights(module: nn.Module) -> list[tuple[str, float]]:
-    """Names with dots replaced, so that they can name arrays."""
-    return [
-        (
-            name.removesuffix(".weight").replace(".", "_"),
-            float(value.float().std(correction=0)),
-        )
-        for name, value in plain_values(module)
-        if value.ndim >= 2
-    ]
