@@ -125,7 +125,7 @@ CASES: dict[str, Case] = {
     "bytes to write on": (
         lambda m: ed.text_at_depth(writer(m), Letters(), b"x"),
         BatchError,
-        "pass a string, or a list of strings",
+        "pass a string or a list of strings",
     ),
     "held-out rows that are ignored": (
         lambda m: ed.growth.paired(m, m, rows(labels=torch.full((12,), -100))),
@@ -145,7 +145,7 @@ CASES: dict[str, Case] = {
     "ignored labels of a probe": (
         lambda m: ed.linear_probe(m, rows(labels=torch.full((12,), -100)), rows(), **QUIET),
         LabelError,
-        "all 12 labels are -100, which is ignored; give classes",
+        "all 12 labels are -100 .*; pass classes",
     ),
     "arrays to trim": (trimmed, BatchError, "input_ids is a ndarray; pass a tensor"),
     # settings: types, ranges, finiteness

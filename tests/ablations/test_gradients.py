@@ -319,7 +319,7 @@ def test_bad_input_of_a_study_is_named() -> None:
     model, batch = labeled("ViT")
     with pytest.raises(SettingError, match="it is unknown which samples have a wrong label"):
         ed.gradient_study(model, batch, batch)
-    with pytest.raises(LabelError, match=r"asked of ViT.* needs 'labels'"):
+    with pytest.raises(LabelError, match=r"measuring ViT.* needs 'labels'"):
         tapped(as_stream(model), {"pixel_values": batch["pixel_values"]})
     generic = as_stream(
         nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 3)), blocks="0", readout="1"

@@ -144,11 +144,11 @@ def test_bad_input_of_memorization_is_named() -> None:
         ed.memorization(model, data, flipped=[])
     with pytest.raises(BatchError, match="row 99 is requested, but the data has 12 rows"):
         ed.memorization(model, data, flipped=[99])
-    with pytest.raises(BatchError, match=r"flipped has float32 numbers of shape \(2,\); "):
+    with pytest.raises(BatchError, match=r"flipped is float32 of shape \(2,\); "):
         ed.memorization(model, data, flipped=torch.tensor([1.0, 2.7]))
     with pytest.raises(BatchError, match="a mask of 3 rows, but the data has 12; give one boolean"):
         ed.memorization(model, data, flipped=[True, False, True])
-    with pytest.raises(LabelError, match=r"asked of ViT.* needs 'labels'"):
+    with pytest.raises(LabelError, match=r"measuring ViT.* needs 'labels'"):
         ed.memorization(model, {"pixel_values": data.pixel_values}, flipped=[0])
     regression, batch = ENTRIES["ResidualMLP-norm0-skips1-regression1"].make()
     with pytest.raises(SettingError, match="needs a class or a token to predict"):
@@ -292,11 +292,11 @@ def test_bad_input_of_an_audit_is_named(audited: Any) -> None:
         ed.audit(models, blobs.batch, folds=where + 1)
     with pytest.raises(BatchError, match=r"row 40\d is requested, but the data has 400 rows"):
         ed.audit(models, blobs.batch, folds=torch.cat([where, where[:10]]))
-    with pytest.raises(BatchError, match="folds has float32 numbers"):
+    with pytest.raises(BatchError, match="folds is float32"):
         ed.audit(models, blobs.batch, folds=where + 0.5)
     with pytest.raises(BatchError, match="390 fold numbers, but the data has 400 rows"):
         ed.audit(models, blobs.batch, folds=where[:390])
-    with pytest.raises(LabelError, match="asked of ResidualMLP needs 'labels'"):
+    with pytest.raises(LabelError, match="measuring ResidualMLP needs 'labels'"):
         ed.audit(models[0], {"inputs": blobs.inputs})
     causal, batch = CAUSAL["GPT2-CausalLM-left"].make()
     with pytest.raises(SettingError, match="an audit needs class labels"):

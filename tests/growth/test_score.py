@@ -216,7 +216,7 @@ def test_bad_input_is_explained() -> None:
     batch = points(model, 7)
     with pytest.raises(BatchError, match=r"7 rows are too few .* pass at least 8"):
         score(model, batch)
-    with pytest.raises(LabelError, match="asked of ResidualMLP needs 'labels'"):
+    with pytest.raises(LabelError, match="measuring ResidualMLP needs 'labels'"):
         score(model, {"inputs": torch.randn(8, 6)})
     with pytest.raises(SettingError, match="alpha=2"):
         score(model, batch, alpha=2.0)

@@ -102,7 +102,7 @@ def test_without_labels_all_but_padding_counts_and_a_loss_is_refused() -> None:
     assert every.labels is None
     assert not every.labeled.any()
     assert len(every) == int(batch["attention_mask"].sum())
-    with pytest.raises(LabelError, match=r"has keys \['att.* asked of Bert.* needs 'labels'"):
+    with pytest.raises(LabelError, match=r"has keys \['att.* measuring Bert.* needs 'labels'"):
         Targets.of(stream, batch)
 
 
@@ -296,13 +296,13 @@ def test_a_config_that_says_regression_has_numbers_to_be_met() -> None:
 WRONG = [
     ("ViT", torch.zeros(3, 1, dtype=torch.long), r"shape \(3, 1\), but .* \(3,\) \(labels.flatten"),
     ("ViT", torch.zeros(2, dtype=torch.long), r"shape \(2,\), but the batch has 3 rows"),
-    ("ViT", torch.zeros(3), r"float32 numbers, one per row, but .* one of 10 classes.*labels.long"),
+    ("ViT", torch.zeros(3), r"float32, one per row, but .* one of 10 classes.*labels.long"),
     ("ViT", torch.tensor(3), r"shape \(\), but the batch has 3 rows"),
     ("ViT", torch.rand(3, 4), "labels have 4 numbers per row, predictions 10"),
     ("ViT", torch.tensor([0, 10, 1]), "label 10, but the head of ViT.* has 10 classes"),
     ("ViT", [0, 1, 2], "labels are list; pass a tensor"),
     ("ResidualMLP-norm1-skips1-regression1", torch.rand(3, 3), "3 numbers per row, predictions 2"),
-    ("Bert-MaskedLM", torch.rand(3, 7, 60), r"numbers of shape \(3, 7, 60\).*one class per token"),
+    ("Bert-MaskedLM", torch.rand(3, 7, 60), r"floats of shape \(3, 7, 60\).*one class per token"),
     ("GPT2-CausalLM-left", torch.zeros(3, 5, dtype=torch.long), r"\(3, 5\), but .* \(3, 7\) rows"),
     ("GPT2-CausalLM-left", torch.zeros(3, dtype=torch.long), r"shape \(3,\), but .* \(3, 7\) rows"),
 ]

@@ -141,7 +141,7 @@ def test_token_cka_takes_every_token_as_a_sample() -> None:
 
 def test_few_samples_leave_out_the_unbiased_estimate() -> None:
     t = ed.trace(samples.vit(), samples.pictures(3), ["cka"], progress=False)
-    assert "needs 4 samples, and there are 3" in str(t.result("cka").note)
+    assert "needs 4 samples; there are 3" in str(t.result("cka").note)
     assert t.result("cka").series == ("value",)
 
 

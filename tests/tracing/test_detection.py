@@ -121,4 +121,4 @@ def test_images_without_objects_leave_a_gap() -> None:
     model, batch = ENTRIES["Detr-plain"].make()
     nothing = {"class_labels": torch.zeros(0, dtype=torch.long), "boxes": torch.zeros(0, 4)}
     t = ed.trace(model, [{**batch, "labels": [nothing] * 3}], ["ap50"], progress=False)
-    assert t.result("ap50").note == "the images hold no objects"
+    assert t.result("ap50").note == "the images have no objects"

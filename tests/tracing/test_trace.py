@@ -173,9 +173,9 @@ def test_a_generator_that_cannot_run_again_leaves_a_marked_gap() -> None:
     data = samples.pictures()
     one_pass = ({k: v[i : i + 20] for k, v in data.items()} for i in range(0, 60, 20))
     t = traced(one_pass, metrics=["cos", "loss"], memory_budget=0)
-    assert "no second look" in str(t.result("cos").note)
+    assert "needs a second look" in str(t.result("cos").note)
     assert t["loss"].shape == (4,)
-    with pytest.raises(SettingError, match="cos has no values: the mean is known only after"):
+    with pytest.raises(SettingError, match="cos has no values: it needs a second look"):
         t["cos"]
 
 

@@ -1,4 +1,4 @@
-"""Sums over samples from which linear CKA, biased and unbiased, follows exactly.
+"""Linear CKA, biased and unbiased, exactly from sums over samples.
 
 With rows `x_i` of one depth and `y_i` of another, `S = sum x_i y_i^T`, `s = sum x_i`,
 `t = sum y_i`, `a_i = |x_i|^2`, `b_i = |y_i|^2`:
@@ -8,9 +8,9 @@ With rows `x_i` of one depth and `y_i` of another, `S = sum x_i y_i^T`, `s = sum
   `tr(KL) = ||S||_F^2 - sum a_i b_i`, `1'K1 = |s|^2 - sum a_i`, and
   `1'KL1 = s'St - s'(sum x_i b_i) - t'(sum y_i a_i) + sum a_i b_i`.
 
-So the N x N Gram matrices are never formed, memory does not grow with N, and there is no batch
-size for the estimate to depend on. Both are invariant to a shift of the features, which is used:
-sums run around a pilot mean, because uncentered sums lose all digits where the mean is large.
+The N x N Gram matrices are never formed, memory does not grow with N, and the estimate does not
+depend on a batch size. Both are invariant to a shift of the features, so sums are taken around a
+pilot mean: uncentered sums would lose all digits if the mean is large.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BUFFER = 2**23  # numbers waiting to be multiplied: long sums make fast products
+BUFFER = 2**23  # numbers buffered before multiplying: products of many rows are fast
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """CKA of pairs of depths (rows: the first group); NaN where it is undefined."""
+    """CKA of pairs of depths (rows: the first group); NaN if undefined."""
 
     biased: np.ndarray
     unbiased: np.ndarray
@@ -56,7 +56,7 @@ class CrossProducts:
         self._filled = 0
 
     def _spans(self, i: int) -> list[tuple[int, int]]:
-        """Columns with which depth i is multiplied."""
+        """The ranges of columns that depth i is multiplied with."""
         own = (self.edges[i], self.edges[i + 1])
         if not self.second:
             return [(own[0], self.edges[-1])]
@@ -64,7 +64,7 @@ class CrossProducts:
 
     @staticmethod
     def bytes_needed(widths: Sequence[int], others: Sequence[int] = ()) -> int:
-        """What the products take, in float64."""
+        """The memory for the products, in float64."""
         if not others:
             tails = np.cumsum(list(widths)[::-1])[::-1]
             return int(8 * sum(w * int(t) for w, t in zip(widths, tails, strict=True)))
@@ -89,7 +89,7 @@ class CrossProducts:
                 self._fold()
 
     def _put(self, parts: list[Tensor]) -> None:
-        """Copy rows, less the pilot, with the depths side by side."""
+        """Copy rows minus the pilot mean into the buffer, depths side by side."""
         assert self.pilot is not None
         count, column = parts[0].shape[1], 0
         rows = self._buffer[self._filled : self._filled + count]
@@ -102,7 +102,7 @@ class CrossProducts:
         self._filled += count
 
     def _to(self, device: torch.device) -> None:
-        if device.type == "cpu" or device.type == "mps":  # mps has no float64: sums stay here
+        if device.type == "cpu" or device.type == "mps":  # mps has no float64, so stay on the CPU
             return
         self._s, self._a, self._ab, self._xb = (
             t.to(device) for t in (self._s, self._a, self._ab, self._xb)
@@ -176,7 +176,7 @@ class CrossProducts:
         return biased, float(hsic / (n * (n - 3)))
 
     def _constant(self, i: int) -> bool:
-        """The same feature for all samples, up to the rounding of its mean."""
+        """Whether the feature is the same for all samples, up to rounding."""
         assert self.pilot is not None
         part = slice(self.edges[i], self.edges[i + 1])
         s = self._s[part]
@@ -186,10 +186,10 @@ class CrossProducts:
 
 
 class MinibatchCKA:
-    """The average of HSIC_1 over chunks of rows, where the products do not fit.
+    """CKA from HSIC_1 averaged over chunks of rows, if the products do not fit in memory.
 
-    Its memory grows neither with N nor with the square of the width. Chunks have a fixed size, so
-    the estimate does not depend on the batch size of the data; it does depend on the order.
+    Memory grows neither with N nor with the square of the width. Chunks have a fixed size, so the
+    estimate does not depend on the batch size; it does depend on the order of the data.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class MinibatchCKA:
             return
         left = _centered_grams(features)
         right = left if others is None else _centered_grams(others)
-        # The weight of a chunk is its rows: the shorter last one counts less.
+        # Chunks are weighted by their rows: the last, shorter one counts less.
         weight = features.shape[1] / (features.shape[1] * (features.shape[1] - 3))
         cross = left.flatten(1) @ right.flatten(1).T * weight
         own = (

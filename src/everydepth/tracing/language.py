@@ -1,4 +1,4 @@
-"""What a language model would say at every depth."""
+"""The text that a language model would write at every depth."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from everydepth.errors import DataError, SettingError
 from everydepth.files import check_kernels, explained, read_json, weight_files
 from everydepth.results.result import Result, defined
 from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.stream.embedding import POOLS
 from everydepth.stream.states import are_finite, holds_from
 from everydepth.stream.text import encoded, new_tokens_of
 from everydepth.tracing.sums import DEPTH, array
@@ -26,7 +27,7 @@ SentenceEncoder = Callable[[Sequence[str]], np.ndarray]
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What is needed of a tokenizer; those of Hugging Face have it."""
+    """The required methods of a tokenizer; those of Hugging Face have them."""
 
     def encode(self, text: str, /) -> list[int]: ...
 
@@ -45,9 +46,9 @@ def token_grid(
 ) -> Result:
     """Each depth's top predictions at every position of a prompt and its greedy continuation.
 
-    Column `t` is what follows token `t`: `text[l, t]` is the top prediction of depth l and
-    `probability[l, t]` its probability; `top_text` and `top_probability` hold the first `top`. A
-    column has a `saturated_at`: the depth from which the top prediction is the final one.
+    Column t predicts the token after token t: `text[l, t]` is the top prediction at depth l and
+    `probability[l, t]` its probability; `top_text` and `top_probability` have the best `top`.
+    `saturated_at[t]` is the depth from which the top prediction is the final one.
 
     new_tokens: by default 20, or as many as fit into the model's context.
 
@@ -78,7 +79,7 @@ def token_grid(
         name="token_grid",
         kind="grid",
         title="Tokens",
-        about="Best next token at each depth, above the token that was read; darker is surer.",
+        about="Most likely next token at each depth, above the token read; darker is more likely.",
         section="tokens",
         series=("text",),
         arrays={
@@ -108,12 +109,14 @@ def text_at_depth(
     encoder: SentenceEncoder | str | Path | None = None,
     **options: Any,
 ) -> Result:
-    """Text sampled from every depth, with its diversity and its coherence with the prompt.
+    """Text sampled at every depth, with its diversity and its coherence with the prompt.
 
-    Only the first l blocks run to write at depth l. new_tokens: by default 40, or as many as fit
-    into the model's context. nucleus: tokens are drawn from the smallest set
-    with this probability. encoder: a function from texts to vectors, or the folder of a Hugging
-    Face encoder; without one, coherence is left out.
+    At depth l only the first l blocks run.
+
+    new_tokens: by default 40, or as many as fit into the model's context.
+    nucleus: tokens are drawn from the smallest set with this total probability (top-p).
+    encoder: for coherence: a function from texts to vectors, or the folder of a Hugging Face
+        encoder.
 
     >>> found = ed.text_at_depth(llama, tokenizer, ["Once upon a time"], new_tokens=8)
     >>> found.arrays["text"].shape  # depths 1..3, one prompt
@@ -157,7 +160,7 @@ def text_at_depth(
         name="text_at_depth",
         kind="curve",
         title="Text",
-        about="The first prompt continued by the prediction of each depth.",
+        about="The first prompt, continued by each depth's predictions.",
         section="tokens",
         series=tuple(series),
         arrays={**arrays, "text": np.array(written), "prompts": np.array(list(prompts))},
@@ -172,7 +175,7 @@ def text_at_depth(
 
 
 def diversity(tokens: Sequence[Any]) -> float:
-    """Product over n = 2, 3, 4 of unique over total n-grams; NaN below four tokens."""
+    """The product over n = 2, 3, 4 of unique over total n-grams; NaN for fewer than 4 tokens."""
     if len(tokens) < 4:
         return float("nan")
     total = 1.0
@@ -186,9 +189,9 @@ def diversity(tokens: Sequence[Any]) -> float:
 def sentence_encoder(
     folder: str | Path, *, pool: Literal["mean", "first"] = "mean"
 ) -> SentenceEncoder:
-    """A Hugging Face encoder from a folder: the mean of its last states over real tokens.
+    """A Hugging Face encoder from a folder, as a function from texts to vectors.
 
-    pool: "first" takes the state of the first token ([CLS]), as SimCSE does.
+    pool: "mean" of the last states over real tokens, or "first" for the [CLS] token, as in SimCSE.
     """
     from transformers import AutoModel, AutoTokenizer
 
@@ -198,26 +201,20 @@ def sentence_encoder(
             f"no encoder in {place} (config.json is missing); pass the folder of a Hugging Face "
             "encoder, or a function from texts to vectors"
         )
-    weight_files(place)  # an error if any lies elsewhere: transformers would open it
+    weight_files(place)  # raises if any is outside the folder: transformers would open it
     check_kernels(read_json(place / "config.json", DataError), place / "config.json")
     tokenizer: Any = AutoTokenizer.from_pretrained(str(place), trust_remote_code=False)
     encoder: Any = AutoModel.from_pretrained(
         str(place), use_safetensors=True, trust_remote_code=False
     ).eval()
-    if pool == "first":
-        tokenizer.padding_side = "right"  # or the first token would be padding
 
     @torch.no_grad()
     def encode(texts: Sequence[str]) -> np.ndarray:
-        # An empty text would have no token to average in some tokenizers.
+        # With some tokenizers, an empty text would have no tokens to pool.
         batch = tokenizer(
             [text or " " for text in texts], padding=True, truncation=True, return_tensors="pt"
         )
-        states = encoder(**batch).last_hidden_state
-        if pool == "first":
-            return array(states[:, 0])
-        mask = batch["attention_mask"][..., None].to(states.dtype)
-        return array((states * mask).sum(1) / mask.sum(1).clamp(min=1))
+        return array(POOLS[pool](encoder(**batch).last_hidden_state, batch))
 
     return encode
 
@@ -232,7 +229,7 @@ def _continued(
     count: int,
     pick: Callable[[Tensor], Tensor],
 ) -> Generator[Tensor, None, None]:
-    """Tokens written with the first `depth` blocks, one at a time, with a cache."""
+    """Tokens generated with the first `depth` blocks, one at a time, with a cache."""
     cache, read = stream.new_cache(), ids
     for _ in range(count):
         cursor = stream.advance(stream.start({"input_ids": ids}, cache=cache), to=depth)
@@ -252,7 +249,7 @@ def _greedy(logits: Tensor) -> Tensor:
 def _nucleus(share: float, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
     def pick(logits: Tensor) -> Tensor:
         chance, token = logits.softmax(-1).sort(-1, descending=True)
-        # A token stays if those before it do not reach the share yet; the first always does.
+        # Keep tokens until the share is reached; always at least the first.
         before = chance.cumsum(-1) - chance
         kept = torch.where(before < share, chance, 0)
         drawn = torch.multinomial(kept.cpu(), 1, generator=generator).to(token.device)
@@ -275,7 +272,7 @@ def _encoded(stream: ResidualStream, tokenizer: Tokenizer, prompt: str) -> Tenso
 
 
 def _text(tokenizer: Tokenizer, token: int) -> str:
-    """A token as it reads in a text: decoding one alone loses the space in front of it."""
+    """A token as text; decoding a single token may lose its leading space."""
     text = str(tokenizer.decode([token]))
     pieces = getattr(tokenizer, "convert_ids_to_tokens", None)
     piece = "" if pieces is None else str(pieces(token))
@@ -290,7 +287,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
-    """Mean over texts, leaving out those too short; NaN where all are."""
+    """The mean over texts that are long enough; NaN if none is."""
     good = ~np.isnan(values)
     total = np.where(good, values, 0).sum(1)
     return np.where(good.any(1), total / np.maximum(good.sum(1), 1), np.nan)

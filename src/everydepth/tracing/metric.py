@@ -197,7 +197,7 @@ def register_metric(metric: M) -> M:
 
 
 def in_words(result: Result, metric: Metric | type[Metric] | None = None) -> Result:
-    """A result with missing words (title, unit, ...) from its metric, by default that of its name."""
+    """A result with missing words (title, unit, ...) taken from the metric of its name."""
     metric = _registry.get(result.name) if metric is None else metric
     if metric is None:
         return result

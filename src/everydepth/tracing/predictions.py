@@ -1,4 +1,4 @@
-"""What every depth predicts for every row: what is asked of it, and no more."""
+"""Statistics of every row's prediction at every depth, computed on request."""
 
 from __future__ import annotations
 
@@ -16,86 +16,65 @@ from everydepth.stream.words import row_blocks, word_statistics
 if TYPE_CHECKING:
     from everydepth.tracing.observation import Observation
 
-LOGIT_BYTES = 2**25  # logits of this many bytes are alive at once, per depth
+LOGIT_BYTES = 2**25  # of logits in memory at once, per depth
 NUMBERS = frozenset({"loss", "error", "absolute", "followed", "step"})
 CLASSES = frozenset(
     {"loss", "error", "followed", "step", "top", "rank", "confidence", "margin"},
 )
 
 
-class Predictions:
-    """One value per depth and row. Classes first; `absolute` is for regressions only.
+class _Field:
+    """A field of `Predictions`, computed when it is first read."""
 
-    A field is computed when it is asked for first, with those that metrics said they read
+    def __init__(self, about: str) -> None:
+        self.__doc__ = about
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, found: Predictions, owner: type) -> Tensor:
+        return found.field(self._name)
+
+
+class Predictions:
+    """One value per depth and row, `(depth, row)`.
+
+    A field is computed when it is first read, together with those that metrics said they use
     (`BatchMetric.reads`), in one sweep over the logits of all depths.
     """
 
+    loss = _Field("Cross-entropy (nat), or the mean squared error over outputs.")
+    error = _Field("`||softmax(z) - onehot(y)||`; in a regression, `||f(x) - z||`.")
+    followed = _Field("The logit of the target, or without one of the final prediction.")
+    step = _Field("(blocks 1..L, rows): `||z_l - z_{l-1}||`, what block l adds in output space.")
+    top = _Field("The predicted class.")
+    rank = _Field("The number of classes that score above the target; 0 if top-1 is right.")
+    confidence = _Field("The largest probability.")
+    margin = _Field("Top-1 minus top-2 logit.")
+    absolute = _Field("Mean absolute error over outputs; regression only.")
+
     def __init__(self, observation: Observation, reads: Collection[str] = ()) -> None:
-        # It holds these predictions: a cycle would keep all its states until the next collection.
+        # Weak: a reference cycle would keep all states until the next garbage collection.
         self._of, self._reads = ref(observation), frozenset(reads)
         self._found: dict[str, Tensor] = {}
 
     @property
     def _observation(self) -> Observation:
         found = self._of()
-        assert found is not None, "predictions are read while their observation is at hand"
+        assert found is not None, "predictions are read while their observation exists"
         return found
 
     @property
     def labeled(self) -> Tensor:
-        """(rows,) rows that have a target; loss, rank and error say nothing about the others."""
+        """(rows,): which rows have a target; loss, rank and error are meaningless for others."""
         return self._observation.asked.labeled
 
-    @property
-    def loss(self) -> Tensor:
-        """Cross-entropy (nat), or the mean squared error over outputs."""
-        return self._field("loss")
-
-    @property
-    def error(self) -> Tensor:
-        """`||softmax(z) - onehot(y)||`, or `||f(x) - z||` where numbers are predicted."""
-        return self._field("error")
-
-    @property
-    def followed(self) -> Tensor:
-        """The logit of the target, or of the final prediction where there is none."""
-        return self._field("followed")
-
-    @property
-    def step(self) -> Tensor:
-        """(blocks 1..L, rows) `||z_l - z_{l-1}||`, what block l adds in output space."""
-        return self._field("step")
-
-    @property
-    def top(self) -> Tensor:
-        """The predicted class."""
-        return self._field("top")
-
-    @property
-    def rank(self) -> Tensor:
-        """How many classes score above the target (0: top-1 is right)."""
-        return self._field("rank")
-
-    @property
-    def confidence(self) -> Tensor:
-        """The largest probability."""
-        return self._field("confidence")
-
-    @property
-    def margin(self) -> Tensor:
-        """Top-1 minus top-2 logit."""
-        return self._field("margin")
-
-    @property
-    def absolute(self) -> Tensor:
-        """Mean absolute error over outputs, regression only."""
-        return self._field("absolute")
-
     def find(self) -> None:
-        """Compute what metrics said they read."""
+        """Compute the fields that metrics said they use."""
         self._sweep(self._reads)
 
-    def _field(self, name: str) -> Tensor:
+    def field(self, name: str) -> Tensor:
+        """The field of this name."""
         if name not in self._found:
             self._sweep({name, *self._reads})
         return self._found[name]
@@ -108,7 +87,7 @@ class Predictions:
         missing = frozenset(names) & known - set(self._found)
         if missing:
             found = _swept(o, missing)
-            if not _says_something(o, found):
+            if not _is_finite(o, found):
                 o.states.check_predictions(lowest=0)
             self._found.update(found)
         none = self.labeled.new_empty(0, len(o.rows))
@@ -117,7 +96,7 @@ class Predictions:
 
 @torch.no_grad()
 def _swept(o: Observation, names: frozenset[str]) -> dict[str, Tensor]:
-    """Few outputs at all depths together, a large linear head by words, others by rows."""
+    """All depths together if outputs are few, by words for a large linear head, else by rows."""
     if o.has_few_outputs:
         return _chunk(o, slice(None), names, len(o.depths))
     if o.by_words and (o.asked.labels is None or o.asked.labels.ndim == 1):
@@ -133,8 +112,8 @@ def _swept(o: Observation, names: frozenset[str]) -> dict[str, Tensor]:
     return {name: torch.cat([piece[name] for piece in pieces], -1) for name in names}
 
 
-def _says_something(o: Observation, found: Mapping[str, Tensor]) -> bool:
-    """Whether every prediction is finite, as far as that shows in what was computed."""
+def _is_finite(o: Observation, found: Mapping[str, Tensor]) -> bool:
+    """Whether every prediction is finite, as far as the computed fields show."""
     if o.has_few_outputs:
         return bool(are_finite(o.readouts).all())
     values = [value for value in found.values() if value.is_floating_point()]
@@ -142,7 +121,7 @@ def _says_something(o: Observation, found: Mapping[str, Tensor]) -> bool:
 
 
 def _followed(o: Observation, rows: slice, names: frozenset[str]) -> Tensor | None:
-    """The class that each row follows: its label, or the last prediction where that matters."""
+    """The class to follow in each row: its label, or the final prediction if that is needed."""
     if o.stream.task == "regression":
         return None
     labeled = o.asked.labeled[rows]
@@ -185,7 +164,7 @@ def _chunk(o: Observation, rows: slice, names: frozenset[str], group: int) -> di
 def _classification(
     z: Tensor, follow: Tensor, shares: Tensor | None, names: frozenset[str]
 ) -> dict[str, Tensor]:
-    """`z` is (depth, row, class). shares: soft labels, of which `follow` is the largest."""
+    """The fields for `z` (depth, row, class). shares: soft labels; `follow` is their largest."""
     found: dict[str, Tensor] = {}
     followed = z.gather(-1, follow.expand(z.shape[:-1])[..., None])[..., 0]
     if "followed" in names:

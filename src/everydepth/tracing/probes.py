@@ -1,4 +1,4 @@
-"""Linear probes: what a fresh linear classifier finds at every depth."""
+"""Linear probes: the accuracy of a new linear classifier at every depth."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from everydepth.tracing.sums import DEPTH, array
 
 
 class _Collect(FeatureMetric):
-    """Keeps the features; the labels may be those of another task than the model's."""
+    """Collects features; labels are left out, since they may be of another task."""
 
     name = "_features"
 
@@ -45,11 +45,11 @@ def linear_probe(
     progress: bool = True,
     **options: Any,
 ) -> Result:
-    """Accuracy on `test` of a logistic regression fitted on `train`, at every depth.
+    """Accuracy on `test` of a logistic regression fitted to `train`, at every depth.
 
-    Data as in `trace`, with one class label per sample under "labels"; the classes need not be the
-    model's. Give data of another task for transfer, a shifted test set for robustness. strength:
-    of the L2 penalty, as in scikit-learn's `C` (larger is weaker).
+    train, test: data as in `trace`, with one class per sample under "labels". The classes need not
+        be the model's: use another task to measure transfer, or a shifted test set for robustness.
+    strength: scikit-learn's `C`, the inverse of the L2 penalty.
 
     >>> small = train.subset(range(200))
     >>> ed.linear_probe(model, small, test, progress=False).value.shape  # accuracy at depths 0..3
@@ -65,7 +65,9 @@ def linear_probe(
     how = {"max_samples": max_samples, "batch_size": batch_size, "progress": progress}
     (x, y), (x_test, y_test) = (_features(stream, data, how) for data in (train, test))
     if len(np.unique(y)) < 2:
-        raise LabelError(f"all {len(y)} training samples have label {y[0]}; a probe needs two")
+        raise LabelError(
+            f"all {len(y)} training samples have label {y[0]}; a probe needs two classes"
+        )
     scores: list[tuple[float, float]] = []
     unfinished: list[int] = []
     for depth in range(len(x)):
@@ -88,7 +90,7 @@ def linear_probe(
         name="linear_probe",
         kind="curve",
         title="Linear probe",
-        about="Accuracy of a new linear readout trained on the features of each depth.",
+        about="Accuracy of a new linear classifier trained on the features of each depth.",
         unit="share",
         better="higher",
         section="prediction",
@@ -105,7 +107,7 @@ def linear_probe(
             "strength": strength,
             "chance": float(np.unique(y_test, return_counts=True)[1].max() / len(y_test)),
         },
-        note=f"the fit stopped before it converged at depth {where}" if where else None,
+        note=f"the fit did not converge at depth {where}" if where else None,
     )
 
 
@@ -134,9 +136,9 @@ def _features(
     if y.shape != (x.shape[1],) or not np.issubdtype(y.dtype, np.integer):
         raise LabelError(
             f"labels have shape {y.shape} and type {y.dtype} for {x.shape[1]} features; a linear "
-            "probe needs one class (a whole number) per feature"
+            "probe needs one class (an integer) per feature"
         )
     real = y != IGNORE_INDEX
     if not real.any():
-        raise LabelError(f"all {len(y)} labels are {IGNORE_INDEX}, which is ignored; give classes")
+        raise LabelError(f"all {len(y)} labels are {IGNORE_INDEX} (ignored); pass classes")
     return x[:, real], y[real]

@@ -1,4 +1,4 @@
-"""The built-in metrics, one file a group; importing this package registers them."""
+"""The built-in metrics, one file per group; importing this package registers them."""
 
 from everydepth.tracing.metrics import cka as cka
 from everydepth.tracing.metrics import contributions as contributions

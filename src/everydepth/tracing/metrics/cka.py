@@ -1,4 +1,4 @@
-"""Linear CKA of all pairs of depths, exact where memory allows."""
+"""Linear CKA of all pairs of depths, exact if memory allows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from everydepth.tracing.sums import DEPTH
 
 @register_metric
 class Cka(FeatureMetric):
-    """`value` is biased linear CKA, `unbiased` uses HSIC_1; both of all samples at once.
+    """`value` is biased linear CKA, `unbiased` uses HSIC_1; both over all samples at once.
 
-    If the products of all pairs exceed the memory budget, `value` is the HSIC_1 estimate averaged
-    over chunks of rows, and the result says so.
+    If this would exceed the memory budget, `value` is the HSIC_1 estimate averaged over chunks of
+    rows, and a note says so.
     """
 
     name = "cka"
     title = "Linear CKA"
-    about = "Similarity of the features that ignores rotation."
+    about = "Similarity of the features of every two depths, regardless of rotation."
     section = "similarity"
     kind = "matrix"
     group = "similarity"
@@ -48,7 +48,7 @@ class Cka(FeatureMetric):
 
     def compute(self) -> Result:
         if self.rows < 2:
-            return self.gap(f"CKA compares samples, and there is {self.rows}")
+            return self.gap("CKA needs 2 samples or more")
         series: dict[str, np.ndarray] = {}
         notes: list[str] = []
         if self.exact is not None:
@@ -57,7 +57,7 @@ class Cka(FeatureMetric):
             if self.rows >= 4:
                 series["unbiased"] = found.unbiased
             else:
-                notes.append(f"the unbiased estimate needs 4 samples, and there are {self.rows}")
+                notes.append(f"the unbiased estimate needs 4 samples; there are {self.rows}")
             how = "exact, from products of features summed over all samples"
         else:
             assert self.chunks is not None
@@ -70,7 +70,7 @@ class Cka(FeatureMetric):
                 f"the memory budget of {self.memory / 2**20:,.0f} MiB"
             )
         if np.isnan(series["value"]).any():
-            notes.append("undefined where a feature is the same for all samples")
+            notes.append("undefined if a feature is the same for all samples")
         return self.over_depths(
             series,
             beside={"columns": self.depths(series["value"].shape[1] - 1)},
@@ -90,7 +90,7 @@ class CkaBetween(Cka):
 
     name = "cka_between"
     title = "CKA with the other model"
-    about = "Depths of one model by another."
+    about = "Linear CKA of each depth with each depth of the other model."
     needs = frozenset({"against"})
     some_depths = False
     between = True
@@ -98,11 +98,11 @@ class CkaBetween(Cka):
 
 @register_metric
 class TokenCka(Cka):
-    """CKA with every real token as a sample, for streams in which one token predicts."""
+    """CKA with every real token as a sample, for models in which one token predicts."""
 
     name = "token_cka"
     title = "Linear CKA of tokens"
-    about = "The same over every token."
+    about = "Linear CKA with every token as a sample."
     needs = frozenset({"tokens"})
     some_depths = False
     level = "token"

@@ -23,15 +23,15 @@ FEW_OUTPUTS: frozenset[Task] = frozenset({"classification", "regression"})
 class Contributions(BatchMetric):
     """`z_l - z_{l-1}`: its norm, and what it adds to the logit of the target.
 
-    The target is the label, or the final prediction where there is none (or the first output of a
-    regression). The second telescopes: `start + sum(target) = end`.
+    The target is the label, or without one the final prediction; in a regression, the first output.
+    The second series telescopes: `start + sum(target) = end`.
     """
 
     reads = frozenset({"step", "followed"})
     some_depths = True
     name = "contributions"
     title = "What each block adds"
-    about = "How much a block moves the output, and how far towards the right answer."
+    about = "How much each block changes the output, and how much of that goes to the right answer."
     section = "blocks"
     group = "contributions"
     tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})
@@ -64,17 +64,17 @@ class Contributions(BatchMetric):
 
 @register_metric
 class ResidualTarget(BatchMetric):
-    """Does block l add what is still missing, `y - z_{l-1}`? Its ideal, Eqs. 7 and 8.
+    """How close block l comes to adding what is missing, `y - z_{l-1}` (Eqs. 7 and 8).
 
-    cosine: over all of the data, of what the block adds in output space with what is missing.
-    share: the length of the one over that of the other; 1 for a block that adds all of it.
+    cosine: between the block's contribution in output space and what is missing, over all data.
+    share: the norm of the contribution over that of what is missing; 1 is ideal.
     """
 
     reads = frozenset({"error", "step"})
     some_depths = True
     name = "residual_target"
-    title = "Toward what is missing"
-    about = "How far a block's contribution points to what the prediction before it lacks."
+    title = "Contribution to what is missing"
+    about = "How well each block's contribution matches what the previous prediction lacks."
     section = "blocks"
     group = "contributions"
     needs = LABELS
@@ -110,8 +110,8 @@ class ResidualTarget(BatchMetric):
             },
             first=1,
             labels={
-                "cosine": "cosine of what the block adds with what is missing",
-                "share": "‖what the block adds‖ / ‖what is missing‖",
+                "cosine": "cosine of the contribution with what is missing",
+                "share": "‖contribution‖ / ‖what is missing‖",
             },
             meta={"rows": self.rows},
         )
@@ -119,22 +119,22 @@ class ResidualTarget(BatchMetric):
 
 @register_metric
 class BranchContributions(BatchMetric):
-    """The contribution of each block split at the states between its branches.
+    """The contribution of each block, divided among its branches.
 
-    The state between two branches is read out like any other, so the parts of a block add up to
-    `z_l - z_{l-1}` exactly. One series of norms per kind of branch, and `<kind>_target` for what it
-    adds to the target's logit.
+    The state between two branches is read out like any other, so the parts add up exactly to
+    `z_l - z_{l-1}`. One series of norms per kind of branch, and `<kind>_target` for what it adds to
+    the target's logit.
     """
 
     reads = frozenset({"step", "top"})
     name = "branch_contributions"
-    title = "The same by branch"
-    about = "What attention and feed-forward branches add to the output, each by itself."
+    title = "What each branch adds"
+    about = "How much each attention or feed-forward branch changes the output."
     section = "blocks"
     group = "contributions"
     needs = frozenset({"branches"})
     tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})
-    # It takes twice the readouts, which is expensive with a large vocabulary.
+    # Twice as many readouts are expensive with a large vocabulary.
     default = FEW_OUTPUTS
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class BranchContributions(BatchMetric):
 
     def see_block(self, seen: BlockRecords) -> None:
         stream, depth, batch = seen.stream, seen.depth, seen.batch
-        # Contiguous: a view of one token would keep the others, too.
+        # Contiguous, because a view of one token would keep all others in memory.
         self.between[depth] = [
             stream.feature(stream.between(h, depth, batch), depth, batch).contiguous()
             for h in _states_between(seen.block, seen.branches)
@@ -192,7 +192,7 @@ class BranchContributions(BatchMetric):
 
 
 def branch_names(block: Block) -> list[str]:
-    """The kinds of a block's branches, numbered where one occurs twice."""
+    """The kinds of a block's branches, numbered if a kind occurs more than once."""
     kinds = [branch.kind for branch in block.branches]
     return [
         kind if kinds.count(kind) == 1 else f"{kind}_{kinds[: i + 1].count(kind)}"
@@ -201,7 +201,7 @@ def branch_names(block: Block) -> list[str]:
 
 
 def _states_between(block: Block, seen: Sequence[BranchRecord]) -> list[Tensor]:
-    # Branches that read the same state are added one after the other, in their order.
+    # Parallel branches are added one after the other.
     states, h = list[Tensor](), seen[0].x
     for i, (branch, record) in enumerate(zip(block.branches[:-1], seen, strict=False)):
         then = seen[i + 1]
@@ -213,7 +213,7 @@ def _states_between(block: Block, seen: Sequence[BranchRecord]) -> list[Tensor]:
 
 
 def _followed(o: Observation) -> Tensor:
-    """The output followed through the depths: the label, or the final prediction."""
+    """The class whose logit is followed: the label, or the final prediction."""
     p = o.predictions
     if o.stream.task == "regression":
         return torch.zeros(p.step.shape[1], dtype=torch.long, device=p.step.device)

@@ -1,4 +1,4 @@
-"""When a prediction is decided: saturation, effective depth, margins."""
+"""Where predictions are decided: saturation, effective depth, margins."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SAMPLE_BYTES = 2**25
 
 
 def saturation_depth(top: Tensor) -> Tensor:
-    """(depths 0..L, rows) decisions -> (rows,) smallest l from which on they are the last one."""
+    """The depth from which on the predicted class is the final one: (depths, rows) -> (rows,)."""
     return holds_from(top == top[-1])
 
 
 @register_metric
 class Saturation(BatchMetric):
-    """Rows (samples or tokens) whose prediction is final from each depth on."""
+    """The number of predictions (samples or tokens) that become final at each depth."""
 
     reads = frozenset({"top"})
     some_depths = True
     name = "saturation"
     title = "Where predictions become final"
-    about = "Share of predictions that no later block changes, at each depth and up to it."
+    about = "Share of predictions that become final at each depth, and up to it."
     section = "decisions"
     kind = "histogram"
     group = "decisions"
@@ -60,16 +60,16 @@ class Saturation(BatchMetric):
 
 @register_metric
 class ProbabilityRises(BatchMetric):
-    """Where a feature comes closer to the last one, how often the label gets more probable.
+    """How often the label's probability rises when a feature gets closer to the last one.
 
-    Theorem 2 of Tracing Representations says: always. Steps from depth 1 on; closer is a larger
-    cosine with the last depth.
+    According to Theorem 2 of Tracing Representations, always. Closeness is the cosine with the last
+    depth; steps start at depth 1.
     """
 
     reads = frozenset({"loss"})
     name = "probability_rises"
-    title = "Closer, therefore surer?"
-    about = "Share of samples whose label gains probability, of those that come closer to the end."
+    title = "Does getting closer raise the probability?"
+    about = "Of the samples that get closer to their last feature, those whose label gains."
     unit = "share"
     section = "decisions"
     group = "decisions"
@@ -93,7 +93,7 @@ class ProbabilityRises(BatchMetric):
 
     def compute(self) -> Result:
         if not self.sums or not bool(self.sums["closer"].any()):
-            return self.gap("no labeled sample comes closer to the last depth anywhere")
+            return self.gap("no labeled sample gets closer to the last depth anywhere")
         closer, both = self.sums.array("closer"), self.sums.array("both")
         return self.over_depths(
             {"value": np.where(closer > 0, both / np.maximum(closer, 1), np.nan)},
@@ -101,7 +101,7 @@ class ProbabilityRises(BatchMetric):
             beside={"closer": closer},
             labels={
                 "value": "share whose label gains probability",
-                "closer": "samples that come closer",
+                "closer": "samples that get closer",
             },
             meta={"share": float(both.sum() / closer.sum())},
         )
@@ -109,9 +109,9 @@ class ProbabilityRises(BatchMetric):
 
 @register_metric
 class PredictionDepth(BatchMetric):
-    """Per row: the depth at which its prediction becomes final, and from which it is right.
+    """Per row, the depth from which its prediction is final, and from which it is right.
 
-    `right_from` is L + 1 for a row that the full model gets wrong; without labels it is left out.
+    `right_from` is L + 1 for a row that the full model gets wrong; it needs labels.
     """
 
     reads = frozenset({"top"})
@@ -119,7 +119,7 @@ class PredictionDepth(BatchMetric):
     name = "prediction_depth"
     title = "Final and right"
     about = (
-        "From which depth each prediction is final, against from which depth it is right; "
+        "The depth from which each prediction is final, against the depth from which it is right; "
         "one more than the last depth means never."
     )
     section = "decisions"
@@ -171,7 +171,7 @@ class Margin(BatchMetric):
     some_depths = True
     name = "margin"
     title = "Margin"
-    about = "How far the best answer is ahead of the second; boxes show the middle half of samples."
+    about = "How far the top class is ahead of the second; boxes show the middle half of samples."
     better = "higher"
     section = "decisions"
     group = "decisions"
@@ -203,11 +203,11 @@ def effective_depth(accuracy: np.ndarray, epsilon: float) -> tuple[int, int]:
     `accuracy` holds depths 0..L.
     """
     if not 0 <= epsilon <= 1:
-        raise SettingError(f"epsilon {epsilon}; use a share between 0 and 1")
+        raise SettingError(f"epsilon {epsilon}; use a number between 0 and 1")
     last = len(accuracy) - 1
 
     def first(enough: float) -> int:
-        # A share of N samples is a rounded number: 1 - 0.9 is a little more than 0.1.
+        # Allow for rounding: in floating point, 1 - 0.9 is a little less than 0.1.
         found = np.flatnonzero(np.asarray(accuracy) >= enough - 1e-12)
         return int(found[0]) if len(found) else last
 
@@ -222,7 +222,7 @@ class EffectiveDepth(BatchMetric):
     some_depths = True
     name = "effective_depth"
     title = "Depth needed"
-    about = "The fewest blocks that give up no more than so much accuracy."
+    about = "The fewest blocks that lose no more than epsilon of accuracy."
     section = "decisions"
     kind = "table"
     group = "decisions"

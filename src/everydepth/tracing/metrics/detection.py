@@ -30,7 +30,7 @@ class AP50(BatchMetric):
 
     name = "ap50"
     title = "AP50"
-    about = "Average precision of the boxes of each decoder layer."
+    about = "Average precision of the boxes predicted by each decoder layer."
     better = "higher"
     section = "prediction"
     group = "detection"
@@ -60,7 +60,7 @@ class AP50(BatchMetric):
 
     def compute(self) -> Result:
         if not self.truth:
-            return self.gap("the images hold no objects")
+            return self.gap("the images have no objects")
         value = np.empty(len(self.found))
         for depth, parts in enumerate(self.found):
             rows = np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""Gradients of the loss at the states: norms, mean, covariance, alignment."""
+"""Gradients of the loss with respect to the states: norms, mean, covariance, alignment."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from everydepth.tracing.sums import DEPTH, Kept, Sums, array
 
 GRADIENTS: frozenset[Need] = frozenset({"gradients", "labels"})
 QUANTILE_BYTES = 2**25
-COORDINATES = 64  # coordinates of which the covariance is formed; evenly spaced
-SPECTRUM_ROWS = 512  # samples from which the largest variance is estimated
+COORDINATES = 64  # evenly spaced coordinates whose covariance is computed
+SPECTRUM_ROWS = 512  # samples used to estimate the largest variance
 
 
 class _OfGradients(BatchMetric):
@@ -33,18 +33,16 @@ class _OfGradients(BatchMetric):
 
 @register_metric
 class GradientNorm(_OfGradients):
-    """Mean over samples of `||dLoss/dh_l||`, and at the entry of every branch of block l.
+    """Mean over samples of `||dLoss/dh_l||`, also at the input of every branch of block l.
 
-    A sample's loss is its own; its gradient is taken over all tokens of the state. Series are
-    named by what reads the tap: with attention and MLP branches, `attention` is the norm at `x_l`
-    and `mlp` at `x~_l`.
+    Gradients are of each sample's own loss, with respect to all tokens of the state. Series are
+    named after the branch: with attention and MLP branches, `attention` is the norm at `x_l` and
+    `mlp` at `x~_l`.
     """
 
     name = "gradient_norm"
     title = "Gradient norm"
-    about = (
-        "Length of the gradient of the loss of one sample at each depth; boxes show the samples."
-    )
+    about = "Norm of the gradient of each sample's loss at each depth; boxes show the samples."
 
     def __init__(self) -> None:
         self.sums = Sums()
@@ -90,15 +88,15 @@ class GradientNorm(_OfGradients):
 
 @register_metric
 class GradientMean(_OfGradients):
-    """`||gbar_l||`, the mean gradient over samples, with what the alignment bound needs.
+    """`||gbar_l||`, the norm of the mean gradient over samples.
 
-    The gradient is summed over tokens or positions. Arrays `mean_<l>` hold the vectors;
-    `gradient_alignment` compares those of two traces.
+    The gradient is summed over tokens or positions. Arrays `mean_<l>` are the mean vectors, which
+    `gradient_alignment` compares between two traces.
     """
 
     name = "gradient_mean"
     title = "Mean gradient"
-    about = "Length of the mean gradient: what all samples together would change."
+    about = "Norm of the gradient averaged over samples: the change they agree on."
 
     def __init__(self) -> None:
         self.sums: list[Tensor] = []
@@ -155,26 +153,26 @@ def _largest(rows: Tensor) -> float:
 
 @register_metric
 class GradientCovariance(_OfGradients):
-    """The covariance of the gradient's coordinates: how far from diagonal it is.
+    """How close the covariance of the gradient's coordinates is to diagonal.
 
-    within_1, within_10: share of off-diagonal entries below 1 % and 10 % of the mean variance.
-    noise_10: the same share for half the difference of the covariances of two halves of the
-    samples, which estimation alone leaves. `covariance` (depth, i, j) is a heat map of evenly
-    spaced coordinates, `coordinates` which; nothing of the size dim x dim is formed.
+    within_1, within_10: the share of off-diagonal entries below 1 % and 10 % of the mean variance.
+    noise_10: the same share for half the difference between the covariances of two halves of the
+    samples, which is estimation noise. `covariance` (depth, i, j) is that of the evenly spaced
+    `coordinates`; no dim x dim matrix is formed.
 
-    pooled: of the sum over tokens or positions. `GradientCovariance(pooled=False)` takes raw
-        coordinates, as Depth Expansion's Figure 1 does: a sum correlates what was uncorrelated.
+    pooled: sum over tokens or positions first. `GradientCovariance(pooled=False)` uses raw
+        coordinates, as in Depth Expansion's Figure 1; summing introduces correlations.
     """
 
     name = "gradient_covariance"
     title = "Gradient covariance"
-    about = "How much of the covariance lies on its diagonal."
+    about = "How close the covariance of the gradients is to diagonal."
 
     def __init__(self, coordinates: int = COORDINATES, pooled: bool = True) -> None:
         if coordinates < 2:
             raise SettingError(f"coordinates={coordinates}; use 2 or more")
         self.wanted, self.pooled = coordinates, pooled
-        # Of every second sample each: count, sum and products of the chosen coordinates, by depth.
+        # For even and odd samples: count, sum and products of the coordinates, by depth.
         self.halves: list[list[tuple[int, Tensor, Tensor]]] = [[], []]
         self.sizes: list[int] = []
         self.chosen: list[Tensor] = []
@@ -192,8 +190,8 @@ class GradientCovariance(_OfGradients):
             ]
         elif sizes != self.sizes:
             raise SettingError(
-                "the states of two batches differ in size, so they share no raw coordinates; pad "
-                "to one length, or use pooled=True"
+                "batches with states of different sizes have no raw coordinates in common; pad to "
+                "one length, or use pooled=True"
             )
         parts = [
             g[:, where.to(g.device)].double() for g, where in zip(rows, self.chosen, strict=True)
@@ -212,7 +210,7 @@ class GradientCovariance(_OfGradients):
 
     def compute(self) -> Result:
         if self.samples < 2:
-            return self.gap(f"a covariance needs 2 samples, there is {self.samples}")
+            return self.gap("a covariance needs 2 samples or more")
         n = self.samples
         both = list(zip(*self.halves, strict=True))
         matrices = [_covariance(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in both]
@@ -264,10 +262,10 @@ def _covariance(n: int, total: Tensor, products: Tensor) -> np.ndarray:
 
 @checked
 def gradient_alignment(train: Trace, test: Trace) -> Result:
-    """Do the mean gradients of two data sets point the same way, at every depth?
+    """Whether the mean gradients of two data sets point the same way, at every depth.
 
-    Both traces need the metric `gradient_mean`, of the same model. `bound` is the probability that
-    they do not, at most 1, with `mu` and `Sigma` taken from the first trace.
+    Both traces need the metric `gradient_mean` of the same model. `bound` is an upper bound on the
+    probability that they do not, with `mu` and `Sigma` estimated from the first trace.
 
     >>> a, b = (ed.trace(model, rows, ["gradient_mean"], progress=False) for rows in (valid, test))
     >>> from everydepth.tracing import gradient_alignment

@@ -1,4 +1,4 @@
-"""How good the prediction of every depth is."""
+"""How good the predictions of every depth are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from everydepth.tracing.sums import Sums, array
 CLASSES: frozenset[Task] = frozenset({"classification", "causal_lm", "masked_lm"})
 NUMBERS: frozenset[Task] = frozenset({"regression"})
 LABELS: frozenset[Need] = frozenset({"labels"})
-UNLABELED = "no row of the data has a label"
+UNLABELED = "the data has no labels"
 
 
 class _Mean(BatchMetric):
@@ -52,7 +52,7 @@ class _Mean(BatchMetric):
         return mean
 
     def slope(self, mean: np.ndarray) -> np.ndarray:
-        """Of `finish`, by which a standard error grows."""
+        """The derivative of `finish`, which scales the standard error."""
         return np.ones_like(mean)
 
     def compute(self) -> Result:
@@ -77,7 +77,7 @@ class _Mean(BatchMetric):
 
 @register_metric
 class Accuracy(_Mean):
-    """Share of rows whose top class is the label."""
+    """Share of rows whose predicted class is the label."""
 
     reads = frozenset({"top"})
     name = "accuracy"
@@ -94,7 +94,7 @@ class Accuracy(_Mean):
 
 @register_metric
 class NextTokenAccuracy(Accuracy):
-    """Share of tokens whose successor is the top prediction."""
+    """Share of tokens whose successor is predicted."""
 
     name = "next_token_accuracy"
     title = "Next-token accuracy"
@@ -105,9 +105,9 @@ class NextTokenAccuracy(Accuracy):
 
 @register_metric
 class F1(BatchMetric):
-    """Harmonic mean of precision and recall: of class 1 of two, else the mean over classes.
+    """Harmonic mean of precision and recall: for two classes, of class 1; else the class mean.
 
-    What GLUE judges MRPC and QQP by, where one class is more frequent than the other.
+    It is GLUE's metric for MRPC and QQP, whose classes are imbalanced.
     """
 
     reads = frozenset({"top"})
@@ -184,7 +184,7 @@ class Perplexity(Loss):
 
     name = "perplexity"
     title = "Perplexity"
-    about = "Among how many equally likely tokens the prediction of each depth hesitates."
+    about = "The number of equally likely tokens with the same uncertainty, at each depth."
     unit = ""
     label = "perplexity"
     tasks = frozenset({"causal_lm", "masked_lm"})
@@ -199,7 +199,7 @@ class Perplexity(Loss):
 
 @register_metric
 class Top5(_Mean):
-    """Share of rows whose label is among the five highest logits."""
+    """Share of rows whose label is among the top five classes."""
 
     reads = frozenset({"rank"})
     name = "top5"
@@ -219,8 +219,8 @@ class PredictionError(_Mean):
 
     reads = frozenset({"error"})
     name = "prediction_error"
-    title = "Distance to the truth"
-    about = "Length of the difference between predicted probabilities and the right answer."
+    title = "Distance to the label"
+    about = "Norm of the difference between predicted probabilities and the label."
     better = "lower"
     label = "prediction error ‖softmax(z) - y‖"
 
@@ -287,15 +287,13 @@ class SupError(BatchMetric):
 
 @register_metric
 class Calibration(BatchMetric):
-    """Expected calibration error: |confidence - accuracy| in equal bins of confidence, weighted."""
+    """Expected calibration error: |confidence - accuracy|, averaged over bins of confidence."""
 
     reads = frozenset({"confidence", "top"})
     some_depths = True
     name = "calibration"
     title = "Calibration error"
-    about = (
-        "How far confidence is from accuracy on average; 0 means that confidence can be trusted."
-    )
+    about = "Average difference between confidence and accuracy; at 0, confidence can be trusted."
     better = "lower"
     section = "prediction"
     group = "prediction"
@@ -312,7 +310,7 @@ class Calibration(BatchMetric):
             return
         confidence = p.confidence[:, p.labeled].double()
         right = (p.top == targets)[:, p.labeled].double()
-        # Bins are (a, b], so a confidence of exactly 1 falls into the last one.
+        # Bins are (a, b], so that a confidence of exactly 1 is in the last one.
         bin_of = ((confidence * self.bins).ceil().long() - 1).clamp(0, self.bins - 1)
         zeros = confidence.new_zeros(3, len(confidence), self.bins)
         parts = (torch.ones_like(confidence), confidence, right)
@@ -338,7 +336,7 @@ class Calibration(BatchMetric):
 
 @register_metric
 class Monotonicity(BatchMetric):
-    """Does the error fall at every depth? Rises of the mean, and the share of rows without any."""
+    """Whether the loss falls at every depth: rises of the mean, and the share of rows without."""
 
     reads = frozenset({"loss"})
     some_depths = True

@@ -1,4 +1,4 @@
-"""How alike the depths are for each sample: COS and what follows from it."""
+"""Similarity of depths per sample: cosines and related measures."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from everydepth.tracing.metric import FeatureMetric, register_metric
 from everydepth.tracing.observation import FeatureRows
 from everydepth.tracing.sums import DEPTH, Kept, Sums
 
-# A centered feature below this share of its mean's length is rounding noise, not a direction.
+# A centered feature shorter than this share of the mean is rounding noise, not a direction.
 CONSTANT = 1e-6
 QUANTILE_BYTES = 2**26  # per-sample values kept for quantiles; 2,048 rows of 13 x 13 are 1.4 MB
 
 
 class Centering:
-    """The mean of every depth from the first look, unit vectors around it in the second.
+    """Accumulates the mean of every depth, then returns unit vectors around it.
 
-    on: whether to center; without, the vectors start at zero and one look would do.
+    on: whether to center; if not, the mean is zero.
     """
 
     def __init__(self, on: bool = True) -> None:
@@ -37,7 +37,7 @@ class Centering:
         self.rows += features.shape[1]
 
     def units(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """(row, depth, dim) unit vectors, zero where there is no direction; (row, depth) where."""
+        """(row, depth, dim) unit vectors, and (row, depth) whether there is a direction."""
         assert self.sum is not None
         mean = self.sum / self.rows
         centered = features - mean[:, None].to(features.dtype)
@@ -58,7 +58,7 @@ class Cos(FeatureMetric):
 
     name = "cos"
     title = "Cosine similarity"
-    about = "Mean cosine of the features of every two depths, and of each with the last."
+    about = "Mean cosine similarity of the features of every two depths."
     section = "similarity"
     kind = "matrix"
     group = "similarity"
@@ -97,12 +97,12 @@ class Cos(FeatureMetric):
         rows = self.centering[0].rows
         if self.widths[0] != self.widths[1]:
             return self.gap(
-                f"features of width {self.widths[0]} and {self.widths[1]} have no cosine; "
-                "CKA compares them (cka_between)",
+                f"features of widths {self.widths[0]} and {self.widths[1]} have no cosine; use "
+                "cka_between",
             )
         centered = self.centering[0].on
         if centered and rows < 2:
-            return self.gap(f"{rows} sample: centered, its feature is zero")
+            return self.gap("centering needs 2 samples or more")
         if not self.sums:
             return self.gap(NO_SECOND_LOOK)
         value = _means(self.sums)
@@ -120,13 +120,13 @@ class Cos(FeatureMetric):
 
 
 NO_SECOND_LOOK = (
-    "the mean is known only after the first pass, and there was no second look at the data; raise "
-    "memory_budget, or pass data that can be iterated again (a list or a DataLoader)"
+    "it needs a second look at the data after the mean is known; raise memory_budget, or pass data "
+    "that can be iterated again (a list or a DataLoader)"
 )
 
 
 def _means(sums: Sums) -> np.ndarray:
-    """`total` over `count`; NaN where nothing was counted."""
+    """`total` over `count`; NaN if the count is 0."""
     total, count = sums.array("total"), sums.array("count")
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
@@ -137,7 +137,7 @@ def constant_note(value: np.ndarray) -> str | None:
     if not len(rows) and not len(columns):
         return None
     where = ", ".join(map(str, rows if len(rows) else columns))
-    return f"the feature is the same for all samples at depth {where}: its cosine is undefined"
+    return f"undefined at depth {where}, where all samples have the same feature"
 
 
 @register_metric
@@ -146,7 +146,7 @@ class CosBetween(Cos):
 
     name = "cos_between"
     title = "Cosine with the other model"
-    about = "Depths of one model by another."
+    about = "Mean cosine similarity of each depth with each depth of the other model."
     needs = frozenset({"against"})
     some_depths = False
     sides = ("own", "other")
@@ -154,22 +154,22 @@ class CosBetween(Cos):
 
 @register_metric
 class EmbeddingCos(Cos):
-    """COS of what the readout makes of every depth: projected features, as in CLIP (2.12)."""
+    """Cosines of the embeddings read out at every depth, as in CLIP (2.12)."""
 
     name = "embedding_cos"
     title = "Cosine of embeddings"
-    about = "Mean cosine of the embeddings that every two depths give."
+    about = "Mean cosine similarity of the embeddings at every two depths."
     level = "readout"
     tasks = frozenset({"embedding"})
 
 
 @register_metric
 class EmbeddingCosOther(EmbeddingCos):
-    """The same within the second model, the other modality."""
+    """`EmbeddingCos` of the second model, the other modality."""
 
     name = "embedding_cos_other"
     title = "Cosine of embeddings, second tower"
-    about = "The same for the second tower."
+    about = "Mean cosine similarity of the second tower's embeddings at every two depths."
     needs = frozenset({"against"})
     some_depths = False
     sides = ("other", "other")
@@ -181,7 +181,7 @@ class EmbeddingCosBetween(EmbeddingCos):
 
     name = "embedding_cos_between"
     title = "Cosine between the towers"
-    about = "Mean cosine of the embeddings of a pair, by the depth of each tower."
+    about = "Mean cosine similarity of the two embeddings of a pair, by the depth of each tower."
     needs = frozenset({"against"})
     some_depths = False
     sides = ("own", "other")
@@ -193,7 +193,7 @@ class AdjacentCos(FeatureMetric):
 
     name = "adjacent_cos"
     title = "Neighbors"
-    about = "Cosine of the features of each depth with the one before."
+    about = "Mean cosine similarity of each depth's features with those of the previous depth."
     section = "similarity"
     group = "similarity"
     some_depths = True
@@ -216,7 +216,7 @@ class AdjacentCos(FeatureMetric):
 
     def compute(self) -> Result:
         if self.centering.rows < 2:
-            return self.gap("one sample: centered, its feature is zero")
+            return self.gap("centering needs 2 samples or more")
         if not self.sums:
             return self.gap(NO_SECOND_LOOK)
         value = _means(self.sums)
@@ -226,9 +226,9 @@ class AdjacentCos(FeatureMetric):
             {"value": value},
             first=1,
             beside=self.kept.quantiles(np.isnan(value)),
-            labels={"value": "COS with the depth before"},
+            labels={"value": "COS with the previous depth"},
             meta={"rows": self.centering.rows, "quantile_rows": self.kept.rows},
-            note=f"undefined at depth {where}: a constant feature" if where else None,
+            note=f"undefined at depth {where}: constant features" if where else None,
         )
 
 
@@ -240,8 +240,8 @@ class Straightness(FeatureMetric):
     """
 
     name = "straightness"
-    title = "How straight features travel"
-    about = "Distance of the first and the last depth over the length of the path between them."
+    title = "Straightness of the path"
+    about = "Distance between the first and last depth, over the length of the path between them."
     section = "blocks"
     kind = "scalar"
     group = "similarity"
@@ -253,7 +253,7 @@ class Straightness(FeatureMetric):
         self.kept = Kept(QUANTILE_BYTES)
 
     def update(self, rows: FeatureRows) -> None:
-        h = rows.features[1:].double()  # at depth 0 all samples may have the same feature
+        h = rows.features[1:].double()  # at depth 0, all samples may have the same feature
         if len(h) < 2:
             return
         path = torch.linalg.vector_norm(h.diff(dim=0), dim=-1).sum(0)
@@ -264,7 +264,7 @@ class Straightness(FeatureMetric):
 
     def compute(self) -> Result:
         if not self.rows:
-            return self.gap("a path needs two blocks or more, and data")
+            return self.gap("a path needs two blocks or more")
         quantiles = self.kept.quantiles()
         return Result(
             name=self.name,
@@ -274,7 +274,7 @@ class Straightness(FeatureMetric):
                 "value": np.asarray(self.total / self.rows),
                 **{name: np.asarray(value.item()) for name, value in quantiles.items()},
             },
-            labels={"value": "distance of depths 1 and L / length of the path"},
+            labels={"value": "distance from depth 1 to L / length of the path"},
             meta={"rows": self.rows, "quantile_rows": self.kept.rows},
         )
 
@@ -287,8 +287,8 @@ class NormRatio(FeatureMetric):
     """
 
     name = "norm_ratio"
-    title = "Stream against block"
-    about = "Length of the stream over the length of what the block adds; high means a small step."
+    title = "Stream over block"
+    about = "Norm of the stream over the norm of the block's contribution; high is a small step."
     section = "blocks"
     group = "similarity"
 
@@ -314,7 +314,7 @@ class NormRatio(FeatureMetric):
     def compute(self) -> Result:
         value = _means(self.sums)
         still = np.flatnonzero(self.sums.array("count") < self.rows) + 1
-        note = f"block {', '.join(map(str, still))} leaves some samples unchanged (not counted)"
+        note = f"block {', '.join(map(str, still))} leaves some samples unchanged; not counted"
         return self.over_depths(
             {"value": value},
             first=1,

@@ -1,4 +1,4 @@
-"""Spread of the stream and of the weights."""
+"""Standard deviations of the stream and of the weights."""
 
 from __future__ import annotations
 
@@ -50,15 +50,14 @@ def _squares(x: Tensor) -> float:
 
 @register_metric
 class StreamStd(BatchMetric):
-    """Standard deviation of the entries of the stream where each branch of block l reads it.
+    """Standard deviation of the stream at the input of each branch of block l, without padding.
 
     With attention and MLP branches, `attention` is the std of `x_l` and `mlp` that of `x~_l`.
-    Padding is left out.
     """
 
     name = "stream_std"
     title = "Spread of the stream"
-    about = "Standard deviation where branches read."
+    about = "Standard deviation of the stream at the input of each branch."
     section = "gradients"
     group = "statistics"
     needs = frozenset({"branches"})
@@ -97,11 +96,11 @@ class StreamStd(BatchMetric):
 
 @register_metric
 class WeightStd(BatchMetric):
-    """Standard deviation of every weight matrix of each block, by its name inside the block."""
+    """Standard deviation of every weight matrix of each block, by name."""
 
     name = "weight_std"
     title = "Spread of the weights"
-    about = "Standard deviation of each matrix."
+    about = "Standard deviation of each weight matrix."
     section = "gradients"
     group = "statistics"
 

@@ -1,4 +1,4 @@
-"""The geometry of the classes: neural collapse and distinguishability."""
+"""The geometry of classes: neural collapse and distinguishability."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from everydepth.tracing.metrics.similarity import NO_SECOND_LOOK
 from everydepth.tracing.observation import FeatureRows
 from everydepth.tracing.sums import array
 
-RANK = 1e-10  # singular values of the class means below this share of the largest are zero
+RANK = 1e-10  # singular values of the class means below this share of the largest count as zero
 
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """Of one depth: classes seen, their centered means (class, dim), and the basis these span."""
+    """Class means at one depth: classes seen, means (centered, too), and the basis they span."""
 
     seen: Tensor
     means: Tensor
@@ -42,7 +42,7 @@ class ClassMeans:
 
 @register_metric
 class NeuralCollapse(FeatureMetric):
-    """NC1, NC2 and NC3 of every depth, in the coordinates the head sees (after the final norm).
+    """NC1, NC2 and NC3 at every depth, of the head's inputs (after the final norm).
 
     nc1: `tr(Sigma_W Sigma_B^+) / K`. nc2_norms: spread of the class means' lengths over their mean.
     nc2_angles: mean of |cos + 1/(K-1)| over pairs of class means. nc3: distance of the normalized
@@ -51,7 +51,7 @@ class NeuralCollapse(FeatureMetric):
 
     name = "neural_collapse"
     title = "Neural collapse"
-    about = "How near the features are to one point per class, equally far apart; 0 is collapsed."
+    about = "How close features are to one point per class, all equally far apart; 0 is collapsed."
     section = "structure"
     group = "structure"
     needs = LABELS
@@ -81,7 +81,7 @@ class NeuralCollapse(FeatureMetric):
             self.within = [torch.zeros_like(m.variances) for m in self.means]
         self.second_rows += len(y)
         for total, x, m in zip(self.within, h, self.means, strict=True):
-            # Only directions in which the class means differ count: Sigma_W is never formed.
+            # Only directions in which class means differ matter, so Sigma_W is never formed.
             total += ((x.double() - m.means[y]) @ m.basis.T).square().sum(0)
 
     def _first(self, h: Tensor, y: Tensor, rows: FeatureRows) -> None:
@@ -100,11 +100,11 @@ class NeuralCollapse(FeatureMetric):
             return self.gap(UNLABELED)
         seen, classes = int((self.counts > 0).sum()), len(self.counts)
         if seen < 2:
-            return self.gap(f"needs 2 classes or more, and the data has {seen}")
+            return self.gap(f"it needs 2 classes or more, and the data has {seen}")
         if self.rows <= seen:
             return self.gap(
-                f"needs more samples than classes; {self.rows} samples in {seen} classes leave "
-                "nothing to vary within a class",
+                f"it needs more samples than classes, and the data has {self.rows} samples in "
+                f"{seen} classes",
             )
         if self.means is None:
             return self.gap(NO_SECOND_LOOK)
@@ -112,11 +112,11 @@ class NeuralCollapse(FeatureMetric):
         names = ("nc1", "nc2_norms", "nc2_angles", "nc3", "separation")
         notes: list[str] = []
         if seen < classes:
-            notes.append(f"{seen} of {classes} classes are in the data; the others are left out")
+            notes.append(f"only {seen} of {classes} classes are in the data")
         constant = np.flatnonzero(np.isnan(columns[0]))
         if len(constant):
             where = ", ".join(map(str, constant))
-            notes.append(f"at depth {where} all classes have one mean: nothing to measure")
+            notes.append(f"undefined at depth {where}, where all classes have the same mean")
         return self.over_depths(
             dict(zip(names, columns, strict=True)),
             labels={
@@ -158,11 +158,11 @@ class NeuralCollapse(FeatureMetric):
 
 @register_metric
 class Distinguishability(FeatureMetric):
-    """Are inputs with different targets kept apart?
+    """Whether inputs with different labels are kept apart.
 
-    different_1, _5, _10: share of the k nearest neighbors with another label. gap: the 1 %
-    quantile of distances between differently labeled pairs over the median of all distances.
-    Distances are between the first `samples` rows.
+    different_1, _5, _10: share of the k nearest neighbors with another label. gap: the 1 % quantile
+    of distances between differently labeled pairs, over the median of all distances. Only the first
+    `samples` rows are compared.
     """
 
     name = "distinguishability"
@@ -187,19 +187,19 @@ class Distinguishability(FeatureMetric):
 
     def compute(self) -> Result:
         if self.rows < 2:
-            return self.gap(f"needs 2 labeled samples, and there is {self.rows}")
+            return self.gap("it needs 2 labeled samples or more")
         h = torch.cat([features for features, _ in self.kept], 1)
         y = torch.cat([targets for _, targets in self.kept])
         if bool((y == y[0]).all()):
-            return self.gap("all samples have one label: there is nothing to merge")
+            return self.gap("all samples have the same label")
         ks = [k for k in (1, 5, 10) if k < self.rows]
         pairs = Pairs.of(y)
         columns = np.array([self._depth(x, y, ks, pairs) for x in h]).T
         names = (*(f"different_{k}" for k in ks), "gap")
-        few = f"{self.rows} samples: k is {ks} only" if len(ks) < 3 else None
+        few = f"with {self.rows} samples, k is only {ks}" if len(ks) < 3 else None
         constant = np.flatnonzero(np.isnan(columns[0]))
         where = ", ".join(map(str, constant))
-        same = f"all samples have one feature at depth {where}: undefined" if where else None
+        same = f"undefined at depth {where}: constant features" if where else None
         return self.over_depths(
             dict(zip(names, columns, strict=True)),
             labels={
@@ -216,7 +216,7 @@ class Distinguishability(FeatureMetric):
         x = x - x.mean(0)
         if float(x.norm(dim=-1).max()) <= 1e-6 * float(scale):
             return [float("nan")] * (len(ks) + 1)
-        # Of centered rows the products lose no digits that a distance between samples needs.
+        # Products of centered rows keep the digits that distances need.
         squares = x.square().sum(1)
         distance = (squares[:, None] + squares - 2 * (x @ x.T)).clamp(min=0)
         distance.fill_diagonal_(torch.inf)
@@ -230,7 +230,7 @@ class Distinguishability(FeatureMetric):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Places in a flat square matrix above its diagonal: all, and those of different labels."""
+    """Flat indices above the diagonal of a square matrix: all, and those of different labels."""
 
     every: Tensor
     different: Tensor
@@ -243,7 +243,7 @@ class Pairs:
 
 
 def _root_quantile(squares: np.ndarray, share: float) -> float:
-    """The quantile of distances, from their squares: only the two around it need a root."""
+    """A quantile of distances from their squares: only the two next to it need a square root."""
     place = (len(squares) - 1) * share
     low, high = int(place), min(int(place) + 1, len(squares) - 1)
     a, b = np.sqrt(np.partition(squares, [low, high])[[low, high]].astype(np.float64))
