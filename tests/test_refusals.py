@@ -503,7 +503,7 @@ def test_only_what_the_system_refuses_is_explained() -> None:
     with pytest.raises(DepthOnly, match=r"^as it is$"), explained("it failed"):
         raise DepthOnly("as it is")
     with (
-        pytest.raises(RunError, match=r"it failed: Permission.*use a place"),
+        pytest.raises(RunError, match=r"it failed: Permission.*use a path"),
         explained("it failed"),
     ):
         raise PermissionError(13, "Permission denied")

@@ -1,4 +1,4 @@
-"""Settings: a field says its type, its limits and its help once, for checks, JSON and commands."""
+"""Configs: dataclasses whose fields state type, limits and help once, for all uses."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from everydepth.errors import EveryDepthError, SettingError
 
 T = TypeVar("T", bound="Config")
 F = TypeVar("F", bound=Callable[..., Any])
-_HUGE = 2**63  # where a tensor's whole numbers end
+_HUGE = 2**63  # beyond the range of a tensor's integers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a field of a config says about itself beside its type; `setting` makes one.
+    """The limits, help and command-line form of a config field; see `setting`.
 
-    help: one line, shown by the command line and the documentation.
-    least, most, above, below: limits of a number; `above` and `below` are not allowed themselves.
-    choices: the names that are allowed; values that are not strings are left alone.
-    also: what else may be given, for the error: "an optimizer object".
+    help: one line for the command line and the documentation.
+    least, most, above, below: limits of a number; `above` and `below` are exclusive.
+    choices: the strings that are allowed; other types are not checked.
+    also: what else is accepted, for the error message: "an optimizer object".
     instead_of: the field it replaces; a command drops the default of one if the other is given.
-    option: the type on the command line, where it takes less than Python does.
-    hidden: it is no option of a command.
+    option: the type on the command line, if it accepts less than in Python.
+    hidden: whether commands leave it out.
     flags: its names on the command line, if not the field's own.
     """
 
@@ -49,11 +49,11 @@ class Setting:
 
 
 Seed = Annotated[int, Setting(least=0)]
-"""Of random numbers; numpy takes none below 0."""
+"""A random seed; NumPy does not accept negative ones."""
 
 
 def setting(default: Any = MISSING, **about: Any) -> Any:
-    """A field of a config; `about` are the fields of `Setting`. Without a default it is required.
+    """A config field; `about` are fields of `Setting`. Without a default it is required.
 
     >>> from dataclasses import dataclass
     >>> from everydepth.config import Config, setting
@@ -69,10 +69,10 @@ def setting(default: Any = MISSING, **about: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The base of every config: types, limits and finiteness are checked when one is made."""
+    """Base of all configs; types, limits and finiteness are checked on construction."""
 
     title: ClassVar[str] = "Options"
-    """Over its options in the help of a command."""
+    """The heading of its options in a command's help."""
 
     def __post_init__(self) -> None:
         for name in hints_of(type(self)):
@@ -88,16 +88,16 @@ class Config:
 
     @classmethod
     def _label(cls) -> str:
-        """What errors put before the name of a field."""
+        """A prefix for field names in errors."""
         return ""
 
     @classmethod
     def of(cls: type[T], values: Mapping[str, Any], what: str) -> T:
-        """From settings by name; `what` has them, for the error about one that is unknown."""
+        """A config from settings by name. what: who was given them, for errors."""
         check_names(values, hints_of(cls), what)
         missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
         if missing:
-            raise SettingError(f"{what} needs {missing[0]}=; it has {', '.join(hints_of(cls))}")
+            raise SettingError(f"{what} needs {missing[0]}=; it takes {', '.join(hints_of(cls))}")
         return cls(**{name: cls._checked(name, value) for name, value in values.items()})
 
 
@@ -110,14 +110,14 @@ def hints_of(config: type[Config]) -> dict[str, Any]:
 
 @cache
 def settings_of(config: type[Config]) -> dict[str, Setting]:
-    """What each field says about itself, by name."""
+    """The `Setting` of each field, by name."""
     return {f.name: f.metadata.get("setting", Setting()) for f in fields(config)}
 
 
 def check_names(
     names: Iterable[str], known: Iterable[str], what: str, noun: str = "setting"
 ) -> None:
-    """An error that names the closest, if one of the names is not known."""
+    """Raise if a name is unknown, with the closest known one."""
     known = list(known)
     for name in names:
         if name not in known:
@@ -127,9 +127,10 @@ def check_names(
 
 
 def filled(values: Mapping[str, Any], what: str, *into: Config | type[Config]) -> list[Any]:
-    """Several configs with settings by name: a class is made, of an object a changed copy.
+    """Distribute settings by name over several configs; raise if none has a name.
 
-    what: has the settings, for the error about one that none of them knows.
+    into: config classes, which are constructed, or objects, of which a changed copy is returned.
+    what: who was given the settings, for errors.
     """
     kinds = [config if isinstance(config, type) else type(config) for config in into]
     check_names(values, [name for kind in kinds for name in hints_of(kind)], what)
@@ -148,7 +149,7 @@ def filled(values: Mapping[str, Any], what: str, *into: Config | type[Config]) -
 def parted(
     values: Mapping[str, Any], what: str, *into: Config | type[Config]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """`filled` with the settings that the configs know, and the other settings."""
+    """`filled` with the settings that the configs have, and the remaining settings."""
     kinds = [config if isinstance(config, type) else type(config) for config in into]
     known = {name for kind in kinds for name in hints_of(kind)}
     own = {name: value for name, value in values.items() if name in known}
@@ -157,7 +158,7 @@ def parted(
 
 
 def plain(value: Any) -> Any:
-    """A config as JSON values, all fields of it; whatever else it holds stays as it is."""
+    """A config as JSON values; other values are returned unchanged."""
     if isinstance(value, Config):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
@@ -166,10 +167,10 @@ def plain(value: Any) -> Any:
 
 
 def checked(function: F) -> F:
-    """A public function, or class, that says in our words which argument it cannot use.
+    """Turn failures due to arguments of the wrong type into a `SettingError` that names them.
 
-    What fails inside is a `SettingError` if an argument is not what its annotation asks for. They
-    are only compared then, but for those with limits (`Annotated[int, Setting(least=0)]`).
+    For public functions and classes. Arguments are compared with their annotations only after a
+    failure, except those with limits (`Annotated[int, Setting(least=0)]`).
 
     >>> from everydepth.config import checked
     >>> @checked
@@ -210,13 +211,13 @@ def _misfit(
     *,
     exactly: bool = False,
 ) -> str | None:
-    """The first argument that is not what a function is annotated with, and what is.
+    """An error message for the first argument that does not fit its annotation; None if all fit.
 
-    exactly: an array without axes is no number, which some functions make of it.
+    exactly: do not accept a zero-dimensional array as a number.
     """
     try:
         values = signature(function).bind(*given, **named).arguments
-    except TypeError:  # too few or too many, which Python says itself
+    except TypeError:  # too few or too many, which Python reports itself
         return None
     owner = function.__qualname__.removesuffix(".__init__")
     for name, (hint, about) in hints.items():
@@ -239,21 +240,21 @@ _NO_LIMITS = Setting()
 
 
 def _with_limits(hint: Any) -> tuple[Any, Setting]:
-    """A type as it is written in a function, and its limits: `Annotated[int, Setting(least=0)]`."""
+    """A type and its limits, from an annotation such as `Annotated[int, Setting(least=0)]`."""
     parts = alternatives(hint)
-    said = next((part for part in parts if get_origin(part) is Annotated), None)
-    if said is None:
+    limited = next((part for part in parts if get_origin(part) is Annotated), None)
+    if limited is None:
         return hint, _NO_LIMITS
-    plain_type, about = get_args(said)[:2]
-    whole = tuple(plain_type if part is said else part for part in parts)
-    return Union[whole], about  # noqa: UP007 - of parts that are only known now
+    plain_type, about = get_args(limited)[:2]
+    whole = tuple(plain_type if part is limited else part for part in parts)
+    return Union[whole], about  # noqa: UP007 - its parts are only known at run time
 
 
 def parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a function's parameters; what it returns may be known to type checkers only."""
+    """The types of a function's parameters; its return type may exist for type checkers only."""
     inner = unwrap(function)
-    said = {name: hint for name, hint in inner.__annotations__.items() if name != "return"}
-    named = SimpleNamespace(__annotations__=said)
+    written = {name: hint for name, hint in inner.__annotations__.items() if name != "return"}
+    named = SimpleNamespace(__annotations__=written)
     return type_hints_of(named, globalns=inner.__globals__, include_extras=True)
 
 
@@ -263,7 +264,7 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _tidied(value: Any, hint: Any) -> Any:
-    """The value as its type has it: lists as tuples, 1 as 1.0, and numbers of numpy as Python's."""
+    """The value in its type's form: lists as tuples, 1 as 1.0, NumPy scalars as Python numbers."""
     kinds = alternatives(hint)
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
@@ -302,13 +303,13 @@ def _is(value: Any, kind: Any) -> bool:
         key, item = get_args(kind)
         held = cast(Mapping[Any, Any], value)
         return all(_fits(k, key) and _fits(v, item) for k, v in held.items())
-    # A tensor of some shape (jaxtyping) is a tensor: its shape is not a type.
+    # For jaxtyping annotations, check that it is a tensor, not its shape.
     of = getattr(kind, "array_type", origin or kind)
     return isinstance(value, of) if isinstance(of, type) and not _loose(of) else True
 
 
 def _loose(kind: type) -> bool:
-    """Whether nothing can be said about a value by its class: of a protocol, for one."""
+    """Whether `isinstance` does not work with a type, as for most protocols."""
     return getattr(kind, "_is_protocol", False) and not getattr(
         kind, "_is_runtime_protocol", kind.__module__ == "collections.abc"
     )
@@ -317,7 +318,7 @@ def _loose(kind: type) -> bool:
 def _finite(value: int | float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer too large for a float
         return False
 
 

@@ -1,4 +1,4 @@
-"""Files that are either the old version or the new one, never half of either."""
+"""Atomic writes, and safe reads of JSON and safetensors files."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ import psutil
 from everydepth.errors import DataError, EveryDepthError, RunError
 
 TEMPORARY = ".tmp-"
-"""How the name of something half written starts; such leftovers may be deleted at any time."""
+"""Prefix of unfinished files and folders, which may be deleted at any time."""
 
 CHECKSUMS = "checksums.json"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NEXT = {
     errno.ENAMETOOLONG: "use a shorter name",
     errno.ENOENT: "it was moved, deleted or never there: check the path",
-    errno.EACCES: "use a place that you may read and write, or change its permissions",
-    errno.EPERM: "use a place that you may read and write, or change its permissions",
-    errno.EROFS: "use a place that can be written",
+    errno.EACCES: "use a path that you may read and write, or change its permissions",
+    errno.EPERM: "use a path that you may read and write, or change its permissions",
+    errno.EROFS: "use a path that is not read-only",
     errno.EEXIST: "a file is in the way of a folder: use another path",
     errno.ENOTDIR: "a file is in the way of a folder: use another path",
     errno.EISDIR: "a folder is in the way of a file: use another path",
@@ -38,19 +38,19 @@ _NEXT = {
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by a new version, safe against a crash at any moment."""
+    """Replace a file atomically: after a crash it is either the old version or the new one."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """`write_text` for what is no text."""
+    """`write_text` for bytes."""
     with whole_file(path) as temporary:
         temporary.write_bytes(content)
 
 
 @contextmanager
 def whole_file(path: Path) -> Generator[Path, None, None]:
-    """A path to write a file to, which becomes `path` in one step unless something goes wrong."""
+    """A temporary path to write to, renamed to `path` at the end unless an error occurs."""
     if not path.name:  # "", "." and "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
@@ -66,19 +66,19 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path, kind: type[EveryDepthError] = RunError) -> Any:
-    """What a JSON file holds; `kind` is raised if there is none, or it is not JSON."""
+    """The content of a JSON file; raise `kind` if it is missing or not JSON."""
     with explained(f"{path} cannot be read", kind):
-        if path.is_fifo() or path.is_socket():  # which would be waited for without end
-            raise kind(f"{path} is no regular file; restore it from a copy")
+        if path.is_fifo() or path.is_socket():  # reading these would block forever
+            raise kind(f"{path} is not a regular file; restore it from a copy")
         return parse_json(path.read_text(encoding="utf-8"), str(path), kind)
 
 
 def parse_json(text: str | bytes, where: str, kind: type[EveryDepthError]) -> Any:
-    """What a text says as JSON; one nested so deep that it cannot be read is not JSON either."""
+    """Parse JSON; raise `kind` if it is invalid or nested too deeply. where: for the error."""
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise kind(f"{where} is JSON nested too deep to be read; flatten it") from error
+        raise kind(f"{where} is JSON nested too deeply to be read; flatten it") from error
     except ValueError as error:
         raise kind(
             f"{where} is not JSON ({error}); it may be cut short: restore it from a copy"
@@ -87,9 +87,9 @@ def parse_json(text: str | bytes, where: str, kind: type[EveryDepthError]) -> An
 
 @contextmanager
 def explained(what: str, kind: type[EveryDepthError] = RunError) -> Generator[None, None, None]:
-    """Turn what the system refuses into an error of ours: `what` failed, why, and the next step.
+    """Turn an error of the operating system into `kind`, with the reason and the next step.
 
-    Also a decorator of functions.
+    what: a description of the failure. Also works as a decorator.
 
     >>> from everydepth.files import explained
     >>> with explained("the notes cannot be read"):
@@ -117,7 +117,7 @@ def explained(what: str, kind: type[EveryDepthError] = RunError) -> Generator[No
 
 
 def settings_in(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Every name and value in a config, however deep."""
+    """Every name and value in a nested config."""
     if isinstance(tree, dict):
         for key, value in cast(dict[Any, Any], tree).items():
             yield str(key), value
@@ -128,20 +128,20 @@ def settings_in(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def check_kernels(config: Any, file: Path) -> None:
-    """An error if a model's config names compiled kernels, which would be fetched and run."""
+    """Raise if a model's config names kernels from a hub, which would be downloaded and run."""
     for name, value in settings_in(config):
         if name.endswith("_implementation") and "/" in str(value):  # a repository
             raise DataError(
-                f"{file} asks for {name} {str(value)[:80]!r}, code from a hub; remove the line, or "
-                'use "sdpa" or "eager"'
+                f"{file} sets {name} to {str(value)[:80]!r}, which is code from a hub; remove the "
+                'line, or use "sdpa" or "eager"'
             )
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model's folder, none of them outside of it.
+    """The safetensors files of a model's folder; raise if one is outside of it.
 
-    Neither a name in the index nor a link leads out. The hub's cache is made of links: there a
-    folder of `snapshots` belongs to the `blobs` beside it.
+    Neither names in the index nor links may lead out, except in the hub's cache, where folders in
+    `snapshots` link to the `blobs` next to it.
     """
     index, names = folder / "model.safetensors.index.json", ["model.safetensors"]
     if index.is_file():
@@ -153,35 +153,35 @@ def weight_files(folder: Path) -> list[Path]:
         plain = Path(name).name == name and name.endswith(".safetensors")
         if not plain or not (folder / name).resolve().is_relative_to(home):
             raise DataError(
-                f"the weights in {folder} are said to be in {name!r}, but only safetensors files "
-                "inside the folder are read; copy the file there, or save the model again with "
+                f"{folder} refers to weights in {name!r}, but only safetensors files inside the "
+                "folder are read; copy the file there, or save the model again with "
                 "save_pretrained"
             )
         if (folder / name).exists() and not (folder / name).is_file():
-            raise DataError(f"{folder / name} is no regular file; copy the weights there")
+            raise DataError(f"{folder / name} is not a regular file; copy the weights there")
     return [folder / name for name in names]
 
 
 def tensor_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    """What a safetensors file says of its tensors, and where the first of them begins."""
+    """The header of a safetensors file, and the offset of its data."""
     size = file.stat().st_size
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if not 2 <= length <= size - 8:
-            raise ValueError(f"{file.name} is no safetensors file, or torn")
+            raise ValueError(f"{file.name} is not a safetensors file, or truncated")
         header: dict[str, Any] = json.loads(stream.read(length))
     header.pop("__metadata__", None)
     return header, 8 + length
 
 
 def tensor_checksum(entry: dict[str, Any], content: Any) -> str:
-    """Of what a tensor is and holds, so that it can be checked without the rest of its file."""
+    """A checksum of one tensor's dtype, shape and content, independent of the rest of its file."""
     about = json.dumps([entry["dtype"], entry["shape"]])
     return hashlib.sha256(about.encode() + b"\n" + hashlib.sha256(content).digest()).hexdigest()
 
 
 def write_checksums(folder: Path) -> None:
-    """Note what the tensors of a folder are: `load` checks each one that it reads."""
+    """Write checksums of all tensors in a folder; `load` verifies those it reads."""
     found: dict[str, dict[str, str]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         header, start = tensor_header(file)
@@ -196,7 +196,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write a folder elsewhere, then put it at `path` in one step."""
+    """Write a folder atomically: `fill` writes a temporary one, which is renamed to `path`."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
     with removed_on_error(temporary):
         shutil.rmtree(temporary, ignore_errors=True)
@@ -205,13 +205,13 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         for file in temporary.iterdir():
             sync(file)
         sync(temporary)
-        remove_folder(path)  # only left there by a run that was resumed from an earlier step
+        remove_folder(path)  # exists only if a run was resumed from an earlier step
         os.replace(temporary, path)
     sync(path.parent)
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder so that a crash never leaves half of it under its name."""
+    """Delete a folder atomically: a crash never leaves part of it under its name."""
     if path.exists():
         doomed = path.with_name(f"{TEMPORARY}old-{path.name}-{os.getpid()}")
         shutil.rmtree(doomed, ignore_errors=True)
@@ -220,7 +220,7 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed process left half written."""
+    """Delete unfinished files and folders of killed processes."""
     for entry in folder.glob(f"{TEMPORARY}*"):
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
@@ -229,7 +229,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def remove_orphans(path: Path) -> None:
-    """Delete what processes that were killed left of their way to `path`."""
+    """Delete unfinished versions of `path` whose processes no longer exist."""
     for entry in path.parent.glob(f"{TEMPORARY}*"):
         found = re.fullmatch(rf"{re.escape(TEMPORARY + path.name)}-(\d+)(-\w+)?", entry.name)
         if found is not None and not psutil.pid_exists(int(found[1])):
@@ -237,7 +237,7 @@ def remove_orphans(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -246,7 +246,7 @@ def sync(path: Path) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that the disk is full; safetensors wraps it in an error of its own."""
+    """Whether an error means that the disk is full, also as wrapped by safetensors."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return any(f"os error {number}" in str(error) for number in _FULL)
@@ -254,20 +254,20 @@ def is_full(error: BaseException) -> bool:
 
 @contextmanager
 def removed_on_error(path: Path) -> Generator[None, None, None]:
-    """Free the space of something half written, whatever went wrong."""
+    """Delete a file or folder if an error occurs inside the context."""
     try:
         yield
     except BaseException:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            with suppress(OSError):  # what went wrong first is what is said
+            with suppress(OSError):  # report the first error
                 path.unlink(missing_ok=True)
         raise
 
 
 def untaken(name: str, taken: Container[str], numbered: str = "{} ({})") -> str:
-    """The name, or the first of `name (2)`, `name (3)`, ... that is not taken."""
+    """The name if it is free, or the first free one of `name (2)`, `name (3)`, ..."""
     free, count = name, 1
     while free in taken:
         count += 1

@@ -57,7 +57,7 @@ def test_an_ablation_shows_accuracy_and_margin_per_layer(studied: dict[str, Resu
     (chart,) = charts({"": found.result("margin")})
     assert [mark.name for mark in chart.marks] == ["c = 0", "c = 1"]  # pyright: ignore[reportAttributeAccessIssue]
     assert found.table("accuracy").headings == ("layer", "c = 0", "c = 1")
-    assert by_depth(found.result("accuracy"))[0] == "not defined here"
+    assert by_depth(found.result("accuracy"))[0] == "undefined here"
     assert "c = 0" in by_depth(found.result("accuracy"))[1]
 
 

@@ -222,9 +222,9 @@ def test_an_index_leads_to_safetensors_inside_the_folder_only(tmp_path: Path, pl
     (folder / "model.safetensors").rename(folder / place)
     index = {"weight_map": {"vit.embeddings.cls_token": place}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(DataError, match=r"are said to be in .*only safetensors files inside"):
+    with pytest.raises(DataError, match=r"refers to weights in .*only safetensors files inside"):
         load(folder)
-    with pytest.raises(DataError, match=r"are said to be in .*only safetensors files inside"):
+    with pytest.raises(DataError, match=r"refers to weights in .*only safetensors files inside"):
         sentence_encoder(folder)
 
 

@@ -124,11 +124,11 @@ def test_the_dial_says_what_each_depth_gives_up(out: Path) -> None:
     found = data_of(out.read_text())
     assert found["depth"] == 2
     assert found["texts"][0] == [
-        "10.0% accuracy, gives up 80.0 points; 10% of the parameters.",
-        "62.0% accuracy, gives up 28.0 points; 60% of the parameters.",
-        "90.0% accuracy, all there is; 100% of the parameters.",
+        "10.0% accuracy, 80.0 points below full depth; 10% of the parameters.",
+        "62.0% accuracy, 28.0 points below full depth; 60% of the parameters.",
+        "90.0% accuracy at full depth; 100% of the parameters.",
     ]
-    assert found["texts"][1][1] == "89.5% accuracy, gives up 0.5 points."
+    assert found["texts"][1][1] == "89.5% accuracy, 0.5 points below full depth."
     assert found["titles"] == [
         "Depth 0 of 2 · the embedding alone",
         "Depth 1 of 2",
@@ -184,7 +184,7 @@ def test_where_nothing_has_a_depth_the_dial_turns_layers(out: Path) -> None:
     found = data_of(content)
     assert (found["first"], found["titles"][1:]) == (1, ["Layer 1 of 2", "Layer 2 of 2"])
     assert 'min="1" max="2"' in content
-    assert found["texts"] == [["not defined here", "100.0%", "100.0%"]]  # nothing else to say
+    assert found["texts"] == [["undefined here", "100.0%", "100.0%"]]  # nothing else to say
 
 
 def test_a_shallower_network_stays_at_its_last_depth(out: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_shallower_network_stays_at_its_last_depth(out: Path) -> None:
     report({"deep": trace_of(deep, depth=3), "flat": trace_of(LINES, depth=2)}, out)
     found = data_of(out.read_text())
     assert found["depth"] == 3
-    assert found["texts"][1][3] == "ends at depth 2: 90.0% accuracy, all there is."
+    assert found["texts"][1][3] == "ends at depth 2: 90.0% accuracy at full depth."
     assert all(len(texts) == 4 for texts in found["texts"])
 
 
@@ -250,8 +250,8 @@ def test_time_and_exits_of_earlier_versions_are_shown(tmp_path: Path, out: Path)
     report(made.path, out)
     content = out.read_text()
     texts = data_of(content)["texts"]
-    assert texts[0][0] == "10.0% accuracy, gives up 80.0 points."
-    assert texts[0][1].endswith("gives up 28.0 points; 50% of the time of a batch.")
+    assert texts[0][0] == "10.0% accuracy, 80.0 points below full depth."
+    assert texts[0][1].endswith("28.0 points below full depth; 50% of the time of a batch.")
     assert [
         "0.0% here, 0.0% so far",
         "75.0% here, 75.0% so far",
@@ -311,7 +311,7 @@ def test_a_page_beyond_the_limit_and_a_run_without_depths_are_errors(
 ) -> None:
     with pytest.raises(DataError, match="no results in new, so there is nothing to show; run"):
         report(Run.create(tmp_path / "new", {}).path, out)
-    with pytest.raises(DataError, match="no run to report"):
+    with pytest.raises(DataError, match="there are no runs"):
         report([], out)
     monkeypatch.setattr("everydepth.reports.write.LARGEST_PAGE", 1000)
     with pytest.raises(DataError, match=r"the page would have .* MB, but 0 MB is the limit"):

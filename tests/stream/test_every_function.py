@@ -269,7 +269,7 @@ def test_a_head_of_another_width_is_refused_by_name() -> None:
     model = Tiny()
     told = {"blocks": "blocks", "token": "mean"}
     stream = ed.as_stream(model, readout=("norm", "narrow"), **told)
-    words = r"Tiny does not fit: 'narrow' cannot take .* shape \(2, 8\).* of 6 numbers; name"
+    words = r"Tiny does not fit: 'narrow' cannot take .* shape \(2, 8\).* takes 6 features; name"
     with pytest.raises(UnsupportedModelError, match=words):
         stream.observe(rows(2)).logits(1)
     stream = ed.as_stream(model, readout=("norm", "other"), **told)

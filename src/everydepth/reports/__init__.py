@@ -1,7 +1,7 @@
-"""One HTML page from runs: charts, a depth dial, and where it all came from.
+"""`report`: one self-contained HTML page with charts, a depth dial and provenance.
 
-`report(["runs/e2e", "runs/lpa"], "page.html")` writes a page that opens without a network. What it
-shows is whatever `Results` the runs hold: a new measurement needs nothing here.
+`report(["runs/e2e", "runs/lpa"], "page.html")` compares two runs and needs no network to view. It
+shows any `Results`: a new measurement needs no code here.
 
 >>> trace = ed.trace(model, test, ["accuracy"], progress=False)
 >>> ed.report({"my model": trace}, "page.html").name

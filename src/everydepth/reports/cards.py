@@ -1,7 +1,7 @@
-"""Cards: what a page shows of one measurement, whatever verb made it.
+"""Cards: a measurement as it appears on the page, whatever verb made it.
 
-A card follows from the measurement alone: its kind says how it is drawn, its words what to call it
-and how to read it, its unit and which way is better how its values are put into sentences.
+A card depends on the measurement alone: its kind determines how it is drawn, its title and
+description are shown as they are, and its unit and direction determine how values are phrased.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ SECTIONS: Mapping[str, str] = {
     "growth": "Would more depth help?",
     "training": "How it was trained",
 }
-"""Headings of the sections that are known, in the order of the page; others follow, called by their
-own name, and what has no section comes last."""
+"""Headings of the known sections, in page order. Other sections follow under their own names, and
+measurements without a section come last."""
 MORE = "more"
 
 Runs = Mapping[str, Result]
-"""The same measurement of one or more runs, by the name of the run."""
+"""The same measurement in one or more runs, by run name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Card:
 
 
 def card(runs: Runs) -> Card:
-    """The card of a measurement; one that does not look as it should says so."""
+    """The card of a measurement; if it is malformed, a card that says so."""
     first = next(iter(runs.values()))
     words = Card(
         title=first.title, about=first.about, section=first.section or MORE, runs=tuple(runs)
@@ -72,7 +72,7 @@ def card(runs: Runs) -> Card:
         TypeError,
         ValueError,
     ) as error:
-        # Files may come from anywhere: the others are still shown.
+        # Files may be untrusted: still show the other cards.
         why = f"{first.name} could not be drawn ({type(error).__name__}: {error})"
         return replace(words, notes=(why,))
 
@@ -103,7 +103,7 @@ def _card(runs: Runs, card: Card) -> Card:
 
 
 def _numbers(runs: Runs) -> Table:
-    """Numbers without a common unit read best as a table, a column a run."""
+    """Single numbers as a table with one column per run."""
     first = next(iter(runs.values()))
     return Table(
         headings=("", *runs),
@@ -118,7 +118,7 @@ def _numbers(runs: Runs) -> Table:
 
 
 def _rows(runs: Runs) -> Table:
-    """The tables of all runs below one another; the run stands in front where there are several."""
+    """The tables of all runs, stacked; with several runs, the first column is the run."""
     tables = {run: table_of(result) for run, result in runs.items()}
     first = next(iter(tables.values()))
     if len(tables) == 1:
@@ -131,7 +131,7 @@ def _rows(runs: Runs) -> Table:
 
 
 def _notes(runs: Runs) -> tuple[str, ...]:
-    """What is missing; with the name of the run where not all runs miss the same."""
+    """The notes, prefixed with the run unless all runs have the same note."""
     notes = {run: result.note for run, result in runs.items() if result.note}
     if len(notes) == len(runs) and len(set(notes.values())) == 1:
         return (next(iter(notes.values())),)

@@ -1,4 +1,4 @@
-"""Text from data on its way into a page: shown, never run."""
+"""HTML and JSON from untrusted text, escaped so that it is displayed but never run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def text(value: object) -> str:
-    """Escaped for HTML; what is no character at all is shown as a replacement sign."""
+    """Text escaped for HTML, with invalid characters replaced."""
     return escape(str(value).encode("utf-8", "replace").decode(), quote=True)
 
 
 def token(piece: object) -> str:
-    """A token as text; blanks and line ends, which cannot be seen, as signs."""
+    """A token as escaped text, with symbols for whitespace."""
     shown = str(piece).replace("\n", "⏎").replace("\t", "⇥")
     return text(shown if shown.strip() else "␣" * len(shown) or "∅")
 
@@ -29,7 +29,7 @@ def script_json(content: Any) -> str:
 def table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], attributes: Sequence[str] = ()
 ) -> str:
-    """Rows of cells below a row of headings. attributes: markup of each row."""
+    """An HTML table. attributes: markup for each row's tag."""
     head = "".join(f"<th>{text(cell)}</th>" for cell in headings)
     body = "".join(
         f"<tr{f' {more}' if more else ''}>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>"
@@ -42,5 +42,5 @@ def table(
 
 
 def folded(summary: str, content: str) -> str:
-    """Markup that opens on a click."""
+    """Content that expands on a click."""
     return f"<details><summary>{text(summary)}</summary>{content}</details>"

@@ -1,4 +1,4 @@
-"""Views of runs in, one HTML page out. Every text from data passes `text` or `script_json`."""
+"""From views of runs to one HTML page. All text from data goes through `text` or `script_json`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from everydepth.results.figures.chart import PALETTE, Chart, Heat
 from everydepth.results.figures.web import description
 from everydepth.results.layout import is_line, merged
 
-LARGEST_PAGE = 6 * 10**6  # bytes; what mail and issue trackers still take
+LARGEST_PAGE = 6 * 10**6  # bytes; fits in mail and issue trackers
 HEIGHT, LINE = 290, 18  # pixels of a chart, and of a line in its legend
-LONGEST_LEGEND = 8  # names; more leave no room for the chart, and pointing at a line names it
+LONGEST_LEGEND = 8  # names; a longer legend would leave no room, and hovering shows names anyway
 
 
 def render(views: Sequence[RunView], title: str, command: str | None = None) -> str:
-    """The page as one string, without a link to anything outside itself."""
+    """The page as one string, without references to anything outside of it."""
     cards = _cards(views)
     page = _Page(views=views, depth=_depth(views, cards), along=_along(views))
     version = installed_version("everydepth") or ""
@@ -51,7 +51,7 @@ def render(views: Sequence[RunView], title: str, command: str | None = None) -> 
 
 def _document(title: str, body: str, data: Mapping[str, Any]) -> str:
     script, plotly = _asset("page.js"), _plotly()
-    # Nothing but these two scripts can run, and nothing can be fetched from anywhere.
+    # Only these two scripts can run, and nothing can be fetched.
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data: blob:; "
         f"style-src 'unsafe-inline'; script-src '{_digest(script)}' '{_digest(plotly)}'"
@@ -79,7 +79,7 @@ def _document(title: str, body: str, data: Mapping[str, Any]) -> str:
 
 @dataclass
 class _Page:
-    """Gathers what the script needs (charts, texts that follow the dial) while HTML is written."""
+    """Builds the HTML, and collects the charts and texts that the script updates."""
 
     views: Sequence[RunView]
     depth: int
@@ -89,7 +89,7 @@ class _Page:
 
     @property
     def first(self) -> int:
-        """The least that the dial shows: layers are counted from 1."""
+        """The lowest value of the dial: layers are counted from 1."""
         return 1 if self.along == "layer" else 0
 
     def data(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class _Page:
 
     def dial(self) -> str:
         if self.depth == 0:
-            return ""  # a comparison or a ledger: nothing follows a depth
+            return ""  # nothing depends on depth
         words = "".join(
             f"<li>{self._run(view.name)} {self._following(lines)}</li>"
             for view in self.views
@@ -134,7 +134,7 @@ class _Page:
         return f'<h2 id="section-{name}">{text(heading(key))}</h2><div class="cards">{inner}</div>'
 
     def numbers(self) -> str:
-        """Every value at every depth, for reading without charts and for copying."""
+        """Tables of all values at every depth, for reading without charts and for copying."""
         tables = "".join(map(self._numbers_of, self.views))
         return f'<h2>Numbers at every depth</h2><div class="cards">{tables}</div>' if tables else ""
 
@@ -153,7 +153,7 @@ class _Page:
         return f'<bdi class="run" style="--run:{color}">{text(name)}</bdi>'
 
     def _following(self, texts: Sequence[str]) -> str:
-        """A text that the dial changes; shorter networks stay at their last depth."""
+        """A text that follows the dial; beyond a network's last depth it stays the same."""
         padded = list(texts) + [texts[-1]] * (self.depth + 1 - len(texts))
         self.texts.append(padded)
         return f'<span data-text="{len(self.texts) - 1}"></span>'
@@ -184,7 +184,7 @@ class _Page:
         last = [mark.y[-1] for mark in chart.marks if isinstance(mark, Heat)] or [self.depth]
         figure = description([replace(chart, title="", marks=self._colored(chart, card))])
         layout = figure["layout"]
-        # The readings below a chart already say which color is which run.
+        # The readings below a chart already show the runs' colors.
         known = card.readings and chart.names <= {view.name for view in self.views}
         if known or len(chart.names) > LONGEST_LEGEND:
             layout["showlegend"] = False
@@ -200,7 +200,7 @@ class _Page:
         return f"<figure>{title}{place}</figure>"
 
     def _colored(self, chart: Chart, card: Card) -> tuple[Any, ...]:
-        """A card may show some of the runs only: each keeps its color from card to card."""
+        """The marks in their runs' colors, which are the same on every card."""
         place = {view.name: i for i, view in enumerate(self.views)}
         if len(card.runs) == 1:
             own = place[card.runs[0]]
@@ -254,7 +254,7 @@ def _is_grid(chart: Chart) -> bool:
 
 
 def _token_grid(chart: Chart) -> str:
-    """Tokens as a table: text that can be selected, the last depth on top, scrolled sideways."""
+    """Tokens as a table, so that text can be selected; the last depth is on top."""
     heat = next(mark for mark in chart.marks if isinstance(mark, Heat))
     last = int(heat.y[-1])
     head = "".join(f"<th>{token(word)}</th>" for word in ("depth", *chart.x.ticks))
@@ -280,10 +280,10 @@ def _cell(word: str, chance: float) -> str:
 
 
 def _cards(views: Sequence[RunView]) -> list[Card]:
-    """One for every measurement that says something new.
+    """A card for every measurement, without repetitions.
 
-    Where two of a section have one title, the second says of what; where its values are those of
-    the first, as the accuracy in a profile and in a trace, it is left out.
+    If two in a section have the same title, the second names its source; if it also has the same
+    values, as accuracy in a profile and a trace, it is left out.
     """
     keys = dict.fromkeys((of, name) for v in views for of, a in v.answers.items() for name in a)
     found: list[Card] = []
@@ -295,7 +295,7 @@ def _cards(views: Sequence[RunView]) -> list[Card]:
                 runs[view.name] = answer.result(name)
         new = card(runs)
         twins = [old for old in found if (new.section, new.title) == (old.section, old.title)]
-        if any(_says_it_all(old, new) for old in twins):
+        if any(_includes(old, new) for old in twins):
             continue
         if twins:
             new = replace(new, title=f"{new.title} · {_spoken(of)}")
@@ -303,8 +303,8 @@ def _cards(views: Sequence[RunView]) -> list[Card]:
     return found
 
 
-def _says_it_all(old: Card, new: Card) -> bool:
-    """Whether the new card has no value at any depth that the old one does not have."""
+def _includes(old: Card, new: Card) -> bool:
+    """Whether the old card has all values of the new one."""
     return bool(new.readings) and all(
         set(enumerate(texts)) - {(depth, UNDEFINED) for depth in range(len(texts))}
         <= set(enumerate(old.readings.get(run, ())))
@@ -313,7 +313,7 @@ def _says_it_all(old: Card, new: Card) -> bool:
 
 
 def _depth(views: Sequence[RunView], cards: Sequence[Card]) -> int:
-    """The last depth of the deepest network; 0 if nothing is about depths."""
+    """The last depth of the deepest network; 0 if nothing depends on depth."""
     if not cards:
         names = ", ".join(view.name for view in views)
         raise DataError(
@@ -325,7 +325,7 @@ def _depth(views: Sequence[RunView], cards: Sequence[Card]) -> int:
 
 
 def _along(views: Sequence[RunView]) -> str:
-    """What the dial turns: the depth, or the layer where no measurement has a depth."""
+    """What the dial controls: "depth", or "layer" if only layers were measured."""
     axes = {r.axis for view in views for a in view.answers.values() for r in a.results.values()}
     return "layer" if "layer" in axes and "depth" not in axes else "depth"
 

@@ -1,4 +1,4 @@
-"""Where a run came from: commands, settings, machine, and what was not measured."""
+"""The provenance of a run: commands, settings, machine, and what was not measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everydepth.reports.reading import RunView
 
 
 def made_by(view: RunView, heading: str) -> str:
-    """The card of one run; `heading` is markup."""
+    """The provenance card of one run; `heading` is HTML."""
     rows = "".join(
         f"<tr><th>{text(key)}</th><td>{text(value)}</td></tr>" for key, value in _facts(view)
     )

@@ -1,4 +1,4 @@
-"""Run directories and saved results, read so that those from anywhere are safe to open."""
+"""Reads run directories and saved results; safe for untrusted ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from everydepth.runs.history import history
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """What one run has to show; whatever it lacks is empty.
+    """The contents of a run; whatever it lacks is empty.
 
-    answers: the Results in it by their name, those with most measurements first.
+    answers: its Results by name, those with the most measurements first.
     """
 
     name: str
@@ -30,13 +30,13 @@ class RunView:
 
 
 def view_of(results: Results, name: str | None = None) -> RunView:
-    """Results by themselves."""
+    """A view of Results that are not part of a run."""
     return RunView(name=name or results.model or results.kind, answers={results.kind: results})
 
 
 @explained("the run cannot be read", DataError)
 def read(path: str | Path, name: str | None = None) -> RunView:
-    """The run directory or the saved results in a folder, called `name` or like the folder."""
+    """A view of a run directory or of saved results. name: by default that of the folder."""
     folder = Path(path)
     if not folder.is_dir():
         raise DataError(
@@ -49,7 +49,7 @@ def read(path: str | Path, name: str | None = None) -> RunView:
     if not inside(folder, "config.json"):
         raise DataError(
             f"the folder {str(path)!r} holds neither a run (config.json) nor results "
-            "(measured.json); give the folder that a command of everydepth wrote"
+            "(measured.json); give a folder written by everydepth"
         )
     for file in ("metrics.jsonl", "results.json"):
         inside(folder, file)
@@ -59,8 +59,8 @@ def read(path: str | Path, name: str | None = None) -> RunView:
         raise
     except BROKEN as error:
         raise DataError(
-            f"{folder} does not hold a whole run ({type(error).__name__}: {error}); "
-            "restore it from a copy"
+            f"the run in {folder} is incomplete ({type(error).__name__}: {error}); restore it from "
+            "a copy"
         ) from error
 
 
@@ -80,7 +80,7 @@ def _run(folder: Path, called: str) -> RunView:
 
 
 def _earlier(folder: Path, results: Mapping[str, Any]) -> dict[str, Results]:
-    """What verbs wrote as plain JSON; one that does not look as it should is said, as a gap."""
+    """Results that were written as plain JSON; malformed ones become gaps with the reason."""
     watched = results.get("callbacks")
     written = {**(watched if isinstance(watched, dict) else {}), **results}
     written |= {

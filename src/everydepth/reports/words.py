@@ -1,4 +1,4 @@
-"""Measurements in words: their value at each depth, what a depth gives up, a run in a sentence."""
+"""Measurements in words: values at each depth, what a depth loses, and a headline for a run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from everydepth.results.table import shown
 
 CLOSE = 0.01  # shares: one point
 NEAR = 1.1  # anything else: ten percent
-MOST_SERIES = 6  # values in one line of words; more are in the table of numbers
+MOST_SERIES = 6  # values in one sentence; the table of numbers has all
 
-UNDEFINED = "not defined here"
+UNDEFINED = "undefined here"
 
 
 # -- the value at each depth -----------------------------------------------------------------------
 
 
 def by_depth(result: Result) -> list[str]:
-    """One text per depth 0..L; empty if the result is not about depths."""
+    """One text per depth 0..L; empty if the result does not depend on depth."""
     if result.axis not in ("depth", "layer"):
         return []
     if result.kind == "histogram":
@@ -68,7 +68,7 @@ def _shares(result: Result) -> list[str]:
 
 
 def _texts(result: Result) -> list[str]:
-    """What was written at each depth; of several texts, the first."""
+    """The text written at each depth; with several prompts, the first."""
     depths = [int(depth) for depth in result.x()]
     first = np.asarray(result.arrays["text"]).reshape(len(depths), -1)[:, 0]
     written = dict(zip(depths, map(str, first), strict=True))
@@ -76,7 +76,7 @@ def _texts(result: Result) -> list[str]:
 
 
 def quantity(value: float, unit: str = "", digits: int = 4) -> str:
-    """A number with its unit, as it is read."""
+    """A number with its unit, formatted for reading."""
     if unit == "share":
         return f"{100 * value:.1f}%"
     if unit in ("bytes", "count", "FLOP"):
@@ -85,11 +85,11 @@ def quantity(value: float, unit: str = "", digits: int = 4) -> str:
     return f"{number} {unit}".rstrip()
 
 
-# -- what a depth gives up -------------------------------------------------------------------------
+# -- what a depth loses ----------------------------------------------------------------------------
 
 
 def gives_up(view: RunView) -> list[str]:
-    """One sentence per depth 0..L: how good it is, and what it costs; empty if nothing says so."""
+    """One sentence per depth 0..L on quality and cost; empty if neither was measured."""
     found = [texts for result in _telling(view) if (texts := _against_full(result))]
     return [
         "; ".join(texts[k] for texts in found if k < len(texts) and texts[k]) + "."
@@ -98,9 +98,9 @@ def gives_up(view: RunView) -> list[str]:
 
 
 def _telling(view: RunView) -> Iterator[Result]:
-    """Of each of its Results what says how good a depth is, then what it costs.
+    """The main measurement of quality in each of a run's Results, then that of cost.
 
-    Of those with one title, the one that knows most depths.
+    Of several with the same title, the one with the most depths.
     """
     for is_cost in (False, True):
         told: dict[str, Result] = {}
@@ -115,7 +115,7 @@ def _telling(view: RunView) -> Iterator[Result]:
 
 
 def _is_judged(result: Result) -> bool:
-    """A curve over depth that says how good the predictions are or what they cost."""
+    """Whether it is a curve over depth of quality or cost."""
     is_curve = result.kind == "curve" and result.axis == "depth" and not result.is_gap
     is_judged = result.better is not None and result.section in ("prediction", "cost")
     return is_curve and is_judged and bool(result.at_depth())
@@ -142,10 +142,10 @@ def _points(name: str, value: float, full: float, is_full: bool, result: Result)
     level = f"{100 * value:.1f}% {name}"
     gap = 100 * (full - value) * (1 if result.better == "higher" else -1)
     if is_full:
-        return f"{level}, all there is"
+        return f"{level} at full depth"
     if abs(gap) < 0.05:
         return f"{level}, as good as full depth"
-    side = "gives up {:.1f} points" if gap > 0 else "{:.1f} points better than full depth"
+    side = "{:.1f} points below full depth" if gap > 0 else "{:.1f} points better than full depth"
     return f"{level}, {side.format(abs(gap))}"
 
 
@@ -164,7 +164,7 @@ def _is_share(result: Result) -> bool:
 
 
 def enough(view: RunView) -> int | None:
-    """The smallest depth that is as good as the last: within a point, or ten percent."""
+    """The smallest depth nearly as good as the last: within a point, or ten percent."""
     result = _main(view)
     if result is None:
         return None
@@ -177,11 +177,11 @@ def enough(view: RunView) -> int | None:
 
 
 def headline(view: RunView) -> str:
-    """The run in one sentence: how good, and from which depth on."""
+    """A headline for the run: how good it is, and from which depth on."""
     result, depth = _main(view), enough(view)
     if result is None or depth is None:
-        said = [str(results) for results in view.answers.values() if results.kind != "training"]
-        return f"{'; '.join(said)}." if said else "has not been measured."
+        other = [str(results) for results in view.answers.values() if results.kind != "training"]
+        return f"{'; '.join(other)}." if other else "has not been measured."
     values = result.at_depth()
     last, name = max(values), called(result.title)
     level = quantity(values[last], result.unit, 3)
@@ -192,7 +192,7 @@ def headline(view: RunView) -> str:
 
 
 def start_depth(views: Sequence[RunView], last: int) -> int:
-    """Where the dial starts: the smallest depth that suffices for one of the runs."""
+    """The initial depth of the dial: the smallest that suffices for one of the runs."""
     depths = [depth for view in views if (depth := enough(view)) is not None]
     return min([last, *depths])
 

@@ -1,4 +1,4 @@
-"""`report`: from runs to a file."""
+"""`report`: from runs to an HTML file."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def report(
     title: str = "What each depth gives",
     command: str | None = None,
 ) -> Path:
-    """Write one HTML page that shows the runs side by side; returns its path.
+    """Write one HTML page that compares the runs, and return its path.
 
-    runs: one, several, or several by name. A run is a directory written by a command of everydepth,
-    a folder written by `Results.save`, or `Results` of any verb. command: what made the page.
+    runs: one, several, or several by name. A run is a directory written by an everydepth command, a
+        folder written by `Results.save`, or `Results` of any verb.
+    command: the command that made the page, to be shown on it.
 
     >>> trace = ed.trace(model, test, ["accuracy"], progress=False)
     >>> ed.report({"my model": trace}, "page.html").name
@@ -55,7 +56,7 @@ def _views(runs: Source | Sequence[Source] | Mapping[str, Source]) -> list[RunVi
         several = [runs] if isinstance(runs, str | Path | Results) else runs
         found = [_view(source, None) for source in several]
     if not found:
-        raise DataError("no run to report; give at least one run directory or Results")
+        raise DataError("there are no runs; give at least one run directory or Results")
     return _named_apart(found)
 
 
