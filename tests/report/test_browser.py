@@ -124,7 +124,7 @@ def test_the_dial_moves_words_charts_and_tables_together(opened: Opened) -> None
     page = opened.page
     dial, words = page.locator("#depth"), page.locator(".words li").first
     line = "document.querySelector('.chart').layout.shapes[0].x0"
-    for depth, said in ((1, "60.0 points below full depth"), (4, "at full depth")):
+    for depth, said in ((1, "60.0 points worse than full depth"), (4, "at full depth")):
         dial.fill(str(depth))
         assert said in words.inner_text()
         for _ in range(100):  # drawn in the next frame; `wait_for_function` would need eval

@@ -124,11 +124,11 @@ def test_the_dial_says_what_each_depth_gives_up(out: Path) -> None:
     found = data_of(out.read_text())
     assert found["depth"] == 2
     assert found["texts"][0] == [
-        "10.0% accuracy, 80.0 points below full depth; 10% of the parameters.",
-        "62.0% accuracy, 28.0 points below full depth; 60% of the parameters.",
+        "10.0% accuracy, 80.0 points worse than full depth; 10% of the parameters.",
+        "62.0% accuracy, 28.0 points worse than full depth; 60% of the parameters.",
         "90.0% accuracy at full depth; 100% of the parameters.",
     ]
-    assert found["texts"][1][1] == "89.5% accuracy, 0.5 points below full depth."
+    assert found["texts"][1][1] == "89.5% accuracy, 0.5 points worse than full depth."
     assert found["titles"] == [
         "Depth 0 of 2 · the embedding alone",
         "Depth 1 of 2",
@@ -250,8 +250,8 @@ def test_time_and_exits_of_earlier_versions_are_shown(tmp_path: Path, out: Path)
     report(made.path, out)
     content = out.read_text()
     texts = data_of(content)["texts"]
-    assert texts[0][0] == "10.0% accuracy, 80.0 points below full depth."
-    assert texts[0][1].endswith("28.0 points below full depth; 50% of the time of a batch.")
+    assert texts[0][0] == "10.0% accuracy, 80.0 points worse than full depth."
+    assert texts[0][1].endswith("28.0 points worse than full depth; 50% of the time of a batch.")
     assert [
         "0.0% here, 0.0% so far",
         "75.0% here, 75.0% so far",

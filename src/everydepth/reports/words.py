@@ -145,7 +145,9 @@ def _points(name: str, value: float, full: float, is_full: bool, result: Result)
         return f"{level} at full depth"
     if abs(gap) < 0.05:
         return f"{level}, as good as full depth"
-    side = "{:.1f} points below full depth" if gap > 0 else "{:.1f} points better than full depth"
+    side = (
+        "{:.1f} points worse than full depth" if gap > 0 else "{:.1f} points better than full depth"
+    )
     return f"{level}, {side.format(abs(gap))}"
 
 
