@@ -145,10 +145,7 @@ def _points(name: str, value: float, full: float, is_full: bool, result: Result)
         return f"{level} at full depth"
     if abs(gap) < 0.05:
         return f"{level}, as good as full depth"
-    side = (
-        "{:.1f} points worse than full depth" if gap > 0 else "{:.1f} points better than full depth"
-    )
-    return f"{level}, {side.format(abs(gap))}"
+    return f"{level}, {abs(gap):.1f} points {'worse' if gap > 0 else 'better'} than full depth"
 
 
 def _times(name: str, value: float, full: float, is_full: bool, result: Result) -> str:
