@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable
 from importlib import import_module
-from inspect import isfunction
+from inspect import isfunction, ismodule
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -26,11 +26,19 @@ NAMES = [name for name in ed.__all__ if name != "__version__"]
 NAMES += [
     f"growth.{n}" for n in ed.growth.__all__ if isfunction(getattr(ed.growth, n)) and n not in NAMES
 ]
+
+
+def _public(package: str) -> list[str]:
+    module = import_module(f"everydepth.{package}")
+    own = [n for n, v in vars(module).items() if not n.startswith("_") and not ismodule(v)]
+    return list(getattr(module, "__all__", own))
+
+
 # Of the other packages, every public name that shows an example.
 NAMES += [
     f"{package}.{n}"
     for package in ("ablations", "exits", "results", "stream", "tracing", "training")
-    for n in import_module(f"everydepth.{package}").__all__
+    for n in _public(package)
     if n not in NAMES
     and ">>>" in (getattr(import_module(f"everydepth.{package}"), n).__doc__ or "")
 ]

@@ -63,7 +63,7 @@ def test_a_single_class_leaves_a_gap_in_neural_collapse() -> None:
 def test_fewer_samples_than_classes_leave_a_gap() -> None:
     data = {**samples.pictures(4), "labels": torch.arange(4)}
     note = str(traced(data, ["neural_collapse"]).result("neural_collapse").note)
-    assert note.startswith("needs more samples than classes; 4 samples in 4 classes")
+    assert note.startswith("it needs more samples than classes, and the data has 4 samples in 4")
 
 
 def test_classes_that_do_not_occur_are_named() -> None:

@@ -37,24 +37,17 @@ additional dataclass field with a default; it is missing after loading. Files fr
 results shared one format are read by the verb's own `convert`, listed in `results.earlier`.
 """
 
-from everydepth.results.build import curve, rows, scalars
-from everydepth.results.result import Better, Kind, Result, defined, gap
-from everydepth.results.results import Number, OptionalNumber, Results, named, provenance
-from everydepth.results.table import Table
-
-__all__ = [
-    "Better",
-    "Kind",
-    "Number",
-    "OptionalNumber",
-    "Result",
-    "Results",
-    "Table",
-    "curve",
-    "defined",
-    "gap",
-    "named",
-    "provenance",
-    "rows",
-    "scalars",
-]
+from everydepth.results.build import curve as curve
+from everydepth.results.build import rows as rows
+from everydepth.results.build import scalars as scalars
+from everydepth.results.result import Better as Better
+from everydepth.results.result import Kind as Kind
+from everydepth.results.result import Result as Result
+from everydepth.results.result import defined as defined
+from everydepth.results.result import gap as gap
+from everydepth.results.results import Number as Number
+from everydepth.results.results import OptionalNumber as OptionalNumber
+from everydepth.results.results import Results as Results
+from everydepth.results.results import named as named
+from everydepth.results.results import provenance as provenance
+from everydepth.results.table import Table as Table

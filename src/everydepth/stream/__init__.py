@@ -1,119 +1,63 @@
-"""The waist: a network is `h_0 -> h_1 -> ... -> h_L` with one shared readout."""
+"""The stream: a network is `h_0 -> h_1 -> ... -> h_L` with one shared readout."""
 
-from everydepth.stream.balcony import Balcony
-from everydepth.stream.block import Block, Branch
-from everydepth.stream.checks import Check, StreamReport, check_stream
-from everydepth.stream.contract import (
-    BESIDE_INPUTS,
-    IGNORE_INDEX,
-    Batch,
-    ResidualStream,
-    StreamFactory,
-    Task,
-    sample_task,
-)
-from everydepth.stream.cursor import Call, Cursor
-from everydepth.stream.depth import Depths, at_depth, chosen_depths
-from everydepth.stream.edit import (
-    block_copy,
-    copy_without,
-    edited,
-    lengthened,
-    name_stages,
-    shortened,
-)
-from everydepth.stream.feed import Feed, Source
-from everydepth.stream.generic import GenericStream
-from everydepth.stream.gradients import TapGradients, observe_gradients
-from everydepth.stream.insert import insert, sites
-from everydepth.stream.modes import evaluating
-from everydepth.stream.registry import Family, as_stream, families, model_class, register
-from everydepth.stream.states import States
-from everydepth.stream.taps import BranchRecord, first_tensor, record_branches, with_first_tensor
-from everydepth.stream.targets import (
-    Criterion,
-    Targets,
-    at_least_float32,
-    has_labels,
-    labeled_samples,
-    no_labels,
-    real_tokens,
-    with_labels,
-)
-from everydepth.stream.wrapping import (
-    adapter,
-    check_plain,
-    check_resident,
-    merged,
-    plain_value,
-    plain_values,
-    rewrapped,
-    shareable,
-    stored,
-    unwrapped,
-    without_gradients,
-)
-
-__all__ = [
-    "BESIDE_INPUTS",
-    "IGNORE_INDEX",
-    "Balcony",
-    "Batch",
-    "Block",
-    "Branch",
-    "BranchRecord",
-    "Call",
-    "Check",
-    "Criterion",
-    "Cursor",
-    "Depths",
-    "Family",
-    "Feed",
-    "GenericStream",
-    "ResidualStream",
-    "Source",
-    "States",
-    "StreamFactory",
-    "StreamReport",
-    "TapGradients",
-    "Targets",
-    "Task",
-    "adapter",
-    "as_stream",
-    "at_depth",
-    "at_least_float32",
-    "block_copy",
-    "check_plain",
-    "check_resident",
-    "check_stream",
-    "chosen_depths",
-    "copy_without",
-    "edited",
-    "evaluating",
-    "families",
-    "first_tensor",
-    "has_labels",
-    "insert",
-    "labeled_samples",
-    "lengthened",
-    "merged",
-    "model_class",
-    "name_stages",
-    "no_labels",
-    "observe_gradients",
-    "plain_value",
-    "plain_values",
-    "real_tokens",
-    "record_branches",
-    "register",
-    "rewrapped",
-    "sample_task",
-    "shareable",
-    "shortened",
-    "sites",
-    "stored",
-    "unwrapped",
-    "with_first_tensor",
-    "with_labels",
-    "without_gradients",
-]
+from everydepth.stream.balcony import Balcony as Balcony
+from everydepth.stream.block import Block as Block
+from everydepth.stream.block import Branch as Branch
+from everydepth.stream.checks import Check as Check
+from everydepth.stream.checks import StreamReport as StreamReport
+from everydepth.stream.checks import check_stream as check_stream
+from everydepth.stream.contract import BESIDE_INPUTS as BESIDE_INPUTS
+from everydepth.stream.contract import IGNORE_INDEX as IGNORE_INDEX
+from everydepth.stream.contract import Batch as Batch
+from everydepth.stream.contract import ResidualStream as ResidualStream
+from everydepth.stream.contract import StreamFactory as StreamFactory
+from everydepth.stream.contract import Task as Task
+from everydepth.stream.contract import sample_task as sample_task
+from everydepth.stream.cursor import Call as Call
+from everydepth.stream.cursor import Cursor as Cursor
+from everydepth.stream.depth import Depths as Depths
+from everydepth.stream.depth import at_depth as at_depth
+from everydepth.stream.depth import chosen_depths as chosen_depths
+from everydepth.stream.edit import block_copy as block_copy
+from everydepth.stream.edit import copy_without as copy_without
+from everydepth.stream.edit import edited as edited
+from everydepth.stream.edit import lengthened as lengthened
+from everydepth.stream.edit import name_stages as name_stages
+from everydepth.stream.edit import shortened as shortened
+from everydepth.stream.feed import Feed as Feed
+from everydepth.stream.feed import Source as Source
+from everydepth.stream.generic import GenericStream as GenericStream
+from everydepth.stream.gradients import TapGradients as TapGradients
+from everydepth.stream.gradients import observe_gradients as observe_gradients
+from everydepth.stream.insert import insert as insert
+from everydepth.stream.insert import sites as sites
+from everydepth.stream.modes import evaluating as evaluating
+from everydepth.stream.registry import Family as Family
+from everydepth.stream.registry import as_stream as as_stream
+from everydepth.stream.registry import families as families
+from everydepth.stream.registry import model_class as model_class
+from everydepth.stream.registry import register as register
+from everydepth.stream.states import States as States
+from everydepth.stream.taps import BranchRecord as BranchRecord
+from everydepth.stream.taps import first_tensor as first_tensor
+from everydepth.stream.taps import record_branches as record_branches
+from everydepth.stream.taps import with_first_tensor as with_first_tensor
+from everydepth.stream.targets import Criterion as Criterion
+from everydepth.stream.targets import Targets as Targets
+from everydepth.stream.targets import at_least_float32 as at_least_float32
+from everydepth.stream.targets import has_labels as has_labels
+from everydepth.stream.targets import labeled_samples as labeled_samples
+from everydepth.stream.targets import no_labels as no_labels
+from everydepth.stream.targets import real_tokens as real_tokens
+from everydepth.stream.targets import with_labels as with_labels
+from everydepth.stream.wrapping import adapter as adapter
+from everydepth.stream.wrapping import check_plain as check_plain
+from everydepth.stream.wrapping import check_resident as check_resident
+from everydepth.stream.wrapping import merged as merged
+from everydepth.stream.wrapping import plain_value as plain_value
+from everydepth.stream.wrapping import plain_values as plain_values
+from everydepth.stream.wrapping import rewrapped as rewrapped
+from everydepth.stream.wrapping import shareable as shareable
+from everydepth.stream.wrapping import stored as stored
+from everydepth.stream.wrapping import unwrapped as unwrapped
+from everydepth.stream.wrapping import without_gradients as without_gradients
