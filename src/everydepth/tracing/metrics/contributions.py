@@ -19,8 +19,18 @@ from everydepth.tracing.sums import Sums, array
 FEW_OUTPUTS: frozenset[Task] = frozenset({"classification", "regression"})
 
 
+class _Contribution(BatchMetric):
+    section = "blocks"
+    group = "contributions"
+    tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})
+
+    def __init__(self) -> None:
+        self.sums = Sums()
+        self.rows = 0
+
+
 @register_metric
-class Contributions(BatchMetric):
+class Contributions(_Contribution):
     """`z_l - z_{l-1}`: its norm, and what it adds to the logit of the target.
 
     The target is the label, or without one the final prediction; in a regression, the first output.
@@ -32,13 +42,6 @@ class Contributions(BatchMetric):
     name = "contributions"
     title = "What each block adds"
     about = "How much each block changes the output, and how much of that goes to the right answer."
-    section = "blocks"
-    group = "contributions"
-    tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})
-
-    def __init__(self) -> None:
-        self.sums = Sums()
-        self.rows = 0
 
     def update(self, observation: Observation) -> None:
         p = observation.predictions
@@ -63,7 +66,7 @@ class Contributions(BatchMetric):
 
 
 @register_metric
-class ResidualTarget(BatchMetric):
+class ResidualTarget(_Contribution):
     """How close block l comes to adding what is missing, `y - z_{l-1}` (Eqs. 7 and 8).
 
     cosine: between the block's contribution in output space and what is missing, over all data.
@@ -75,15 +78,9 @@ class ResidualTarget(BatchMetric):
     name = "residual_target"
     title = "Contribution to what is missing"
     about = "How well each block's contribution matches what the previous prediction lacks."
-    section = "blocks"
-    group = "contributions"
     needs = LABELS
     tasks = NUMBERS
     better = "higher"
-
-    def __init__(self) -> None:
-        self.sums = Sums()
-        self.rows = 0
 
     def update(self, observation: Observation) -> None:
         p = observation.predictions
@@ -118,7 +115,7 @@ class ResidualTarget(BatchMetric):
 
 
 @register_metric
-class BranchContributions(BatchMetric):
+class BranchContributions(_Contribution):
     """The contribution of each block, divided among its branches.
 
     The state between two branches is read out like any other, so the parts add up exactly to
@@ -130,17 +127,14 @@ class BranchContributions(BatchMetric):
     name = "branch_contributions"
     title = "What each branch adds"
     about = "How much each attention or feed-forward branch changes the output."
-    section = "blocks"
-    group = "contributions"
     needs = frozenset({"branches"})
-    tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})
     # Twice as many readouts are expensive with a large vocabulary.
     default = FEW_OUTPUTS
 
     def __init__(self) -> None:
-        self.sums: dict[tuple[str, int], np.ndarray] = {}
+        super().__init__()
+        self.parts: dict[tuple[str, int], np.ndarray] = {}
         self.between: dict[int, list[Tensor]] = {}
-        self.rows = 0
         self.depth = 0
 
     def see_block(self, seen: BlockRecords) -> None:
@@ -176,16 +170,16 @@ class BranchContributions(BatchMetric):
         norms = torch.linalg.vector_norm(steps, dim=-1)
         found = torch.stack([norms, target], 1).sum(-1, dtype=torch.float64)
         for name, sums in zip(names, array(found), strict=True):
-            self.sums[name, depth] = self.sums.get((name, depth), np.zeros(2)) + sums
+            self.parts[name, depth] = self.parts.get((name, depth), np.zeros(2)) + sums
 
     def compute(self) -> Result:
         series: dict[str, np.ndarray] = {}
         labels: dict[str, str] = {}
-        names = list(dict.fromkeys(name for name, _ in self.sums))
+        names = list(dict.fromkeys(name for name, _ in self.parts))
         missing = np.full(2, np.nan)
         for k, (suffix, what) in enumerate((("", "‖added‖"), ("_target", "added to the target"))):
             for name in names:
-                column = [self.sums.get((name, d), missing)[k] for d in range(1, self.depth + 1)]
+                column = [self.parts.get((name, d), missing)[k] for d in range(1, self.depth + 1)]
                 series[f"{name}{suffix}"] = np.array(column) / self.rows
                 labels[f"{name}{suffix}"] = f"{name.replace('_', ' ')}: {what} (logit)"
         return self.over_depths(series, first=1, labels=labels, meta={"rows": self.rows})

@@ -23,19 +23,22 @@ def saturation_depth(top: Tensor) -> Tensor:
     return holds_from(top == top[-1])
 
 
-@register_metric
-class Saturation(BatchMetric):
-    """The number of predictions (samples or tokens) that become final at each depth."""
-
+class _Decision(BatchMetric):
     reads = frozenset({"top"})
     some_depths = True
+    section = "decisions"
+    group = "decisions"
+    tasks = CLASSES
+
+
+@register_metric
+class Saturation(_Decision):
+    """The number of predictions (samples or tokens) that become final at each depth."""
+
     name = "saturation"
     title = "Where predictions become final"
     about = "Share of predictions that become final at each depth, and up to it."
-    section = "decisions"
     kind = "histogram"
-    group = "decisions"
-    tasks = CLASSES
 
     def __init__(self) -> None:
         self.sums = Sums()
@@ -59,7 +62,7 @@ class Saturation(BatchMetric):
 
 
 @register_metric
-class ProbabilityRises(BatchMetric):
+class ProbabilityRises(_Decision):
     """How often the label's probability rises when a feature gets closer to the last one.
 
     According to Theorem 2 of Tracing Representations, always. Closeness is the cosine with the last
@@ -67,14 +70,12 @@ class ProbabilityRises(BatchMetric):
     """
 
     reads = frozenset({"loss"})
+    some_depths = False
     name = "probability_rises"
     title = "Does getting closer raise the probability?"
     about = "Of the samples that get closer to their last feature, those whose label gains."
     unit = "share"
-    section = "decisions"
-    group = "decisions"
     needs = LABELS
-    tasks = CLASSES
     default = False
 
     def __init__(self) -> None:
@@ -108,24 +109,19 @@ class ProbabilityRises(BatchMetric):
 
 
 @register_metric
-class PredictionDepth(BatchMetric):
+class PredictionDepth(_Decision):
     """Per row, the depth from which its prediction is final, and from which it is right.
 
     `right_from` is L + 1 for a row that the full model gets wrong; it needs labels.
     """
 
-    reads = frozenset({"top"})
-    some_depths = True
     name = "prediction_depth"
     title = "Final and right"
     about = (
         "The depth from which each prediction is final, against the depth from which it is right; "
         "one more than the last depth means never."
     )
-    section = "decisions"
     kind = "table"
-    group = "decisions"
-    tasks = CLASSES
 
     def __init__(self) -> None:
         self.kept = Kept(SAMPLE_BYTES)
@@ -164,18 +160,14 @@ class PredictionDepth(BatchMetric):
 
 
 @register_metric
-class Margin(BatchMetric):
+class Margin(_Decision):
     """Top-1 minus top-2 logit, mean over rows, with quantiles."""
 
     reads = frozenset({"margin"})
-    some_depths = True
     name = "margin"
     title = "Margin"
     about = "How far the top class is ahead of the second; boxes show the middle half of samples."
     better = "higher"
-    section = "decisions"
-    group = "decisions"
-    tasks = CLASSES
 
     def __init__(self) -> None:
         self.sums = Sums()
@@ -215,19 +207,14 @@ def effective_depth(accuracy: np.ndarray, epsilon: float) -> tuple[int, int]:
 
 
 @register_metric
-class EffectiveDepth(BatchMetric):
+class EffectiveDepth(_Decision):
     """Epsilon-effective depth, absolute and relative to the full model, for several epsilon."""
 
-    reads = frozenset({"top"})
-    some_depths = True
     name = "effective_depth"
     title = "Depth needed"
     about = "The fewest blocks that lose no more than epsilon of accuracy."
-    section = "decisions"
     kind = "table"
-    group = "decisions"
     needs = LABELS
-    tasks = CLASSES
 
     def __init__(self, epsilons: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1)) -> None:
         self.epsilons = epsilons

@@ -22,14 +22,17 @@ LABELS: frozenset[Need] = frozenset({"labels"})
 UNLABELED = "the data has no labels"
 
 
-class _Mean(BatchMetric):
-    """The mean over labeled rows of one value per depth, summed in float64."""
-
+class _Quality(BatchMetric):
     section = "prediction"
     group = "prediction"
     needs = LABELS
     tasks = CLASSES
     some_depths = True
+
+
+class _Mean(_Quality):
+    """The mean over labeled rows of one value per depth, summed in float64."""
+
     label: ClassVar[str]
 
     def __init__(self) -> None:
@@ -104,22 +107,18 @@ class NextTokenAccuracy(Accuracy):
 
 
 @register_metric
-class F1(BatchMetric):
+class F1(_Quality):
     """Harmonic mean of precision and recall: for two classes, of class 1; else the class mean.
 
     It is GLUE's metric for MRPC and QQP, whose classes are imbalanced.
     """
 
     reads = frozenset({"top"})
-    some_depths = True
     name = "f1"
     title = "F1"
     about = "F1, if the network stopped at this depth and used the shared readout."
     unit = "share"
     better = "higher"
-    section = "prediction"
-    group = "prediction"
-    needs = LABELS
     tasks = frozenset({"classification"})
     default = False
 
@@ -257,18 +256,14 @@ class MeanAbsoluteError(_Mean):
 
 
 @register_metric
-class SupError(BatchMetric):
+class SupError(_Quality):
     """`max_x ||f(x) - z_l(x)||`."""
 
     reads = frozenset({"error"})
-    some_depths = True
     name = "sup_error"
     title = "Worst error"
     about = "The largest error over all samples."
     better = "lower"
-    section = "prediction"
-    group = "prediction"
-    needs = LABELS
     tasks = NUMBERS
 
     def __init__(self) -> None:
@@ -286,19 +281,14 @@ class SupError(BatchMetric):
 
 
 @register_metric
-class Calibration(BatchMetric):
+class Calibration(_Quality):
     """Expected calibration error: |confidence - accuracy|, averaged over bins of confidence."""
 
     reads = frozenset({"confidence", "top"})
-    some_depths = True
     name = "calibration"
     title = "Calibration error"
     about = "Average difference between confidence and accuracy; at 0, confidence can be trusted."
     better = "lower"
-    section = "prediction"
-    group = "prediction"
-    needs = LABELS
-    tasks = CLASSES
 
     def __init__(self, bins: int = 15) -> None:
         self.bins = bins
@@ -335,18 +325,14 @@ class Calibration(BatchMetric):
 
 
 @register_metric
-class Monotonicity(BatchMetric):
+class Monotonicity(_Quality):
     """Whether the loss falls at every depth: rises of the mean, and the share of rows without."""
 
     reads = frozenset({"loss"})
-    some_depths = True
     name = "monotonicity"
     title = "Does more depth always help?"
     about = "Where the loss rises with depth."
-    section = "prediction"
     kind = "scalar"
-    group = "prediction"
-    needs = LABELS
     tasks = CLASSES | NUMBERS
 
     def __init__(self) -> None:

@@ -48,8 +48,15 @@ class Centering:
         return unit.transpose(0, 1), real[..., 0].T
 
 
+class _Similarity(FeatureMetric):
+    section = "similarity"
+    group = "similarity"
+    some_depths = True
+    passes = 2
+
+
 @register_metric
-class Cos(FeatureMetric):
+class Cos(_Similarity):
     """Mean cosine of the centered features of every pair of depths, with quantiles over samples.
 
     centered: `Cos(centered=False)` keeps what all samples share, such as the gap between two
@@ -59,11 +66,7 @@ class Cos(FeatureMetric):
     name = "cos"
     title = "Cosine similarity"
     about = "Mean cosine similarity of the features of every two depths."
-    section = "similarity"
     kind = "matrix"
-    group = "similarity"
-    some_depths = True
-    passes = 2
     sides: ClassVar[tuple[Literal["own", "other"], Literal["own", "other"]]] = ("own", "own")
 
     def __init__(self, centered: bool = True) -> None:
@@ -188,16 +191,12 @@ class EmbeddingCosBetween(EmbeddingCos):
 
 
 @register_metric
-class AdjacentCos(FeatureMetric):
+class AdjacentCos(_Similarity):
     """Cosine of each depth with the one before it, centered; quantiles over samples."""
 
     name = "adjacent_cos"
     title = "Neighbors"
     about = "Mean cosine similarity of each depth's features with those of the previous depth."
-    section = "similarity"
-    group = "similarity"
-    some_depths = True
-    passes = 2
 
     def __init__(self) -> None:
         self.centering = Centering()

@@ -40,8 +40,15 @@ class ClassMeans:
         return ClassMeans(seen, means, centered, vh[kept], s[kept].square() / int(seen.sum()))
 
 
+class _Structure(FeatureMetric):
+    section = "structure"
+    group = "structure"
+    needs = LABELS
+    tasks = frozenset({"classification"})
+
+
 @register_metric
-class NeuralCollapse(FeatureMetric):
+class NeuralCollapse(_Structure):
     """NC1, NC2 and NC3 at every depth, of the head's inputs (after the final norm).
 
     nc1: `tr(Sigma_W Sigma_B^+) / K`. nc2_norms: spread of the class means' lengths over their mean.
@@ -52,10 +59,6 @@ class NeuralCollapse(FeatureMetric):
     name = "neural_collapse"
     title = "Neural collapse"
     about = "How close features are to one point per class, all equally far apart; 0 is collapsed."
-    section = "structure"
-    group = "structure"
-    needs = LABELS
-    tasks = frozenset({"classification"})
     passes = 2
 
     def __init__(self) -> None:
@@ -157,7 +160,7 @@ class NeuralCollapse(FeatureMetric):
 
 
 @register_metric
-class Distinguishability(FeatureMetric):
+class Distinguishability(_Structure):
     """Whether inputs with different labels are kept apart.
 
     different_1, _5, _10: share of the k nearest neighbors with another label. gap: the 1 % quantile
@@ -168,10 +171,6 @@ class Distinguishability(FeatureMetric):
     name = "distinguishability"
     title = "Distinguishability"
     about = "Whether inputs with different labels stay apart."
-    section = "structure"
-    group = "structure"
-    needs = LABELS
-    tasks = frozenset({"classification"})
 
     def __init__(self, samples: int = 512) -> None:
         self.samples = samples
