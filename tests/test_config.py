@@ -73,7 +73,7 @@ def test_values_become_those_of_their_type() -> None:
 
 
 def test_a_setting_without_a_default_is_asked_for() -> None:
-    with pytest.raises(SettingError, match="the kitchen needs cook=; it has cook"):
+    with pytest.raises(SettingError, match="the kitchen needs cook=; it takes cook"):
         Cook.of({}, "the kitchen")
 
 

@@ -595,7 +595,7 @@ def test_a_tail_that_is_random_is_refused() -> None:
         def forward(self, tokens: Tensor) -> Tensor:
             return super().forward(tokens) + torch.rand(())
 
-    with pytest.raises(UnsupportedModelError, match="it may be random, keep a state"):
+    with pytest.raises(UnsupportedModelError, match="the model may be random, keep a state"):
         ed.as_stream(Random(Parallel))
 
 

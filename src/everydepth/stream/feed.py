@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
@@ -276,15 +276,17 @@ def _moved(value: Any, device: torch.device) -> Any:
 # -- indexable rows -------------------------------------------------------------------------------
 
 
-class Numbered(Dataset[Any], ABC):
-    """Data with indexable rows, also for DataLoader workers, which get a copy."""
+class Numbered(Dataset[Any]):
+    """Indexable rows, also for DataLoader workers, which get a copy.
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    batch: rows by number as one batch, in a form that `as_batch` accepts.
+    """
 
-    @abstractmethod
-    def batch(self, indices: Sequence[int]) -> Any:
-        """These rows as one batch, in a form that `as_batch` accepts."""
+    def __init__(self, count: int, batch: Callable[[Sequence[int]], Any]) -> None:
+        self._count, self.batch = count, batch
+
+    def __len__(self) -> int:
+        return self._count
 
     def __getitem__(self, index: int) -> Any:
         return self.batch([index])
@@ -303,66 +305,38 @@ def by_number(data: Source, stream: ResidualStream) -> Numbered | None:
             raise BatchError(
                 f"data is a {type(data).__name__} with {splits}; pass one of them: data['train']"
             )
-        return _Hub(data, stream) if isinstance(data, Sized) else None
+        rows = partial(_hub_rows, data, _taken(stream))
+        return Numbered(len(data), rows) if isinstance(data, Sized) else None
     if isinstance(data, RowSource):
-        return _Table(data)
+        return Numbered(len(data), data.batch)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        return _Items(cast(Any, data))
+        items = cast(Any, data)
+        return Numbered(len(items), partial(_items, items, None))
     if _is_samples(data):
-        return _Items(data, _taken(stream))
+        return Numbered(len(data), partial(_items, data, _taken(stream)))
     if isinstance(data, Mapping | Tensor | np.ndarray) or _is_pair(data):
-        return _Large(as_batch(data, stream), stream)
+        whole = as_batch(data, stream)
+        size = stream.rows(whole)
+        return Numbered(size, partial(_batch_rows, whole, size))
     return None
 
 
-class _Table(Numbered):
-    def __init__(self, rows: RowSource) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def batch(self, indices: Sequence[int]) -> Any:
-        return self.rows.batch(indices)
+# Functions rather than closures, because DataLoader workers may have to pickle them.
 
 
-class _Items(Numbered):
-    """A torch data set or a list, whose items are collated."""
-
-    def __init__(self, items: Any, taken: frozenset[str] | None = None) -> None:
-        self.items, self.taken = items, taken
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def batch(self, indices: Sequence[int]) -> Any:
-        return collated([_columns(self.items[index], self.taken) for index in indices])
+def _items(items: Any, taken: frozenset[str] | None, indices: Sequence[int]) -> Any:
+    """Items of a torch data set or a list, collated."""
+    return collated([_columns(items[index], taken) for index in indices])
 
 
-class _Large(Numbered):
-    """One large batch."""
-
-    def __init__(self, batch: Batch, stream: ResidualStream) -> None:
-        self.whole, self.size = batch, stream.rows(batch)
-
-    def __len__(self) -> int:
-        return self.size
-
-    def batch(self, indices: Sequence[int]) -> Any:
-        return pick_rows(self.whole, torch.tensor(indices), self.size)
+def _batch_rows(whole: Batch, size: int, indices: Sequence[int]) -> Any:
+    """Rows of one large batch."""
+    return pick_rows(whole, torch.tensor(indices), size)
 
 
-class _Hub(Numbered):
-    """A Hugging Face data set, reduced to the columns that the model accepts."""
-
-    def __init__(self, rows: Any, stream: ResidualStream) -> None:
-        self.rows, self.taken = rows, _taken(stream)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def batch(self, indices: Sequence[int]) -> Any:
-        return _columns(self.rows[list(indices)], self.taken)
+def _hub_rows(rows: Any, taken: frozenset[str], indices: Sequence[int]) -> Any:
+    """Rows of a Hugging Face data set, reduced to the columns that the model accepts."""
+    return _columns(rows[list(indices)], taken)
 
 
 def collated(items: Sequence[Any]) -> Any:
