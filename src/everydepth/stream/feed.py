@@ -313,7 +313,8 @@ def by_number(data: Source, stream: ResidualStream) -> Numbered | None:
         items = cast(Any, data)
         return Numbered(len(items), partial(_items, items, None))
     if _is_samples(data):
-        return Numbered(len(data), partial(_items, data, _taken(stream)))
+        samples = cast(list[Any], data)
+        return Numbered(len(samples), partial(_items, samples, _taken(stream)))
     if isinstance(data, Mapping | Tensor | np.ndarray) or _is_pair(data):
         whole = as_batch(data, stream)
         size = stream.rows(whole)
