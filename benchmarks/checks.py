@@ -41,7 +41,7 @@ OFF: tuple[tuple[Any, str, Any], ...] = (
     (States, "check_finite", lambda self: self),
     (States, "check_predictions", lambda self, lowest=1: self),
     (run._Run, "_check", lambda self, o: None),
-    (predictions, "_says_something", lambda o, found: True),
+    (predictions, "_is_finite", lambda o, found: True),
 )
 
 

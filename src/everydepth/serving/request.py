@@ -41,14 +41,9 @@ class Request:
 
     def check(self, stream: ResidualStream) -> Request:
         """Itself, or an error that says what to change."""
-        known = stream.classes
         if not self.prompt:
             raise BatchError("the prompt is empty; send at least one token")
-        wrong = next((t for t in self.prompt if not 0 <= t < known), None)
-        if wrong is not None:
-            raise BatchError(
-                f"token {wrong}, but {stream.name} knows {known}; use 0 to {known - 1}"
-            )
+        stream.check_vocabulary(min(self.prompt), max(self.prompt), stream.classes)
         if self.max_tokens < 1:
             raise SettingError(f"max_tokens {self.max_tokens}; use 1 or more")
         total, places = len(self.prompt) + self.max_tokens, stream.positions

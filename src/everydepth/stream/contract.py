@@ -560,13 +560,16 @@ class ResidualStream(ABC):
                     f"tokens are {str(ids.dtype).removeprefix('torch.')}; pass integers: "
                     "input_ids.long()"
                 )
-            low, high = int(ids.min()), int(ids.max())
-            if low < 0 or high >= embedding.num_embeddings:
-                raise BatchError(
-                    f"token {low if low < 0 else high}, but the vocabulary of {self.name} has "
-                    f"{embedding.num_embeddings}; use 0 to {embedding.num_embeddings - 1} (is this "
-                    "the tokenizer of another model?)"
-                )
+            self.check_vocabulary(int(ids.min()), int(ids.max()), embedding.num_embeddings)
+
+    @final
+    def check_vocabulary(self, low: int, high: int, size: int) -> None:
+        """Raise if the lowest or highest token is not in a vocabulary of this size."""
+        if low < 0 or high >= size:
+            raise BatchError(
+                f"token {low if low < 0 else high}, but the vocabulary of {self.name} has {size}; "
+                f"use 0 to {size - 1} (is this the tokenizer of another model?)"
+            )
 
     @staticmethod
     def _check_mask(ids: Tensor, mask: Any) -> None:

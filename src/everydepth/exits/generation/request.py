@@ -150,12 +150,7 @@ def check_prompt(
             f"the prompt is empty: shape {tuple(ids.shape)}; pass at least one token a row "
             "(the tokenizer's beginning-of-text token, if there is nothing to say)"
         )
-    low, high, known = int(ids.min()), int(ids.max()), stream.classes
-    if low < 0 or high >= known:
-        raise BatchError(
-            f"token {low if low < 0 else high}, but {stream.name} knows {known}; "
-            f"use 0 to {known - 1} (is this the tokenizer of another model?)"
-        )
+    stream.check_vocabulary(int(ids.min()), int(ids.max()), stream.classes)
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else _checked_mask(mask, ids)
     longest, limit = int(real.sum(1).max()), (max_new_tokens, "max_new_tokens", DEFAULT_NEW_TOKENS)
     return _left_padded(ids, real), new_tokens_of(stream, longest, *limit)
