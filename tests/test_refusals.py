@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from everydepth.errors import (
     EveryDepthError,
     ExportError,
     LabelError,
+    NonFiniteError,
     PolicyError,
     RunError,
     SettingError,
@@ -91,6 +93,18 @@ def trimmed(_: Any) -> Any:
     return ed.data.trim_padding(batch)
 
 
+def headless(model: Any) -> Any:
+    changed = copy.deepcopy(model)
+    changed.classifier.to("meta")
+    return changed
+
+
+def broken(model: Any) -> Any:
+    changed = copy.deepcopy(model)
+    changed.classifier.weight.data.fill_(torch.nan)
+    return changed
+
+
 COMPLEX = torch.ones(1, 3, dtype=torch.complex64)
 Case = tuple[Callable[[Any], Any], type[EveryDepthError], str]
 CASES: dict[str, Case] = {
@@ -147,6 +161,104 @@ CASES: dict[str, Case] = {
         LabelError,
         "all 12 labels are -100 .*; pass classes",
     ),
+    "metrics without axes": (
+        lambda m: ed.trace(m, rows(), np.array(3), **QUIET),  # type: ignore[arg-type]
+        SettingError,
+        r"trace\(metrics=array\(3\)\); use a string or Metric or Iterable",
+    ),
+    "data without values": (
+        lambda m: ed.fit(writer(m), torch.zeros(3, device="meta"), steps=1, **QUIET),
+        BatchError,
+        r"a tensor of shape \(3,\) is on the 'meta' device",
+    ),
+    "export, null": (
+        lambda m: ed.export(m, "a\0b", depth=1),
+        ExportError,
+        "cannot be written: a path cannot hold a null character",
+    ),
+    # what a stranger tried
+    "a flag for a number": (
+        lambda m: ed.trace(m, rows(), ["loss"], batch_size=True, **QUIET),
+        SettingError,
+        r"trace\(batch_size=True\); use a whole number",
+    ),
+    "a criterion by name": (
+        lambda m: ed.EveryDepth(m, criterion="mse"),  # type: ignore[arg-type]
+        SettingError,
+        r"EveryDepth\(criterion='mse'\); use a function",
+    ),
+    "an argument that is none": (
+        lambda m: ed.profile(m, rows(), repeats=1, **QUIET).choose(latency=3),  # type: ignore[call-arg]
+        SettingError,
+        "choose has no argument 'latency'. Did you mean 'latency_ms'",
+    ),
+    "an option of another reader": (
+        lambda m: ed.data.load("digits", foo=1),
+        SettingError,
+        "load_digits has no argument 'foo'. It has split, seed, fractions",
+    ),
+    "rows that are none": (
+        lambda m: ed.data.batches([1, 2], 2),  # type: ignore[arg-type]
+        SettingError,
+        r"batches\(data=\[1, 2\]\); use Rows",
+    ),
+    "padding that is no token": (
+        lambda m: ed.generate(writer(m), [[3]], max_new_tokens=1, pad_token_id=-5),
+        SettingError,
+        "pad_token_id=-5, but LlamaForCausalLM knows 20 tokens; use 0 to 19",
+    ),
+    "an end that is no token": (
+        lambda m: ed.generate(writer(m), [[3]], max_new_tokens=1, eos_token_id=[2, 99]),
+        SettingError,
+        "eos_token_id=99, but LlamaForCausalLM knows 20 tokens; use 0 to 19",
+    ),
+    "an end that is a flag": (
+        lambda m: ed.generate(writer(m), [[3]], max_new_tokens=1, eos_token_id=True),
+        SettingError,
+        "eos_token_id=True; pass the number of a token",
+    ),
+    "a prompt of flags": (
+        lambda m: ed.generate(writer(m), torch.ones(1, 3, dtype=torch.bool)),
+        BatchError,
+        "type torch.bool; pass whole numbers",
+    ),
+    "an empty stop": (
+        lambda m: ed.generate(writer(m), "ab", tokenizer=Letters(), stop=["x", ""]),
+        SettingError,
+        "every text holds an empty one",
+    ),
+    "an option without a depth": (
+        lambda m: (m.save_pretrained("m"), ed.load("m", dtype="float99")),
+        SettingError,
+        "dtype was given without a depth",
+    ),
+    "no depth to leave at": (
+        lambda m: ed.calibrate(m, rows(), risk=0.3, depths=[], **QUIET),
+        SettingError,
+        "depths is empty; name at least one",
+    ),
+    "a mask of other numbers": (
+        lambda m: ed.as_stream(writing().model).observe(
+            {"input_ids": torch.ones(2, 4).long(), "attention_mask": torch.full((2, 4), 0.5)}
+        ),
+        BatchError,
+        "attention_mask holds 0.5; use 1 for a token, 0 for padding",
+    ),
+    "a batch that is a list": (
+        lambda m: ed.as_stream(m).observe([1, 2]),  # type: ignore[arg-type]
+        BatchError,
+        "a batch is list; pass a mapping, or one tensor",
+    ),
+    "a head without values": (
+        lambda m: ed.trace(headless(m), rows(), ["loss"], **QUIET),
+        UnsupportedModelError,
+        "classifier.weight of ViTForImageClassification is on the 'meta' device",
+    ),
+    "NaN to grow": (
+        lambda m: ed.insert(broken(m), 1),
+        NonFiniteError,
+        "ViTForImageClassification predicts NaN or infinity even on numbers made up",
+    ),
     "arrays to trim": (trimmed, BatchError, "input_ids is a ndarray; pass a tensor"),
     # settings: types, ranges, finiteness
     "rounds": (
@@ -188,6 +300,11 @@ CASES: dict[str, Case] = {
     ),
     "register": (
         lambda m: ed.register("x", 3),  # type: ignore[arg-type]
+        SettingError,
+        r"register\(factory=3\); use a function",
+    ),
+    "register, class": (
+        lambda m: ed.register("x", ed.as_stream),  # type: ignore[arg-type]
         SettingError,
         r"register\('x', ...\): the first argument must be a subclass",
     ),
@@ -407,7 +524,7 @@ CASES: dict[str, Case] = {
     "budget": (
         lambda m: ed.profile(m, rows(), repeats=1, **QUIET).choose(max_drop=float("nan")),
         SettingError,
-        "max_drop=nan; use a number",
+        r"choose\(max_drop=nan\); use a number",
     ),
     "budget, text": (
         lambda m: ed.profile(m, rows(), repeats=1, **QUIET).choose(latency_ms="x"),  # type: ignore[arg-type]
@@ -440,6 +557,7 @@ CASES: dict[str, Case] = {
     "load": (lambda m: ed.Results.load(LONG), DataError, "the results cannot be read: .*too long"),
     "model": (lambda m: ed.load(LONG), DataError, "the model cannot be read: .*too long"),
     "data": (lambda m: ed.data.load(LONG), DataError, "the data cannot be read: .*too long"),
+    "a pipe": (lambda m: (os.mkfifo("p"), ed.data.load("p")), DataError, "'p' is no regular file"),
     "images": (lambda m: ed.data.load_images(LONG), DataError, "the images cannot be .*too long"),
     "no name": (
         lambda m: ed.report(measured(m), ""),
@@ -523,3 +641,16 @@ def test_depths_and_layers_may_be_numbers_of_numpy(model: hf.PreTrainedModel) ->
     assert chosen_depths(ed.as_stream(model), two) == (2,)
     with ed.scaled_skip(model, layer=two, c=0.5) as skip:
         assert skip.layers == (2,)
+
+
+def test_what_a_killed_process_left_of_a_file_goes_when_it_is_written_again() -> None:
+    dead = 2**22 + 1  # no process has this number
+    left = [Path(f".tmp-policy.json-{dead}"), Path(f".tmp-out-{dead}")]
+    left[0].write_text("half")
+    left[1].mkdir()
+    other = Path(f".tmp-thesis-{dead}")
+    other.write_text("of another program")
+    ed.Confidence(threshold=0.5).save("policy.json")
+    ed.export(writing().model, "out", depth=1)
+    assert not any(entry.exists() for entry in left)
+    assert other.exists()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, wraps
-from inspect import signature, unwrap
+from inspect import Signature, signature, unwrap
 from numbers import Number
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
@@ -169,8 +169,9 @@ def plain(value: Any) -> Any:
 def checked(function: F) -> F:
     """Turn failures due to arguments of the wrong type into a `SettingError` that names them.
 
-    For public functions and classes. Arguments are compared with their annotations only after a
-    failure, except those with limits (`Annotated[int, Setting(least=0)]`).
+    For public functions and classes. Numbers, text, flags, functions and objects of ours are
+    compared with their annotations and limits (`Annotated[int, Setting(least=0)]`) before the call;
+    other arguments only after a failure.
 
     >>> from everydepth.config import checked
     >>> @checked
@@ -186,16 +187,15 @@ def checked(function: F) -> F:
 
     @wraps(function)
     def called(*args: Any, **named: Any) -> Any:
-        hints = _hints_with_limits(function)
-        limited = {name: hint for name, hint in hints.items() if hint[1] is not _NO_LIMITS}
-        if limited and (wrong := _misfit(function, args, named, limited)):
+        _check_arguments(function, named)
+        if wrong := _misfit(function, args, named, _told_at_once(function)):
             raise SettingError(wrong)
         try:
             return function(*args, **named)
         except EveryDepthError:
             raise
         except Exception as error:
-            wrong = _misfit(function, args, named, hints, exactly=True)
+            wrong = _misfit(function, args, named, _hints_with_limits(function))
             if wrong is None:
                 raise
             raise SettingError(wrong) from error
@@ -203,31 +203,42 @@ def checked(function: F) -> F:
     return cast(F, called)
 
 
+def _check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> None:
+    parameters = _signature(function).parameters
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+        known = [name for name in parameters if name != "self"]
+        check_names(named, known, _name_of(function), "argument")
+
+
+@cache
+def _signature(function: Callable[..., Any]) -> Signature:
+    return signature(function)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return function.__qualname__.removesuffix(".__init__")
+
+
 def _misfit(
     function: Callable[..., Any],
     given: Any,
     named: Mapping[str, Any],
     hints: Mapping[str, tuple[Any, Setting]],
-    *,
-    exactly: bool = False,
 ) -> str | None:
-    """An error message for the first argument that does not fit its annotation; None if all fit.
-
-    exactly: do not accept a zero-dimensional array as a number.
-    """
+    """An error message for the first argument that does not fit its annotation; None if all fit."""
     try:
-        values = signature(function).bind(*given, **named).arguments
+        values = _signature(function).bind(*given, **named).arguments
     except TypeError:  # too few or too many, which Python reports itself
         return None
-    owner = function.__qualname__.removesuffix(".__init__")
     for name, (hint, about) in hints.items():
         if name not in values:
             continue
         given_as, value = values[name], _tidied(values[name], hint)
-        if exactly and value is not given_as and getattr(given_as, "shape", None) == ():
+        if value is not given_as and getattr(given_as, "shape", None) == ():
+            # An array without axes is no number, and the function gets it as it is.
             value = value if isinstance(given_as, Number) else given_as
         if not (_fits(value, hint) and _within(value, about)):
-            return f"{owner}({name}={value!r:.80}); use {_wanted(hint, about)}"
+            return f"{_name_of(function)}({name}={value!r:.80}); use {_wanted(hint, about)}"
     return None
 
 
@@ -236,7 +247,23 @@ def _hints_with_limits(function: Callable[..., Any]) -> dict[str, tuple[Any, Set
     return {name: _with_limits(hint) for name, hint in parameter_hints(function).items()}
 
 
+@cache
+def _told_at_once(function: Callable[..., Any]) -> dict[str, tuple[Any, Setting]]:
+    """The parameters whose arguments a look at their class can judge."""
+    return {
+        name: (hint, about)
+        for name, (hint, about) in _hints_with_limits(function).items()
+        if about is not _NO_LIMITS or all(_is_plain(kind) for kind in alternatives(hint))
+    }
+
+
 _NO_LIMITS = Setting()
+_PLAIN = (bool, int, float, str, Path, NoneType)
+
+
+def _is_plain(kind: Any) -> bool:
+    own = isinstance(kind, type) and kind.__module__.startswith("everydepth")
+    return own or kind in _PLAIN or get_origin(kind) in (Literal, Callable)
 
 
 def _with_limits(hint: Any) -> tuple[Any, Setting]:
@@ -295,6 +322,8 @@ def _is(value: Any, kind: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return _finite(value) if kind is float else isinstance(value, int) and abs(value) < _HUGE
+    if origin in (Sequence, Iterable) and getattr(value, "shape", None) == ():
+        return False  # an array without axes
     if origin in (Sequence, Iterable) and isinstance(value, Sequence):
         item = get_args(kind)[0]
         text = isinstance(value, str | bytes)
@@ -359,6 +388,8 @@ def _wanted(hint: Any, about: Setting) -> str:
             words.append(f"{_WORDS[kind]}{_range(about)}")
         elif get_origin(kind) in (tuple, Sequence) and get_args(kind)[0] in (int, float):
             words.append(f"several, each {_WORDS[get_args(kind)[0]]}{_range(about)}")
+        elif get_origin(kind) is Callable:
+            words.append("a function")
         elif kind is not int:
             words.append(_WORDS.get(kind) or getattr(kind, "__name__", str(kind)))
     return " or ".join(words)

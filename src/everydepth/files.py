@@ -51,14 +51,26 @@ def write_bytes(path: Path, content: bytes) -> None:
 @contextmanager
 def whole_file(path: Path) -> Generator[Path, None, None]:
     """A temporary path to write to, renamed to `path` at the end unless an error occurs."""
-    if not path.name:  # "", "." and "/"
+    if not path.name or path.is_dir():  # "", "." and "/" have no name
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
-    with removed_on_error(temporary):
+    with _on_the_way(path) as temporary:
         yield temporary
         sync(temporary)
         os.replace(temporary, path)
     sync(path.parent)
+
+
+@contextmanager
+def _on_the_way(path: Path) -> Generator[Path, None, None]:
+    """A name beside `path`, for what is to become it; an error is said of `path` itself."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
+    remove_orphans(path)
+    try:
+        with removed_on_error(temporary):
+            yield temporary
+    except OSError as error:
+        error.filename = error.filename and str(error.filename).replace(str(temporary), str(path))
+        raise
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -197,8 +209,7 @@ def write_checksums(folder: Path) -> None:
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Write a folder atomically: `fill` writes a temporary one, which is renamed to `path`."""
-    temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
-    with removed_on_error(temporary):
+    with _on_the_way(path) as temporary:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         fill(temporary)
@@ -261,7 +272,7 @@ def removed_on_error(path: Path) -> Generator[None, None, None]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            with suppress(OSError):  # report the first error
+            with suppress(OSError, ValueError):  # report the first error
                 path.unlink(missing_ok=True)
         raise
 

@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     ViTConfig,
     ViTForImageClassification,
+    ViTModel,
 )
 
 from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
@@ -128,6 +129,17 @@ def test_a_language_model_also_says_what_each_depth_would_say(
     assert found.samples == 3
     assert set(found) == {"perplexity", "token_grid", "text_at_depth", "parameters"}
     assert found.results["token_grid"].arrays["tokens"][:2].tolist() == ["once", "upon"]
+
+
+def test_the_vectors_of_an_encoder_without_a_head_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ViTModel(vit().config).save_pretrained(tmp_path / "encoder")
+    words = ("trace", tmp_path / "encoder", "--data", "digits", "--max-samples", "8")
+    everydepth(*words, "--task", "embedding", "-o", tmp_path / "run")
+    found = Trace.load(tmp_path / "run" / "trace")
+    assert found.about["task"] == "embedding"
+    assert found["cos"].shape == (3, 3)
 
 
 def test_a_taken_place_is_refused_before_the_work(

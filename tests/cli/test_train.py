@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from transformers import AutoTokenizer, GPT2LMHeadModel
 from typer.testing import CliRunner, Result
@@ -220,6 +221,12 @@ def test_a_dry_run_is_a_file_of_options(tmp_path: Path) -> None:
     file.write_text(text.rstrip())
     again = run("--config", file, "--dry-run").output.split("depth")[0]
     assert yaml.safe_load(again) == yaml.safe_load(text)
+
+
+def test_a_seed_is_of_the_run_and_not_of_the_process() -> None:
+    before = torch.get_rng_state()
+    run("-m", "vit-tiny", "-d", "digits", *SMALL, "--seed", 3, "--dry-run")
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [1\n"])

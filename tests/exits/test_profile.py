@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.zoo import ENTRIES
 from torch import Tensor
+from transformers import T5Config, T5ForConditionalGeneration
 
 from everydepth.errors import BatchError, BudgetError, DataError, SettingError
 from everydepth.exits import DepthProfile, Latency, Profile, profile
@@ -204,6 +205,19 @@ def test_bad_input_is_refused() -> None:
 
 
 # -- how it is measured --------------------------------------------------------------------------
+
+
+def test_answers_alone_are_enough_for_an_encoder_decoder() -> None:
+    config = T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    model, ids = T5ForConditionalGeneration(config).eval(), torch.randint(2, 40, (6, 5))
+    found = profile(model, {"input_ids": ids, "labels": ids.flip(1)}, repeats=1, progress=False)
+    with torch.no_grad():
+        own = float(model(input_ids=ids, labels=ids.flip(1)).loss)
+    assert found.metric == "perplexity"
+    assert found.at(2).quality == pytest.approx(math.exp(own), rel=1e-4)
 
 
 def test_a_few_passes_do_and_none_has_more_rows_than_the_data() -> None:

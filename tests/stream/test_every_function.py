@@ -180,7 +180,10 @@ PATHS = {"blocks": "vit.layers", "readout": ("vit.layernorm", "classifier"), "to
             {**PATHS, "tower": "text"},
             "tower='text', but with blocks= as_stream takes only blocks, readout, token, task",
         ),
-        ({**PATHS, "task": "drawing"}, r"task 'drawing'; use one of \['classif"),
+        (
+            {**PATHS, "task": "drawing"},
+            r"as_stream\(task='drawing'\); use one of classification, r",
+        ),
     ],
     ids=["token", "task", "readout", "unknown", "unknown-with-blocks", "unknown-task"],
 )
@@ -229,10 +232,8 @@ def test_only_classes_of_models_can_be_registered(untyped: None) -> None:
     with pytest.raises(
         SettingError, match=r"register\('x', ...\): the first argument must be a subclass"
     ):
-        ed.register(wrong, wrong)
-    with pytest.raises(
-        SettingError, match=r"register\(Seeing, 3\): the second argument must return the R"
-    ):
+        ed.register(wrong, ed.as_stream)
+    with pytest.raises(SettingError, match=r"register\(factory=3\); use a function"):
         ed.register(Seeing, number)
 
 

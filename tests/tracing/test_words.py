@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.fuzz.values import reading, seeing, writing
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -238,6 +239,15 @@ def test_depths_that_are_not_there_are_refused(wrong: Any) -> None:
 def test_a_metric_of_single_blocks_refuses_some_depths() -> None:
     with pytest.raises(SettingError, match="stream_std: needs every depth; leave out depths="):
         ed.trace(llama(), text(), ["stream_std"], depths="::2", progress=False)
+
+
+@pytest.mark.parametrize("world", [seeing, reading, writing])
+def test_a_single_depth_leaves_gaps_and_no_metric_fails(world: Any) -> None:
+    model, data = world().model, world().rows()
+    found = ed.trace(model, data, "all", depths=[2], progress=False)
+    assert found["loss"].shape == (1,)
+    with pytest.raises(SettingError, match="single depth"):
+        found["monotonicity"]
 
 
 # -- some tokens ---------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from everydepth.results.saving import is_saved
 from everydepth.runs import Run
 from everydepth.tracing import trace
 from everydepth.training import EveryDepth, fit
+from everydepth.training.snapshot import kept_random_state
 
 DEMO = Path("runs/demo")
 """Where `make demo` saves its runs."""
@@ -44,6 +45,7 @@ class Effort:
 QUICK = Effort()
 
 
+@kept_random_state()
 def prepare(
     folder: Path = DEMO, effort: Effort = QUICK, *, say: Callable[[str], None] = print
 ) -> None:
@@ -66,6 +68,7 @@ def is_learned(folder: Path | None, name: str) -> bool:
     return folder is not None and all(_whole(surface_folder(folder, name, way)) for way in WAYS)
 
 
+@kept_random_state()
 def learn_surface(
     folder: Path,
     name: str,

@@ -32,7 +32,8 @@ def ablate(
     console = Console()
     network = load_model(model)
     rows = source.batches(model, network, split=split, batch_size=asked.batch_size or 32)
-    found = measure(network, rows, config=replace(asked, batch_size=None))  # rows are batches
+    # The rows are batches already.
+    found = measure(source.stream(network), rows, config=replace(asked, batch_size=None))
     show(found, console)
     how = {"model": model, **source.asked(), "split": split, **plain(asked)}
     keep(found, run, how, console)

@@ -35,6 +35,6 @@ def audit(
     check_new(run)
     console = Console()
     network = load_model(model)
-    found = judge(network, rows.load(model, network), held_out=held_out)
+    found = judge(rows.stream(network), rows.load(model, network), held_out=held_out)
     show_table(found.table(top=top), console)
     keep(found, run, {"model": model, **rows.asked(), "held_out": held_out}, console)

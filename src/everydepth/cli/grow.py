@@ -56,7 +56,7 @@ def grow(
             source.check_part(option, part)
     train = batches(split)
     if score_only:
-        found = score(network, train, seed=asked.seed, alpha=asked.alpha)
+        found = score(source.stream(network), train, seed=asked.seed, alpha=asked.alpha)
         show(found, console)
         console.print(str(found), markup=False)
         how = {"split": split, "seed": asked.seed, "alpha": asked.alpha}
@@ -74,7 +74,7 @@ def grow(
             "smaller --batch-size, or --valid-split"
         )
     result = grow_model(
-        network,
+        source.stream(network),
         train,
         valid,
         None if test_split is None else batches(test_split),

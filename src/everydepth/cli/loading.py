@@ -87,6 +87,7 @@ def load_batches(
     max_length: int = 128,
     max_samples: int | None = None,
     columns: Columns | None = None,
+    task: str | None = None,
 ) -> Batches:
     """Batches of data, by name or path, as inputs of the model called `name` (a folder, a run, a
     Hub name).
@@ -104,7 +105,7 @@ def load_batches(
         return batches(found.first(max_samples), batch_size, transform=_image_input(name, model))
     if isinstance(found, Points):
         return batches(found.first(max_samples), batch_size)
-    rows = _tokens(name, model, found, max_length, max_samples)
+    rows = _tokens(name, model, found, max_length, max_samples, task)
     return batches(rows, batch_size, transform=trim_padding if isinstance(found, Texts) else None)
 
 
@@ -114,6 +115,7 @@ def _tokens(
     found: Texts | Corpus,
     max_length: int,
     max_samples: int | None,
+    task: str | None,
 ) -> Rows:
     from everydepth.data import Texts, token_blocks, tokenized
     from everydepth.exits.load import load_tokenizer
@@ -123,7 +125,7 @@ def _tokens(
     longest = getattr(model.config, "max_position_embeddings", None) or max_length
     length = min(max_length, longest)
     if isinstance(found, Texts):
-        labels = "tokens" if as_stream(model).task == "causal_lm" else None
+        labels = "tokens" if (task or as_stream(model).task) == "causal_lm" else None
         return tokenized(found.first(max_samples), tokenizer, length, labels=labels)
     # Tokens have a few characters: no need to encode a whole corpus for its first blocks.
     text = found.text if max_samples is None else found.text[: max_samples * length * 8]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import typer
 
@@ -49,10 +49,14 @@ class Source(Config):
     text: str | None = setting(None, help="The column of a table (CSV, JSON, ...) with the text.")
     pair: str | None = setting(None, help="The column with the second of two texts.")
     label: str | None = setting(None, help="The column with the class.")
+    task: str | None = setting(
+        None, help="embedding: measure the vectors of an encoder that has no head."
+    )
 
     def asked(self) -> dict[str, Any]:
         """The settings that affect the outcome, as JSON values; the data's location does not."""
-        unset = [name for name in ("text", "pair", "label") if getattr(self, name) is None]
+        optional = ("text", "pair", "label", "task")
+        unset = [name for name in optional if getattr(self, name) is None]
         return {k: v for k, v in plain(self).items() if k not in ("data_root", *unset)}
 
     @property
@@ -76,6 +80,12 @@ class Source(Config):
         """A split of the data, not yet prepared for a model."""
         return load_data(self.data, split, root=self.data_root, columns=self.columns)
 
+    def stream(self, model: Any) -> Any:
+        """The model, or its stream where the command line says what it predicts."""
+        from everydepth.stream import as_stream
+
+        return model if self.task is None else as_stream(model, task=cast(Any, self.task))
+
     def batches(self, name: str, model: PreTrainedModel, *, split: str, batch_size: int) -> Batches:
         """Batches of a split, as inputs of the model called `name`."""
         return load_batches(
@@ -88,6 +98,7 @@ class Source(Config):
             max_length=self.max_length,
             max_samples=self.max_samples,
             columns=self.columns,
+            task=self.task,
         )
 
 

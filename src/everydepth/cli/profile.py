@@ -45,7 +45,9 @@ def profile(
     network = load_model(model)
     batches = rows.load(model, network)
     place = place_for(model, run, "profile")
-    found = measure(network, batches, batch_size=rows.batch_size, depths=depths, repeats=repeats)
+    found = measure(
+        rows.stream(network), batches, batch_size=rows.batch_size, depths=depths, repeats=repeats
+    )
     console = Console()
     show(found, console)
     asked = {"model": model, **rows.asked(), "depths": depths, "repeats": repeats}

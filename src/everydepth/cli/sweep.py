@@ -113,16 +113,18 @@ def resnet_cell(
     from everydepth.growth import score
     from everydepth.growth.losses import mean_loss
     from everydepth.stream import as_stream
+    from everydepth.training.snapshot import kept_random_state
 
     train, test = prepared(data, max_samples, pool, data_root)
-    torch.manual_seed(seed)
     config = CifarResNetConfig.of_depth(
         layers,
         width=width,
         num_channels=train.pixel_values.shape[1],
         num_labels=len(train.classes),
     )
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with kept_random_state(), device:
+        torch.manual_seed(seed)
         model = CifarResNet(config)
     stream = as_stream(model)
     transform = crop_and_flip(4 // pool) if augment else None

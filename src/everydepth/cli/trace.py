@@ -48,7 +48,7 @@ def trace(
     from everydepth.tracing.parameters import parameters_by_depth
 
     network = load_model(model)
-    batches = rows.load(model, network)
+    batches, stream = rows.load(model, network), rows.stream(network)
     asked = {
         "model": model,
         **rows.asked(),
@@ -59,7 +59,7 @@ def trace(
     }
     place = place_for(model, run, "trace")
     wanted = None if metrics is None else [name.strip() for name in metrics.split(",")]
-    found = measure(network, batches, wanted, device=device, depths=depths, tokens=tokens)
+    found = measure(stream, batches, wanted, device=device, depths=depths, tokens=tokens)
     if prompt is not None:
         from everydepth.tracing.language import text_at_depth, token_grid
 
@@ -67,7 +67,7 @@ def trace(
         grid = token_grid(network, tokenizer, prompt)
         text = text_at_depth(network, tokenizer, [prompt])
         found = found.with_results(grid, text)
-    found = found.with_results(parameters_by_depth(as_stream(network)))
+    found = found.with_results(parameters_by_depth(as_stream(stream)))
     console = Console()
     show(found, console)
     keep(found, place, asked, console)

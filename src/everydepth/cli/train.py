@@ -75,6 +75,7 @@ def train(
 
     from everydepth.objectives.text import objective_of
     from everydepth.training import fit
+    from everydepth.training.snapshot import kept_random_state
 
     console = Console()
     if balcony is not None and lora is not None:
@@ -83,7 +84,7 @@ def train(
             "it frozen; use one of them"
         )
     goal = None if objective is None else objective_of(objective)
-    with TemporaryDirectory() as scratch:
+    with TemporaryDirectory() as scratch, kept_random_state():
         torch.manual_seed(fitting.seed)
         network, beside = _model(model, blocks, source, Path(scratch))
         trained: Any = network
@@ -93,7 +94,7 @@ def train(
             trained = with_lora(network, lora).train()
         rows, valid = _data(beside, network, source, fitting, valid_split)
         fitting = replace(fitting, batch_size=rows.batch_size)
-        net = _net(trained, goal, balcony, label_smoothing)
+        net = _net(trained, source, goal, balcony, label_smoothing)
         goal = net.objective
         names = (Path(model).name, Path(source.data).name.replace(":", "-"), goal.name)
         run = where.run or Path("runs") / "-".join(names)
@@ -132,19 +133,24 @@ def _model(
 
 
 def _net(
-    trained: Any, goal: Objective | None, balcony: str | None, label_smoothing: float
+    trained: Any,
+    source: Source,
+    goal: Objective | None,
+    balcony: str | None,
+    label_smoothing: float,
 ) -> EveryDepth:
     """The network to train: the whole model, or its balconies."""
     from everydepth import training
 
     if balcony is None:
-        return training.EveryDepth(trained, goal, label_smoothing=label_smoothing)
+        return training.EveryDepth(source.stream(trained), goal, label_smoothing=label_smoothing)
     if label_smoothing:
         raise SettingError(
             f"--label-smoothing {label_smoothing:g} and --balcony {balcony}, which does not learn "
             "from labels; leave one of them out"
         )
-    return training.balcony(trained.eval(), _depths(balcony), objective=goal).train()
+    frozen = source.stream(trained.eval())
+    return training.balcony(frozen, _depths(balcony), objective=goal).train()
 
 
 def _depths(text: str) -> list[int] | None:

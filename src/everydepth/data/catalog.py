@@ -220,6 +220,8 @@ def _load(
     if known in CATALOG:
         return CATALOG[known](_folder(known, root), split, **options)
     if Path(name).exists():
+        if not (Path(name).is_dir() or Path(name).is_file()):  # a pipe would be waited for
+            raise DataError(f"{known!r} is no regular file; save what it gives as one")
         return _from_path(Path(name), split, options)
     if known.startswith("hf:") or (isinstance(name, str) and known.count("/") == 1):
         return load_hub(known.removeprefix("hf:"), split=split, **options)

@@ -13,7 +13,7 @@ from everydepth.config import checked
 from everydepth.engines import llama_cpp
 from everydepth.engines.gguf_file import GGUF, MAGIC, Tensor, Value, packed
 from everydepth.errors import DepthError, ExportError, SettingError, UnsupportedModelError
-from everydepth.files import is_full, remove_orphans, whole_file
+from everydepth.files import is_full, whole_file
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _PIECE = 1 << 22  # bytes copied at a time
@@ -75,7 +75,6 @@ def cut_gguf(
     values, tensors = _cut_values(whole, kept), _cut_tensors(whole, kept)
     others = {t.name for t in whole.tensors if _number(t) is not None and _number(t) not in kept}
     try:
-        remove_orphans(path)
         with whole_file(path) as temporary:
             _write(temporary, whole, values, tensors)
             _check_bytes(temporary, whole, [tensor for tensor, _ in tensors])

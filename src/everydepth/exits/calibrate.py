@@ -138,6 +138,8 @@ def calibrate(
     stream = as_stream(model, **options)
     check_classifier(stream)
     chosen = policy_class(policy) if isinstance(policy, str) else policy
+    if depths is not None and len(depths) == 0:
+        raise SettingError("depths is empty; name at least one, or leave it out for all of them")
     timed = None
     if clock:
         feed = Feed(data, stream, batch_size=batch_size, again=True)

@@ -25,7 +25,7 @@ from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
 from everydepth.exits.reopen import check_reopened
 from everydepth.exits.sentences import write_pooling
-from everydepth.files import explained, is_full, remove_orphans, write_folder
+from everydepth.files import explained, is_full, write_folder
 from everydepth.progress import quiet_transformers
 from everydepth.stream import (
     Batch,
@@ -155,7 +155,6 @@ def export(
     path = Path(directory).absolute()
     with explained(f"{path} cannot be written", ExportError):
         _check_target(path, overwrite)
-        remove_orphans(path)
     # The copy shares the model's tensors, unless they will change or are on another device.
     share = recalibrate is None and stream.device.type == "cpu" and shareable(stream.model)
     small = rewrapped(stream.model, stream.truncated(depth, share=share))
@@ -191,14 +190,15 @@ def export(
         (folder / "README.md").write_text(card, encoding="utf-8")
         (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", "utf-8")
 
-    try:
-        write_folder(path, fill)
-    except (OSError, SafetensorError) as error:
-        reason = "the disk is full" if is_full(error) else str(error)
-        raise ExportError(
-            f"{path} was not written: {reason}; nothing of it remains. Free some space or choose "
-            "another place, then export again"
-        ) from error
+    with explained(f"{path} cannot be written", ExportError):
+        try:
+            write_folder(path, fill)
+        except (OSError, SafetensorError) as error:
+            reason = "the disk is full" if is_full(error) else str(error)
+            raise ExportError(
+                f"{path} was not written: {reason}; nothing of it remains. Free some space or "
+                "choose another place, then export again"
+            ) from error
     return path
 
 

@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from everydepth.config import checked
-from everydepth.errors import DataError, EveryDepthError, UnsupportedModelError
+from everydepth.errors import DataError, EveryDepthError, SettingError, UnsupportedModelError
 from everydepth.exits.lazy import lazy_tensors
 from everydepth.exits.untrusted import check_config, check_inside, read_json
 from everydepth.files import explained
@@ -71,6 +71,11 @@ def load(
     >>> type(small).__name__, small.config.num_hidden_layers
     ('ViTForImageClassification', 1)
     """
+    if options and depth is None:
+        raise SettingError(
+            f"{', '.join(options)} was given without a depth; options are for as_stream, which "
+            "finds the blocks to keep: give depth=, or leave them out"
+        )
     folder = _folder(source, trusted)
     try:
         if not (trusted and has_balconies(folder)):

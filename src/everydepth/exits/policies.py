@@ -15,7 +15,7 @@ from torch import Tensor
 
 from everydepth.errors import PolicyError, SettingError, UnsupportedModelError
 from everydepth.exits.identity import Identity, identity
-from everydepth.files import explained
+from everydepth.files import explained, write_text
 from everydepth.stream import ResidualStream
 
 FORMAT = 1
@@ -186,7 +186,7 @@ class Policy(ABC):
     @final
     def save(self, path: str | Path) -> None:
         with explained("the policy cannot be saved", PolicyError):
-            Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+            write_text(Path(path), self.to_json() + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Policy:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,8 +162,6 @@ class Profile(Results, kind="profile"):
         def limit(
             name: str, most: Number | None, value: Callable[[DepthProfile], Number], unit: str
         ) -> None:
-            if most is not None and math.isnan(most):
-                raise SettingError(f"{name}=nan; use a number")
             if most is not None:
                 limits[f"{name}={most:g}"] = (most, value, unit)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from everydepth.config import checked
 from everydepth.errors import DataError
-from everydepth.files import explained, untaken
+from everydepth.files import explained, untaken, write_bytes
 from everydepth.reports.page import LARGEST_PAGE, render
 from everydepth.reports.reading import RunView, read, view_of
 from everydepth.results import Results
@@ -45,7 +45,7 @@ def report(
     path = Path(out)
     with explained("the page cannot be written", DataError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(page)
+        write_bytes(path, page)
     return path
 
 

@@ -35,7 +35,7 @@ from everydepth.stream.taps import (
     with_first_tensor,
 )
 from everydepth.stream.tree import tree
-from everydepth.stream.wrapping import device_of, unwrapped
+from everydepth.stream.wrapping import device_of, unwrapped, without_values
 
 Task = Literal["classification", "regression", "causal_lm", "masked_lm", "detection", "embedding"]
 """What the readout predicts: a class per sample, numbers per sample, the next token at every
@@ -158,6 +158,10 @@ class ResidualStream(ABC):
         if cache is not None:
             raise UnsupportedModelError(f"{self.name} has no key/value cache; call without `cache`")
         return {key: value for key, value in batch.items() if key not in BESIDE_INPUTS}
+
+    def completed(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A batch with the inputs that the model would make of its labels; almost none does."""
+        return batch
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """The output of the untouched model."""
@@ -515,6 +519,8 @@ class ResidualStream(ABC):
         """The batch as a mapping; raise if it is empty or lacks what the model needs."""
         if isinstance(batch, Tensor):
             batch = {self.inputs[0]: batch}
+        if not isinstance(batch, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BatchError(f"a batch is {type(batch).__name__}; pass a mapping, or one tensor")
         key = next((k for k in self.inputs if batch.get(k) is not None), None)
         if key is None:
             raise BatchError(
@@ -531,8 +537,10 @@ class ResidualStream(ABC):
                 f"the batch is empty: {key!r} has shape {tuple(batch[key].shape)}; "
                 "pass at least one row"
             )
+        for name in ("input_ids", "decoder_input_ids"):
+            if isinstance(batch.get(name), Tensor):
+                self._check_tokens(batch[name])
         if key == "input_ids":
-            self._check_tokens(batch[key])
             self._check_mask(batch[key], batch.get("attention_mask"))
         labels, rows = batch.get("labels"), batch[key].shape[0]
         if labels is None and "label" in batch:
@@ -544,7 +552,7 @@ class ResidualStream(ABC):
                 f"labels have shape {tuple(labels.shape)}, but the batch has {rows} rows; give one "
                 "label per row"
             )
-        return batch
+        return self.completed(batch)
 
     def _check_tokens(self, ids: Tensor) -> None:
         """Raise if a token is not in the embedding. On the CPU only: elsewhere it would wait."""
@@ -581,13 +589,23 @@ class ResidualStream(ABC):
                     f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}; "
                     "give one value per token"
                 )
+            if mask.device.type != "cpu" or torch.compiler.is_compiling():
+                return
+            # Some models multiply by it, some ask whether it is 0: any other number means nothing.
+            odd = None if mask.dtype == torch.bool else mask[(mask != 0) & (mask != 1)]
+            if odd is not None and odd.numel():
+                raise BatchError(
+                    f"attention_mask holds {odd[0].item():g}; use 1 for a token, 0 for padding"
+                )
 
     @final
     def check_loaded(self) -> None:
         """Raise if the weights have shapes but no values."""
-        if self.device.type == "meta":
+        absent = without_values(unwrapped(self.model))
+        if absent is not None:
+            of = "" if self.device.type == "meta" else f"{absent} of "
             raise UnsupportedModelError(
-                f"{self.name} is on the 'meta' device, where weights have no values; load them "
+                f"{of}{self.name} is on the 'meta' device, where weights have no values; load them "
                 "first (from_pretrained, everydepth.load)"
             )
 

@@ -161,7 +161,7 @@ class Feed:
                 batch = pick_rows(batch, keep, rows)
             given += len(keep)
             chosen = numbers[keep] if self._numbers is None else self._numbers[numbers[keep]]
-            yield chosen, batch if self._device is None else _moved(batch, self._device)
+            yield chosen, batch if self._device is None else moved(batch, self._device)
             if given == self._max:
                 return
         if first == 0:
@@ -258,18 +258,20 @@ def _equally_long(key: str, rows: list[Any]) -> list[Any]:
     ]
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def moved(value: Any, device: torch.device) -> Any:
+    """A batch on a device, with the mappings and lists in it."""
     if isinstance(value, Tensor):
         if value.is_meta and device.type != "meta":
             raise BatchError(
                 f"a tensor of shape {tuple(value.shape)} is on the 'meta' device, where it has no "
                 "values; pass one with values"
             )
-        return value.to(device)
+        # Only a copy to such a device may be used before it is there.
+        return value.to(device, non_blocking=device.type == "cuda")
     if isinstance(value, Mapping):
-        return {key: _moved(item, device) for key, item in cast(Batch, value).items()}
+        return {key: moved(item, device) for key, item in cast(Batch, value).items()}
     if isinstance(value, list):
-        return [_moved(item, device) for item in cast(list[Any], value)]
+        return [moved(item, device) for item in cast(list[Any], value)]
     return value
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from everydepth.config import checked
-from everydepth.errors import DepthError, SettingError, UnsupportedModelError
+from everydepth.errors import DepthError, NonFiniteError, SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream
 from everydepth.stream.edit import block_copy
@@ -144,6 +144,11 @@ def _check_same(stream: ResidualStream, deeper: ResidualStream, after: int) -> N
     for each in (stream, deeper):
         with evaluating(unwrapped(each.model)):
             found.append(each.prediction(each.call(each.arguments(batch, None))))
+    if not found[0].isfinite().all():
+        raise NonFiniteError(
+            f"{stream.name} predicts NaN or infinity even on numbers made up; look at its weights",
+            stream.depth,
+        )
     if not torch.equal(*found):
         raise UnsupportedModelError(
             f"a silent block after depth {after} changes what {stream.name} computes: later blocks "

@@ -59,11 +59,6 @@ def register(model_class: type[nn.Module], factory: StreamFactory) -> None:
             f"register({model_class!r}, ...): the first argument must be a subclass of "
             "torch.nn.Module; pass the class itself, e.g. register(type(model), factory)"
         )
-    if not callable(factory):
-        raise SettingError(
-            f"register({model_class.__name__}, {factory!r}): the second argument must return the "
-            "ResidualStream of a model; pass a subclass of ResidualStream or a function"
-        )
     _by_class[model_class] = factory
 
 

@@ -118,6 +118,15 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
+def without_values(model: nn.Module) -> str | None:
+    """The name of the first parameter that has a shape and no values; offloaded ones have them."""
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.device.type == "meta" and not _hooks(module):
+                return f"{path}.{name}" if path else name
+    return None
+
+
 def plain_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters as plain tensors, by name: fetched, gathered, dequantized."""
     for path, part in module.named_modules():

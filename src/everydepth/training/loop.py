@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -27,6 +26,7 @@ from everydepth.runs.checkpoint import STATE, whole
 from everydepth.runs.together import on_main
 from everydepth.signals import Signals
 from everydepth.stream import has_labels, unwrapped, with_labels
+from everydepth.stream.feed import moved
 from everydepth.training.best import Best
 from everydepth.training.callbacks import Callback
 from everydepth.training.config import FitConfig, RunConfig
@@ -273,8 +273,7 @@ class Training:
 
     def _train_on(self, batch: Batch, signals: Signals) -> None:
         """One optimizer step."""
-        device = self.accelerator.device
-        batch = cast(Batch, send_to_device(dict(batch), device, non_blocking=True))
+        batch = cast(Batch, moved(batch, self.accelerator.device))
         if self.net.objective.needs_labels or has_labels(self.net.stream, batch):
             batch = dict(with_labels(self.net.stream, batch))
         if not self.net.training:

@@ -10,11 +10,10 @@ from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from everydepth.stream import ResidualStream, Targets, evaluating
-from everydepth.stream.feed import Feed, Source, size_for
+from everydepth.stream.feed import Feed, Source, moved, size_for
 from everydepth.stream.rows import pick_rows
 from everydepth.training.module import EveryDepth
 
@@ -47,7 +46,7 @@ class Evaluator:
         sums: _Sums | None = None
         with torch.no_grad(), evaluating(net):
             for batch, counts in self._batches(net.stream, accelerator):
-                batch = send_to_device(batch, accelerator.device)
+                batch = moved(batch, accelerator.device)
                 found: _Sums = called(measure=scored, **batch)
                 sums = _added(sums, found, counts)
         assert sums is not None  # a feed without a batch is an error of its own

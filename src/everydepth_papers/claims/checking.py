@@ -18,6 +18,7 @@ from everydepth.runs.cells import Cell, cell_key, finished_cells, run_cells
 from everydepth.runs.engine import EngineConfig
 from everydepth.stream import ResidualStream, as_stream, unwrapped
 from everydepth.stream.feed import Feed, size_for
+from everydepth.training.snapshot import kept_random_state
 from everydepth_papers.claims.catalog import CLAIMS, checked_names
 from everydepth_papers.claims.claim import Claim, Entry, Measured, ask, entry
 from everydepth_papers.claims.facts import GROUPS, Batches, Facts, Missing, gather
@@ -31,6 +32,7 @@ PARTS = 8
 FEWEST_BLOCKS = 3
 
 
+@kept_random_state()
 def check_claims(
     model: nn.Module | ResidualStream | None = None,
     data: Any = None,

@@ -176,8 +176,11 @@ def _work(
     measured: Recipe, *, folder: Path | None, recipe: str, seed: int, **settings: Any
 ) -> dict[str, Any]:
     """One cell; a folder that is kept lets a run that was cut short continue."""
+    from everydepth.training.snapshot import kept_random_state
+
     start = time.perf_counter()
-    with nullcontext(folder) if folder is not None else TemporaryDirectory() as own:
+    kept = nullcontext(folder) if folder is not None else TemporaryDirectory()
+    with kept as own, kept_random_state():  # a cell may seed as it likes
         values = measured.cell(settings, seed, Path(own))
     return {"values": dict(values), "seconds": time.perf_counter() - start}
 

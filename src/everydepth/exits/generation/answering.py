@@ -68,7 +68,13 @@ def answer(
             # Its `generate` draws from the global state alone.
             seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
             torch.manual_seed(int(seed))
-        return model.generate(ids, attention_mask=real.long(), generation_config=settings)
+        try:
+            return model.generate(ids, attention_mask=real.long(), generation_config=settings)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise UnsupportedModelError(
+                f"the model's own generate fails for {stream.name} at depth {depth} "
+                f"({type(error).__name__}: {error}); see whether model.generate(ids) works"
+            ) from error
 
 
 def _right_padded(prompt: Prompt, pad: int) -> tuple[Tensor, Tensor]:

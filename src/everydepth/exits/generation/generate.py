@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everydepth.config import checked
+from everydepth.config import Seed, checked
 from everydepth.errors import NonFiniteError, SettingError, UnsupportedModelError
 from everydepth.exits.generation.answering import answer, answers
 from everydepth.exits.generation.drafting import DraftHead
@@ -22,6 +22,7 @@ from everydepth.exits.generation.request import (
     Prompt,
     Prompts,
     check_depths,
+    check_known,
     check_model,
     check_prompt,
     pad_token,
@@ -68,7 +69,7 @@ def generate(
     top_p: float | None = None,
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int | None = None,
-    seed: int | None = None,
+    seed: Seed | None = None,
     generator: torch.Generator | None = None,
     generation_config: Any = None,
     stop: str | Sequence[str] = (),
@@ -141,9 +142,12 @@ def generate(
         "eos_token_id": eos_token_id,
         "pad_token_id": pad_token_id,
     }
+    check_known(stream, eos_token_id=eos_token_id, pad_token_id=pad_token_id)
     settings = with_config(given, generation_config, _DEFAULTS)
     max_new_tokens, do_sample = settings["max_new_tokens"], settings["do_sample"]
     stops_at = [stop] if isinstance(stop, str) else list(stop)
+    if not all(stops_at):
+        raise SettingError(f"stop={stop!r:.60}: every text holds an empty one; leave it out")
     if (stops_at or on_text is not None) and tokenizer is None:
         raise SettingError("stop and on_text are about text; pass tokenizer=, too")
     if tokenizer is not None:

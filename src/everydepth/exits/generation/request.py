@@ -140,7 +140,7 @@ def check_prompt(
     """The prompt, and how many tokens may follow it."""
     ids, mask = _as_tensors(prompts, attention_mask, pad)
     ids = ids.to(stream.device)
-    if ids.ndim != 2 or ids.is_floating_point() or ids.is_complex():
+    if ids.ndim != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise BatchError(
             f"the prompt has shape {tuple(ids.shape)} and type {ids.dtype}; "
             "pass whole numbers of shape (rows, length)"
@@ -159,13 +159,32 @@ def check_prompt(
 def stop_tokens(stream: ResidualStream, eos_token_id: int | Sequence[int] | None) -> list[int]:
     if eos_token_id is None:
         return list(stream.end_tokens)
+    return _tokens("eos_token_id", eos_token_id)
+
+
+def _tokens(name: str, given: Any) -> list[int]:
     try:
-        found = list(eos_token_id) if isinstance(eos_token_id, Sequence) else [eos_token_id]
+        found = cast(Any, list(given) if isinstance(given, Sequence) else [given])
+        if any(isinstance(token, bool) for token in found):
+            raise TypeError
         return [index(token) for token in found]
     except TypeError as error:
-        raise SettingError(
-            f"eos_token_id={eos_token_id!r:.60}; pass the number of a token, or several"
-        ) from error
+        said = f"{name}={given!r:.60}"
+        raise SettingError(f"{said}; pass the number of a token, or several") from error
+
+
+def check_known(stream: ResidualStream, **tokens: Any) -> None:
+    """An error if one of the tokens, by the name of its setting, is none of the model's.
+
+    A config may say -1 for none; whoever names a token means one.
+    """
+    for name, given in tokens.items():
+        for token in [] if given is None else _tokens(name, given):
+            if not 0 <= token < stream.classes:
+                raise SettingError(
+                    f"{name}={token}, but {stream.name} knows {stream.classes} tokens; use 0 to "
+                    f"{stream.classes - 1}"
+                )
 
 
 def pad_token(stream: ResidualStream, pad_token_id: int | None, stops: list[int]) -> int:

@@ -162,6 +162,7 @@ class DiscoveredStream(ResidualStream):
                 return self._look(batch)
             except BatchError as error:
                 errors.append(error.__cause__)
+        self.check_loaded()
         reason = f" ({errors[-1]})" if errors else ""
         raise UnsupportedModelError(
             f"{type(self._inner).__name__} does not run on a made-up batch{reason}; pass a real "
@@ -551,14 +552,18 @@ class DiscoveredStream(ResidualStream):
         config = _text_config(self._inner)
         return self._more and getattr(config, "use_cache", None) is True
 
+    def completed(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        labels = batch.get("labels")
+        if self.inputs[0] != "decoder_input_ids" or not isinstance(labels, Tensor):
+            return batch
+        shift = getattr(self._inner, "prepare_decoder_input_ids_from_labels", None)
+        if batch.get("decoder_input_ids") is not None or shift is None or labels.ndim != 2:
+            return batch
+        return {**batch, "decoder_input_ids": shift(labels=labels)}
+
     def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
         # Otherwise the model would build and fill its own cache on every pass.
         own: dict[str, Any] = {"use_cache": cache is not None} if self._can_cache else {}
-        labels = batch.get("labels")
-        if self.inputs[0] == "decoder_input_ids" and labels is not None and labels.ndim == 2:
-            shift = getattr(self._inner, "prepare_decoder_input_ids_from_labels", None)
-            if batch.get("decoder_input_ids") is None and shift is not None:
-                own["decoder_input_ids"] = shift(labels=labels)
         if self._caches:
             own["past_key_values"] = cache
             cache = None

@@ -353,6 +353,8 @@ class Monotonicity(_Quality):
         if self.count == 0:
             return self.gap(UNLABELED)
         mean = self.sums.array("loss") / self.count
+        if len(mean) == 1:
+            return self.gap("a single depth was asked for, which nothing rises from")
         rise = np.diff(mean)
         worst = int(rise.argmax())
         largest = max(float(rise[worst]), 0.0)
