@@ -26,15 +26,15 @@ PROMPT = torch.tensor([[5, 6, 7], [8, 9, 10]])
         (
             {"draft_depth": 4},
             DepthError,
-            "draft_depth 4, but it must be shallower than depth 4, which decides; use 1 to 3",
+            "draft_depth 4, but it must be below depth 4, which decides; use 1 to 3",
         ),
-        ({"draft_depth": 0}, DepthError, "draft_depth 0, but it must be shallower"),
-        ({"draft_depth": 2, "depth": 2}, DepthError, "than depth 2, which decides; use 1 to 1"),
-        ({"draft_depth": 1, "depth": 1}, DepthError, "one block leaves nothing to draft with"),
+        ({"draft_depth": 0}, DepthError, "draft_depth 0, but it must be below"),
+        ({"draft_depth": 2, "depth": 2}, DepthError, "below depth 2, which decides; use 1 to 1"),
+        ({"draft_depth": 1, "depth": 1}, DepthError, "with one block, leave it out"),
         (
             {"draft_depth": 1, "policy": Confidence(threshold=0.5)},
             SettingError,
-            "draft_depth=1 and a policy: .* choose one",
+            "draft_depth=1 with a policy: .* choose one",
         ),
         (
             {"max_new_tokens": 30},
@@ -47,10 +47,14 @@ PROMPT = torch.tensor([[5, 6, 7], [8, 9, 10]])
         ({"draft_vocabulary": 61}, SettingError, "draft_vocabulary 61, .* knows 60 .*use 1 to 60"),
         ({"draft_words": [0, 60]}, SettingError, "draft_words from 0 to 60, .* use 0 to 59"),
         ({"draft_words": ()}, SettingError, "draft_words are 0 values .* pass token ids"),
-        ({"temperature": 0.0, "do_sample": True}, SettingError, "temperature 0.0, .* above 0"),
-        ({"top_k": 0, "do_sample": True}, SettingError, "top_k 0; use 1 or more"),
-        ({"top_p": 1.5, "do_sample": True}, SettingError, "top_p 1.5; use a number above 0"),
-        ({"temperature": 0.5}, SettingError, "while do_sample=False; pass do_sample=True"),
+        (
+            {"temperature": 0.0, "do_sample": True},
+            SettingError,
+            "temperature=0.0; use a number above 0",
+        ),
+        ({"top_k": 0, "do_sample": True}, SettingError, "top_k=0; use 1 or more"),
+        ({"top_p": 1.5, "do_sample": True}, SettingError, "top_p=1.5; use a number above 0"),
+        ({"temperature": 0.5}, SettingError, "with do_sample=False; pass do_sample=True"),
         (
             {"seed": 1, "generator": torch.Generator(), "do_sample": True},
             SettingError,
@@ -59,22 +63,22 @@ PROMPT = torch.tensor([[5, 6, 7], [8, 9, 10]])
         (
             {"attention_mask": torch.tensor([[1, 1, 1], [1, 0, 1]])},
             BatchError,
-            r"row 1 of attention_mask is \[1, 0, 1\]; padding must be at the left .* without gaps",
+            r"row 1 of attention_mask is \[1, 0, 1\]; padding must be on the left .* without gaps",
         ),
         (
             {"attention_mask": torch.tensor([[1, 1, 1], [0, 1, 0]])},
             BatchError,
-            r"row 1 of attention_mask is \[0, 1, 0\]; padding must be at the left",
+            r"row 1 of attention_mask is \[0, 1, 0\]; padding must be on the left",
         ),
         (
             {"attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])},
             BatchError,
-            "row 1 of the prompt is all padding; pass at least one token a row",
+            "row 1 of the prompt is all padding; pass at least one token per row",
         ),
         (
             {"attention_mask": torch.ones(2, 4)},
             BatchError,
-            r"attention_mask has shape \(2, 4\), the prompt \(2, 3\)",
+            r"attention_mask has shape \(2, 4\), but the prompt has \(2, 3\)",
         ),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_generation_config_says_what_the_arguments_leave_open(model: nn.Module
 
 
 def test_what_it_cannot_do_is_refused(model: nn.Module) -> None:
-    with pytest.raises(SettingError, match="num_beams, which generate does not know"):
+    with pytest.raises(SettingError, match="num_beams, which generate does not support"):
         generate(model, [[5]], generation_config=GenerationConfig(num_beams=4))
     with pytest.raises(SettingError, match="no tokenizer; pass tokenizer="):
         generate(model, "w5")
@@ -99,5 +99,5 @@ def test_what_it_cannot_do_is_refused(model: nn.Module) -> None:
         generate(model, [[5]], stop="w7")
     with pytest.raises(SettingError, match="either prompts or input_ids"):
         generate(model, [[5]], input_ids=torch.tensor([[5]]))
-    with pytest.raises(SettingError, match="no text was asked for"):
+    with pytest.raises(SettingError, match="there is no text without a tokenizer"):
         _ = generate(model, [[5]], max_new_tokens=2).text

@@ -1,4 +1,4 @@
-"""Text from any depth, faster with drafts of a shallow depth, or with early exits."""
+"""Generate text at any depth, faster with drafts from a shallow depth or with early exits."""
 
 from everydepth.exits.generation.generate import generate
 from everydepth.exits.generation.result import Generation, GenerationStats

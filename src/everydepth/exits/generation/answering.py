@@ -1,4 +1,4 @@
-"""Encoder-decoders: the prompt is read by one stream and answered by another, the decoder's."""
+"""Encoder-decoder models: one stream reads the prompt, and another, the decoder's, answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everydepth.stream import ResidualStream, evaluating, rewrapped, unwrapped
 
 
 def answers(stream: ResidualStream) -> bool:
-    """Whether the model reads a prompt and begins a text of its own."""
+    """Whether the model is an encoder-decoder that generates text."""
     model: Any = unwrapped(stream.model)
     return bool(
         getattr(getattr(model, "config", None), "is_encoder_decoder", False)
@@ -35,9 +35,9 @@ def answer(
     pad: int,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """The tokens of each row, the one that starts them first, from the model cut to `depth`.
+    """The tokens of each row, beginning with the start token, from the model cut to `depth`.
 
-    The model's own `generate` decodes: it knows what its encoder and its cache are like.
+    Uses the model's own `generate`, which handles its encoder and its cache.
     """
     cut = rewrapped(stream.model, stream.truncated(depth, share=True))
     model: Any = unwrapped(cut)
@@ -45,8 +45,8 @@ def answer(
     starts = settings.decoder_start_token_id, settings.bos_token_id
     if starts == (None, None):
         raise UnsupportedModelError(
-            f"{stream.name} does not say which token starts an answer: decoder_start_token_id and "
-            "bos_token_id are None; set model.generation_config.decoder_start_token_id"
+            f"{stream.name} has no start token: decoder_start_token_id and bos_token_id are None; "
+            "set model.generation_config.decoder_start_token_id"
         )
     settings.update(
         max_new_tokens=limit,
@@ -65,7 +65,7 @@ def answer(
     devices = [ids.device] if ids.device.type == "cuda" else []
     with evaluating(model), torch.random.fork_rng(devices, enabled=generator is not None):
         if generator is not None:
-            # Its `generate` draws from the global state alone.
+            # The model's `generate` uses only the global random state.
             seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
             torch.manual_seed(int(seed))
         try:
@@ -78,7 +78,7 @@ def answer(
 
 
 def _right_padded(prompt: Prompt, pad: int) -> tuple[Tensor, Tensor]:
-    """Encoders count positions from the first token, so padding comes last."""
+    """The prompt with padding on the right, since encoders count positions from the left."""
     order = (~prompt.real).long().argsort(dim=1, stable=True)
     real = prompt.real.gather(1, order)
     return prompt.ids.gather(1, order).masked_fill(~real, pad), real

@@ -1,4 +1,4 @@
-"""One key/value cache for every depth, written where the caller says."""
+"""A key/value cache for all depths, with slots chosen by the caller."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 class SlotCache:
-    """Keys and values of all blocks in slots that are allocated ahead.
+    """Keys and values of all blocks, in preallocated slots.
 
-    Transformers' models talk to it as to their own caches. It differs in that `at`, the slot of the
-    first token of the next call, is set by the caller: a block may catch up on tokens that others
-    have already seen, and a slot whose token was rejected is written again or masked out.
+    It has the interface of transformers' own caches, but the caller sets `at`, the slot of the
+    first token in the next call: a block may catch up on tokens that others have already seen, and
+    the slot of a rejected token is overwritten or masked.
     """
 
     def __init__(self, depth: int, capacity: int) -> None:
@@ -21,12 +21,12 @@ class SlotCache:
         self._keys: list[Tensor | None] = [None] * depth
         self._values: list[Tensor | None] = [None] * depth
 
-    # -- what a model calls -----------------------------------------------------------------------
+    # -- called by the model ----------------------------------------------------------------------
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the slots from `at` on, and give all slots up to the last one written."""
+        """Write the slots from `at` on; returns all slots up to the last one written."""
         end = self.at + key_states.shape[-2]
         return (
             self._write(self._keys, layer_idx, key_states, end),
@@ -43,13 +43,13 @@ class SlotCache:
         return self.at + query_length, 0
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows only."""
+        """Keep only these rows."""
         self._rearrange(lambda slots: slots.index_select(0, indices))
 
-    # -- what the caller does ---------------------------------------------------------------------
+    # -- called by the tape -----------------------------------------------------------------------
 
     def compact(self, order: Tensor) -> None:
-        """Move slot `order[row, i]` of each row to slot `i`; slots beyond are free."""
+        """Move slot `order[row, i]` of each row to slot `i`; later slots are free."""
 
         def gathered(slots: Tensor) -> Tensor:
             index = order[:, None, :, None].expand(-1, slots.shape[1], -1, slots.shape[3])
@@ -76,6 +76,6 @@ class SlotCache:
         larger = states.new_empty(rows, heads, max(capacity, end), width)
         if slots is not None:
             larger[:, :, : slots.shape[2]] = slots
-        # A masked slot still takes part in sums as 0 x value, and 0 x NaN is NaN.
+        # A masked slot still enters sums as 0 x value, and 0 x NaN is NaN.
         larger[:, :, 0 if slots is None else slots.shape[2] :].zero_()
         return larger

@@ -21,10 +21,10 @@ def decode_with_exits(
     sampling: Sampling,
     generator: torch.Generator | None,
 ) -> list[list[int]]:
-    """Decode, and tell the exit depth of each token of each row.
+    """Decode; returns the exit depth of each token of each row.
 
-    A batch goes as deep as its deepest row; the others keep the token of their own exit. Blocks
-    that were skipped see the tokens they missed when they are next needed, all at once.
+    A batch goes as deep as its deepest row; the others keep the token of their own exit. Skipped
+    blocks catch up on all tokens they missed when they are next needed.
     """
     thresholds = (*policy.thresholds(tape.stream)[: tape.top - 1], -NEVER)
     exits: list[list[int]] = [[] for _ in out.tokens]
@@ -61,7 +61,7 @@ def decode_with_exits(
 def agreement(
     stream: ResidualStream, prompt: Prompt, new: Tensor, lengths: tuple[int, ...], top: int
 ) -> float:
-    """The share of new tokens that depth `top` would have chosen after the same text."""
+    """The share of new tokens that depth `top` would have chosen for the same text."""
     length = prompt.ids.shape[1]
     text = torch.cat([prompt.ids, new], 1)[:, :-1]
     real = torch.cat([prompt.real, torch.ones_like(new, dtype=torch.bool)], 1)[:, :-1]

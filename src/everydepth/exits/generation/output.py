@@ -1,4 +1,4 @@
-"""Which rows go on, and what they have said."""
+"""Collect the generated tokens, and track which rows are done."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from everydepth.exits.generation.text import Written
 
 OnTokens = Callable[[int, list[int]], None]
-"""Called with a row's number and its new tokens as soon as they are certain."""
+"""Called with a row's number and its new tokens."""
 
 
 class Output:
@@ -30,23 +30,22 @@ class Output:
         self.drafted: list[list[bool]] = [[] for _ in range(rows)]
         """Whether each token was an accepted draft."""
         self.active = list(range(rows))
-        """The rows that are not done, by their first numbers."""
+        """The rows that are not done, by their original numbers."""
 
     @property
     def remaining(self) -> int:
-        """How many tokens the row that needs most can still take."""
+        """The number of tokens that the slowest row still needs."""
         return self._limit - min(len(self.tokens[row]) for row in self.active)
 
     def nearer(self, new: list[int]) -> int:
-        """By how many tokens the end comes nearer if the active rows get so many each: it is that
-        of the slowest row."""
+        """How much `remaining` decreases if the active rows get these numbers of tokens."""
         said = [len(self.tokens[row]) for row in self.active]
         return min(a + b for a, b in zip(said, new, strict=True)) - min(said)
 
     def emit(self, new: list[list[int]], accepted: list[int] | None = None) -> list[int] | None:
-        """Add tokens to the active rows; which of those go on, or None if all do.
+        """Add tokens to the active rows; returns those that continue, or None if all do.
 
-        accepted: how many of each row's tokens were drafts, the first ones.
+        accepted: how many of each row's first tokens were drafts.
         """
         going: list[int] = []
         for i, (row, tokens) in enumerate(zip(self.active, new, strict=True)):
@@ -70,7 +69,7 @@ class Output:
         return torch.tensor(filled, dtype=like.dtype, device=like.device)
 
     def _cut(self, row: int, tokens: list[int]) -> tuple[list[int], bool]:
-        """The tokens up to one that ends the row, it included, and whether there is one."""
+        """The tokens up to and including one that ends the row, and whether there is one."""
         for i, token in enumerate(tokens):
             said = self._written is not None and self._written.add(row, token)
             if said or token in self._stops:

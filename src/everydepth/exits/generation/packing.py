@@ -1,4 +1,4 @@
-"""Linear maps in the order in which a CPU multiplies a few rows by them fastest."""
+"""Reorder the weights of linear maps for faster products with a few rows on a CPU."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch.nn.functional import linear
 
 from everydepth.stream.taps import replaced_forward
 
-LARGE = 2**16  # weights; a smaller map is done before the order of its weights matters
-COLD = 2**24  # bytes; maps that stay in the cache from token to token are fast as they are
-SHARE = 0.25  # of the memory that is free, what the copies may take
-PACKED_FROM = 32  # tokens; for fewer the copies cost more than they save
-MANY = 64  # rows; of more than that the plain product is as fast
+LARGE = 2**16  # weights; for smaller maps, their order does not matter
+COLD = 2**24  # bytes; smaller models stay in the cache from token to token
+SHARE = 0.25  # most of the free memory that copies may take
+PACKED_FROM = 32  # tokens; for fewer, the copies cost more than they save
+MANY = 64  # rows; for more, the plain product is as fast
 
 
 @contextmanager
 def packed_maps(model: nn.Module) -> Generator[int, None, None]:
-    """Inside the context large linear maps multiply by copies of their weights that oneDNN has
-    ordered; gives how many.
+    """Inside the context, large linear maps use copies of their weights in oneDNN's layout; yields
+    their number.
 
-    Weights that come from memory arrive half again as fast for one row, and several rows cost
-    little more than one: up to rounding it is the same product. Copies take as much memory as the
-    weights, so there are none where memory is short, nor of a model that fits the cache. Only plain
-    linear maps in float32 on a CPU have them. The weights must not change meanwhile.
+    One row is about 1.5 times as fast, and several rows cost little more than one; the product is
+    the same up to rounding. Copies take as much memory as the weights, so there are none if memory
+    is short or the model fits in the cache. Only plain float32 linear maps on a CPU are copied.
+    The weights must not change inside the context.
 
     >>> from everydepth.exits.generation.packing import packed_maps
     >>> head, x = torch.nn.Linear(256, 20000), torch.randn(3, 256)
@@ -66,7 +66,7 @@ def _packed(module: nn.Linear) -> Generator[None, None, None]:
 
 
 def _is_packable(module: nn.Module) -> bool:
-    # Exactly this class: an adapter or a quantized map multiplies in a way of its own.
+    # Exactly this class: adapters and quantized maps compute something else.
     if type(module) is not nn.Linear or "forward" in vars(module):
         return False
     weight = module.weight

@@ -1,4 +1,4 @@
-"""What was asked for, checked before any work."""
+"""Check the arguments of `generate` before any work."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from everydepth.stream import ResidualStream
 from everydepth.stream.text import encoded, is_text, new_tokens_of
 
 Prompts = str | Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | Sequence[str]
-"""Text, with a tokenizer: one string or several. Token ids: a tensor `(rows, length)`, a
-tokenizer's output, one list of ids, or a list of such lists, which may differ in length."""
+"""Text (with a tokenizer): one string or several. Token ids: a tensor `(rows, length)`, a
+tokenizer's output, a list of ids, or a list of such lists, which may differ in length."""
 
 DEFAULT_NEW_TOKENS = 64
 
-# Only these take any pattern of visible tokens, which rows of different lengths need.
+# Only these support arbitrary masks, which rows of different lengths need.
 ATTENTION = ("sdpa", "eager")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Left-padded ids, and where they are tokens rather than padding."""
+    """Left-padded ids, and a mask that is True for tokens and False for padding."""
 
     ids: Tensor
     real: Tensor
 
 
 def tokens_of(prompts: Prompts | None, input_ids: Any, tokenizer: Any) -> Prompts:
-    """The prompts as tokens: given as such, by a tokenizer's output, or as text."""
+    """The prompts as tokens, which may be given as such, as a tokenizer's output, or as text."""
     given: Any = prompts if input_ids is None else input_ids
     if given is None or (prompts is not None and input_ids is not None):
-        raise SettingError("pass either prompts or input_ids (as **tokenizer(text) does)")
+        raise SettingError("pass either prompts or input_ids, as in **tokenizer(text)")
     if not is_text(given):
         return given
     found = encoded(given, tokenizer)
@@ -57,13 +57,13 @@ _HARMLESS = (
 
 
 def with_config(given: dict[str, Any], config: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, with those of a `GenerationConfig` where none was given beside it."""
+    """The settings, with those of a `GenerationConfig` in place of defaults."""
     if config is None:
         return given
     if not hasattr(config, "to_diff_dict"):
         raise SettingError(
-            f"generation_config is {config!r:.80}; pass a GenerationConfig of transformers, such "
-            "as model.generation_config, or leave it out"
+            f"generation_config is {config!r:.80}; pass a GenerationConfig, such as "
+            "model.generation_config, or leave it out"
         )
     said = {
         name: value
@@ -73,24 +73,24 @@ def with_config(given: dict[str, Any], config: Any, defaults: Mapping[str, Any])
     foreign = sorted(set(said) - {*_KNOWN, *_TOKENS, *_HARMLESS})
     if foreign:
         raise SettingError(
-            f"generation_config has {', '.join(foreign)}, which generate does not know; it takes "
+            f"generation_config has {', '.join(foreign)}, which generate does not support; use "
             f"{', '.join((*_KNOWN, *_TOKENS))}"
         )
     sampled = said.get("do_sample", False)
     found = dict(given)
     for name in (*_KNOWN, *_TOKENS):
-        # Without sampling, Hugging Face leaves these in the config and does not use them.
+        # Without sampling, Hugging Face keeps these in the config but does not use them.
         if name in ("temperature", "top_k", "top_p") and not sampled:
             continue
         if name in said and found[name] == defaults[name]:
             found[name] = said[name]
     if sampled and found["top_k"] == defaults["top_k"] and "top_k" not in said:
-        found["top_k"] = getattr(config, "top_k", None)  # 50, unless it says otherwise
+        found["top_k"] = getattr(config, "top_k", None)  # 50 by default
     return found
 
 
 def check_model(stream: ResidualStream) -> None:
-    """That it gives the next token of a text, and that rows may differ in length."""
+    """Raise an error unless the model predicts the next token and its rows may differ in length."""
     if stream.task != "causal_lm":
         raise UnsupportedModelError(
             f"{stream.name} predicts {stream.task}, not the next token; "
@@ -98,9 +98,8 @@ def check_model(stream: ResidualStream) -> None:
         )
     if stream.attention not in (None, *ATTENTION):
         raise UnsupportedModelError(
-            f"{stream.name} runs with {stream.attention!r} attention, which cannot leave out "
-            "tokens row by row; load it with attn_implementation="
-            f"{' or '.join(map(repr, ATTENTION))}"
+            f"{stream.name} runs with {stream.attention!r} attention, which cannot mask tokens row "
+            f"by row; load it with attn_implementation={' or '.join(map(repr, ATTENTION))}"
         )
 
 
@@ -110,22 +109,21 @@ def check_depths(
     draft_depth: int | Sequence[int] | None,
     policy: Any,
 ) -> tuple[int, tuple[int, ...]]:
-    """The depth that decides, and the depths that draft."""
+    """The depth that decides, and the draft depths."""
     top = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
     if draft_depth is None:
         return top, ()
     if policy is not None:
         raise SettingError(
-            f"draft_depth={draft_depth} and a policy: drafting keeps every token of depth {top}, a "
-            "policy gives some away; choose one"
+            f"draft_depth={draft_depth} with a policy: drafting keeps every token of depth {top}, "
+            "but a policy changes some; choose one"
         )
     given: list[Any] = np.atleast_1d(cast(Any, draft_depth)).tolist()
     for k in given:
         if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k < top:
-            allowed = f"use 1 to {top - 1}" if top > 1 else "one block leaves nothing to draft with"
+            allowed = f"use 1 to {top - 1}" if top > 1 else "with one block, leave it out"
             raise DepthError(
-                f"draft_depth {k!r}, but it must be shallower than depth {top}, "
-                f"which decides; {allowed}"
+                f"draft_depth {k!r}, but it must be below depth {top}, which decides; {allowed}"
             )
     return top, tuple(given)
 
@@ -137,7 +135,7 @@ def check_prompt(
     max_new_tokens: int | None,
     pad: int,
 ) -> tuple[Prompt, int]:
-    """The prompt, and how many tokens may follow it."""
+    """The prompt, and the most tokens that may follow it."""
     ids, mask = _as_tensors(prompts, attention_mask, pad)
     ids = ids.to(stream.device)
     if ids.ndim != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -147,8 +145,8 @@ def check_prompt(
         )
     if ids.numel() == 0:
         raise BatchError(
-            f"the prompt is empty: shape {tuple(ids.shape)}; pass at least one token a row "
-            "(the tokenizer's beginning-of-text token, if there is nothing to say)"
+            f"the prompt is empty: shape {tuple(ids.shape)}; pass at least one token per row, such "
+            "as the tokenizer's beginning-of-text token"
         )
     stream.check_vocabulary(int(ids.min()), int(ids.max()), stream.classes)
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else _checked_mask(mask, ids)
@@ -208,13 +206,13 @@ def _as_tensors(
         return ids, None if attention_mask is None else torch.as_tensor(attention_mask)
     if attention_mask is not None:
         raise BatchError(
-            "an attention_mask came with lists of tokens, which need none; "
-            "leave it out, or pass a tensor of padded ids"
+            "attention_mask with lists of tokens, which need none; leave it out, or pass a tensor "
+            "of padded ids"
         )
     if not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(
-            f"the prompt is a {type(prompts).__name__}; pass a tensor or lists of token numbers, "
-            "or text with tokenizer="
+            f"the prompt is a {type(prompts).__name__}; pass a tensor or lists of token ids, or "
+            "text with tokenizer="
         )
     rows = [list(row) if isinstance(row, Sequence) else [row] for row in prompts]
     if rows and not isinstance(prompts[0], Sequence):
@@ -222,7 +220,7 @@ def _as_tensors(
     if not rows or not all(rows):
         empty = next((i for i, row in enumerate(rows) if not row), None)
         where = "no rows" if empty is None else f"row {empty} has no tokens"
-        raise BatchError(f"the prompt is empty: {where}; pass at least one token a row")
+        raise BatchError(f"the prompt is empty: {where}; pass at least one token per row")
     longest = max(map(len, rows))
     ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
     real = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
@@ -232,8 +230,8 @@ def _as_tensors(
 def _checked_mask(mask: Tensor, ids: Tensor) -> Tensor:
     if mask.shape != ids.shape:
         raise BatchError(
-            f"attention_mask has shape {tuple(mask.shape)}, the prompt {tuple(ids.shape)}; "
-            "they must be the same"
+            f"attention_mask has shape {tuple(mask.shape)}, but the prompt has "
+            f"{tuple(ids.shape)}; pass one of the same shape"
         )
     real = mask.to(ids.device).bool()
     steps = real.long().diff(dim=1).abs().sum(1)
@@ -241,18 +239,18 @@ def _checked_mask(mask: Tensor, ids: Tensor) -> Tensor:
     for row in range(real.shape[0]):
         if not bool(real[row].any()):
             raise BatchError(
-                f"row {row} of the prompt is all padding; pass at least one token a row"
+                f"row {row} of the prompt is all padding; pass at least one token per row"
             )
         if int(steps[row]) > 1 or not bool(ends[row]):
             raise BatchError(
-                f"row {row} of attention_mask is {mask[row].int().tolist()}; padding must be at "
-                "the left (tokenizer.padding_side = 'left') or at the right, without gaps"
+                f"row {row} of attention_mask is {mask[row].int().tolist()}; padding must be on "
+                "the left (tokenizer.padding_side = 'left') or on the right, without gaps"
             )
     return real
 
 
 def _left_padded(ids: Tensor, real: Tensor) -> Prompt:
-    """Tokens end together: right padding moves to the left. Columns of padding alone go."""
+    """Move all padding to the left, and drop columns that are all padding."""
     order = real.long().argsort(dim=1, stable=True)
     longest = int(real.sum(1).max())
     order = order[:, -longest:]

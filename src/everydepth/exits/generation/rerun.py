@@ -1,4 +1,4 @@
-"""Decoding where a cache cannot be written slot by slot: the model's own cache, or none at all."""
+"""Decode without a slotted cache: with the model's own cache, or with none."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FAILURES = (
 
 
 class Rerun(Tape):
-    """A tape without slots: tokens go through the model's own cache, or all of them go again.
+    """A tape without slots: uses the model's own cache, or runs all tokens again each time.
 
-    A recurrent state cannot take a token back, nor can a block catch up with the one before it: so
-    there are no drafts. With exits at several depths the tokens before are run again each time.
+    A recurrent state cannot take back a token, and a block cannot catch up with the one before it,
+    so there are no drafts. With exits at several depths, earlier tokens are run again each time.
 
     cached: use the model's own cache; every token then goes to the top.
     """
@@ -82,7 +82,7 @@ class Rerun(Tape):
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
-        # The model's own cache may have no rows to choose from: it is filled anew.
+        # The model's own cache may not support selecting rows, so it is filled again.
         self._begin()
         self._seen[1:] = [0] * self.top
 
@@ -96,9 +96,9 @@ def tape_for(
     room: int,
     read: Collection[int] = (),
 ) -> Tape:
-    """The fastest tape that gives the model's own predictions.
+    """The fastest tape that reproduces the model's predictions.
 
-    read: the depths at which tokens are read out, beside the top.
+    read: the depths below the top at which tokens are read out.
     """
     how = _how(stream, ids)
     if how == "slots":
@@ -107,7 +107,7 @@ def tape_for(
 
 
 def has_slots(stream: ResidualStream, ids: Tensor) -> bool:
-    """Whether blocks can take tokens back and catch up, as drafts need it."""
+    """Whether blocks can take back tokens and catch up, as drafting requires."""
     return _how(stream, ids) == "slots"
 
 
@@ -115,7 +115,7 @@ _known: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def _how(stream: ResidualStream, ids: Tensor) -> str:
-    """`slots`, `own` or `none`: tried once a model, on a few tokens, against one plain pass."""
+    """`slots`, `own` or `none`: tried once per model, on a few tokens, against a plain pass."""
     if stream.slotted is not None:
         return "slots" if stream.slotted else "none"
     model = unwrapped(stream.model)
@@ -125,7 +125,7 @@ def _how(stream: ResidualStream, ids: Tensor) -> str:
         with evaluating(model), torch.no_grad():
             wanted = stream.prediction(stream.call(stream.arguments({"input_ids": text}, None)))
             if not wanted.isfinite().all():
-                return "slots"  # nothing to compare with; whoever chooses a token will say so
+                return "slots"  # nothing to compare with; choosing a token raises an error later
             working = (how for how, way in ways.items() if _works(way, stream, text, wanted))
             _known[model] = next(working, "none")
     return _known[model]
@@ -141,7 +141,7 @@ def _works(
         found = tried(stream, text)
     except _FAILURES:
         return False
-    # Another order of the same sums; a wrong state is far more off.
+    # Sums may be computed in another order; a wrong state differs far more.
     scale = float(wanted.abs().max())
     return found.shape == wanted[:, -1].shape and bool(
         torch.allclose(found, wanted[:, -1], rtol=0, atol=1e-3 * max(scale, 1e-6))
@@ -149,7 +149,7 @@ def _works(
 
 
 def _by_slots(stream: ResidualStream, text: Tensor) -> Tensor:
-    """As drafts do it: the first block goes ahead, the others catch up with two tokens at once."""
+    """As in drafting: the first block goes ahead, and the others catch up with two tokens."""
     ahead, real = text[:, :-2], torch.ones_like(text[:, :-2], dtype=torch.bool)
     tape = Tape(stream, ahead, real, top=stream.depth, room=_TRIED)
     tape.last_logits(stream.depth)

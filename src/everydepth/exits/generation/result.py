@@ -1,4 +1,4 @@
-"""What `generate` gives back."""
+"""The result of `generate`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from everydepth.errors import SettingError
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationStats:
-    """How the tokens were made.
+    """Statistics of a generation.
 
-    seconds: wall clock, the prompt included.
-    tokens: new tokens, all rows.
-    passes: token-passes of each block, block 1 first; the prompt is included, padding is not.
+    seconds: wall-clock time, including the prompt.
+    tokens: the number of new tokens, over all rows.
+    passes: tokens processed by each block, from block 1 on, including the prompt but not padding.
     draft_lengths: tokens drafted in each round; empty without drafting.
-    drafted, accepted: draft tokens that were judged before the first wrong one of their round, it
-        included, and those that were right.
-    draft_depths: in how many rounds each depth drafted.
-    from_draft: whether each token was an accepted draft, row by row; empty without drafting.
-    exit_depths: the depth at which each token was read out, row by row.
-    agreement: share of tokens the full depth would have chosen after the same text; only with a
-        policy, and only if greedy.
+    drafted, accepted: draft tokens up to and including the first wrong one of each round, and those
+        of them that were right.
+    draft_depths: the number of rounds in which each depth drafted.
+    from_draft: for each row, whether each token was an accepted draft; empty without drafting.
+    exit_depths: for each row, the depth at which each token was read out.
+    agreement: the share of tokens that full depth would have chosen for the same text; only for
+        greedy decoding with a policy.
     """
 
     seconds: float
@@ -62,12 +62,12 @@ class GenerationStats:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """Prompts and what follows them.
+    """Prompts and their continuations.
 
-    sequences: prompts, left-padded, then the new tokens, right-padded.
-    prompt_length: where the new tokens begin.
-    lengths: new tokens of each row, the stop token included.
-    texts: what the new tokens say, row by row, up to a stop string; empty without a tokenizer.
+    sequences: the prompts, left-padded, and the new tokens, right-padded.
+    prompt_length: the position at which new tokens begin.
+    lengths: the number of new tokens of each row, including the stop token.
+    texts: the new text of each row, up to a stop string; empty without a tokenizer.
 
     >>> found = ed.generate(llama, tokenizer.encode("Once upon"), max_new_tokens=5, eos_token_id=())
     >>> found.lengths, found.stats.tokens
@@ -82,12 +82,12 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """What one row says."""
+        """The new text, if there is one row."""
         if len(self.texts) != 1:
             raise SettingError(
-                f"{len(self.texts)} texts; use `texts`"
+                f"there are {len(self.texts)} texts; use `texts`"
                 if self.texts
-                else "no text was asked for: pass a tokenizer, or decode `tokens`"
+                else "there is no text without a tokenizer; pass tokenizer=, or decode `tokens`"
             )
         return self.texts[0]
 

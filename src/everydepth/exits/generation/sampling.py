@@ -1,4 +1,4 @@
-"""Choosing the next token, and choosing it with a draft at hand without changing the choice."""
+"""Choose the next token, and judge drafts without changing the distribution of tokens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from everydepth.errors import NonFiniteError, SettingError
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Greedy (`do_sample=False`), or a draw from the tempered and truncated distribution.
+    """Greedy decoding (`do_sample=False`), or sampling.
 
-    top_k: only the k most likely tokens; top_p: only the most likely tokens that together have at
-    least this probability. Applied in this order, after the temperature.
+    top_k: sample only from the k most likely tokens.
+    top_p: sample only from the most likely tokens whose total probability reaches this.
+    Applied in this order, after the temperature.
     """
 
     do_sample: bool = False
@@ -27,22 +28,22 @@ class Sampling:
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise SettingError(
-                f"temperature {self.temperature}, but it must be above 0; "
-                "for the most likely token leave do_sample=False"
+                f"temperature={self.temperature}; use a number above 0, or do_sample=False for the "
+                "most likely token"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise SettingError(f"top_k {self.top_k}; use 1 or more, or None for all tokens")
+            raise SettingError(f"top_k={self.top_k}; use 1 or more, or None for all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise SettingError(f"top_p {self.top_p}; use a number above 0 and at most 1, or None")
+            raise SettingError(f"top_p={self.top_p}; use a number above 0 and at most 1, or None")
         changed = (self.temperature, self.top_k, self.top_p) != (1.0, None, None)
         if not self.do_sample and changed:
             raise SettingError(
-                "temperature, top_k and top_p change nothing while do_sample=False; "
+                "temperature, top_k and top_p have no effect with do_sample=False; "
                 "pass do_sample=True, or leave them out"
             )
 
     def probabilities(self, logits: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
-        """The distribution that is drawn from."""
+        """The distribution to sample from."""
         check_finite(logits.amax(-1))
         logits = logits.float() if logits.dtype != torch.float64 else logits
         logits = logits / self.temperature
@@ -52,7 +53,7 @@ class Sampling:
         p = logits.softmax(-1)
         if self.top_p is not None and self.top_p < 1:
             ordered, order = p.sort(-1, descending=True)
-            # A token stays if those before it do not yet have top_p.
+            # A token stays if those before it do not reach top_p.
             out = ordered.cumsum(-1) - ordered >= self.top_p
             p = p.masked_fill(torch.zeros_like(out).scatter(-1, order, out), 0)
             p = p / p.sum(-1, keepdim=True)
@@ -69,21 +70,21 @@ class Sampling:
 
 
 def check_finite(most: Tensor) -> None:
-    """An error if no token can be chosen, from the largest logits: a NaN is the largest."""
+    """Raise an error if one of the largest logits is not finite; NaN counts as the largest."""
     if not bool(torch.isfinite(most).all()):
         raise NoToken("the predictions of the next token are NaN or infinite", -1)
 
 
 class NoToken(NonFiniteError):
-    """Where the model is not at hand to say at which depth it begins."""
+    """Raised where the depth of the first NaN is unknown; `generate` then finds it."""
 
 
 @dataclass(frozen=True)
 class Draft:
     """One drafted token per row.
 
-    confidence: the draft's highest probability. q: the distribution that was drawn from, over
-    `ids` (None: the whole vocabulary); None if greedy.
+    confidence: the draft's highest probability.
+    q: the distribution it was sampled from, over `ids` or the whole vocabulary; None if greedy.
     """
 
     tokens: Int[Tensor, " rows"]
@@ -94,15 +95,15 @@ class Draft:
 
 @dataclass(frozen=True)
 class Verdict:
-    """accepted: how many drafted tokens each row keeps; correction: what follows the last of them,
-    if not all were accepted."""
+    """accepted: the number of drafted tokens each row keeps.
+    correction: the token after them, if not all were accepted."""
 
     accepted: Int[Tensor, " rows"]
     correction: Int[Tensor, " rows"]
 
 
 def judge_greedy(logits: Float[Tensor, "rows n v"], drafts: list[Draft]) -> Verdict:
-    """Accept what the full depth would have chosen."""
+    """Accept the tokens that full depth would have chosen."""
     most, wanted = logits.max(-1)
     check_finite(most)
     right = wanted == torch.stack([draft.tokens for draft in drafts], 1)
@@ -113,9 +114,9 @@ def judge_greedy(logits: Float[Tensor, "rows n v"], drafts: list[Draft]) -> Verd
 def judge_sampled(
     p: Float[Tensor, "rows n v"], drafts: list[Draft], generator: torch.Generator | None
 ) -> Verdict:
-    """Accept a token x with probability min(1, p(x)/q(x)); else draw from max(p - q, 0).
+    """Accept a token x with probability min(1, p(x)/q(x)), or else sample from max(p - q, 0).
 
-    Each token then has distribution p, whatever q is.
+    Each token then has the distribution p, whatever q is.
     """
     rows = torch.arange(p.shape[0], device=p.device)
     tokens = torch.stack([draft.tokens for draft in drafts], 1)
@@ -134,7 +135,7 @@ def judge_sampled(
         else:
             rest[row].index_add_(0, draft.ids, -draft.q[row])
     rest.clamp_(min=0)
-    # p = q up to rounding leaves nothing; such a row is rejected only by rounding, too.
+    # If p = q up to rounding, nothing remains; such a row was also rejected by rounding.
     rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, _at(p, at))
     return Verdict(accepted, torch.multinomial(rest, 1, generator=generator)[:, 0])
 

@@ -1,4 +1,4 @@
-"""Text while it grows: pieces to show, strings that end it, and an iterator of both."""
+"""Text from tokens as they are generated, with stop strings."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ OnText = Callable[[int, str], None]
 """Called with a row's number and a piece of its text."""
 
 HALF = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer gives for the first bytes of a character whose rest is in the next token."""
+"""How tokenizers decode an incomplete character, whose other bytes are in the next token."""
 
 
 class TextStream:
-    """The text of tokens that come one after the other, up to a stop string.
+    """The text of a stream of tokens, up to a stop string.
 
-    Only a window of tokens is decoded anew, so that a long text does not cost its square. What
-    may turn out to be the beginning of a stop string is held back.
+    Only a window of tokens is decoded each time, so that the cost of a long text is linear. Text
+    that may be the beginning of a stop string is held back.
 
-    before: tokens of the prompt, where the text is to be put behind it: some tokenizers give the
-        space before a word only if there is something before the space.
+    before: tokens of the prompt, if the text is to follow it: some tokenizers omit the space before
+        a first word.
     """
 
     WINDOW = 16
@@ -33,14 +33,14 @@ class TextStream:
     ) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._tokens = list(before[-self.WINDOW :])
-        # Of the window; the text of what is before `_upto` is held or gone.
+        # The window; the text before `_upto` is held back or has been returned.
         self._from, self._upto = 0, len(self._tokens)
         self._before = self._decode(0, self._upto)
         self._held = ""
         self.stopped = False
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
-        """The new text that is certain; with `last` all that is left."""
+        """The new text that is final; with `last`, all that remains."""
         if self.stopped:
             return ""
         self._tokens.extend(tokens)
@@ -68,12 +68,12 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of a text begin the stop string."""
+    """The length of the longest end of a text that begins the stop string."""
     return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class Written:
-    """The text of every row so far, given out in pieces, up to the string that ends it."""
+    """The text of every row so far, up to a stop string; calls `on_text` with new pieces."""
 
     def __init__(self, tokenizer: Any, rows: int, stops: Sequence[str], on_text: OnText | None):
         self._rows = [TextStream(tokenizer, stops) for _ in range(rows)]
@@ -81,12 +81,12 @@ class Written:
         self._on_text = on_text
 
     def add(self, row: int, token: int) -> bool:
-        """Take in one token; True if the row's text has ended."""
+        """Add one token; True if the row's text has ended."""
         self._show(row, self._rows[row].add([token]))
         return self._rows[row].stopped
 
     def end(self) -> tuple[str, ...]:
-        """The texts, the rest of each given out."""
+        """Finish all rows; returns the texts."""
         for row, text in enumerate(self._rows):
             self._show(row, text.add([], last=True))
         return tuple(self._texts)
@@ -100,9 +100,9 @@ class Written:
 def stream_text(
     model: Any, prompt: str | Sequence[str], *, tokenizer: Any, **settings: Any
 ) -> Iterator[str]:
-    """The continuation of one prompt, piece by piece, while `generate` writes it.
+    """Yield the continuation of a prompt piece by piece, as `generate` produces it.
 
-    settings: those of `generate`.
+    settings: passed to `generate`.
 
     >>> from everydepth.exits.generation import stream_text
     >>> pieces = list(stream_text(llama, "Once", tokenizer=tokenizer, max_new_tokens=8))
@@ -114,8 +114,8 @@ def stream_text(
 
     if not isinstance(prompt, str):
         raise SettingError(
-            f"the prompt is {type(prompt).__name__}; pieces of several texts would mix: pass one "
-            "string, or use generate(..., on_text=)"
+            f"the prompt is a {type(prompt).__name__}; pass one string, or use generate(..., "
+            "on_text=) for several"
         )
     pieces: SimpleQueue[str | BaseException | None] = SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""Which tokens a token sees, as attention takes it."""
+"""Attention masks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from everydepth.stream import Cursor
 def attention_bias(
     seen: Bool[Tensor, "rows queries keys"], dtype: torch.dtype
 ) -> Float[Tensor, "rows 1 queries keys"]:
-    """What is added to the attention scores: 0 where a token is seen, else the lowest number."""
+    """A mask to add to attention scores: 0 where a token is seen, else the lowest number."""
     zero = torch.zeros((), dtype=dtype, device=seen.device)
-    # Some attention takes its softmax in float32, where the lowest float64 is -inf.
+    # Some models compute the softmax in float32, where the lowest float64 is -inf.
     lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
     return torch.where(seen[:, None], zero, lowest)
 
@@ -25,7 +25,7 @@ def attention_bias(
 def windowed(
     cursor: Cursor, windows: Sequence[int | None], mask_of: Callable[[int | None], Tensor]
 ) -> Cursor:
-    """Give blocks with another window than the first their own mask, if there is one of ours."""
+    """Give blocks whose window differs from the first one's their own mask, if we set a mask."""
     mask, first = cursor.batch.get("attention_mask"), windows[0]
     if mask is None or mask.ndim != 4 or all(window == first for window in windows):
         return cursor
