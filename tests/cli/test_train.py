@@ -233,7 +233,7 @@ def test_a_seed_is_of_the_run_and_not_of_the_process() -> None:
 def test_a_file_that_holds_no_options_is_named(tmp_path: Path, content: str) -> None:
     file = tmp_path / "options.yaml"
     file.write_text(content)
-    with pytest.raises(SettingError, match=r"options\.yaml (holds list|cannot be read)"):
+    with pytest.raises(SettingError, match=r"options\.yaml (holds a list|cannot be read)"):
         run("--config", file)
 
 
