@@ -17,7 +17,7 @@ from everydepth_papers.verdict import VERDICTS, Verdict, few_seeds
 
 
 class Ledger(Results, kind="claims"):
-    """One line a claim, and one for every kind of network it was measured on.
+    """One line per claim, and one for every kind of network it was measured on.
 
     `about["subject"]`: the model that was asked, or the preset of standard networks.
     `about["seeds"]`: of the standard networks; 0 for your own model, whose values come from parts

@@ -2,8 +2,9 @@
 
 The theorem says that one attention layer and one position-wise ReLU layer reach any continuous map
 of sequences on a compact domain. This is our way to do it with explicit weights. The paper's own,
-heads that partition the input space and route to outputs, is not here: no text of its proof was at
-hand.
+heads that partition the input space and route to outputs, is not here: only its abstract was
+available, which says neither how queries and keys tell the cells of the partition apart, nor how
+many heads that takes, nor how an output is read off.
 
 1. *Attention brings each token its context*, exactly up to e^-30. Positions are one-hot codes
    beside the token; head r has queries and keys that read only the codes, so sharp that token i
@@ -62,7 +63,7 @@ class Constructed:
 
     error: the largest error over `points` sequences; apart from the corners of the domain, none of
         them was used by the construction.
-    side: grid points a variable; variables: D. directions: ridges; hidden: ReLU units.
+    side: grid points per variable; variables: D. directions: ridges; hidden: ReLU units.
     """
 
     layer: SingleLayer = field(repr=False)

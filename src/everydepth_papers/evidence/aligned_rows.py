@@ -127,7 +127,7 @@ def _similarity(of: Groups, p: Mapping[str, Any]) -> list[Row]:
             "Fig. 2: COS with the last layer rises",
             p["rises"],
             standard,
-            lambda r: rises(to_last(r), 0),
+            lambda r: rises(to_last(r), 0.0),
         ),
         _say("Fig. 2c: closer layers, higher COS", p["diagonal"], standard, closer, "up to 0.02"),
         _say(

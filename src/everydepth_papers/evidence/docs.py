@@ -151,15 +151,21 @@ def _section(recipe: Recipe, folder: Path) -> str:
 
 
 def _statements(rows: Sequence[Row]) -> list[str]:
-    """What was judged; below each statement the words of the paper."""
-    lines: list[tuple[str, str, str]] = []
+    """What was judged, with the words of the paper; statements with one outcome share a line."""
+    lines: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         if row.measured in VERDICTS:
             what, said, verdict, spread, note = row.cells
-            paper = "" if row.published is None else f"<br>*paper: {said}*"
             cases = f"{note}; 95 % interval {spread}" if spread else note
-            lines.append((f"{what}{paper}", f"**{verdict}**", cases))
-    return _table(("statement", "here", "cases and premises"), lines)
+            shared = lines.setdefault((f"**{verdict}**", cases), {})
+            shared[what] = "" if row.published is None else f"*paper: {said}*"
+    return _table(
+        ("statement", "here", "cases and premises"),
+        [
+            ("<br>".join([*shared, *dict.fromkeys(filter(None, shared.values()))]), *outcome)
+            for outcome, shared in lines.items()
+        ],
+    )
 
 
 def _figures(rows: Sequence[Row]) -> list[str]:

@@ -116,7 +116,7 @@ INDEX: tuple[Item, ...] = (
         ("Figure", [9], "AlignedGPT", "tracing_gpt", "260,000 parameters in place of GPT-2"),
         ("Figure", [12], "COS against CKA without skips", "tracing_skips", ""),
         ("Figure", [13], "aligned training and elastic inference", "", DRAWING),
-        ("Figure", [18], "a detector's decoder", "tracing_detr", "made-up scenes, not COCO"),
+        ("Figure", [18], "a detector's decoder", "tracing_detr", "synthetic scenes, not COCO"),
         ("Figure", [19], "saturation in LLaMA", "tracing_llama", "15 million parameters"),
         ("Figure", [20], "a LLaMA's next token at each layer", "tracing_llama", "as Figure 19"),
         ("Figure", [21], "text written at each layer", "tracing_gpt",
@@ -131,7 +131,7 @@ INDEX: tuple[Item, ...] = (
          "weights of one of the eight models, and of two others"),
         ("Figure", [1, 2, 10], "memorization and accuracy without a layer's skips", BOTH, ""),
         ("Figure", [3, 11], "more wrong labels", "residual_noise", "digits"),
-        ("Figure", [4, 12], "labels that are written", "residual_generative",
+        ("Figure", [4, 12], "labels written as text", "residual_generative",
          "260,000 parameters, which hardly learn the task"),
         ("Figure", [13], "skips scaled by c", "residual_removal_language",
          "of the classifier, not of the generative task"),
@@ -195,7 +195,7 @@ def index_page(results: Mapping[str, Sequence[Reproduction]]) -> str:
         "",
         "Written by `everydepth reproduce --docs docs/results.md`; do not edit. Every numbered "
         "table and figure of the five papers: the recipe that covers it, and the verdicts on what "
-        "the paper says of it, one a statement, as the [tables](tables.md) give them with their "
+        "the paper says of it, one per statement, as the [tables](tables.md) give them with their "
         "premises. The *paper* preset of every recipe executes at toy size in the tests; none was "
         "run in full.",
         "",
@@ -211,8 +211,8 @@ def index_page(results: Mapping[str, Sequence[Reproduction]]) -> str:
         if key == "one_layer":
             lines.append(
                 "| no numbered table or figure | the theorem | `one_layer`: "
-                f"{counted(results.get(key, ()))} | the construction is ours: no text of the "
-                "paper's proof was at hand |"
+                f"{counted(results.get(key, ()))} | the construction is ours: the text of "
+                "the paper's proof was not available |"
             )
         lines.append("")
     return "\n".join(lines)

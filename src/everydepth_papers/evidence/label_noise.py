@@ -463,7 +463,7 @@ def _texts(settings: Cell, seed: int) -> tuple[Texts, Texts, Texts, Texts | None
 
 
 def _synthetic() -> Texts:
-    """A few made-up sentences, for a smoke run without data."""
+    """A few synthetic sentences, for a smoke run without data."""
     marks = {"joy": "glad happy sun", "fear": "dark afraid storm", "love": "dear kiss heart"}
     texts: list[str] = []
     labels: list[int] = []

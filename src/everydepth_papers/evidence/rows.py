@@ -74,3 +74,13 @@ def learned(baseline: str, words: str, least: float = 0.0) -> Premise:
         least=least,
         failing="inconclusive",
     )
+
+
+def fits_surfaces(value: Callable[..., float | None]) -> Premise:
+    """End-to-end training learned the surface. value: the share of a plane's error it takes off."""
+    return Premise(
+        test="share of a plane's error that end-to-end takes off",
+        value=value,
+        least=0.5,
+        failing="inconclusive",
+    )

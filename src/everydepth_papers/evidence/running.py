@@ -74,6 +74,7 @@ def reproduce(
     )
     count = chosen.seeds if seeds is None else seeds
     more = "" if seeds is None else f" --seeds {seeds}"
+    more += " --finished" if finished else ""
     partly = {"planned": len(planned)} if len(cells) < len(planned) else {}
     outcome = Reproduction.of(
         recipe.rows(results),

@@ -1,4 +1,4 @@
-"""docs/results.md: of each paper one screen: what it says, what was found, where it holds."""
+"""docs/results.md: one screen per paper: what it says, what was found, where it holds."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _counted(claims: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(claims: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line a claim, those that hold first."""
+    """One line per claim, those that hold first."""
     lines = ["| claim | here | measured |", "|---|---|---|"]
     for verdict in VERDICTS:
         lines += [

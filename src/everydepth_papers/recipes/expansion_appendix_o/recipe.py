@@ -119,7 +119,7 @@ def statements(results: Sequence[Finished]) -> list[Row]:
             unit="sizes",
         ),
         holds_in(
-            "Table 4: trained on fewer tokens a parameter than is optimal for the same compute",
+            "Table 4: trained on fewer tokens per parameter than is optimal for the same compute",
             "large models were undertrained, which Chinchilla was not",
             [
                 (best, p)
@@ -158,7 +158,9 @@ def _planned(result: Finished) -> list[Row]:
     ratio = printed["tokens"] / printed["parameters"]
     note = f"ours: compute-optimal at the same FLOPs, {best['parameters']:.3g} parameters"
     per = best["tokens"] / best["parameters"]
-    return [Row(f"Table 4: {name}, tokens a parameter", round(ratio, 2), round(per, 1), note=note)]
+    return [
+        Row(f"Table 4: {name}, tokens per parameter", round(ratio, 2), round(per, 1), note=note)
+    ]
 
 
 def _fitted(result: Finished) -> list[Row]:

@@ -120,7 +120,7 @@ RECIPE = Recipe(
     about=(
         "Small: stories260K, a Llama of 5 blocks and width 64 pretrained on children's stories, "
         "fine-tuned for 400 steps of 32 texts on SST-2 (12,800 of its texts), CoLA, MRPC and RTE "
-        "(the last in place of MNLI, QNLI and QQP, which are not at hand). So small a network "
+        "(the last in place of MNLI, QNLI and QQP, which are not here). So small a network "
         "learns something of SST-2 alone, and that in its last two blocks; on the others it stays "
         "at the level of the most frequent answer, where depths can hardly be compared. The paper "
         "preset is the test. The paper's learning rate is not given; 0.001 here and 0.00002 for "

@@ -73,7 +73,7 @@ def rows(results: Sequence[Finished]) -> list[Row]:
         over_seeds("E2E / the plain model, time", None, ratio("E2E", "plain"), note),
         over_seeds("LPA / the plain model, time", None, ratio("LPA", "plain"), note),
         *(
-            over_seeds(f"{name}, ms a step", None, [r["milliseconds"][name] for r in results])
+            over_seeds(f"{name}, ms per step", None, [r["milliseconds"][name] for r in results])
             for name in ("plain", "E2E", "LPA")
         ),
     ]

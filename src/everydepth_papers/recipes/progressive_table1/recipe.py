@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
-from everydepth_papers.evidence.rows import holds_in
-from everydepth_papers.premise import Premise
+from everydepth_papers.evidence.rows import fits_surfaces, holds_in
 
 PUBLISHED = published(__file__)
 OBJECTIVES = ("end_to_end", "lpa", "lpa_annealed", "aligned")
@@ -52,13 +51,8 @@ def printed_ratio() -> float:
     return float(np.exp(np.mean([np.log(v["lpa"] / v["end_to_end"]) for v in both])))
 
 
-FITS = Premise(
-    test="share of a plane's error that end-to-end takes off",
-    value=lambda result, surface: (
-        1 - _last(result, surface, "end_to_end") / _plane(result, surface)
-    ),
-    least=0.5,
-    failing="inconclusive",
+FITS = fits_surfaces(
+    lambda r, surface: 1 - _last(r, surface, "end_to_end") / _plane(r, surface),
 )
 
 
@@ -178,7 +172,7 @@ def rows(everything: Sequence[Finished]) -> list[Row]:
 
 
 def figure(everything: Sequence[Finished]) -> Any:
-    """Error against depth, one panel a surface; the band is the smallest and largest seed."""
+    """Error against depth, one panel per surface; the band is the smallest and largest seed."""
     from matplotlib.figure import Figure
 
     results = converged(everything)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from everydepth_papers.evidence import Cell, Finished, Preset, Recipe, Row, over_seeds, published
-from everydepth_papers.evidence.rows import holds_in, where
-from everydepth_papers.premise import Premise
+from everydepth_papers.evidence.rows import fits_surfaces, holds_in, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,12 +31,7 @@ FORMS: dict[str, Cell] = {
     "x + ReLU(Wx + b)": {"one_map": True},
     "stream of width 2": {"hidden_size": 2, "intermediate_size": 30},
 }
-FITS = Premise(
-    test="share of a plane's error that end-to-end takes off",
-    value=lambda case: case["fits"],
-    least=0.5,
-    failing="inconclusive",
-)
+FITS = fits_surfaces(lambda case: case["fits"])
 DRAWN = "damped_concentric_ripples"
 
 
@@ -83,7 +77,7 @@ def last(result: Finished, objective: str, what: str) -> np.ndarray:
 
 
 def ratios(result: Finished, objective: str, over: str, what: str) -> np.ndarray:
-    """A number a surface; one that diverged has lost, both together are a draw."""
+    """One number per surface; a diverged network has lost, and two are a draw."""
     a, b = last(result, objective, what), last(result, over, what)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(np.isinf(a) & np.isinf(b), 1.0, np.where(np.isinf(b), 0.0, a / b))

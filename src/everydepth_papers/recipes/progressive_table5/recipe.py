@@ -52,7 +52,7 @@ RECIPE = Recipe(
     paper="progressive",
     item="Table 5",
     about=(
-        "Small: no pretrained vision transformer is at hand, so a CIFAR-10 ResNet-32 of 92.6 % "
+        "Small: no pretrained vision transformer is available, so a CIFAR-10 ResNet-32 of 92.6 % "
         "(15 blocks, trained end-to-end by others) is fine-tuned for 40 steps of 32 images and set "
         "beside ViT-Base at the same shares of the depth. The paper's learning rate is lost; 0.02 "
         "(SGD) and 0.0001 (AdamW) are ours. Its App. I calls ViT-Small a network of 24 layers and "

@@ -84,7 +84,7 @@ SMOKE: Cell = {
     "model": "tiny", "data": "digits", "test_rows": 200, "batch": 8, "lr": 0.01, "save_every": 1,
 }  # fmt: skip
 LADDER, EXITS = "ladder+distilled", {"exits": True, "risk": 0.01}
-# New blocks learn at the rate of a training from nothing, tuned ones at a tenth of it.
+# New blocks learn at the rate of training from scratch, tuned ones at a tenth of it.
 EPOCHS = 782, 3910  # steps of one and of five
 BALCONY: Cell = {**SMALL, "arm": "balcony", "lr": 0.05, "precision": "bf16", "save_every": 391}
 SMOKE_EXITS = {"exits": True, "risk": 0.5}

@@ -139,7 +139,7 @@ RECIPE = Recipe(
     figure=figure,
     about=(
         "The model is frozen; at depths 2, 5, 12 and 20 of its 30 blocks copies of the last three "
-        "learn to say what the last depth says (`ed.balcony`), on WikiText-2, 512 tokens a step; "
+        "learn to say what the last depth says (`ed.balcony`), on WikiText-2, 512 tokens per step; "
         "after 240 steps half of the text is the model's own: 512 rows that it wrote greedily "
         "after 32 tokens of WikiText-2, whose cost is part of the CPU minutes. "
         "So 5, 8, 15 and 23 blocks run; before tuning, that many of the published model. NLL is "

@@ -137,7 +137,7 @@ def rows(results: Sequence[Finished]) -> list[Row]:
 
 
 def figure(results: Sequence[Finished]) -> Figure:
-    """The grid of the first prompt, a panel a model: text, and its probability as color."""
+    """The grid of the first prompt, one panel per model: text, and its probability as color."""
     from matplotlib.figure import Figure
 
     page = Figure(figsize=(16, 3.4 * len(results)), layout="constrained")
