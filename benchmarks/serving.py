@@ -129,10 +129,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def ours(folder: Path, *options: str) -> Generator[Server, None, None]:
+def ours(folder: Path, *options: str, patience: float = 180) -> Generator[Server, None, None]:
     port = free_port()
     command = [sys.executable, "-m", "everydepth", "serve", str(folder), "--name", "m"]
-    with started([*command, "--port", str(port), *options], port, "m") as server:
+    command += ["--port", str(port), *options]
+    with started(command, port, "m", patience=patience) as server:
         yield server
 
 

@@ -17,8 +17,8 @@ HELPERS = ("peak", "record")
 FILES = sorted(file for file in FOLDER.glob("*.py") if file.stem not in HELPERS)
 
 
-# It starts four servers, each of which imports everything.
-SERVERS = [file for file in FILES if file.stem == "serving"]
+# They start servers, each of which imports everything.
+SERVERS = [file for file in FILES if file.stem in ("replicas", "serving")]
 ALONE = [file for file in FILES if file not in SERVERS]
 
 

@@ -25,7 +25,7 @@ def client(talker: Talker) -> Iterator[TestClient]:
         name="talker",
         model=talker.model,
         tokenizer=talker.tokenizer,
-        policies={"sure": ed.Confidence(threshold=0.3)},
+        policies={"sure": ed.Confidence(threshold=0.05)},
     )
     with TestClient(application(served, ServeConfig(places=4))) as client:
         yield client
@@ -77,8 +77,28 @@ def test_several_prompts_are_several_choices(client: TestClient, talker: Talker)
 
 def test_a_policy_by_name_exits_early(client: TestClient, talker: Talker) -> None:
     answer = complete(client, prompt="Once", policy="sure")
-    policy = ed.Confidence(threshold=0.3)
+    policy = ed.Confidence(threshold=0.05)
     assert answer["choices"][0]["text"] == alone(talker, "Once", policy=policy)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_with_a_policy_gives_the_depth_of_each_token(
+    client: TestClient, talker: Talker, stream: bool
+) -> None:
+    body = {"model": "talker", "prompt": "Once", "max_tokens": 8, "policy": "sure"}
+    answer = client.post("/v1/completions", json=body | {"stream": stream})
+    choices = [part["choices"][0] for part in parts_of(answer.text)]
+    policy = ed.Confidence(threshold=0.05)
+    alone = ed.generate(talker.model, talker.ids("Once"), max_new_tokens=8, policy=policy)
+    said = [depth for choice in choices for depth in choice["exit_depths"]]
+    assert said == list(alone.stats.exit_depths[0])
+    assert len(set(said)) > 1  # or this could not tell one depth from another
+
+
+def parts_of(text: str) -> list[dict[str, Any]]:
+    """The objects of an answer, streamed or not."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 def test_a_stream_is_the_same_text_in_parts(client: TestClient, talker: Talker) -> None:
@@ -99,6 +119,18 @@ def test_a_chat_follows_the_template(client: TestClient, talker: Talker) -> None
     assert message == {"role": "assistant", "content": alone(talker, "user: hi\nassistant: ")}
 
 
+def test_the_parts_of_a_streamed_chat_add_up_to_one_message(
+    client: TestClient, talker: Talker
+) -> None:
+    body = {"model": "talker", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+    answer = client.post("/v1/chat/completions", json=body | {"stream": True})
+    deltas = [part["choices"][0]["delta"] for part in parts_of(answer.text)]
+    assert len(deltas) > 1
+    # As OpenAI's client does it: strings of the same name are joined.
+    joined = {name: "".join(d.get(name, "") for d in deltas) for name in ("role", "content")}
+    assert joined == {"role": "assistant", "content": alone(talker, "user: hi\nassistant: ")}
+
+
 def test_a_stop_string_ends_the_text_before_it(client: TestClient, talker: Talker) -> None:
     whole = alone(talker, "Once upon a")
     stop = whole[3:5]
@@ -108,7 +140,13 @@ def test_a_stop_string_ends_the_text_before_it(client: TestClient, talker: Talke
 
 
 def test_fields_that_change_no_answer_are_passed_over(client: TestClient) -> None:
-    more = {"user": "me", "logprobs": None, "presence_penalty": 0, "metadata": {"a": "b"}}
+    more = {
+        "user": "me",
+        "logprobs": None,
+        "presence_penalty": 0,
+        "metadata": {"a": "b"},
+        "top_p": 1,
+    }
     plain, same = (complete(client, prompt="Once", **body) for body in ({}, more))
     assert same["choices"] == plain["choices"]
 
@@ -117,6 +155,7 @@ def test_models_lists_every_depth(client: TestClient) -> None:
     listed = client.get("/v1/models").json()["data"]
     assert [one["id"] for one in listed] == ["talker", *(f"talker@{k}" for k in range(1, 5))]
     assert listed[0]["policies"] == ["sure"]
+    assert all(isinstance(one["created"], int) for one in listed)
 
 
 def test_one_model_can_be_looked_up(client: TestClient) -> None:
@@ -165,7 +204,7 @@ def test_what_clients_saw_is_published_as_results(client: TestClient) -> None:
         ({"model": "talker", "prompt": "a", "stream_options": {}}, 400, "go with stream"),
         ({"model": "talker", "prompt": ["a", 1]}, 400, "prompt: Input should be"),
         ({"model": "talker"}, 400, "prompt"),
-        ({"model": "other", "prompt": "a"}, 400, "no model 'other'"),
+        ({"model": "other", "prompt": "a"}, 404, "no model 'other'"),
         ({"model": "talker@9", "prompt": "a"}, 400, "talker@1 to @4"),
         ({"model": "talker@2", "depth": 3, "prompt": "a"}, 400, "disagree"),
         ({"model": "talker", "prompt": "a", "depth": 9}, 400, "depth 9"),

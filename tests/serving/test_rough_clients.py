@@ -120,6 +120,26 @@ def test_a_client_that_does_not_read_holds_up_nobody(running: Running, talker: T
     wait_for(lambda: running.fact("running") == 0)
 
 
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_too_large_is_taken_to_its_end_and_answered(
+    running: Running, declared: bool
+) -> None:
+    """Clients like urllib write everything before they read, and fail on a closed connection."""
+    size = 2**24
+    head = (
+        f"content-length: {size}\r\n\r\n"
+        if declared
+        else f"transfer-encoding: chunked\r\n\r\n{size:x}\r\n"
+    )
+    start = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    with socket.create_connection((running.host, running.port), timeout=30) as connection:
+        connection.sendall((start + head).encode())
+        for _ in range(256):
+            connection.sendall(b" " * (size // 256))
+        connection.sendall(b"" if declared else b"\r\n0\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 413"
+
+
 def test_dozens_of_requests_at_once_are_all_answered(running: Running) -> None:
     async def all_of_them() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=80)

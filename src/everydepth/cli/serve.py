@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+import queue
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,13 +103,19 @@ def serve(
 def _replicated(recipe: Recipe, host: str, port: int) -> None:
     import signal
 
-    from everydepth.serving.cluster import cluster
+    from everydepth.serving.cluster import cluster, restart
 
     if port == 0:
         raise SettingError("--port 0 with --ray; give a port")
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    told = queue.SimpleQueue[int]()
+    exchange = getattr(signal, "SIGUSR1", None)  # Windows has none
+    for number in filter(None, (signal.SIGINT, signal.SIGTERM, exchange)):
+        signal.signal(number, lambda number, _: told.put(number))
     with cluster(recipe, recipe.config.replicas, host=host, port=port):
-        typer.echo(f"{recipe.called} at http://{host}:{port}/v1, Ray Serve (Ctrl-C ends it)")
-        ended.wait()
+        typer.echo(
+            f"{recipe.called} at http://{host}:{port}/v1, Ray Serve (Ctrl-C ends it; kill -USR1 "
+            f"{os.getpid()} exchanges the replicas)"
+        )
+        while told.get() == exchange:
+            restart(recipe, recipe.config.replicas)
+            typer.echo("the replicas have been exchanged")

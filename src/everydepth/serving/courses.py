@@ -70,6 +70,8 @@ class Course(ABC):
         self, top: int, sampling: Sampling, generator: torch.Generator | None = None
     ) -> None:
         self.top, self.sampling, self.generator = top, sampling, generator
+        self.exits: list[int] = []
+        """The depth of each token so far, where it is not always `top`."""
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -116,8 +118,6 @@ class Exiting(Course):
             for depth, threshold in enumerate(self._thresholds, start=1)
             if threshold != NEVER or policy.remembers
         )
-        self.depths: list[int] = []
-        """The depth of each token so far."""
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -129,5 +129,5 @@ class Exiting(Course):
         if float(certainty) < self._thresholds[depth - 1]:
             return None
         self._memory = ()
-        self.depths.append(depth)
+        self.exits.append(depth)
         return Said((int(drawn),))

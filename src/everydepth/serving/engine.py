@@ -22,11 +22,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Piece:
-    """New tokens of a request; `finish` is set with the last ones."""
+    """New tokens of a request; `finish` is set with the last ones.
+
+    exits: the depth of each token, if a policy chose it.
+    """
 
     tokens: tuple[int, ...]
     depth: int
     finish: Finish | None = None
+    exits: tuple[int, ...] = ()
 
 
 class Stopped(EveryDepthError, RuntimeError):
@@ -216,7 +220,8 @@ class _Call:
                 return
             tokens = self._kept
         self._kept = []
-        self.give(Piece(tuple(tokens), ticket.depth, ticket.finish))
+        exits = ticket.exits[len(ticket.tokens) - len(tokens) :]
+        self.give(Piece(tuple(tokens), ticket.depth, ticket.finish, tuple(exits)))
 
     def give(self, piece: Piece | EveryDepthError) -> None:
         self._given.append((self, piece))

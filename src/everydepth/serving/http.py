@@ -30,7 +30,7 @@ from everydepth.exits.generation.sampling import Sampling
 from everydepth.exits.generation.text import TextStream
 from everydepth.serving.engine import Backend, Engine, Failed, Piece, Stopped
 from everydepth.serving.meter import Meter
-from everydepth.serving.names import Menu
+from everydepth.serving.names import Menu, UnknownModel
 from everydepth.serving.request import Request as Asked
 from everydepth.serving.scheduler import Busy
 
@@ -192,7 +192,7 @@ class Server:
 
     def _asked(self, body: Wanted, prompt: list[int]) -> Asked:
         drawn = body.temperature is not None and body.temperature > 0
-        if not drawn and (body.top_p, body.top_k) != (None, None):
+        if not drawn and (body.top_p not in (None, 1) or body.top_k is not None):
             raise SettingError("top_p and top_k choose what is drawn; send a temperature above 0")
         sampling = (
             Sampling(
@@ -259,7 +259,16 @@ class Server:
                 tokens += len(piece.tokens)
                 new = text.add(_without_end(piece), last=piece.finish is not None)
                 finish = "stop" if text.stopped else piece.finish
-                yield _Spoken([new], tokens, piece.depth, finish, list(piece.tokens))
+                begins = tokens == len(piece.tokens)
+                yield _Spoken(
+                    [new],
+                    tokens,
+                    piece.depth,
+                    finish,
+                    list(piece.tokens),
+                    list(piece.exits),
+                    begins,
+                )
                 if finish is not None:
                     took = time.monotonic() - begin
                     self.meter.ended(took, piece.depth, tokens, finish, first)
@@ -268,13 +277,23 @@ class Server:
 
 @dataclass(frozen=True)
 class _Spoken:
-    """What came of one request so far: parts of text, the count of tokens, and the new ones."""
+    """What came of one request so far: parts of text, the count of tokens, and the new ones.
+
+    exits: the depth of each of the new ones, if a policy chose it; begins: there were none before.
+    """
 
     text: list[str]
     tokens: int
     depth: int
     finish: str | None
     ids: list[int]
+    exits: list[int]
+    begins: bool
+
+    @property
+    def depths(self) -> dict[str, Any]:
+        """How deep it went, as clients are told."""
+        return {"depth": self.depth} | ({"exit_depths": self.exits} if self.exits else {})
 
 
 _Form = Callable[[int, _Spoken, bool], dict[str, Any]]
@@ -286,16 +305,18 @@ def _completed(index: int, said: _Spoken, part: bool) -> dict[str, Any]:
         "text": "".join(said.text),
         "finish_reason": said.finish,
         "logprobs": None,
-        "depth": said.depth,
+        **said.depths,
     }
 
 
 def _chatted(index: int, said: _Spoken, part: bool) -> dict[str, Any]:
+    # Clients put the parts of a stream together, field by field: only the first names the role.
+    role = {"role": "assistant"} if said.begins or not part else {}
     return {
         "index": index,
-        "delta" if part else "message": {"role": "assistant", "content": "".join(said.text)},
+        "delta" if part else "message": role | {"content": "".join(said.text)},
         "finish_reason": said.finish,
-        "depth": said.depth,
+        **said.depths,
     }
 
 
@@ -353,7 +374,12 @@ async def _collected(parts: AsyncIterator[tuple[int, _Spoken]], count: int) -> l
         said[index] = (
             one
             if before is None
-            else replace(one, text=before.text + one.text, ids=before.ids + one.ids)
+            else replace(
+                one,
+                text=before.text + one.text,
+                ids=before.ids + one.ids,
+                exits=before.exits + one.exits,
+            )
         )
     return [said[i] for i in range(count)]
 
@@ -406,6 +432,18 @@ async def _while_connected(http: Request, work: Awaitable[T]) -> T | None:
 
 # -- the application around it ---------------------------------------------------------------------
 
+STATUS: dict[type[EveryDepthError], int] = {
+    UnknownModel: 404,
+    Failed: 500,
+    NonFiniteError: 500,
+    Busy: 503,
+    Stopped: 503,
+}
+"""Of errors that are not the client's, or have a code of their own; all others are 400."""
+DRAINED = 2**26
+"""Bytes of a body too large that are still taken, and dropped: many clients read no answer
+before all is sent."""
+
 
 def application(
     engine: Backend, meter: Meter, menu: Menu, *, key: str | None, largest: int
@@ -450,9 +488,9 @@ def application(
 
     @app.exception_handler(EveryDepthError)
     async def refused(_: Request, error: Exception) -> Response:
-        busy = isinstance(error, Busy | Stopped)
-        status = 503 if busy else 500 if isinstance(error, Failed | NonFiniteError) else 400
-        return JSONResponse({"error": _said(error)}, status, {"Retry-After": "1"} if busy else None)
+        status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400)
+        later = {"Retry-After": "1"} if status == 503 else None
+        return JSONResponse({"error": _said(error)}, status, later)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: Exception) -> Response:
@@ -502,18 +540,19 @@ class Guard:
                 return
         size = headers.get(b"content-length", b"0")
         if not size.isdigit() or int(size) > self._largest:
-            await self._too_large()(scope, receive, send)
+            await self._too_large(scope, receive, send)
             return
         await self._measured(scope, receive, send)
 
     async def _measured(self, scope: Any, receive: Any, send: Any) -> None:
         """A body without a declared length is counted while it comes."""
-        seen = 0
+        seen, ended = 0, False
 
         async def counted() -> Any:
-            nonlocal seen
+            nonlocal seen, ended
             message = await receive()
             seen += len(message.get("body", b""))
+            ended = not message.get("more_body", False)
             # The application hears that nobody is there, and what it then says is not passed on.
             return message if seen <= self._largest else {"type": "http.disconnect"}
 
@@ -523,10 +562,16 @@ class Guard:
 
         await self.app(scope, counted, passed_on)
         if seen > self._largest:
-            await self._too_large()(scope, receive, send)
+            await self._too_large(scope, receive, send, ended=ended)
 
-    def _too_large(self) -> Response:
-        return _refusal(413, f"a request may have {self._largest:,} bytes; send less")
+    async def _too_large(self, scope: Any, receive: Any, send: Any, *, ended: bool = False) -> None:
+        dropped = 0
+        while not ended and dropped < DRAINED:
+            message = await receive()
+            dropped += len(message.get("body", b""))
+            ended = not message.get("more_body", False)
+        refusal = _refusal(413, f"a request may have {self._largest:,} bytes; send less")
+        await refusal(scope, receive, send)
 
 
 def _refusal(status: int, message: str) -> JSONResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 from everydepth.errors import DepthError, SettingError
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
+
+
+class UnknownModel(SettingError):
+    """A model that this server does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +24,7 @@ class Menu:
     depth: int
     policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
     profile: Profile | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         if self.profile is not None and self.profile.depth != self.depth:
@@ -31,7 +37,7 @@ class Menu:
         """The depth that `model` and `depth` of a request agree on; None if they say none."""
         name, _, rung = model.partition("@")
         if name != self.name:
-            raise SettingError(f"no model {model!r} here; this server has {self.name!r}")
+            raise UnknownModel(f"no model {model!r} here; this server has {self.name!r}")
         if not rung:
             return depth
         if not rung.isascii() or not rung.isdigit() or not 1 <= int(rung) <= self.depth:
@@ -50,7 +56,12 @@ class Menu:
 
     def listed(self) -> list[dict[str, Any]]:
         """For /v1/models: the whole model first, then every depth."""
-        whole = {"id": self.name, "object": "model", "owned_by": "everydepth"}
+        whole: dict[str, Any] = {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "everydepth",
+        }
         return [
             whole | {"depths": self.depth, "policies": sorted(self.policies)},
             *(whole | {"id": f"{self.name}@{d}", "depth": d} | self._known(d) for d in self.depths),

@@ -88,6 +88,11 @@ class Ticket:
     tokens: list[int] = field(default_factory=list[int])
 
     @property
+    def exits(self) -> list[int]:
+        """The depth of each token so far, if a policy chooses it."""
+        return [] if self.row is None else self.row.course.exits
+
+    @property
     def seconds(self) -> float:
         """From arrival to end, or so far."""
         return (self.ended if self.ended is not None else time.monotonic()) - self.arrived
