@@ -34,7 +34,7 @@ from everydepth.environment import DATA_VARIABLE
 from everydepth.exits.load import load_tokenizer
 from serving import PROMPTS, Server, ours
 
-PATIENCE = 240.0  # seconds until what is waited for must have happened
+PATIENCE = 600.0  # seconds until what is waited for must have happened
 
 
 def replicas(server: Server) -> set[int]:

@@ -157,6 +157,8 @@ def test_a_depth_outside_is_refused(model: Path, tmp_path: Path) -> None:
             cut_gguf(model, out, keep=keep)
     with pytest.raises(SettingError, match=r"keep='1-x': '1-x' is neither a block nor a range"):
         cut_gguf(model, out, keep="1-x")
+    with pytest.raises(SettingError, match=r"keep='1,3-2': '3-2' runs backwards; write 2-3"):
+        cut_gguf(model, out, keep="1,3-2")
     with pytest.raises(SettingError, match="give one: how many blocks, or which"):
         cut_gguf(model, out)
     assert not out.exists()
@@ -180,7 +182,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(model: Path, tmp_path: Pat
 def test_a_foreign_file_is_refused(model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     other.write_bytes(b"PK\x03\x04 a zip")
-    with pytest.raises(DataError, match="does not begin with GGUF"):
+    with pytest.raises(DataError, match=r"^\S*other.gguf does not begin with GGUF"):
         cut_gguf(other, tmp_path / "out.gguf", depth=1)
     with pytest.raises(DataError, match="cannot be read"):
         cut_gguf(tmp_path / "absent.gguf", tmp_path / "out.gguf", depth=1)

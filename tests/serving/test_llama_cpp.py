@@ -64,6 +64,11 @@ def test_llama_cpp_gives_the_tokens_of_the_depth(
     assert [token for part in parts for token in part["choices"][0]["token_ids"]] == alone
 
 
+def test_only_the_rungs_are_listed_and_named(client: TestClient) -> None:
+    listed = client.get("/v1/models").json()["data"]
+    assert [one["id"] for one in listed] == ["m", "m@2", "m@3"]
+
+
 def test_the_token_that_ends_a_text_is_no_part_of_it(
     client: TestClient, model: LlamaForCausalLM
 ) -> None:
@@ -83,4 +88,4 @@ def test_a_request_that_llama_cpp_refuses_is_the_clients_mistake(client: TestCli
     body = {"model": "m@1", "prompt": PROMPT}
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 400
-    assert "this server has 2, 3" in answer.json()["error"]["message"]
+    assert "depth '1'; use m@2, @3" in answer.json()["error"]["message"]

@@ -228,7 +228,7 @@ def test_prices_of_a_profile_are_those_its_times_were_made_of() -> None:
 
 
 def test_a_load_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    for text in ("{", "[1]", '[{"at": -1, "prompt": 1, "tokens": 1}]', '[{"at": 0}]'):
+    for text in ("{", "[1]", '{"at": 1}', '[{"at": -1, "prompt": 1, "tokens": 1}]', '[{"at": 0}]'):
         (tmp_path / "load.json").write_text(text)
         with pytest.raises(EveryDepthError):
             read_load(tmp_path / "load.json")

@@ -47,7 +47,10 @@ def client(talker: Talker) -> Iterator[TestClient]:
         rungs = {depth: stack.enter_context(served(talker, depth)) for depth in (2, 4)}
         rungs[3] = Rung("http://127.0.0.1:9", "nobody")
         server = Server(
-            Menu(name="talker", depth=4), Upstream(stream, rungs), talker.tokenizer, ends=(END,)
+            Menu(name="talker", depth=4, rungs=(2, 3, 4)),
+            Upstream(stream, rungs),
+            talker.tokenizer,
+            ends=(END,),
         )
         yield stack.enter_context(TestClient(server.app))
 

@@ -111,6 +111,10 @@ def ranges(text: str) -> tuple[int, ...]:
         low, high = int(first), int(last if dash else first)
         if high >= _MOST:
             raise SettingError(f"keep={text!r:.80}: no model has {high} blocks")
+        if high < low:
+            raise SettingError(
+                f"keep={text!r}: {part.strip()!r} runs backwards; write {high}-{low}"
+            )
         numbers.extend(range(low, high + 1))
     return tuple(numbers)
 

@@ -90,6 +90,8 @@ class GGUF:
         try:
             with open(path, "rb") as file:
                 return _Header(file, path).read()
+        except DataError:
+            raise
         except (OSError, ValueError) as error:  # ValueError: a null byte in the path
             raise DataError(f"{path} cannot be read ({error}); give the path of a GGUF file") from (
                 error

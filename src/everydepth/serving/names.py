@@ -18,10 +18,14 @@ class UnknownModel(SettingError):
 
 @dataclass(frozen=True, kw_only=True)
 class Menu:
-    """The depths and policies of one model, and what is known of them."""
+    """The depths and policies of one model, and what is known of them.
+
+    rungs: the depths that are served, if not all.
+    """
 
     name: str
     depth: int
+    rungs: tuple[int, ...] | None = None
     policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
     profile: Profile | None = None
     created: int = field(default_factory=lambda: int(time.time()))
@@ -40,8 +44,11 @@ class Menu:
             raise UnknownModel(f"no model {model!r} here; this server has {self.name!r}")
         if not rung:
             return depth
-        if not rung.isascii() or not rung.isdigit() or not 1 <= int(rung) <= self.depth:
-            raise DepthError(f"{model!r}: depth {rung!r}; use {self.name}@1 to @{self.depth}")
+        if not rung.isascii() or not rung.isdigit() or int(rung) not in self.depths:
+            known = f"1 to @{self.depth}"
+            if self.rungs is not None:
+                known = ", @".join(map(str, self.rungs))
+            raise DepthError(f"{model!r}: depth {rung!r}; use {self.name}@{known}")
         if depth not in (None, int(rung)):
             raise DepthError(f"{model!r} and depth {depth}: they disagree; send one of them")
         return int(rung)
@@ -78,8 +85,8 @@ class Menu:
         return {found.depth: found.quality for found in measured}
 
     @property
-    def depths(self) -> range:
-        return range(1, self.depth + 1)
+    def depths(self) -> Sequence[int]:
+        return range(1, self.depth + 1) if self.rungs is None else self.rungs
 
     def above(self, floor: float, depths: Sequence[int]) -> list[int]:
         """Those of the depths whose quality is at the floor or better."""

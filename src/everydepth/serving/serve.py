@@ -112,8 +112,15 @@ def application(
     check_installed()
     config = config or ServeConfig()
     stream = as_stream(served.model)
+    rungs = None
+    if config.engine != "embedded":
+        rungs = tuple(chosen_rungs(config.rungs, stream.depth))
     menu = Menu(
-        name=served.name, depth=stream.depth, policies=served.policies, profile=served.profile
+        name=served.name,
+        depth=stream.depth,
+        rungs=rungs,
+        policies=served.policies,
+        profile=served.profile,
     )
     if "@" in served.name or not served.name:
         raise SettingError(f"the model is called {served.name!r}; choose a name without @")
@@ -168,8 +175,8 @@ def _engine(served: Served, stream: ResidualStream, menu: Menu, config: ServeCon
             stream, governor=governor, places=config.places, queue=config.queue, price=price
         )
         return Embedded(scheduler, packed=config.packed)
-    depths = chosen_rungs(config.rungs, stream.depth)
-    governor = governor_of(config, menu, certified, depths)
+    depths = menu.depths
+    governor = governor_of(config, menu, certified)
     if config.engine == "llama.cpp":
         from everydepth.serving.llama_cpp import LlamaCpp
 

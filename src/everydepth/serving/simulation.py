@@ -43,6 +43,8 @@ def read_load(file: str | Path) -> list[Arrival]:
     """A JSON list of `{"at": 0.5, "prompt": 20, "tokens": 64, "depth": 12}`, depth optional."""
     try:
         found: Any = json.loads(Path(file).read_text(encoding="utf-8"))
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise ValueError("something else than a list of objects")
         return sorted((Arrival(**one) for one in found), key=lambda arrival: arrival.at)
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror})") from error
