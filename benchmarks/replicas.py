@@ -6,8 +6,8 @@
 one request after the other without a pause. Then three things happen, each while they go on:
 nothing, `kill -USR1` of the server (every replica is exchanged for a new one), `kill -9` of a
 replica (Ray starts another). For each is recorded what became of the requests, by status, whether
-their text was that of `ed.generate` alone, and how long the slowest took. Needs the extras `serve`
-and `ray`.
+their tokens were those of `ed.generate` alone, and how long the slowest took. Needs the extras
+`serve` and `ray`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from serving import PROMPTS, Server, ours
 PATIENCE = 600.0  # seconds until what is waited for must have happened
 
 
-def replicas(server: Server) -> set[int]:
-    """The processes that answer."""
+def answering(server: Server) -> set[int]:
+    """The replicas that answer a request at this moment, by how Ray names their processes."""
     found: set[int] = set()
     for one in server.process.children(recursive=True):
         try:
-            if any(part.startswith("ray::ServeReplica") for part in one.cmdline()):
+            title = " ".join(one.cmdline())
+            if title.startswith("ray::ServeReplica") and "handle_request" in title:
                 found.add(one.pid)
         except psutil.Error:
             continue
@@ -58,7 +59,7 @@ async def until(true: Callable[[], bool], what: str) -> None:
 
 
 async def meanwhile(
-    server: Server, right: list[str], given: Any, happens: Callable[[], Awaitable[None]]
+    server: Server, right: list[list[int]], given: Any, happens: Callable[[], Awaitable[None]]
 ) -> dict[str, Any]:
     """What became of requests while something happened."""
     over, seen, took = asyncio.Event(), Counter[str](), list[float]()
@@ -67,7 +68,8 @@ async def meanwhile(
         async with httpx.AsyncClient(timeout=PATIENCE) as connection:
             while not over.is_set():
                 index = (number + sum(seen.values())) % len(PROMPTS)
-                body = {"model": "m", "prompt": PROMPTS[index], "max_tokens": given.tokens}
+                body: dict[str, Any] = {"model": "m", "prompt": PROMPTS[index]}
+                body |= {"max_tokens": given.tokens} | {"return_token_ids": True}
                 begin = time.monotonic()
                 try:
                     answer = await connection.post(f"{server.url}/v1/completions", json=body)
@@ -76,9 +78,9 @@ async def meanwhile(
                     continue
                 took.append(time.monotonic() - begin)
                 same = answer.status_code == 200 and (
-                    answer.json()["choices"][0]["text"] == right[index]
+                    answer.json()["choices"][0]["token_ids"] == right[index]
                 )
-                other = " with another text" if answer.status_code == 200 and not same else ""
+                other = " with other tokens" if answer.status_code == 200 and not same else ""
                 seen[f"{answer.status_code}{other}"] += 1
 
     async def event() -> None:
@@ -98,21 +100,32 @@ async def meanwhile(
     }
 
 
-async def run(server: Server, right: list[str], given: Any, console: Console) -> dict[str, Any]:
-    first = replicas(server)
-
+async def run(
+    server: Server, right: list[list[int]], given: Any, console: Console
+) -> dict[str, Any]:
     async def nothing() -> None:
         return
 
+    async def fresh(count: int, old: set[int]) -> set[int]:
+        """So many replicas that are not old, as soon as each has answered something."""
+        seen: set[int] = set()
+
+        def all_seen() -> bool:
+            seen.update(answering(server) - old)
+            return len(seen) == count
+
+        await until(all_seen, f"{count} new replicas")
+        return seen
+
     async def exchange() -> None:
+        before = await fresh(given.replicas, set())
         server.process.send_signal(signal.SIGUSR1)
-        await until(lambda: len(replicas(server) - first) == given.replicas, "new replicas")
-        await until(lambda: not replicas(server) & first, "the end of the old replicas")
+        await fresh(given.replicas, before)
 
     async def kill() -> None:
-        before = replicas(server)
+        before = await fresh(given.replicas, set())
         os.kill(min(before), signal.SIGKILL)
-        await until(lambda: len(replicas(server) - before) == 1, "another replica")
+        await fresh(1, before)
 
     found: dict[str, Any] = {}
     for name, happens in {
@@ -138,10 +151,10 @@ def main() -> None:
         tiny_model(RESULTS / "tiny") if SMOKE else Path(os.environ[DATA_VARIABLE]) / given.model
     )
     model, tokenizer = ed.load(folder), load_tokenizer(folder)
-    right = []
+    right: list[list[int]] = []
     for prompt in PROMPTS:
         said = ed.generate(model, tokenizer(prompt)["input_ids"], max_new_tokens=given.tokens)
-        right.append(tokenizer.decode(said.tokens[0], skip_special_tokens=True))
+        right.append(said.tokens[0])
     console = Console()
     with ours(folder, "--ray", "--replicas", str(given.replicas), patience=PATIENCE) as server:
         found = asyncio.run(run(server, right, given, console))

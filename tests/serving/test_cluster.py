@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from tests.serving.conftest import Talker
 
 import everydepth as ed
-from everydepth.errors import SettingError
+from everydepth.errors import RunError, SettingError
 from everydepth.serving import Recipe, ServeConfig
 from everydepth.serving.cluster import cluster, deployment, replica_counts, restart
 
@@ -53,6 +53,18 @@ def test_a_deployment_keeps_a_batch_and_a_queue_of_its_own_on_every_replica(reci
 def test_a_count_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(SettingError, match="--replicas"):
         replica_counts(text)
+
+
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # in Ray's schema
+def test_replicas_that_do_not_start_are_an_error_that_ends_nothing(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Deploying application everydepth failed")  # as Ray says it
+
+    monkeypatch.setattr("ray.serve.run", fails)
+    with pytest.raises(RunError, match=r"not every .* \(Deploying .*; the running ones stay"):
+        restart(recipe, "2")
 
 
 class Clients:

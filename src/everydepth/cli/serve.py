@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from everydepth.cli.options import Device, Model
-from everydepth.errors import SettingError
+from everydepth.errors import RunError, SettingError
 from everydepth.serving.config import ServeConfig
 
 if TYPE_CHECKING:
@@ -114,8 +114,12 @@ def _replicated(recipe: Recipe, host: str, port: int) -> None:
     with cluster(recipe, recipe.config.replicas, host=host, port=port):
         typer.echo(
             f"{recipe.called} at http://{host}:{port}/v1, Ray Serve (Ctrl-C ends it; kill -USR1 "
-            f"{os.getpid()} exchanges the replicas)"
+            f"{os.getpid()} replaces the replicas)"
         )
         while told.get() == exchange:
-            restart(recipe, recipe.config.replicas)
-            typer.echo("the replicas have been exchanged")
+            try:
+                restart(recipe, recipe.config.replicas)
+            except RunError as error:
+                typer.echo(f"error: {error}", err=True)
+            else:
+                typer.echo("every replica was replaced")

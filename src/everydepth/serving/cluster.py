@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from everydepth.environment import require
-from everydepth.errors import SettingError
+from everydepth.errors import RunError, SettingError
 from everydepth.serving.recipe import Recipe
 
 APPLICATION = "everydepth"
@@ -103,7 +103,15 @@ def cluster(
 
 
 def restart(recipe: Recipe, replicas: str) -> None:
-    """Inside `cluster`: replace every replica by a new one, without losing a request."""
+    """Inside `cluster`: replace every replica by a new one, without losing a request.
+
+    If a new one does not start, that is an error, and the running ones stay.
+    """
     from ray import serve
 
-    serve.run(deployment(recipe, replicas).bind(recipe), name=APPLICATION, route_prefix="/")
+    try:
+        serve.run(deployment(recipe, replicas).bind(recipe), name=APPLICATION, route_prefix="/")
+    except RuntimeError as error:
+        raise RunError(
+            f"not every replica was replaced ({error}); the running ones stay. Try again"
+        ) from error
