@@ -4,8 +4,10 @@
 
 The same work with the checks and without, in turns, in CPU seconds of one thread. Steps are those
 of training_step.py; a trace asks for the loss alone, which leaves checks the largest share. Written
-to benchmarks/results/checks.json: the ratio of the smallest and of the median times, and for the
-noise of this machine the ratio of the odd to the even rounds without checks.
+to benchmarks/results/checks.json: the ratio of the smallest and of the median times, for the noise
+of this machine the ratio of the odd to the even rounds without checks, and what the checks take by
+themselves: the CPU time inside of them over that of the whole. The last hardly varies; ratios of
+two runs do by several percent where other processes use the same caches.
 """
 
 from __future__ import annotations
@@ -57,6 +59,46 @@ def unchecked() -> Generator[None, None, None]:
             setattr(owner, name, check)
 
 
+@contextmanager
+def timed(spent: list[int]) -> Generator[None, None, None]:
+    """Add the CPU nanoseconds inside of checks to `spent`, those of one within another once."""
+    inside = 0
+
+    def counting(check: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **named: Any) -> Any:
+            nonlocal inside
+            begin, inside = time.thread_time_ns(), inside + 1
+            try:
+                return check(*args, **named)
+            finally:
+                inside -= 1
+                if not inside:
+                    spent.append(time.thread_time_ns() - begin)
+
+        return called
+
+    held = [(owner, name, vars(owner)[name]) for owner, name, _ in OFF]
+    for owner, name, check in held:
+        setattr(owner, name, counting(check))
+    try:
+        yield
+    finally:
+        for owner, name, check in held:
+            setattr(owner, name, check)
+
+
+def share(work: Callable[[], Any]) -> float:
+    """What checks take of a piece of work: the median over some rounds."""
+    found: list[float] = []
+    for _ in range(max(2, ROUNDS // 3)):
+        spent: list[int] = []
+        with timed(spent):
+            begin = time.thread_time_ns()
+            work()
+            found.append(sum(spent) / (time.thread_time_ns() - begin))
+    return statistics.median(found)
+
+
 def works() -> dict[str, Callable[[], Any]]:
     torch.manual_seed(0)
     seeing, pictures = vit()
@@ -88,7 +130,7 @@ def main() -> None:
     torch.set_num_threads(1)
     figures: dict[str, dict[str, float]] = {}
     table = Table(title=f"CPU seconds with checks over those without; {WANTED} is wanted")
-    for column in ("", "smallest", "median", "noise"):
+    for column in ("", "smallest", "median", "noise", "inside"):
         table.add_column(column, justify="right")
     for name, work in works().items():
         work()  # looks the model over
@@ -101,6 +143,7 @@ def main() -> None:
             "smallest": min(on) / min(off),
             "median": statistics.median(on) / statistics.median(off),
             "noise": statistics.median(off[1::2]) / statistics.median(off[::2]),
+            "inside": share(work),
         }
         figures[name] = found
         table.add_row(name, *(f"{found[column]:.4f}" for column in found))
