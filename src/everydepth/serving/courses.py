@@ -1,4 +1,4 @@
-"""How a request climbs: where on the way up it is read out, and what it says there."""
+"""Courses: at which depths a request is read out, and what it says there."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from everydepth.stream import ResidualStream
 
 @dataclass(frozen=True)
 class Said:
-    """What came of a climb.
+    """The outcome of a round for a row.
 
-    tokens: those that are certain now. feed: what the row reads next, if not the last of them.
-    dropped: how many of the tokens it has read are taken back, the last ones.
+    tokens: the new tokens that are final.
+    feed: the next token to read, if not the last of these.
+    dropped: the number of last tokens that are taken back.
     """
 
     tokens: tuple[int, ...]
@@ -29,9 +30,9 @@ class Said:
 
 @dataclass(frozen=True)
 class Asked:
-    """A row at a stop: `h` (1, tokens, dim) are its states, `logits` (wanted, v) what they say.
+    """A row at a stop, with its states `h` (1, tokens, dim) and `logits` (wanted, v).
 
-    remaining: how many more tokens the request may get.
+    remaining: the number of tokens the request may still get.
     """
 
     course: Course
@@ -45,25 +46,25 @@ class Team(ABC):
 
     @abstractmethod
     def begin(self, courses: Sequence[Course]) -> None:
-        """A round begins, and these are in it."""
+        """Called at the beginning of a round, with the courses in it."""
 
     @abstractmethod
     def see(self, depth: int, asked: Sequence[Asked]) -> list[Said | None]:
-        """What `Course.see` is for one, for all that have come to this stop."""
+        """`Course.see` for all members at this stop."""
 
 
 class Course(ABC):
-    """The way of one request; `top` is the depth that decides.
+    """The way of one request through the depths; `top` is the depth that decides.
 
-    `stops` are the depths at which the row is asked, in order; the last one is `top`. At a stop
-    `see` either says something, and the row stays there until the next round, or gives None, and
-    the row climbs on, with all tokens that wait at this depth. One with a `team` is asked through
-    it.
+    `stops` are the depths at which the row is asked, in order; the last one is `top`. At a stop,
+    `see` either says something, and the row waits there until the next round, or returns None, and
+    the row continues, with all tokens that wait at this depth. A course with a `team` is asked
+    through it.
     """
 
     @property
     def team(self) -> Team | None:
-        """With whom it decides."""
+        """The team it decides with, or None."""
         return None
 
     def __init__(
@@ -83,23 +84,23 @@ class Course(ABC):
         return self.stops
 
     def wants(self, depth: int) -> int:
-        """Of how many tokens, counted from the last, the logits of this stop are needed."""
+        """The number of last tokens whose logits are needed at this stop."""
         return 1
 
     @abstractmethod
     def see(self, depth: int, asked: Asked) -> Said | None:
-        """What it says at a stop; None: nothing yet."""
+        """What it says at a stop; None to continue."""
 
 
 class Plain(Course):
-    """One token a round, read out at one depth."""
+    """One token per round, read out at one depth."""
 
     def see(self, depth: int, asked: Asked) -> Said | None:
         return Said((int(self.sampling.draw(asked.logits, self.generator)),))
 
 
 class Exiting(Course):
-    """One token a round, read out at the first depth that a policy trusts."""
+    """One token per round, read out at the first depth that a policy trusts."""
 
     def __init__(
         self,

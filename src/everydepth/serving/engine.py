@@ -1,4 +1,4 @@
-"""What stands behind the server: an interface, and the engine that is built in."""
+"""Engines: their interface, and the built-in one."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ class Stopped(EveryDepthError, RuntimeError):
 
 
 class Failed(EveryDepthError, RuntimeError):
-    """A round of this request, and of others that shared it, could not be computed."""
+    """A round of this request failed, and with it all others in the batch."""
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """What the server starts, stops and watches."""
+    """What the server starts, stops and monitors."""
 
     def start(self) -> None:
-        """Get ready; returns when requests can come."""
+        """Start; returns when it accepts requests."""
 
     def stop(self) -> None:
-        """End what runs and let everything go."""
+        """Stop everything and free all resources."""
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether it accepts requests."""
         ...
 
     @property
@@ -72,10 +72,10 @@ class Engine(Backend, Protocol):
 
 
 class Embedded:
-    """Our own decoding: every depth shares one set of weights, and one batch.
+    """The built-in engine: all depths share one set of weights and one batch.
 
-    The scheduler runs on a thread of its own. Requests and cancellations are handed to it between
-    two rounds, so that the event loop never waits for a round.
+    The scheduler has its own thread. Requests and cancellations are passed to it between rounds, so
+    that the event loop never waits for a round.
     """
 
     def __init__(self, scheduler: Scheduler, *, packed: bool = True) -> None:
@@ -149,7 +149,7 @@ class Embedded:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """What this round gave, with one wake-up of each event loop: a wake-up has its price."""
+        """Pass on the round's output, waking each event loop only once, since that is costly."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Call, Piece | EveryDepthError]]] = {}
         for call, piece in self._given:
             by_loop.setdefault(call.loop, []).append((call, piece))
@@ -168,7 +168,7 @@ class Embedded:
                 call.give(Failed(why))
 
     def _read_inbox(self) -> bool:
-        """Do what came; wait for something if there is nothing else to do. False: stop."""
+        """Process the inbox, waiting if there is nothing else to do; False to stop."""
         idle = not self.scheduler.running and not self.scheduler.queue
         while True:
             try:
@@ -197,7 +197,7 @@ class Embedded:
 class _Call:
     """One request between the engine's thread and the event loop.
 
-    whole: the tokens between the first and the last wait for the last.
+    whole: all tokens after the first are passed on together, at the end.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The HTTP side: what OpenAI's clients send and expect, with a depth beside it."""
+"""The HTTP server: OpenAI's API, with depths."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ Text = Annotated[str, AfterValidator(_text)]
 Tokens = list[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
 
 
-# Fields of OpenAI's clients that are not supported, and the values at which they change nothing;
-# with None for a field that never changes an answer. Any other field is refused.
+# Unsupported fields of OpenAI's API, and the values at which they have no effect; None for fields
+# that never change an answer. Any other field is refused.
 NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "best_of": (1,),
     "echo": (False,),
@@ -80,7 +80,7 @@ class StreamOptions(BaseModel):
 
 
 class Wanted(BaseModel):
-    """What completions and chats have in common; what changes no answer is passed over."""
+    """The common fields of completions and chats; fields without effect are dropped."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -139,9 +139,9 @@ class Chat(Wanted):
 
 
 class Server:
-    """Answers of one model; `app` is the ASGI application.
+    """Serves one language model; `app` is the ASGI application.
 
-    Without a temperature the answer is the likeliest text, the same every time.
+    Without a temperature, decoding is greedy.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Server:
         prompt = await asyncio.to_thread(self._templated, body.messages)
         return await self._answer(body, [prompt], http, "chat.completion", _chatted)
 
-    # -- from words to requests -------------------------------------------------------------------
+    # -- from bodies to requests ------------------------------------------------------------------
 
     def _tokenized(self, prompt: str | Tokens | list[str] | list[Tokens]) -> list[list[int]]:
         if not prompt:
@@ -248,7 +248,7 @@ class Server:
         return JSONResponse(head | {"choices": choices, "usage": usage})
 
     async def _spoken(self, request: Asked, stops: Sequence[str]) -> AsyncGenerator[_Spoken, None]:
-        """The text of one request as it comes."""
+        """The text of one request, as it is generated."""
         text = TextStream(self.tokenizer, stops, request.prompt)
         tokens, begin, first = 0, time.monotonic(), None
         async with aclosing(self.engine.run(request)) as pieces:
@@ -330,14 +330,14 @@ def _with_ids(form: _Form) -> _Form:
 
 
 def _without_end(piece: Piece) -> tuple[int, ...]:
-    """The token that ended a text is not part of it."""
+    """The tokens without the one that ended the text."""
     return piece.tokens[:-1] if piece.finish == "stop" else piece.tokens
 
 
 async def _merged(
     sources: list[AsyncGenerator[_Spoken, None]],
 ) -> AsyncGenerator[tuple[int, _Spoken], None]:
-    """What several answers say, in the order in which it comes; the first error ends all."""
+    """The parts of several answers, in order of arrival; the first error ends all."""
     found: asyncio.Queue[tuple[int, _Spoken] | Exception | None] = asyncio.Queue()
 
     async def forward(index: int, source: AsyncGenerator[_Spoken, None]) -> None:
@@ -414,7 +414,7 @@ async def _events(
 
 
 async def _while_connected(http: Request, work: Awaitable[T]) -> T | None:
-    """The result, or None as soon as the client has gone; the work is then cancelled."""
+    """The result; None if the client disconnects, which cancels the work."""
 
     async def gone() -> None:
         while (await http.receive())["type"] != "http.disconnect":
@@ -448,7 +448,7 @@ before all is sent."""
 def application(
     engine: Backend, meter: Meter, menu: Menu, *, key: str | None, largest: int
 ) -> FastAPI:
-    """Health, readiness, metrics, the list of depths; keys, limits and errors for all routes."""
+    """An application with the common routes, and with keys, limits and error handling for all."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -510,7 +510,7 @@ def application(
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> Response:
-        # The server's log has the traceback; a stranger is not told what is inside.
+        # The server's log has the traceback; clients do not get internal details.
         return _refusal(500, "the server failed on this request")
 
     app.add_middleware(Guard, key=key, largest=largest)

@@ -1,4 +1,4 @@
-"""What clients call a model: `name`, `name@12`."""
+"""The names of a model and its depths for clients: `name`, `name@12`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Menu:
             )
 
     def depth_of(self, model: str, depth: int | None) -> int | None:
-        """The depth that `model` and `depth` of a request agree on; None if they say none."""
+        """The depth given by `model` and `depth` of a request; None if neither sets one."""
         name, _, rung = model.partition("@")
         if name != self.name:
             raise UnknownModel(f"no model {model!r} here; this server has {self.name!r}")
@@ -75,7 +75,7 @@ class Menu:
         ]
 
     def one(self, name: str) -> dict[str, Any] | None:
-        """What `listed` says of one name."""
+        """The entry of `listed` with this name, or None."""
         return next((found for found in self.listed() if found["id"] == name), None)
 
     @property
@@ -89,7 +89,7 @@ class Menu:
         return range(1, self.depth + 1) if self.rungs is None else self.rungs
 
     def above(self, floor: float, depths: Sequence[int]) -> list[int]:
-        """Those of the depths whose quality is at the floor or better."""
+        """The depths whose quality is at least the floor."""
         if self.profile is None:
             raise SettingError(
                 f"a floor of {floor} needs --profile, which says what each depth is worth; "

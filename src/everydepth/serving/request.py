@@ -1,4 +1,4 @@
-"""What a client asks, checked; and what became of it."""
+"""Requests and their progress."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Request:
     whole: bool = False
 
     def check(self, stream: ResidualStream) -> Request:
-        """Itself, or an error that says what to change."""
+        """Returns itself, or raises an error that says what to change."""
         if not self.prompt:
             raise BatchError("the prompt is empty; send at least one token")
         stream.check_vocabulary(min(self.prompt), max(self.prompt), stream.classes)
@@ -73,7 +73,7 @@ _numbers = itertools.count(1)
 
 @dataclass(eq=False)
 class Ticket:
-    """A request in the house: where it is, and what it has got so far."""
+    """The progress of a request: its row, depth, times and tokens."""
 
     request: Request
     arrived: float
@@ -94,5 +94,5 @@ class Ticket:
 
     @property
     def seconds(self) -> float:
-        """From arrival to end, or so far."""
+        """The time from arrival to end, or so far."""
         return (self.ended if self.ended is not None else time.monotonic()) - self.arrived
