@@ -4,20 +4,22 @@
     python benchmarks/pretrained.py --collect --page
 
 stories15M (a Llama of 6 blocks), tuned on stories it drew itself, three seeds; `smollm2` (30
-blocks) on WikiText-2, one seed; both are folders of EVERYDEPTH_DATA. Every arm has the same CPU
-seconds: the cost of a step is measured first, how many there are follows from it. The rate is
-one of three, chosen as somebody who tunes a model would, on validation text (`rate_for`), for
-stories15M: once with LPA for all that tune the model, once with balconies for new parameters.
-Losses are compared by the number of blocks that run: a balcony adds one, so it stands one depth
-lower. One process, one thread. What is done is not repeated: call it again after a crash. Figures
-go to benchmarks/results/pretrained.json; `--collect` writes those of arms that are done, without
-running any; `--page` writes docs/objectives.md from the figures, `--runs FOLDER` what
-`everydepth app FOLDER` shows. `--smoke`: a tiny random model, two steps, nothing written.
+blocks) on WikiText-2, in bfloat16, one seed; both are folders of EVERYDEPTH_DATA. Every arm has
+the same CPU seconds: the cost of a step is measured first, how many there are follows from it. The
+rate is one of three, chosen as somebody who tunes a model would, on validation text (`rate_for`),
+for stories15M: once with LPA for all that tune the model, once with balconies for new parameters.
+Losses are compared by the number of blocks that run: a balcony adds one for every ten of the model,
+so it stands that much lower. One process, one thread. What is done is not repeated: call it again
+after a crash. Figures go to benchmarks/results/pretrained.json; `--collect` writes those of arms
+that are done, without running any; `--page` writes docs/objectives.md from the figures, `--runs
+FOLDER` what `everydepth app FOLDER` shows. `--smoke`: a tiny random model, two steps, nothing
+written.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import time
@@ -43,7 +45,7 @@ TEMPLATE = Path(__file__).parent / "pretrained.md"
 ROWS, LENGTH, VALID, HELD_OUT, NEW, PROMPTS = 4, 128, 8, 32, 32, 2
 RATES, NEW_RATES = (3e-5, 1e-4, 3e-4), (3e-4, 1e-3, 3e-3)  # of the model, of new parameters
 LORA_RANK, TOLERATED = 16, 0.01
-CHOSEN, PUBLISHED = "blocks chosen", "published"
+CHOSEN, PUBLISHED, BOTH = "blocks chosen", "published", "end_to_end, then balcony"
 
 Make = Callable[[Any], ed.EveryDepth]
 
@@ -53,7 +55,12 @@ def _tuned(objective: Callable[[], ed.Objective]) -> Make:
 
 
 def _balcony(init: str) -> Make:
-    return lambda model: ed.balcony(model, [rung - 1 for rung in rungs_of(model)], init=init)
+    def made(model: Any) -> ed.EveryDepth:
+        blocks = max(1, ed.as_stream(model).depth // 10)  # as by default
+        lower = [rung - blocks for rung in rungs_of(model)]
+        return ed.balcony(model, lower, blocks=blocks, init=init)
+
+    return made
 
 
 def _lora(model: Any) -> ed.EveryDepth:
@@ -69,6 +76,7 @@ ARMS: dict[str, Make | None] = {
     "balcony, silent start": _balcony("copy"),
     "lora": _lora,
     CHOSEN: None,
+    BOTH: None,
     "ladder": _tuned(ed.ladder),
     "lpa, distilled": _tuned(lambda: ed.lpa().distilled()),
     "lpa, sampled": _tuned(lambda: ed.lpa().sampled(2)),
@@ -89,12 +97,15 @@ class Plan:
     train: int
     arms: Sequence[str]
     rates_of: str | None = None
+    precision: str = "fp32"
 
 
-FEW = (PUBLISHED, "balcony", "end_to_end", "lpa", "ladder+distilled", CHOSEN)
+FEW = (PUBLISHED, "balcony", "end_to_end", "lpa", "ladder+distilled", BOTH, CHOSEN)
 PLANS = {
     "stories15M": Plan(seconds=20.0, seeds=3, train=256, arms=tuple(ARMS)),
-    "smollm2": Plan(seconds=60.0, seeds=1, train=256, arms=FEW, rates_of="stories15M"),
+    "smollm2": Plan(
+        seconds=180.0, seeds=1, train=1024, arms=FEW, rates_of="stories15M", precision="bf16"
+    ),
 }
 
 
@@ -185,9 +196,10 @@ def nll(net: Any, texts: Tensor, depths: Sequence[int]) -> list[float]:
 
 
 def read_at(net: Any, rungs: Sequence[int]) -> list[int]:
-    """The depths that run so many blocks: with a balcony, one below."""
+    """The depths that run so many blocks: with a balcony, lower ones."""
     stream = ed.as_stream(net)
-    return [rung - 1 if rung - 1 in stream.exits else rung for rung in rungs] + [stream.depth]
+    lower = {depth + len(blocks): depth for depth, blocks in stream.exits.items()}
+    return [lower.get(rung, rung) for rung in rungs] + [stream.depth]
 
 
 def drafting(net: Any, prompts: Tensor, new: int, rungs: Sequence[int]) -> dict[str, Any]:
@@ -206,7 +218,9 @@ def drafting(net: Any, prompts: Tensor, new: int, rungs: Sequence[int]) -> dict[
     return shown
 
 
-def tuned(net: Any, texts: Tensor, steps: int, lr: float, seed: int) -> float:
+def tuned(
+    net: Any, texts: Tensor, steps: int, lr: float, seed: int, precision: str = "fp32"
+) -> float:
     """CPU seconds of these steps."""
     size = min(ROWS, len(texts))
     per_epoch = len(texts) // size
@@ -217,16 +231,18 @@ def tuned(net: Any, texts: Tensor, steps: int, lr: float, seed: int) -> float:
         rows.append({"input_ids": texts[order[place * size : (place + 1) * size]]})
     begin = time.process_time()
     how: dict[str, Any] = {"warmup": 0.1, "clip": 1.0, "shuffle": False, "progress": False}
-    ed.fit(net, rows, steps=steps, lr=lr, seed=seed, **how)
+    ed.fit(net, rows, steps=steps, lr=lr, seed=seed, precision=precision, **how)
     net.eval()
     return time.process_time() - begin
 
 
-def steps_for(make: Callable[[], ed.EveryDepth], texts: Tensor, seconds: float) -> int:
+def steps_for(
+    make: Callable[[], ed.EveryDepth], texts: Tensor, seconds: float, precision: str
+) -> int:
     """How many steps the budget pays for, by the CPU seconds of four on another model."""
     net = make()
-    tuned(net, texts, 1, 1e-6, 0)
-    return max(2, int(seconds / (tuned(net, texts, 4, 1e-6, 0) / 4)))
+    tuned(net, texts, 1, 1e-6, 0, precision)
+    return max(2, int(seconds / (tuned(net, texts, 4, 1e-6, 0, precision) / 4)))
 
 
 def rate_for(
@@ -252,57 +268,105 @@ def rate_for(
 
 
 def arm(
-    model: str, name: str, seconds: float, seed: int, lr: float | None, run: str | None
+    model: str,
+    name: str,
+    seconds: float,
+    seed: int,
+    lr: float | None,
+    run: str | None,
+    precision: str = "fp32",
+    new_lr: float | None = None,
 ) -> dict[str, Any]:
     """One way of tuning, and what became of the model. lr: None, to be chosen."""
     plain = published(model)
     text = text_for(model, plain, None if run is None else Path(run))
-    rungs, make = rungs_of(plain), ARMS[name]
+    rungs = rungs_of(plain)
+    how = Tuning(text, rungs, seconds, seed, precision)
     if name == CHOSEN:
-        return chosen(plain, text, rungs, seconds, seed, min(RATES) if lr is None else lr)
+        return chosen(plain, how, min(RATES) if lr is None else lr)
     steps, spent, net = 0, 0.0, plain
-    if make is not None:
+    if name == BOTH:
+        lr, new_lr = lr or min(RATES), new_lr or min(NEW_RATES)
+        steps, spent, net = one_after_the_other(plain, how, lr, new_lr)
+    elif name != PUBLISHED:
+        make: Any = ARMS[name]
 
         def made() -> ed.EveryDepth:
             torch.manual_seed(seed)
             return make(published(model))
 
         rates = NEW_RATES if name in NEW_PARAMETERS else RATES
-        steps = 2 if model == "tiny" else steps_for(made, text.train, seconds)
+        steps = how.steps(made)
         lr = rate_for(made, rates, text, steps, rungs) if lr is None else lr
         net = made()
-        spent = tuned(net, text.train, steps, lr, seed)
+        spent = how.tuned(net, steps, lr)
     drafts: dict[str, Any] = {}
     if seed == 0 and model != "smollm2":
         prompts = text.held_out[:PROMPTS, : text.held_out.shape[1] // 8]
         drafts = drafting(net, prompts, 6 if model == "tiny" else NEW, rungs)
     losses = nll(net, text.held_out, read_at(net, rungs))
     found = {"steps": steps, "lr": lr, "cpu_seconds": spent, "nll": losses, "drafting": drafts}
+    found |= {} if new_lr is None else {"new_lr": new_lr}
     return {**found, "blocks": [*rungs, ed.as_stream(plain).depth]}
 
 
-def chosen(
-    model: Any, text: Text, rungs: Sequence[int], seconds: float, seed: int, lr: float
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Tuning:
+    """What all ways have in common."""
+
+    text: Text
+    rungs: Sequence[int]
+    seconds: float
+    seed: int
+    precision: str
+
+    def steps(self, make: Callable[[], ed.EveryDepth], share: float = 1.0) -> int:
+        """How many a share of the seconds pays for; of the tiny model's always two."""
+        small = len(self.text.train) < 16
+        texts, seconds = self.text.train, share * self.seconds
+        return 2 if small else steps_for(make, texts, seconds, self.precision)
+
+    def tuned(self, net: Any, steps: int, lr: float) -> float:
+        return tuned(net, self.text.train, steps, lr, self.seed, self.precision)
+
+
+def one_after_the_other(
+    model: Any, how: Tuning, lr: float, new_lr: float
+) -> tuple[int, float, ed.EveryDepth]:
+    """Half of the seconds end to end, half for balconies on what came out: steps, seconds, net."""
+
+    def whole() -> ed.EveryDepth:
+        return ed.EveryDepth(copy.deepcopy(model).requires_grad_(True), ed.end_to_end())
+
+    def exits(on: Any = model) -> ed.EveryDepth:
+        torch.manual_seed(how.seed)
+        return _balcony("last")(on)
+
+    first, second = how.steps(whole, 0.5), how.steps(lambda: exits(copy.deepcopy(model)), 0.5)
+    net = whole()
+    spent = how.tuned(net, first, lr)
+    net = exits(net.model)
+    return first + second, spent + how.tuned(net, second, new_lr), net
+
+
+def chosen(model: Any, how: Tuning, lr: float) -> dict[str, Any]:
     """For each rung another model: its blocks chosen by similarity, and tuned with a share of the
     seconds. It has no other depths, and nothing to draft for."""
-    rows = [{"input_ids": rows} for rows in text.train[:16].split(ROWS)]
+    rows = [{"input_ids": rows} for rows in how.text.train[:16].split(ROWS)]
     found: list[float | None] = []
-    steps, spent, share = 0, 0.0, seconds / len(rungs)
-    small = len(text.train) < 16
-    for rung in rungs:
+    steps, spent = 0, 0.0
+    for rung in how.rungs:
         keep = ed.choose_blocks(model, rows, keep=rung, progress=False).keep
 
         def made(keep: Any = keep) -> ed.EveryDepth:
             cut: Any = ed.at_depth(model, keep=keep)
             return ed.EveryDepth(cut.requires_grad_(True), ed.end_to_end())
 
-        count = 2 if small else steps_for(made, text.train, share)
+        count = how.steps(made, 1 / len(how.rungs))
         net = made()
-        spent += tuned(net, text.train, count, lr, seed)
+        spent += how.tuned(net, count, lr)
         steps += count
-        found += nll(net, text.held_out, [rung])
-    blocks = [*rungs, ed.as_stream(model).depth]
+        found += nll(net, how.text.held_out, [rung])
     found.append(None)
     return {
         "steps": steps,
@@ -310,7 +374,7 @@ def chosen(
         "cpu_seconds": spent,
         "nll": found,
         "drafting": {},
-        "blocks": blocks,
+        "blocks": [*how.rungs, ed.as_stream(model).depth],
     }
 
 
@@ -343,15 +407,18 @@ def measured(
                 "seconds": seconds,
                 "seed": seed,
                 "run": run,
+                "precision": plan.precision,
             }
             cell["lr"] = None if name == PUBLISHED else rates.get(_kind(name))
+            if name == BOTH:
+                cell["new_lr"] = rates["new"]
             place = Path(run) / "arms" / model / f"{name.replace(', ', '-')}-{seed}"
             how: dict[str, Any] = {"dry_run": name not in only, "progress": False}
             done = ed.sweep([cell], arm, run=place, **how).rows()
             if not done:
                 continue
-            keys = ("steps", "lr", "cpu_seconds", "nll", "drafting", "blocks")
-            found[name].append({key: done[0][key] for key in keys})
+            keys = ("steps", "lr", "new_lr", "cpu_seconds", "nll", "drafting", "blocks")
+            found[name].append({key: done[0][key] for key in keys if key in done[0]})
             if name in CHOOSERS:
                 rates.setdefault(_kind(name), done[0]["lr"])
             print(model, name, seed, found[name][-1], flush=True)
@@ -443,7 +510,8 @@ def _losses(found: dict[str, Any]) -> str:
         values = [_spread([row["nll"][i] for row in seeds]) for i in range(len(blocks))]
         after = [row["nll"][-1] for row in seeds if row["nll"][-1] is not None]
         change = f"{sum(after) / len(after) - before:+.3f}" if after else "-"
-        rate = "-" if seeds[0]["lr"] is None else f"{seeds[0]['lr']:.0e}"
+        rates = (seeds[0]["lr"], seeds[0].get("new_lr"))
+        rate = ", ".join(f"{rate:.0e}" for rate in rates if rate is not None) or "-"
         rows.append([name, str(seeds[0]["steps"]), rate, *values, change])
     return _markdown(rows)
 
@@ -488,17 +556,22 @@ def main() -> None:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Run what is asked for; figures of other models stay as they were recorded."""
+    """Run what is asked for; figures of other models and arms stay as they were recorded."""
     path = RESULTS / "pretrained.json"
     figures: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     figures |= {"rows": ROWS, "tokens_a_row": LENGTH}
     models: dict[str, Any] = figures.setdefault("models", {})
     for model in given.model or (() if given.memory else PLANS):
         plan = PLANS[model]
-        rates = {} if plan.rates_of is None else rates_in(models[plan.rates_of])
+        source = plan.rates_of or (model if given.arm and model in models else None)
+        rates = {} if source is None else rates_in(models[source])
         seconds = plan.seconds if given.seconds is None else given.seconds
         only = () if given.collect else given.arm or plan.arms
         found = measured(model, plan, given.run, seconds, only=only, rates=rates)
+        known = models.get(model, {"seconds": None})
+        before = known["arms"] if known["seconds"] == seconds else {}
+        arms = {name: (before | found["arms"]).get(name) for name in plan.arms}
+        found["arms"] = {name: rows for name, rows in arms.items() if rows}
         models |= {model: found} if found["arms"] else {}
     if given.memory:
         figures["memory"] = memory()
