@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 try:
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.registry import register_model
@@ -34,7 +36,8 @@ class DepthLM(HFLM):
     """The first `depth` blocks of a causal language model (all if None), with its own head.
 
     pretrained: a folder, a run directory, or a Hugging Face name. A balcony at this depth is used.
-    kwargs: passed to the harness's own `hf` model.
+    device: the CPU if this machine has no such device, because the harness asks for a GPU by
+        default. kwargs: passed to the harness's own `hf` model.
 
     >>> from everydepth.exits.harness import DepthLM
     >>> _ = llama.save_pretrained("llama"), tokenizer.save_pretrained("llama")
@@ -50,8 +53,13 @@ class DepthLM(HFLM):
         cut = at_depth(stream, stream.depth if depth is None else depth, share=True)
         plain: Any = unwrapped(cut)
         super().__init__(
-            pretrained=plain.to(device), tokenizer=load_tokenizer(pretrained), **kwargs
+            pretrained=plain.to(_usable(device)), tokenizer=load_tokenizer(pretrained), **kwargs
         )
+
+
+def _usable(device: str) -> str:
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return device if found is not None and torch.device(device).type == found.type else "cpu"
 
 
 if __name__ == "__main__":
