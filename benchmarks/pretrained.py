@@ -100,11 +100,11 @@ class Plan:
     precision: str = "fp32"
 
 
-FEW = (PUBLISHED, "balcony", "end_to_end", "lpa", "ladder+distilled", BOTH, CHOSEN)
+FEW = (PUBLISHED, "balcony", "end_to_end", "ladder+distilled", "lpa", BOTH, CHOSEN)
 PLANS = {
     "stories15M": Plan(seconds=20.0, seeds=3, train=256, arms=tuple(ARMS)),
     "smollm2": Plan(
-        seconds=180.0, seeds=1, train=1024, arms=FEW, rates_of="stories15M", precision="bf16"
+        seconds=120.0, seeds=1, train=1024, arms=FEW, rates_of="stories15M", precision="bf16"
     ),
 }
 

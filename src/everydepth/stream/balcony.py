@@ -53,6 +53,11 @@ class Balcony(nn.Module):
     ) -> None:
         super().__init__()
         trunk = as_stream(model, **options)
+        if trunk.exits:
+            raise UnsupportedModelError(
+                f"{trunk.name} has balconies already, at depths {', '.join(map(str, trunk.exits))}; "
+                "build all of them at once, on the plain model inside (its `model`)"
+            )
         self.depths = _checked(trunk, depths, init)
         if isinstance(blocks, bool) or not 1 <= blocks < trunk.depth:
             raise SettingError(

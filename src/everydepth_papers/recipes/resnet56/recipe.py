@@ -112,9 +112,9 @@ RECIPE = Recipe(
         ),
         "paper": Preset(
             cells=[
-                *in_stages((0, *EPOCHS), EXITS, arm=LADDER, **SMALL),
-                *in_stages(EPOCHS[:1], EXITS, **BALCONY),
-                in_stages(EPOCHS, EXITS, **BALCONY)[-1],
+                *in_stages((0,), {}, arm=LADDER, **SMALL),
+                *in_stages(EPOCHS, EXITS, **BALCONY),
+                *in_stages(EPOCHS, EXITS, arm=LADDER, **SMALL),
             ],
             cost="35 min of one core",
             needs=("resnet-cifar10", "cifar10"),
