@@ -104,7 +104,7 @@ FEW = (PUBLISHED, "balcony", "end_to_end", "ladder+distilled", "lpa", BOTH, CHOS
 PLANS = {
     "stories15M": Plan(seconds=20.0, seeds=3, train=256, arms=tuple(ARMS)),
     "smollm2": Plan(
-        seconds=120.0, seeds=1, train=1024, arms=FEW, rates_of="stories15M", precision="bf16"
+        seconds=60.0, seeds=1, train=1024, arms=FEW, rates_of="stories15M", precision="bf16"
     ),
 }
 
