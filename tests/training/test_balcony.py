@@ -298,6 +298,12 @@ def test_a_post_norm_model_has_no_silent_balconies() -> None:
         ed.balcony(model, [1], init="copy")
 
 
+def test_balconies_on_a_model_with_balconies_are_refused() -> None:
+    words = "Balcony has balconies already, at depths 1; build all of them at once, on the plain"
+    with pytest.raises(UnsupportedModelError, match=words):
+        ed.balcony(ed.balcony(vit(), [1]).model, [2])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

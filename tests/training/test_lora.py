@@ -82,3 +82,15 @@ def test_the_command_trains_adapters(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert (tmp_path / "run" / "adapter" / "adapter_config.json").is_file()
     assert ed.load(tmp_path / "run").config.num_hidden_layers == 2
+
+
+def test_a_saved_adapter_names_the_folder_of_its_model(tmp_path: Path) -> None:
+    plain: Any
+    plain, batch = ENTRIES[LLAMA].make()
+    plain.save_pretrained(tmp_path / "base")
+    adapted = with_lora(ed.load(tmp_path / "base"), 2)
+    ed.fit(ed.EveryDepth(adapted), [batch], steps=2, lr=1e-2, progress=False)
+    adapted.save_pretrained(tmp_path / "adapter")
+    opened = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    with torch.no_grad():
+        assert torch.equal(opened(**batch).logits, adapted.eval()(**batch).logits)

@@ -295,6 +295,7 @@ def _read(
             f"({', '.join(sorted(more)[:3])}, ...); correct the config, or save the model again "
             "with save_pretrained"
         )
+    model.name_or_path = str(folder.resolve())  # PEFT writes it beside an adapter
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model.eval()

@@ -54,8 +54,9 @@ class Balcony(nn.Module):
         super().__init__()
         trunk = as_stream(model, **options)
         if trunk.exits:
+            shown = ", ".join(map(str, trunk.exits))
             raise UnsupportedModelError(
-                f"{trunk.name} has balconies already, at depths {', '.join(map(str, trunk.exits))}; "
+                f"{trunk.name} has balconies already, at depths {shown}; "
                 "build all of them at once, on the plain model inside (its `model`)"
             )
         self.depths = _checked(trunk, depths, init)
