@@ -27,6 +27,7 @@ from everydepth.runs.together import on_main
 from everydepth.signals import Signals
 from everydepth.stream import has_labels, unwrapped, with_labels
 from everydepth.stream.feed import moved
+from everydepth.training.alike import warn_if_alike
 from everydepth.training.best import Best
 from everydepth.training.callbacks import Callback
 from everydepth.training.config import FitConfig, RunConfig
@@ -276,6 +277,8 @@ class Training:
         batch = cast(Batch, moved(batch, self.accelerator.device))
         if self.net.objective.needs_labels or has_labels(self.net.stream, batch):
             batch = dict(with_labels(self.net.stream, batch))
+        if self.step == 0:
+            warn_if_alike(self, batch)
         if not self.net.training:
             self.net.train()
         self.net.set_progress(self.step, self.total_steps)
