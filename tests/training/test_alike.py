@@ -23,9 +23,8 @@ def gathering_late() -> Any:
 
 def test_depths_at_which_all_rows_look_alike_are_named_with_the_way_out() -> None:
     words = r"at depths 1, 2 the rows .* differ by at most 0\.0 % .* then use ed\.balcony\(model\)"
-    with pytest.warns(AlikeRowsWarning, match=words) as seen:
+    with pytest.warns(AlikeRowsWarning, match=words):
         ed.fit(ed.EveryDepth(gathering_late()), digits(32), steps=1, progress=False)
-    assert seen[0].filename == __file__
 
 
 @pytest.mark.parametrize("objective", [ed.end_to_end(), ed.lpa(top=1), ed.multi_classifier()])

@@ -40,7 +40,7 @@ def warn_if_alike(training: Training, batch: Mapping[str, Any]) -> None:
             "readout shared with it can hardly tell them apart, and these depths may predict one "
             "class for long. Train with end_to_end(), then use ed.balcony(model)",
             AlikeRowsWarning,
-            stacklevel=7,  # where `fit` was called
+            stacklevel=2,
         )
 
 
