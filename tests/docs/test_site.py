@@ -46,7 +46,7 @@ def test_the_reference_documents_every_public_name(site: Path) -> None:
 
 def test_the_first_page_shows_a_result_before_theory(site: Path) -> None:
     text = (site / "index.html").read_text()
-    assert text.index("smollm2-small.png") < text.index("The residual stream</a>, <a")
+    assert text.index("smollm2-paper.png") < text.index("The residual stream</a>, <a")
 
 
 def test_every_link_out_of_the_readme_leads_to_a_file() -> None:
