@@ -6,14 +6,12 @@ import math
 from collections.abc import Iterable
 from typing import Literal, get_args
 
-from everydepth.config import checked
 from everydepth.errors import SettingError
 
 Verdict = Literal["holds", "does not hold", "inconclusive", "not applicable"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
-@checked
 def of_interval(
     low: float,
     high: float,

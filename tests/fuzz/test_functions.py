@@ -30,12 +30,11 @@ from everydepth.tracing import gradient_alignment, metric
 from everydepth.training import EarlyStopping, FitConfig, RunConfig
 from everydepth_papers.evidence import reproduce
 from everydepth_papers.paper import paper
-from everydepth_papers.verdict import of_interval
 
 # What the reference documents beside what `everydepth` and its growth and data hold.
 DOCUMENTED: tuple[Any, ...] = (
     certify_depth, cut_gguf, reproduce, application, gradient_alignment, paper,
-    of_interval, Entropy, Margin, Agreement, CosineDistance, Distilled, LayerDropout, OwnHeads,
+    Entropy, Margin, Agreement, CosineDistance, Distilled, LayerDropout, OwnHeads,
     Equilibrium, FitConfig, RunConfig, EarlyStopping, ServeConfig,
 )  # fmt: skip
 
