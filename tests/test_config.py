@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from everydepth.config import Config, filled, plain, setting
+from everydepth.config import Config, checked, filled, plain, setting
 from everydepth.errors import SettingError
 
 
@@ -96,3 +96,13 @@ def test_a_config_is_plain_values() -> None:
         "inner": {"level": 0.5},
         "fan": False,
     }
+
+
+def test_infinity_is_a_number_to_a_function_and_not_to_a_setting() -> None:
+    @checked
+    def halved(number: float) -> float:
+        return number / 2
+
+    assert halved(float("inf")) == float("inf")
+    with pytest.raises(SettingError, match=r"halved\(number=nan\); use a number"):
+        halved(float("nan"))

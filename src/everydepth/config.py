@@ -188,7 +188,7 @@ def checked(function: F) -> F:
     @wraps(function)
     def called(*args: Any, **named: Any) -> Any:
         _check_arguments(function, named)
-        if wrong := _misfit(function, args, named, _told_at_once(function)):
+        if wrong := _misfit(function, args, named, _told_at_once(function), infinite=True):
             raise SettingError(wrong)
         try:
             return function(*args, **named)
@@ -224,8 +224,13 @@ def _misfit(
     given: Any,
     named: Mapping[str, Any],
     hints: Mapping[str, tuple[Any, Setting]],
+    *,
+    infinite: bool = False,
 ) -> str | None:
-    """An error message for the first argument that does not fit its annotation; None if all fit."""
+    """An error message for the first argument that does not fit its annotation; None if all fit.
+
+    infinite: accept infinity as a number where nothing limits it, as some functions do.
+    """
     try:
         values = _signature(function).bind(*given, **named).arguments
     except TypeError:  # too few or too many, which Python reports itself
@@ -237,9 +242,15 @@ def _misfit(
         if value is not given_as and getattr(given_as, "shape", None) == ():
             # An array without axes is no number, and the function gets it as it is.
             value = value if isinstance(given_as, Number) else given_as
+        if infinite and about is _NO_LIMITS and _is_infinite(value, hint):
+            continue
         if not (_fits(value, hint) and _within(value, about)):
             return f"{_name_of(function)}({name}={value!r:.80}); use {_wanted(hint, about)}"
     return None
+
+
+def _is_infinite(value: Any, hint: Any) -> bool:
+    return isinstance(value, float) and math.isinf(value) and float in alternatives(hint)
 
 
 @cache
