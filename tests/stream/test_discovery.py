@@ -16,7 +16,7 @@ import torch
 import transformers as hf
 from tests.zoo import ENTRIES
 from tests.zoo.stock import stock
-from tests.zoo.table import Verdicts, entries, measured, rendered
+from tests.zoo.table import Verdicts, entries, measured, read, rendered
 from tests.zoo.verbs import CLASSES, VERBS, applies, labeled
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
@@ -791,6 +791,12 @@ def test_the_table_of_models_says_what_was_found_and_what_was_not() -> None:
     assert "| causal:GPTJForCausalLM | 3 | attention, mlp | modules | yes |" in page
     assert "not followed: UnsupportedModelError: no chain |" in page
     assert "- `masked:Large`: ValueError: too large" in page
+
+
+def test_the_table_of_models_can_be_read_and_written_again() -> None:
+    written = rendered(read(PAGE).values())
+    assert written == PAGE
+    assert read(PAGE)["causal:GPT2LMHeadModel"]["insert"] is True
 
 
 def test_the_tree_says_where_something_runs_between_blocks() -> None:

@@ -1,14 +1,14 @@
 """The table of docs/models.md: every class that could be built small, and what was found of it.
 
-`python -m tests.zoo.table docs/models.md --rows rows.jsonl` runs them all, one after the other;
-rows already in the file of results are not measured again, so that a run can be interrupted.
+`python -m tests.zoo.table docs/models.md --rows rows.jsonl` measures what the page lacks, one model
+after the other, and writes the page anew. Each row also goes to the file as soon as it is known, so
+that a run can be interrupted. `--again NAME` measures a row that the page has.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -141,8 +141,11 @@ class Verdicts:
         )
 
 
+_BARE = "has no residual connection"
+
+
 def _bare(row: Mapping[str, Any]) -> bool:
-    return "has no residual connection" in row.get("error", "")
+    return _BARE in row.get("error", "")
 
 
 LIBRARIES = {
@@ -195,9 +198,48 @@ def _section(library: str, rows: list[dict[str, Any]], known: int) -> list[str]:
     ]
 
 
+def read(page: str) -> dict[str, dict[str, Any]]:
+    """The rows of a page by name: all that `rendered` needs to write it again."""
+    rows: dict[str, dict[str, Any]] = {}
+    columns: list[str] = []
+    for line in page.splitlines():
+        if line.startswith("| class |"):
+            columns = _cells(line)
+        elif line.startswith("- `"):
+            name, _, said = line.removeprefix("- `").partition("`: ")
+            rows[name] = {"name": name, "unbuilt": said}
+        elif line.startswith("| "):
+            row = _row(dict(zip(columns, _cells(line), strict=True)))
+            rows[row["name"]] = row
+    return rows
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
+def _row(cells: Mapping[str, str]) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": cells["class"]}
+    kinds = cells["branches of a block"]
+    if cells["depth"] == "-":
+        bare = kinds == "no residual connection"
+        return {**row, "error": _BARE if bare else kinds.removeprefix("not followed: ")}
+    meant = {mark: value for value, mark in _MARKS.items()}
+    checks = {name: meant[cells[short]] for name, short in CLAUSES.items()}
+    verbs = {name: meant[mark] for name in VERBS if (mark := cells.get(name))}
+    return {
+        **row,
+        "depth": int(cells["depth"]),
+        "branches": [[] if k == "not known" else k.split(", ") for k in kinds.split("; ")],
+        "readout": cells["readout"],
+        "checks": checks,
+        **verbs,
+    }
+
+
 def _plain(text: str) -> str:
     """An error as words of a table."""
-    return re.sub(r"[|<>*_`\[\]]", " ", text)[:140]
+    return re.sub(r"[|<>*_`\[\]]", " ", text)[:140].rstrip()
 
 
 def _line(row: dict[str, Any], verbs: list[str]) -> str:
@@ -230,29 +272,33 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, required=True, help="results, one JSON a line")
     parser.add_argument("--library", choices=list(LIBRARIES), default="transformers")
     parser.add_argument("--verbs", action="store_true", help="run every verb, too")
-    parser.add_argument("--first", type=int, help="measure so many more, drawn by a seed")
+    parser.add_argument("--again", nargs="*", default=[], help="rows to measure although known")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none after them")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    rows = read(given.page.read_text() if given.page.exists() else "")
     text = given.rows.read_text() if given.rows.exists() else ""
     # A row measured later, with verbs, takes the place of the one before.
-    rows = {row["name"]: row for row in map(json.loads, text.splitlines())}
+    new = {row["name"]: row for row in map(json.loads, text.splitlines())}
+    rows |= new
     known = {n for n, r in rows.items() if not given.verbs or "checks" not in r or "train" in r}
-    left = [entry for entry in entries(given.library) if entry.name not in known]
-    if given.verbs:  # in any order, as time may not last for all
-        random.Random(0).shuffle(left)
+    known -= set(given.again) - set(new)
+    everything = entries(given.library)
     end = time.monotonic() + 60 * given.minutes
-    for entry in left[: given.first]:
+    for entry in everything:
+        if entry.name in known:
+            continue
         if time.monotonic() > end:
             break
         with given.rows.open("a") as file:
             # Said first, and held against it only if the process does not live to say more.
             file.write(json.dumps({"name": entry.name, "error": "the process crashed"}) + "\n")
             file.flush()
-            rows[entry.name] = measured(entry, verbs=given.verbs)
-            file.write(json.dumps(rows[entry.name]) + "\n")
-    known = {given.library: len(entries(given.library))}
-    given.page.write_text(rendered(rows.values(), known))
+            begun = time.process_time()
+            row = rows[entry.name] = measured(entry, verbs=given.verbs)
+            row["seconds"] = round(time.process_time() - begun, 1)
+            file.write(json.dumps(row) + "\n")
+    given.page.write_text(rendered(rows.values(), {given.library: len(everything)}))
 
 
 if __name__ == "__main__":

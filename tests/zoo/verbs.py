@@ -24,6 +24,7 @@ NEXT = "not the next token"
 START = "has no start token"
 SHARED = "one module (that is called |called )?at several depths"
 EXPERTS = "only a single linear layer or convolution can be scored"
+GROUPED = "only one with groups=1 and numeric padding can be scored"
 NO_BRANCHES = "branches are unknown|declares no branches|without its branches"
 NOT_STOCK = "is not a Hugging Face model"
 NO_SILENCE = "no block can be inserted|a silent block after depth .* changes what"
@@ -39,7 +40,7 @@ MISSING: Mapping[str, tuple[str, ...]] = {
     "scaled_skip": (SHARED, NO_BRANCHES),
     "ablate": (SHARED, NO_BRANCHES),
     "insert": (SHARED, NO_BRANCHES, NO_SILENCE, NO_WORDS),
-    "growth": (SHARED, NO_BRANCHES, NO_SILENCE, NO_WORDS, EXPERTS),
+    "growth": (SHARED, NO_BRANCHES, NO_SILENCE, NO_WORDS, EXPERTS, GROUPED),
 }
 
 

@@ -165,10 +165,14 @@ def _chosen(stream: ResidualStream, layer: int, which: Which) -> list[int]:
 def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[RemovableHandle]:
     xs: dict[int, Tensor] = {}
     calls: dict[nn.Module, int] = {}
+    # A skip may be a module that the block calls, or known only by what it computes.
+    own = set(block.module.modules())
+    skips = {i: block.branches[i].skip for i in chosen}
+    called = {i: skip for i, skip in skips.items() if skip is not None and skip in own}
     by_output = {
         (branch.out, branch.call): i
         for i, branch in enumerate(block.branches)
-        if i in chosen and branch.skip is None
+        if i in chosen and i not in called
     }
 
     def begin(*_: Any) -> None:
@@ -195,7 +199,8 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
                 "model with dropout=0, or call `model.eval()`"
             )
         out = first_tensor(output)
-        less = (1 - c) * branch.weight / branch.scale * xs.pop(i)
+        x = xs.pop(i) if branch.skip is None else branch.skip(xs.pop(i))
+        less = (1 - c) * branch.weight / branch.scale * x
         return with_first_tensor(output, out - branch.unturned(less, out))
 
     def multiply(_: nn.Module, __: Any, output: Tensor) -> Tensor:
@@ -208,8 +213,5 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
         handles.append(entry.register_forward_pre_hook(see(i), with_kwargs=True))
     for module in dict.fromkeys(out for out, _ in by_output):
         handles.append(module.register_forward_hook(subtract))
-    for i in chosen:
-        skip = block.branches[i].skip
-        if skip is not None:
-            handles.append(skip.register_forward_hook(multiply))
+    handles += [skip.register_forward_hook(multiply) for skip in called.values()]
     return handles

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from everydepth.exits.generation.tape import Tape
-from everydepth.exits.measure import ATTENTION_ON_CPU, LiveBytes, seconds, weight_bytes
+from everydepth.exits.measure import LiveBytes, flop_counter, seconds, weight_bytes
 from everydepth.stream import Cursor, ResidualStream
 
 NEW_TOKENS = 4  # generated to time decoding; a token takes far less time than a prompt
@@ -127,7 +126,7 @@ def counted_by_depth(stream: ResidualStream, batch: Mapping[str, Any]) -> Counte
         stream.logits(cursor)
         return live.peak
 
-    counter = FlopCounterMode(display=False, custom_mapping=ATTENTION_ON_CPU)
+    counter = flop_counter()
     with LiveBytes() as live, counter:
         readout = run()
     return Counted(operations, counter.get_total_flops() - operations[-1], peaks, readout)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.module_tracker import ModuleTracker
 
 from everydepth.stream import ResidualStream, stored
 
@@ -25,6 +26,27 @@ def seconds(run: Callable[[], Result], stream: ResidualStream) -> tuple[float, R
     result = run()
     _wait(stream)
     return time.perf_counter() - start, result
+
+
+def flop_counter() -> FlopCounterMode:
+    """A context that counts the operations of matrix products, convolutions and attention."""
+    counter = FlopCounterMode(display=False, custom_mapping=ATTENTION_ON_CPU)
+    counter.mod_tracker = _Untracked()
+    return counter
+
+
+class _Untracked(ModuleTracker):
+    """Says that all runs in one module.
+
+    To tell modules apart torch puts hooks on tensors, which fails without gradients on a parameter
+    that a model expands, such as a class token.
+    """
+
+    def __enter__(self) -> _Untracked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:

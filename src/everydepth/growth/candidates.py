@@ -52,7 +52,8 @@ def candidate(stream: ResidualStream, after: int, *, seed: int, init: str = "fre
     found = Candidate(after, deeper)
     for branch, module in zip(found.block.branches, found.maps, strict=True):
         weight = getattr(module, "weight", None)
-        if branch.others or not isinstance(weight, Tensor) or weight.ndim not in (2, 4):
+        matrix = isinstance(weight, Tensor) and weight.ndim == 2
+        if branch.others or not (matrix or isinstance(module, nn.Conv2d)):
             raise UnsupportedModelError(
                 f"a branch of {stream.name} ends in {'one of several' if branch.others else 'a'} "
                 f"{type(module).__name__}, and only a single linear layer or convolution can be "

@@ -31,6 +31,7 @@ from everydepth.stream import (
 )
 from everydepth.stream.feed import Feed
 from everydepth.stream.gradients import disagreement_bound, spectrum, summed_over_positions
+from everydepth.stream.insert import template
 from everydepth.stream.maps import LinearMap
 
 FEWEST = 8
@@ -272,7 +273,8 @@ def _pass(
                     continue
                 tried = candidates[depth]
                 # Masks and positions are those of its neighbor, a block of the same kind.
-                h, call = states.h[depth].detach(), states.calls[max(depth - 1, 0)]
+                like, _ = template(stream, depth, None)
+                h, call = states.h[depth].detach(), states.calls[like - 1]
                 if first == 0:
                     settle(tried, call, h)
                 _add(seen, tried, first, pairs(tried, call, h, g))

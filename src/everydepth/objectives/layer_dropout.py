@@ -72,12 +72,13 @@ def observe_kept(
         else:
             rows = keep.nonzero().flatten()
             rows = rows if len(rows) else torch.zeros_like(keep[:1], dtype=torch.long)
-            before = cursor.h
-            ran, rows = keep[rows].to(before.device), rows.to(before.device)
-            after = stream.step(cursor.select(rows)).h
-            ran = ran.view(-1, *[1] * (after.ndim - 1))
-            after = torch.where(ran, after, before[rows].to(after.dtype))
-            h = before.to(after.dtype).index_copy(0, rows, after)
+            axis, device = cursor.axis, cursor.h.device
+            places, part = cursor.places(rows).to(device), cursor.select(rows.to(device))
+            after = stream.step(part).h
+            ran = keep[rows].repeat_interleave(len(places) // len(rows)).to(device)
+            ran = ran.view(-1, *[1] * (after.ndim - 1 - axis))
+            after = torch.where(ran, after, part.h.to(after.dtype))
+            h = cursor.h.to(after.dtype).index_copy(axis, places, after)
             cursor = replace(cursor, depth=cursor.depth + 1, h=h)
         states.append(cursor.h)
     return States(stream, tuple(states), cursor.batch, None, cursor.calls)

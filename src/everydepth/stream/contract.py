@@ -179,6 +179,16 @@ class ResidualStream(ABC):
         """The output of block `depth` as the next block receives it; may depend on the batch."""
         return self.after_block(h, depth)
 
+    @property
+    def idle(self) -> Sequence[nn.Module]:
+        """Modules beside the blocks and like them that the model did not call."""
+        return ()
+
+    @property
+    def gaps(self) -> frozenset[int]:
+        """Depths after which the model itself changes the state before the next block gets it."""
+        return frozenset()
+
     def silent(
         self, h: Tensor, number: int, run: Callable[[], Any], given: Mapping[str | int, Any]
     ) -> Any:
@@ -376,8 +386,8 @@ class ResidualStream(ABC):
                 # No exception: a checkpointed or sharded module must finish its call.
                 stack.enter_context(replaced_forward(self.head, _no_logits))
             output = self.called(batch, None)
+        self._check_observed(len(h) if last else min(len(h), self.depth - 1))
         h.extend(self.after_block(given, self.depth) for given in last)
-        self._check_observed(h)
         states = States(self, tuple(h), batch, output if logits else None, tuple(seen))
         return states.check_finite() if check_finite else states
 
@@ -387,8 +397,10 @@ class ResidualStream(ABC):
         arguments = self.arguments(batch, cache)
         if torch.compiler.is_compiling():
             return self.call(arguments)
+        refusing = [module.register_forward_pre_hook(self._refuse) for module in self.idle]
         try:
-            return self.call(arguments)
+            with hooked(*refusing):
+                return self.call(arguments)
         except (EveryDepthError, torch.OutOfMemoryError):
             raise
         except (IndexError, RuntimeError, ValueError) as error:
@@ -426,8 +438,8 @@ class ResidualStream(ABC):
                 embedded.append(h)
                 if exporting:
                     return forward(*args, **kwargs)
-                if len(calls) == known:
-                    raise _Started
+                if len(calls) == known and not (self.idle and known == self.depth):
+                    raise _Started  # where more blocks may follow, only the whole forward tells
                 given = {**dict(enumerate(args)), **kwargs}
                 return self.silent(h, len(calls), lambda: forward(*args, **kwargs), given)
 
@@ -440,7 +452,7 @@ class ResidualStream(ABC):
             with suppress(_Started):
                 self.called(batch, cache)
         if len(calls) == known:
-            axes = (self.row_axis, self.call_axes)
+            axes = (self.row_axis, self.call_axes, self.rows(batch))
             return Cursor(0, embedded[0], batch, tuple(calls), cache, self.heads, *axes)
         raise UnsupportedModelError(
             f"{self.name} called {len(calls)} of its {self.depth} blocks, but each must run once "
@@ -656,13 +668,21 @@ class ResidualStream(ABC):
             f"changed; give {type(self).__name__} a `{need}` (docs/add-an-architecture.md)"
         )
 
-    def _check_observed(self, h: list[Tensor]) -> None:
-        if len(h) != self.depth + 1:
+    def _check_observed(self, ran: int) -> None:
+        if ran != self.depth:
             raise UnsupportedModelError(
-                f"{self.name} ran {max(len(h) - 1, 0)} of its {self.depth} blocks, but each must "
-                "run once per forward (is layer drop on? set it to 0, or call `model.eval()`; is "
-                "it compiled inside a wrapper? use `as_stream(model).compile_blocks()` instead)"
+                f"{self.name} ran {ran} of its {self.depth} blocks, but each must run once per "
+                "forward (is layer drop on? set it to 0, or call `model.eval()`; does it stop "
+                "early? switch that off; is it compiled inside a wrapper? use "
+                "`as_stream(model).compile_blocks()` instead)"
             )
+
+    def _refuse(self, *_: Any) -> None:
+        raise UnsupportedModelError(
+            f"{self.name} ran a block that did not run on the batch by which its {self.depth} "
+            "blocks were found, so how many run depends on the data; switch early stopping off, "
+            "and make the stream anew"
+        )
 
 
 def _no_logits(x: Tensor) -> Tensor:

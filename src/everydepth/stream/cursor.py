@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from everydepth.stream.rows import UNKNOWN, as_rows, select_along, select_rows
@@ -65,8 +66,9 @@ class Cursor:
     prefix can be shared. A key/value cache is the exception, because blocks extend it in place:
     step a cursor with a cache only once.
 
-    axis: the batch dimension of the state.
+    axis: the batch dimension of the state. Rows may share it with something else, such as windows.
     axes: the batch dimensions of the calls' arguments; None to infer them from shapes.
+    rows: the number of rows; None for the size of the batch dimension.
 
     >>> stream = ed.as_stream(model)
     >>> cursor = stream.advance(stream.start(test.batch(range(4))), to=2)
@@ -83,10 +85,16 @@ class Cursor:
     heads: int | None = None
     axis: int = 0
     axes: CallAxes | None = None
+    rows: int | None = None
 
     @property
     def batch_size(self) -> int:
-        return self.h.shape[self.axis]
+        return self.h.shape[self.axis] if self.rows is None else self.rows
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Where these rows (indices) are along `axis` of the state."""
+        each = self.h.shape[self.axis] // self.batch_size
+        return (rows[:, None] * each + torch.arange(each, device=rows.device)).flatten()
 
     def select(self, rows: Tensor) -> Cursor:
         """Keep only these rows (indices or a boolean mask) of the state, the masks and the batch.
@@ -113,7 +121,8 @@ class Cursor:
 
         return replace(
             self,
-            h=self.h.index_select(self.axis, rows.to(self.h.device)),
+            h=self.h.index_select(self.axis, self.places(rows).to(self.h.device)),
+            rows=len(rows),
             batch=select_rows(self.batch, rows, size),
             calls=tuple(
                 once(call, axes) for call, axes in zip_longest(self.calls, known[: len(self.calls)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, overload
 
 import torch
@@ -121,8 +122,7 @@ def inserted(
         for branch in new.branches:
             last = branch.zeroed()
             if trainable and branch.mixing is not None:
-                neutral: Any = branch.proj
-                neutral.reset_parameters()  # weight 1, bias 0, and running statistics 0 and 1
+                _neutralize(branch.proj)
                 last = (
                     parameter
                     for module in (branch.mixing, *branch.others)
@@ -132,6 +132,16 @@ def inserted(
                 parameter.zero_()
     _check_same(stream, deeper, after)
     return deeper
+
+
+def _neutralize(norm: nn.Module) -> None:
+    """Scale 1, shift 0, and running statistics 0 and 1."""
+    reset: Any = getattr(norm, "reset_parameters", None)
+    if reset is not None:
+        reset()
+        return
+    for name, parameter in norm.named_parameters(recurse=False):
+        parameter.fill_(float("bias" not in name))
 
 
 @torch.no_grad()
@@ -170,6 +180,8 @@ def initialize(model: nn.Module, block: nn.Module) -> None:
     values of the block that was copied.
     """
     own: Any = getattr(model, "_init_weights", None)
+    if own is not None and not _takes_one(own):
+        own = None  # some models' method of this name needs more than the module
     with torch.no_grad():
         for module in block.modules():
             if own is not None:
@@ -181,6 +193,14 @@ def initialize(model: nn.Module, block: nn.Module) -> None:
                 reset()
 
 
+def _takes_one(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    return True
+
+
 def template(stream: ResidualStream, after: int, like: int | None) -> tuple[int, bool]:
     """The block (from 1) to use as a pattern after a depth, and whether it can be copied."""
     choices = _choices(stream, after)
@@ -188,7 +208,7 @@ def template(stream: ResidualStream, after: int, like: int | None) -> tuple[int,
         return next(iter(choices.items()))
     if like is not None and like in choices:
         return like, choices[like]
-    near = [number for number in (after, after + 1) if 1 <= number <= stream.depth]
+    near = _near(stream, after)
     reason = next(filter(None, (refusal(stream.blocks[n - 1]) for n in near)), None)
     if not choices and reason is not None:
         legal = sites(stream)
@@ -205,7 +225,7 @@ def template(stream: ResidualStream, after: int, like: int | None) -> tuple[int,
 
 def _choices(stream: ResidualStream, after: int) -> dict[int, bool]:
     """The blocks that may serve as a pattern after a depth, and whether each can be copied."""
-    near = [number for number in (after, after + 1) if 1 <= number <= stream.depth]
+    near = _near(stream, after)
     reasons = {number: refusal(stream.blocks[number - 1]) for number in near}
     found = {number: True for number in near if reasons[number] is None}
     # Without stages, all blocks have the same shape and any will do.
@@ -214,6 +234,12 @@ def _choices(stream: ResidualStream, after: int) -> dict[int, bool]:
     if not found and after > 0 and stream.block_like(after) is not None:
         return {after: False}
     return found
+
+
+def _near(stream: ResidualStream, after: int) -> list[int]:
+    """The blocks on both sides of a depth; of a gap the one behind it, which gets that state."""
+    numbers = (after + 1,) if after in stream.gaps else (after, after + 1)
+    return [number for number in numbers if 1 <= number <= stream.depth]
 
 
 def refusal(block: Block) -> str | None:

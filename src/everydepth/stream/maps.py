@@ -85,7 +85,8 @@ class LinearMap:
         if conv.groups != 1 or isinstance(conv.padding, str):
             raise UnsupportedModelError(
                 f"the last convolution of a branch has groups={conv.groups} and padding="
-                f"{conv.padding!r}; growth needs groups=1 and numeric padding"
+                f"{conv.padding!r}, and only one with groups=1 and numeric padding can be scored; "
+                "insert blocks yourself (everydepth.insert) and train them"
             )
         return conv
 

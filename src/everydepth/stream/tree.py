@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 def tree(stream: ResidualStream) -> str:
     """One line per kind of block and per branch, then what is known about the readout."""
-    kinds = list(dict.fromkeys(type(block.module).__name__ for block in stream.blocks))
-    lines = [f"{stream.name}: {stream.depth} blocks ({', '.join(kinds)}), task {stream.task}"]
+    kinds = ", ".join(dict.fromkeys(type(block.module).__name__ for block in stream.blocks))
+    one = stream.depth > 1 and len({id(block.module) for block in stream.blocks}) == 1
+    again = ", one module called repeatedly" if one else ""
+    count = f"{stream.depth} block{'' if stream.depth == 1 else 's'} ({kinds}{again})"
+    lines = [f"{stream.name}: {count}, task {stream.task}"]
     alike: dict[tuple[str, ...], list[int]] = {}
     for number, block in enumerate(stream.blocks, start=1):
         alike.setdefault(_described(block), []).append(number)
@@ -51,10 +54,20 @@ def _branch(branch: Branch, names: dict[int, str]) -> str:
 
     entry, out = name(branch.entry), name(branch.out)
     inside = out if entry == out else f"{entry} ... {out}"
-    skip = "x" if branch.skip is None else f"{name(branch.skip)}(x)"
+    skip = "x" if branch.skip is None else _applied(branch.skip, names, name)
     total = f"{_factor(branch.weight)}{skip} + {_factor(branch.scale)}[{inside}]"
     post = "" if branch.post is None else f", then {name(branch.post)}"
     return f"{branch.kind}: {total}{post}; last map {_last(branch, name)}"
+
+
+def _applied(skip: nn.Module, names: dict[int, str], name: Callable[[nn.Module], str]) -> str:
+    """What is done to the state on a skip: by one module, or by several of the block's own."""
+    made = id(skip) not in names and isinstance(skip, nn.Sequential)
+    text = "x"
+    for step in skip.children() if made else (skip,):
+        factor = getattr(step, "factor", None) if id(step) not in names else None
+        text = f"{name(step)}({text})" if factor is None else f"{_factor(factor)}{text}"
+    return text
 
 
 def _last(branch: Branch, name: Callable[[nn.Module], str]) -> str:

@@ -199,7 +199,8 @@ def _sums(paths: Paths, call: ModuleCall) -> tuple[Sum, ...] | None:
     found = paths.between(call.state, call.given)
     # A skip must be computed inside this module, from the state alone.
     own = found is not None and all(
-        s.skip is None or (s.skip.inside(call) and len(s.skip.arguments) == 1) for s in found
+        s.skip is None or all(c.inside(call) and len(c.arguments) == 1 for c in s.skip.calls)
+        for s in found
     )
     # A bias alone is not a branch.
     computed = (not paths.constant(paths.recording.values[s.out]) for s in found or ())
@@ -241,15 +242,17 @@ class Reach:
         return seen
 
 
-def skips(recording: Recording) -> bool:
-    """Whether any two computed values are added, as in every residual connection."""
-    for operation in recording.operations:
+def skips(recording: Recording) -> list[nn.Module]:
+    """The innermost modules that add two values that were computed, as a residual block does."""
+    found: list[nn.Module] = []
+    for index, operation in enumerate(recording.operations):
         if base(operation) in ("add", "add_") and len(operation.reads) > 1:
             a, b = (recording.values[key] for key in operation.reads[:2])
             computed = all(recording.producer(key) is not None for key in operation.reads[:2])
             if computed and a.ndim > 2 and a.shape == b.shape and a.is_floating_point():
-                return True
-    return False
+                around = [call for call in recording.calls if call.begin <= index < call.end]
+                found.append(max(around, key=lambda call: call.level).module)
+    return list(dict.fromkeys(found))
 
 
 def predicting(found: Sequence[Chain], recording: Recording, prediction: Tensor) -> list[Chain]:

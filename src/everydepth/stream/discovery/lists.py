@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -34,7 +35,7 @@ def shortened(
         return _recounted(model, lists, len(blocks), depth, share=share)
     if len(lists) == 1:
         ((path, held),) = lists.items()
-        if list(held) == list(blocks):
+        if list(held) == list(blocks) and not any(number > depth for number in tail.skips):
             return edited(model, held, range(depth), share=share)
     paths = {module: path for path, module in model.named_modules()}
     gone = {block: number for number, block in enumerate(blocks, start=1) if number > depth}
@@ -138,9 +139,10 @@ def lengthened(
 
 
 def _same_place(block: nn.Module, part: nn.Module, copied: nn.Module) -> nn.Module:
-    """The submodule of a copied block that corresponds to `part` of the original."""
-    path = next(name for name, module in block.named_modules() if module is part)
-    return copied.get_submodule(path)
+    """The submodule of a copied block, or the module made of some, that `part` is of the block."""
+    # What deepcopy finds in its memo it does not copy.
+    twins = zip(block.modules(), copied.modules(), strict=True)
+    return copy.deepcopy(part, {id(own): twin for own, twin in twins})
 
 
 def _recounted(

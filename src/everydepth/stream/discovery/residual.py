@@ -95,9 +95,29 @@ class First(nn.Module):
         return first_tensor(self.module(x))
 
 
+class Padded(nn.Module):
+    """A state with zeros on both sides along an axis: what is added to a part of the channels."""
+
+    def __init__(self, axis: int, before: int, after: int) -> None:
+        super().__init__()
+        self.axis, self.before, self.after = axis, before, after
+
+    def forward(self, x: Tensor) -> Tensor:
+        behind = x.ndim - 1 - self.axis
+        return nn.functional.pad(x, (*[0] * (2 * behind), self.before, self.after))
+
+
 def base(operation: Operation) -> str:
     """The name of an operation without its overload."""
     return operation.name.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """What is done to the state before something is added to it, and the calls that did it."""
+
+    module: nn.Module
+    calls: tuple[ModuleCall, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +131,7 @@ class Sum:
     side: Key
     out: Key
     after: Key
-    skip: ModuleCall | None = None
+    skip: Skip | None = None
     weight: float | Tensor = 1.0
     scale: float | Tensor = 1.0
     post: nn.Module | None = None
@@ -161,11 +181,11 @@ class Paths:
         if name in ("mul", "mul_", "div", "div_"):
             value, factor = self.factor(end, start, inside=True)
             return None if value == end else self._after(start, end, value, Times(factor))
+        if name == "cat":
+            return self._partial(start, end, operation)
         if name in _ACTIVATIONS:
-            before = operation.reads[0]
-            own = (c.module for c in self.by_output.get(end, ()) if c.state == before)
-            post = next(own, None) or _ACTIVATIONS[name]()
-            return self._after(start, end, before, post)
+            post = self._activation(end, operation)
+            return self._after(start, end, operation.reads[0], post)
         for call in sorted(self.by_output.get(end, ()), key=lambda c: -c.order):
             if call.state is not None and not any(map(_mixes, call.module.modules())):
                 post = call.module if call.plain else First(call.module)
@@ -284,7 +304,7 @@ class Paths:
 
     def _on_skip(
         self, before: tuple[Sum, ...], side: Key, out: Key
-    ) -> tuple[tuple[Sum, ...], ModuleCall | None]:
+    ) -> tuple[tuple[Sum, ...], Skip | None]:
         """If the next branch reads the bare sum, the `post` of the sum is the next skip."""
         if not before or before[-1].post is None:
             return before, None
@@ -294,7 +314,7 @@ class Paths:
         read = {key for operation in self.cone(out, last.after) for key in operation.reads}
         if call is None or last.end in read or last.after not in read:
             return before, None
-        return (*before[:-1], replace(last, post=None, then=None)), call
+        return (*before[:-1], replace(last, post=None, then=None)), Skip(call.module, (call,))
 
     def _skipped(
         self, start: Key, end: Key, sides: tuple[Key, Key], weights: tuple[float, float]
@@ -304,19 +324,67 @@ class Paths:
         for i in (0, 1):
             side, weight = self.factor(sides[i], start)
             for call in self.by_output.get(self.moved(side), ()):
-                before = None if call.state is None else self.between(start, call.state)
-                if before is None:
+                way = None if call.state is None else self._applied(start, call.state)
+                if way is None:
                     continue
+                before, first = way
                 out, scale = self.factor(sides[1 - i])
                 x = before[-1].end if before else start
                 effort = call.end - call.begin
                 if effort < len(self.cone(out, x)):
+                    steps = (*first, call.module)
+                    module = nn.Sequential(*steps) if first else call.module
                     found = Sum(
-                        x, sides[i], out, end, skip=call, weight=_times(weight, weights[i]),
-                        scale=_times(scale, weights[1 - i]),
+                        x, sides[i], out, end, skip=Skip(module, (call,)),
+                        weight=_times(weight, weights[i]), scale=_times(scale, weights[1 - i]),
                     )  # fmt: skip
                     options.append((effort, (*before, found)))
         return min(options, key=lambda option: option[0])[1] if options else None
+
+    def _applied(self, start: Key, key: Key) -> tuple[tuple[Sum, ...], list[nn.Module]] | None:
+        """The sums on the way to a value, and what then acted on every number of it alone."""
+        steps: list[nn.Module] = []
+        while (found := self.between(start, key)) is None:
+            operation = self.recording.producer(key)
+            value, factor = self.factor(key, start, inside=True)
+            if value != key:
+                steps.insert(0, Times(factor))
+                key = value
+            elif operation is not None and base(operation) in _ACTIVATIONS:
+                steps.insert(0, self._activation(key, operation))
+                key = operation.reads[0]
+            else:
+                return None
+        return found, steps
+
+    def _activation(self, key: Key, operation: Operation) -> nn.Module:
+        """The model's own module that gave a value by an activation; else one of ours."""
+        own = (c.module for c in self.by_output.get(key, ()) if c.state == operation.reads[0])
+        return next(own, None) or _ACTIVATIONS[base(operation)]()
+
+    def _partial(self, start: Key, end: Key, operation: Operation) -> tuple[Sum, ...] | None:
+        """A sum with a part of what is added: the rest of it goes beside the sum."""
+        pieces = operation.reads
+        axis = operation.args[1] if len(operation.args) > 1 else 0
+        for place, piece in enumerate(pieces):
+            made = self.recording.producer(piece)
+            whole = (
+                None if made is None or base(made) not in _SUMS else self._sum(start, piece, made)
+            )
+            if not whole or whole[-1].skip is not None or whole[-1].post is not None:
+                continue
+            last = whole[-1]
+            out = self.moved(last.out, frozenset(("slice",)))
+            parts = [last.out if other == place else key for other, key in enumerate(pieces)]
+            values = [self.recording.values[part] for part in parts]
+            if not equal(torch.cat(values, axis), self.recording.values[out]):
+                continue
+            axis %= values[0].ndim
+            sizes = [value.shape[axis] for value in values]
+            skip = Skip(Padded(axis, sum(sizes[:place]), sum(sizes[place + 1 :])))
+            grown = sum(sizes) > sizes[place]
+            return (*whole[:-1], replace(last, out=out, after=end, skip=skip if grown else None))
+        return None
 
     def cone(self, value: Key, x: Key) -> list[Operation]:
         """The operations that computed a value, back to `x`."""

@@ -65,6 +65,7 @@ class Structure:
 
     missing: block (from 1) -> why its branches are unknown.
     others: the names of other chains in the model.
+    idle: modules of the blocks' class in their lists that were not called.
     early: paths of residual blocks before the stream, from which the model reads more than one
         state.
     axis: the batch dimension of a state.
@@ -79,6 +80,7 @@ class Structure:
     paths: tuple[str, ...]
     missing: Mapping[int, str]
     others: tuple[str, ...]
+    idle: tuple[nn.Module, ...]
     early: tuple[str, ...]
     axis: int
     outputs: int
@@ -213,6 +215,7 @@ class DiscoveredStream(ResidualStream):
             paths=chain.paths,
             missing=missing,
             others=others,
+            idle=self._idle(record, chain),
             early=tuple(path for path in whole.paths if path not in chain.paths),
             axis=self._row_axis(tail.blocks[-1].module, record.values[chain.end], batch),
             outputs=prediction.shape[-1],
@@ -285,7 +288,8 @@ class DiscoveredStream(ResidualStream):
             raise UnsupportedModelError(
                 f"the prediction of {self._label()} does not come from the end of {chain.name} "
                 "alone: it changes if all blocks pass the last state through; the model may be "
-                "random, keep a state between calls, or read intermediate blocks"
+                "random, keep a state between calls, or read intermediate blocks; switch that off, "
+                "or write an adapter (docs/add-an-architecture.md)"
             )
         changed = _changed(chain, tail, seen)
         if changed is not None and len(chain.paths) > 1:
@@ -314,37 +318,38 @@ class DiscoveredStream(ResidualStream):
             paths=chain.paths,
             missing=told,
             others=others,
+            idle=(),
             early=(),
             axis=0,
             outputs=outputs,
             batch={},
         )
 
+    def _idle(self, record: Recording, chain: Chain) -> tuple[nn.Module, ...]:
+        called = {call.module for call in record.calls}
+        kinds = {type(module) for module in chain.modules}
+        held = [m for path in chain.paths for m in self._inner.get_submodule(path).children()]
+        return tuple(m for m in held if type(m) in kinds and m not in called)
+
     def _row_axis(self, last: nn.Module, h: Tensor, batch: Mapping[str, Any]) -> int:
         rows = self.rows(batch)
         fitting = [axis for axis, size in enumerate(h.shape) if size == rows]
-        if len(fitting) < 2:
-            return fitting[0] if fitting else 0
-        # Another dimension has the same size; only the batch dimension grows with the rows.
+        if len(fitting) == 1:
+            return fitting[0]
+        # Several dimensions have this size, or none because rows share theirs with something else
+        # (windows, patches); only the batch dimension grows with the rows.
         shapes: list[torch.Size] = []
         see = last.register_forward_hook(lambda *seen: shapes.append(first_tensor(seen[-1]).shape))
         with hooked(see):
             self.call(self.arguments(_doubled(batch, rows), None))
-        return next((axis for axis in fitting if shapes[-1][axis] == 2 * rows), 0)
+        sizes = zip(h.shape, shapes[-1], strict=True)
+        grown = [axis for axis, (one, two) in enumerate(sizes) if two == 2 * one]
+        return next((axis for axis in fitting if axis in grown), (*grown, 0)[0])
 
     def _chain(self, record: Recording, prediction: Tensor) -> tuple[Chain, tuple[str, ...]]:
         found = chains(self._inner, record)
-        if not found and not skips(record):
-            raise UnsupportedModelError(
-                f"{self._label()} has no residual connections: it never adds two computed values, "
-                "so it has no stream; use a network with skips"
-            )
         if not found:
-            raise UnsupportedModelError(
-                f"{self._label()} has no chain of residual blocks: no module that it calls adds "
-                "something to its input; name its blocks: as_stream(model, "
-                'blocks="path.to.blocks", readout=(...)), or make each block a module'
-            )
+            raise UnsupportedModelError(self._without(record))
         names = tuple(chain.name for chain in found)
         if self._stream is not None:
             chosen = [chain for chain in found if any(self._stream in path for path in chain.paths)]
@@ -371,6 +376,23 @@ class DiscoveredStream(ResidualStream):
                 )
             chain = largest
         return chain, tuple(name for name in names if name != chain.name)
+
+    def _without(self, record: Recording) -> str:
+        """Why there is no chain, and what to do."""
+        adding = [_named(self._inner, module) or self._label() for module in skips(record)]
+        if not adding:
+            return (
+                f"{self._label()} has no residual connections: it never adds two computed values, "
+                "so it has no stream; use a network with skips"
+            )
+        some = ", ".join(adding[:3]) + (", ..." if len(adding) > 3 else "")
+        return (
+            f"{self._label()} has no chain of residual blocks: it adds in {len(adding)} modules "
+            f"({some}), but none of them adds to the one state that it is given and hands the sum "
+            "to the next; follow a part of the model that does (as_stream(model.part, "
+            "example=...)), make each of its blocks a module, or name them: as_stream(model, "
+            'blocks="path.to.blocks", readout=(...))'
+        )
 
     # -- the readout ------------------------------------------------------------------------------
 
@@ -511,6 +533,15 @@ class DiscoveredStream(ResidualStream):
         if depth == len(found.blocks) or found.tail.direct[depth - 1]:
             return h
         return found.tail.following(h, depth, batch)
+
+    @property
+    def idle(self) -> Sequence[nn.Module]:
+        return self.structure.idle
+
+    @property
+    def gaps(self) -> frozenset[int]:
+        direct = self.structure.tail.direct
+        return frozenset(depth for depth, one in enumerate(direct, start=1) if not one)
 
     def silent(
         self, h: Tensor, number: int, run: Callable[[], Any], given: Mapping[str | int, Any]
@@ -684,9 +715,8 @@ class DiscoveredStream(ResidualStream):
         if found.early:
             early = f"{', '.join(found.early)}: the model reads more than one state of them"
             others = {"before the stream": early, **others}
-        gaps = [block for block, direct in enumerate(found.tail.direct, start=1) if not direct]
-        if gaps:
-            places = f"after block {', '.join(map(str, gaps))}"
+        if self.gaps:
+            places = f"after block {', '.join(map(str, sorted(self.gaps)))}"
             others = {"between blocks": f"the model changes the state {places}", **others}
         unknown = {
             f"block {number}": f"residual connections unknown: {why}"

@@ -1,0 +1,325 @@
+"""Plain modules in styles no adapter has seen: odd skips, rows in other dimensions, stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.zoo.verbs import VERBS
+from torch import Tensor, nn
+
+import everydepth as ed
+from everydepth.errors import UnsupportedModelError
+from everydepth.growth import score
+from everydepth.objectives.layer_dropout import observe_kept
+from everydepth.stream import sites
+
+ROWS, CLASSES = 4, 5
+
+
+class Activated(nn.Module):
+    """Its skip reads the state behind an activation and a factor, as its branch does."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__()
+        self.act, self.down = nn.SiLU(), nn.Conv2d(inside, outside, 1, 2)
+        self.first, self.last = nn.Conv2d(inside, 8, 3, 2, 1), nn.Conv2d(8, outside, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(x) * 0.9
+        return self.last(torch.relu(self.first(y))) * 0.2 + self.down(y)
+
+
+class Widening(nn.Module):
+    """Adds the state to the first of its new channels."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__()
+        self.inside = inside
+        self.first, self.last = nn.Conv2d(inside, 8, 3, 1, 1), nn.Conv2d(8, outside, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(torch.relu(self.first(x)))
+        return torch.cat([y[:, : self.inside] + x, y[:, self.inside :]], dim=1)
+
+
+class Net(nn.Module):
+    def __init__(self, block: type[nn.Module]) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Conv2d(3, 6, 2, 2), nn.Linear(14, CLASSES)
+        self.stages = nn.Sequential(block(6, 10), block(10, 14))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.out(self.stages(self.stem(image)).mean((2, 3)))
+
+
+class Mix(nn.Module):
+    """One residual connection on a state whose last dimension is the width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 12),
+            nn.Linear(12, width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x + x.mean(1, keepdim=True)))))
+
+
+class Patched(nn.Module):
+    """Rows and the four places within a patch share the first dimension of the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Conv2d(3, 8, 1), nn.Linear(8, CLASSES)
+        self.blocks = nn.ModuleList(Mix(8) for _ in range(3))
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        rows, width, height, _ = x.shape
+        x = x.reshape(rows, width, height // 2, 2, -1, 2).permute(0, 3, 5, 2, 4, 1)
+        x = x.reshape(rows * 4, -1, width)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x.reshape(rows, -1, width).mean(1))
+
+
+class TimeFirst(nn.Module):
+    """The second dimension of the state counts the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(20, 8), nn.Linear(8, CLASSES)
+        self.blocks = nn.ModuleList(Aside(8) for _ in range(3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens).transpose(0, 1).contiguous()
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x.mean(0))
+
+
+class Aside(Mix):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x + x.mean(0, keepdim=True)))))
+
+
+class Staged(nn.Module):
+    """Between its stages the model itself halves the image and widens the channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.between = nn.Conv2d(3, 8, 2, 2), nn.Conv2d(8, 16, 2, 2)
+        self.stages = nn.ModuleList(
+            nn.ModuleList(Conv(width) for _ in range(2)) for width in (8, 16)
+        )
+        self.out = nn.Linear(16, CLASSES)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        for number, stage in enumerate(self.stages):
+            x = self.between(x) if number else x
+            for block in stage:
+                x = block(x)
+        return self.out(x.mean((2, 3)))
+
+    def _init_weights(self, module: nn.Module, name: str) -> None:
+        raise AssertionError(f"called for {name} as if it took a module alone")
+
+
+class Conv(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(width, 8, 3, 1, 1), nn.Conv2d(8, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.last(torch.relu(self.first(x)))
+
+
+class Expanded(nn.Module):
+    """Gives a block an expanded parameter, which has a gradient even where none is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.blocks = nn.ModuleList(Mix(8) for _ in range(2))
+        self.last = Mix(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.words(x)
+        for block in self.blocks:
+            x = block(x)
+        token = self.token.expand(len(x), -1, -1)
+        return self.out(x.mean(1) + self.last(token)[:, 0])
+
+
+class Stopping(nn.Module):
+    """Stops as soon as its state is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.out = nn.ModuleList(Mix(8) for _ in range(3)), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            if float(x.detach().mean()) > 1:
+                break
+        return self.out(x.mean(1))
+
+
+def images(size: int = 8) -> Tensor:
+    return torch.randn(ROWS, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("block", [Activated, Widening])
+def test_a_skip_that_is_no_module_is_found_and_every_clause_holds(block: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = Net(block).eval()
+    stream = ed.as_stream(model, example=images())
+    report = ed.check_stream(stream, images())
+    assert report.ok, str(report)
+    assert [len(each.branches) for each in stream.blocks] == [1, 1]
+    x = stream.observe(images())[0]
+    branch = stream.blocks[0].branches[0]
+    with torch.no_grad():
+        out = branch.added(x, torch.zeros_like(model.stages[0](x)))
+    want = model.stages[0].down(0.9 * model.stages[0].act(x)) if block is Activated else x
+    torch.testing.assert_close(out[:, : want.shape[1]], want)
+    assert not bool(out[:, want.shape[1] :].any())
+
+
+@pytest.mark.parametrize("block", [Activated, Widening])
+def test_a_skip_that_is_no_module_can_be_scaled_and_cut(
+    block: type[nn.Module], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    stream = ed.as_stream(Net(block).eval(), example=images())
+    for verb in ("scaled_skip", "at_depth", "ablate", "train"):
+        given = {"image": images(), "labels": torch.arange(ROWS)}
+        VERBS[verb](stream, given, tmp_path)
+
+
+def test_the_tree_shows_what_is_done_to_the_state_on_a_skip() -> None:
+    text = str(ed.as_stream(Net(Activated).eval(), example=images()))
+    assert "conv: down(0.9 * act(x)) + 0.2 * [act ... last]" in text
+    text = str(ed.as_stream(Net(Widening).eval(), example=images()))
+    assert "conv: Padded(x) + [first ... last]" in text
+
+
+@pytest.mark.parametrize(
+    ("build", "batch"),
+    [(Patched, images()), (TimeFirst, torch.arange(ROWS * 4).view(ROWS, 4))],
+)
+def test_rows_are_selected_where_another_dimension_holds_them(
+    build: type[nn.Module], batch: Tensor
+) -> None:
+    torch.manual_seed(0)
+    model = build().eval()
+    stream = ed.as_stream(model, example=batch)
+    report = ed.check_stream(stream, batch)
+    assert report.ok, str(report)
+    with torch.no_grad():
+        states = stream.observe(batch)
+        sure = states.logits(1).softmax(-1).amax(-1)
+    half = float(sure.median())  # half of the rows leave after the first block
+    found = ed.predict(stream, batch, policy=ed.exits.Confidence(threshold=half))
+    assert len(set(found.depths.tolist())) > 1
+    for row, depth in enumerate(found.depths.tolist()):
+        torch.testing.assert_close(found.logits[row], states.logits(depth)[row])
+
+
+@pytest.mark.parametrize(
+    ("build", "batch"),
+    [(Patched, images()), (TimeFirst, torch.arange(ROWS * 4).view(ROWS, 4))],
+)
+def test_a_row_skips_its_own_blocks_where_another_dimension_holds_the_rows(
+    build: type[nn.Module], batch: Tensor
+) -> None:
+    torch.manual_seed(0)
+    stream = ed.as_stream(build().eval(), example=batch)
+    kept = torch.tensor([[1, 0, 1, 0], [0, 1, 1, 0], [1, 1, 0, 0]]).bool()
+    with torch.no_grad():
+        together = observe_kept(stream, stream.check_batch(batch), kept).logits(3)
+        for row in range(ROWS):
+            one = stream.check_batch(batch[row : row + 1])
+            alone = observe_kept(stream, one, kept[:, row : row + 1]).logits(3)
+            torch.testing.assert_close(together[row : row + 1], alone)
+
+
+def test_a_block_at_the_border_of_two_stages_gets_the_state_of_the_second() -> None:
+    torch.manual_seed(0)
+    model = Staged().eval()
+    stream = ed.as_stream(model, example=images())
+    assert stream.gaps == {2}
+    assert sites(stream) == (0, 1, 2, 3, 4)
+    data = {"image": images().repeat(4, 1, 1, 1), "labels": torch.arange(16) % CLASSES}
+    assert [site.after for site in score(stream, data, progress=False).sites] == [0, 1, 2, 3, 4]
+    big = ed.insert(stream, after=2)
+    assert [len(stage) for stage in big.stages] == [2, 3]
+    assert torch.equal(big(images()), model(images()))
+
+
+def test_an_expanded_parameter_does_not_keep_operations_from_being_counted() -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(ROWS, 3, 6)
+    data = [{"x": batch, "labels": torch.arange(ROWS)}]
+    stream = ed.as_stream(Expanded().eval(), example=batch)
+    assert ed.profile(stream, data, repeats=1, progress=False)["flops"].min() > 0
+
+
+def test_a_model_that_stops_early_on_the_first_batch_is_refused_on_one_that_runs_longer() -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(ROWS, 3, 8)
+    stream = ed.as_stream(Stopping().eval(), example=batch + 5)
+    assert len(stream.observe(batch + 5)) == 2
+    for run in (stream.observe, stream.start):
+        with pytest.raises(UnsupportedModelError, match=r"ran a block that did not .* its 1 block"):
+            run(batch - 5)
+    assert not any(module._forward_pre_hooks for module in stream.model.modules())
+
+
+def test_a_model_that_stops_early_says_how_many_blocks_ran() -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(ROWS, 3, 8)
+    stream = ed.as_stream(Stopping().eval(), example=batch - 5)
+    with pytest.raises(UnsupportedModelError, match=r"ran 1 of its 3 blocks.*stop early"):
+        stream.observe(batch + 5)
+
+
+def test_a_model_of_sums_without_a_chain_is_told_where_it_adds() -> None:
+    class Pair(nn.Module):
+        """A cell of two states, as in searched networks: no block adds to what it is given."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.out = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.left(x) + torch.tanh(self.right(x)) ** 2)
+
+    model = nn.Sequential(Pair(), Pair())
+    with pytest.raises(UnsupportedModelError) as caught:
+        ed.as_stream(model.eval(), example=torch.randn(ROWS, 3, 8))
+    said = str(caught.value)
+    assert "adds in 2 modules (0, 1), but none of them adds to the one state" in said
+    assert "as_stream(model.part, example=...)" in said
+
+
+def test_the_tree_counts_one_block_and_one_module_called_repeatedly() -> None:
+    torch.manual_seed(0)
+
+    class Again(Stopping):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3):
+                x = self.blocks[0](x)
+            return self.out(x.mean(1))
+
+    batch = torch.randn(ROWS, 3, 8)
+    text = str(ed.as_stream(Again().eval(), example=batch))
+    assert "Again: 3 blocks (Mix, one module called repeatedly)" in text
+    assert ": 1 block (Mix)" in str(ed.as_stream(Stopping().eval(), example=batch + 5))
