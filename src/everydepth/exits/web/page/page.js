@@ -152,6 +152,7 @@ async function main() {
   document.title = `${model.model}, while it downloads`;
   at("title").textContent = `${model.model}: it answers while it downloads`;
   if (model.metric) at("metric").textContent = model.metric;
+  document.body.classList.toggle("unmeasured", !model.quality); // no column of dashes
   at("stopping").hidden = !model.thresholds;
   table();
   for (const part of document.querySelectorAll("[data-kind]")) {
