@@ -9,8 +9,9 @@ beside the whole file with the other blocks silent; the same prompt goes through
 model in transformers, whose depths are all read off one forward pass. llama.cpp rounds activations
 to eight bits before it multiplies them with quantized weights, transformers does not: tokens may
 differ where two are about as probable. `--pair`: a model and its tuned draft, as pair.py writes
-them, the rest kept as recorded. One thread; ways of decoding alternate, each has its best of
-several rounds, in CPU seconds.
+them, the rest kept as recorded; how to draft is chosen before anything is drafted, by what steps
+and checks cost here and how sure the draft is of other texts. One thread; ways of decoding
+alternate, each has its best of several rounds, in CPU seconds.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import numpy as np
 import torch
 import xllamacpp
 from record import RESULTS, record
@@ -45,24 +48,34 @@ from everydepth.engines.llama_worker import parameters
 
 PROMPT = "Once upon a time"
 NEW, ROUNDS = 64, 3
-AT_ONCE = (1, 2, 3, 5, 8)
+AT_ONCE = (1, 2, 3, 4, 5, 7, 9)
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """How llama.cpp drafts: so many tokens at most, none if fewer than `least` are likely."""
+    """How llama.cpp drafts: so many tokens at most, each so likely, none if fewer than `least`."""
 
-    most: int
+    most: int = 3
     least: int = 0
     likely: float = 0.0
 
+    def __str__(self) -> str:
+        sure = f", {self.likely:.0%} likely" if self.likely else ""
+        few = f", {self.least} or more" if self.least > 1 else ""
+        return f"up to {self.most}{few}{sure}"
 
-# The first three draft whatever comes; the last one waits until several tokens are near certain,
-# because a check of two tokens costs almost as much as two steps.
-SETTINGS = (Drafted(1), Drafted(2), Drafted(4), Drafted(8, 3, 0.8))
+
+DEFAULT = Drafted()
+SETTINGS = [
+    Drafted(most, least, likely)
+    for most in range(1, 9)
+    for least in (0, 2, 3)
+    if least <= most
+    for likely in (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+]
 
 
-def server(path: Path, draft: Path | None = None, how: Drafted = SETTINGS[2]) -> Any:
+def server(path: Path, draft: Path | None = None, how: Drafted = DEFAULT) -> Any:
     library: Any = xllamacpp  # its compiled part has no types
     settings = parameters(str(path), context=512)
     settings.no_extra_bufts = False  # weights in the order that is fastest here
@@ -78,17 +91,14 @@ def server(path: Path, draft: Path | None = None, how: Drafted = SETTINGS[2]) ->
     return library.Server(settings)
 
 
-def decoded(engine: Any, prompts: Sequence[str]) -> tuple[list[str], float, Counter[str]]:
-    """Greedy texts, one after the other, and tokens per CPU second: the engine has one thread."""
+def decoded(engine: Any, prompt: str) -> tuple[str, float, Counter[str]]:
+    """Greedy text and the CPU seconds it took: the engine has one thread."""
     request = {"n_predict": NEW, "temperature": 0, "cache_prompt": False, "ignore_eos": True}
-    texts, counts = list[str](), Counter[str]()
     began = time.process_time()
-    for prompt in prompts:
-        asked = request | {"prompt": prompt, "timings_per_token": True}
-        found = engine.handle_completions(asked)
-        texts.append(found["choices"][0]["text"])
-        counts.update({k: v for k, v in found["timings"].items() if k.startswith("draft_n")})
-    return texts, NEW * len(prompts) / (time.process_time() - began), counts
+    found = engine.handle_completions(request | {"prompt": prompt, "timings_per_token": True})
+    spent = time.process_time() - began
+    drafted = {k: v for k, v in found["timings"].items() if k.startswith("draft_n")}
+    return found["choices"][0]["text"], spent, Counter(drafted)
 
 
 def costs(engine: Any) -> dict[int, float]:
@@ -111,13 +121,52 @@ def costs(engine: Any) -> dict[int, float]:
     return best
 
 
-def at_best(whole: dict[int, float], draft: dict[int, float]) -> dict[int, float]:
-    """How much faster drafting could be if all that is drafted were accepted, by its length."""
-    return {
-        n - 1: round(n * whole[1] / ((n - 1) * draft[1] + cost), 2)
-        for n, cost in whole.items()
-        if n > 1
-    }
+def checked(whole: dict[int, float], head: float) -> Callable[[int], float]:
+    """CPU milliseconds to check so many tokens: `whole` reads out the last of them, a check all.
+
+    head: the share of the weights that read out.
+    """
+    counts = sorted(whole)
+
+    def cost(count: int) -> float:
+        body = float(np.interp(count, counts, [whole[n] for n in counts])) - whole[1]
+        return whole[1] + body / (1 - head)
+
+    return cost
+
+
+def head_share(path: Path) -> float:
+    """How many of the weights read out, of a model whose words are embedded with the same ones."""
+    sizes = {one.name: prod(one.shape) for one in GGUF.read(path).tensors}
+    head = sizes.get("output.weight", sizes["token_embd.weight"])
+    read = sum(sizes.values()) - ("output.weight" in sizes) * sizes["token_embd.weight"]
+    return head / read
+
+
+def foreseen(
+    how: Drafted,
+    sure: Sequence[Sequence[Sequence[Any]]],
+    check: Callable[[int], float],
+    draft: float,
+) -> float:
+    """How much faster than plain decoding drafting would be on texts, by what each step costs.
+
+    sure: for each token of a text the draft's probability of its choice, and whether it was right.
+    Behind a wrong token the draft is taken to be as sure as it is of the text.
+    """
+    spent, tokens = 0.0, 0
+    for text in sure:
+        at = 0
+        while at < len(text):
+            ahead = text[at : at + how.most]
+            count = next((i for i, (p, _) in enumerate(ahead) if p < how.likely), len(ahead))
+            looks = min(count + 1, how.most)
+            count = count if count >= how.least else 0
+            right = next((i for i, (_, r) in enumerate(ahead[:count]) if not r), count)
+            spent += looks * draft + check(count + 1)
+            at += right + 1
+        tokens += at
+    return tokens * check(1) / spent
 
 
 def own_memory(path: Path, depth: int, folder: Path) -> float:
@@ -178,37 +227,69 @@ def drafting(path: Path, drafts: list[int], folder: Path, console: Console) -> d
     return {"decoding": raced(engines, console)}
 
 
-def tuned_pair(folder: Path, console: Console) -> dict[str, Any]:
-    """A model with the draft that was tuned for it, of which more or less is drafted at once."""
-    whole, draft = folder / "whole.gguf", folder / "draft.gguf"
-    engines = {"whole": server(whole), "draft alone": server(draft)}
-    for how in SETTINGS:
-        sure = f", {how.least} or more, each {how.likely:.0%} likely" if how.least else ""
-        engines[f"drafted, {how.most} at once{sure}"] = server(whole, draft, how)
+def tuned_pair(folder: Path, console: Console, rounds: int) -> dict[str, Any]:
+    """A model, in several types of weights, with the draft that was tuned for it.
+
+    The settings are those that should be fastest by the costs measured first and by how sure the
+    draft is of other texts; llama.cpp's own stand beside them.
+    """
     about = json.loads((folder / "pair.json").read_text())
-    found = {
+    sure = about.pop("sure")
+    draft = folder / "draft.gguf"
+    alone = server(draft)
+    step = costs(alone)
+    found: dict[str, Any] = {
         "about": about,
         "date": date.today().isoformat(),
-        "decoding": raced(engines, console, about["prompts"]),
-        "CPU ms for tokens at once, whole": (mine := costs(engines["whole"])),
-        "CPU ms for tokens at once, draft": (theirs := costs(engines["draft alone"])),
-        "speed-up if all were accepted": at_best(mine, theirs),
+        "rounds": rounds,
+        "CPU ms for tokens at once, draft": step,
+        "agreement on the model's own text": round(
+            float(np.mean([right for text in sure for _, right in text])), 3
+        ),
+        "wholes": {},
     }
+    for path in sorted(folder.glob("whole*.gguf")):
+        plain = server(path)
+        whole = costs(plain)
+        check = checked(whole, head_share(path))
+        rule = {how: foreseen(how, sure, check, step[1]) for how in SETTINGS}
+        best = max(rule, key=lambda how: rule[how])
+        engines = {"whole": plain, f"drafted, {best}": server(path, draft, best)}
+        if best != DEFAULT:
+            engines[f"drafted, {DEFAULT}, llama.cpp's own settings"] = server(path, draft)
+        found["wholes"][path.stem.partition("-")[2] or "float32"] = {
+            "CPU ms for tokens at once": whole,
+            "foreseen": {f"drafted, {how}": round(rule[how], 3) for how in (best, DEFAULT)},
+            "decoding": raced(engines, console, about["prompts"], rounds=rounds),
+        }
+        del engines, plain
     console.print(found)
     return found
 
 
 def raced(
-    engines: dict[str, Any], console: Console, prompts: Sequence[str] = (PROMPT,)
+    engines: dict[str, Any],
+    console: Console,
+    prompts: Sequence[str] = (PROMPT,),
+    *,
+    rounds: int = ROUNDS,
 ) -> dict[str, Any]:
     """What each says, as fast as it says it in the best of several rounds."""
     best: dict[str, float] = dict.fromkeys(engines, 0.0)
     texts: dict[str, list[str]] = {}
     drafted: dict[str, Counter[str]] = {}
-    for _ in range(ROUNDS):
-        for name, engine in engines.items():
-            texts[name], speed, drafted[name] = decoded(engine, prompts)
-            best[name] = max(best[name], speed)
+    for _ in range(rounds):
+        texts = {name: [] for name in engines}
+        drafted = {name: Counter() for name in engines}
+        spent = dict.fromkeys(engines, 0.0)
+        for prompt in prompts:  # prompt by prompt: what disturbs one way disturbs all
+            for name, engine in engines.items():
+                text, seconds, seen = decoded(engine, prompt)
+                texts[name].append(text)
+                spent[name] += seconds
+                drafted[name] += seen
+        for name, seconds in spent.items():
+            best[name] = max(best[name], NEW * len(prompts) / seconds)
     table = Table(
         "way", "tokens per CPU second", "same text as the whole", "drafted tokens accepted"
     )
@@ -232,6 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--pair", type=Path)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of a pair; the best counts")
     parser.add_argument("--drafts", default="6,12,18")
     parser.add_argument(
         "--parts", default="memory,decoding,depths", help="measure these, keep the rest as recorded"
@@ -246,7 +328,9 @@ def main() -> None:
     figures |= {"xllamacpp": version("xllamacpp"), "gguf": version("gguf")}
     figures.pop("machine", None)
     if arguments.pair is not None:
-        figures.setdefault("pairs", {})[arguments.pair.name] = tuned_pair(arguments.pair, console)
+        figures.setdefault("pairs", {})[arguments.pair.name] = tuned_pair(
+            arguments.pair, console, arguments.rounds
+        )
         console.print(record("llama_cpp", figures))
         return
     figures |= {"date": date.today().isoformat(), "file": arguments.file.name}

@@ -2,13 +2,16 @@
 
     python benchmarks/engines/pair.py FOLDER [--arm balcony] [--depth 2] [--seconds 100]
     python benchmarks/engines/pair.py FOLDER --tuned CHECKPOINT --depth 2 --weights int8
+        [--whole float32,float16,int8]
 
 Tunes stories15M as benchmarks/pretrained.py does (EVERYDEPTH_DATA says where it is), for as many
 CPU seconds, at a rate chosen by its rule; or takes a tuned checkpoint, such as the folder `all`
 that `everydepth reproduce smollm2` leaves. Writes FOLDER/whole and FOLDER/draft as stock
-checkpoints with their tokenizer, and both again as GGUF files, the draft in so few bits. A balcony
-leaves the model itself untouched: `whole` is the published one. The prompts of pair.json are the
-beginnings of texts like those it was tuned on.
+checkpoints with their tokenizer, and both again as GGUF files, the draft in so few bits, the whole
+in each of the types named. A balcony leaves the model itself untouched: `whole` is the published
+one. The prompts of pair.json are the beginnings of texts like those it was tuned on; `sure` says of
+text that the model wrote behind other such beginnings how likely the draft thought its own choice,
+token by token, and whether the model chose the same.
 """
 
 from __future__ import annotations
@@ -42,6 +45,13 @@ from everydepth.environment import DATA_VARIABLE
 from everydepth.exits.load import load_tokenizer
 
 NAME = "stories15M"
+OWN = 96  # tokens that the model writes behind each prompt, to see how sure its draft is
+TYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "int8": torch.float32,
+    "int4": torch.float32,
+}
 
 
 def main() -> None:
@@ -52,6 +62,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--tuned", type=Path, help="a checkpoint that needs no tuning")
     parser.add_argument("--weights", choices=("float32", "int8", "int4"), default="float32")
+    parser.add_argument("--whole", default="float32", help=f"some of {', '.join(TYPES)}")
     given = parser.parse_args()
     torch.set_num_threads(1)
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -61,32 +72,51 @@ def main() -> None:
         about["prompts"], texts = ["Once upon a time"], text_for(NAME, net, given.folder).held_out
     else:
         net, tokenizer = ed.load(given.tuned), load_tokenizer(given.tuned)
-        texts = read(tokenizer, "test", 16)
-        beginnings = texts[:8:2, :32].tolist()
-        about = {
+        texts = read(tokenizer, "test", 32)
+        beginnings = texts[:16:2, :32].tolist()
+        about: dict[str, Any] = {
             "arm": f"balcony in {given.weights}",
             "prompts": [tokenizer.decode(row) for row in beginnings],
         }
-        about["model"] = f"{given.folder.name} in float32"
-    for name, depth in (("whole", None), ("draft", given.depth)):
-        fewer: dict[str, Any] = {}
-        if name == "draft" and given.weights != "float32":
-            rows = [{"input_ids": part} for part in texts[8:16].split(4)]
-            fewer = {"weights": given.weights, "data": rows}
-        ed.export(net, given.folder / name, depth=depth, tokenizer=tokenizer)
+        about["model"] = given.folder.name
+        about["sure"] = sureness(net, texts[1:16:2, :32], given.depth)
+    # What is rounded to fewer bits comes last: it is not undone.
+    wholes = sorted(given.whole.split(","), key=lambda kind: TYPES[kind] is torch.float16)
+    files: dict[str, tuple[int | None, str]] = {"draft": (given.depth, given.weights)}
+    files |= {f"whole-{kind}" if kind != "float32" else "whole": (None, kind) for kind in wholes}
+    rows = [{"input_ids": part} for part in texts[-8:].split(4)]
+    for name, (depth, kind) in files.items():
+        if name in ("draft", "whole"):
+            ed.export(net, given.folder / name, depth=depth, tokenizer=tokenizer)
+        told: dict[str, Any] = {"weights": kind, "data": rows} if kind in ("int8", "int4") else {}
+        torch.nn.Module.to(net, TYPES[kind])
         found = ed.export(
             net,
             given.folder / f"{name}-gguf",
             depth=depth,
             format="gguf",
             tokenizer=tokenizer,
-            **fewer,
+            **told,
         )
         (found / "model.gguf").rename(given.folder / f"{name}.gguf")
     stream = ed.as_stream(net)
     blocks = given.depth + len(stream.exits.get(given.depth, ()))
     about |= {"depth": given.depth, "blocks": blocks, "weights": given.weights}
     (given.folder / "pair.json").write_text(json.dumps(about))
+
+
+@torch.no_grad()
+def sureness(net: Any, prompts: torch.Tensor, depth: int) -> list[list[tuple[float, bool]]]:
+    """Of the model's own text: the draft's probability of its choice, and if it was the model's."""
+    said = ed.generate(net, prompts, max_new_tokens=OWN, eos_token_id=())
+    seen = ed.as_stream(net).observe({"input_ids": said.sequences})
+    begin = prompts.shape[1]
+    likely, chosen = seen.logits(depth)[:, begin - 1 : -1].float().softmax(-1).max(-1)
+    right = chosen == said.sequences[:, begin:]
+    return [
+        [(round(p, 3), bool(r)) for p, r in zip(*row, strict=True)]
+        for row in zip(likely.tolist(), right.tolist(), strict=True)
+    ]
 
 
 def tuned_stories(given: Any) -> tuple[Any, dict[str, Any]]:

@@ -18,4 +18,4 @@ def test_the_table_of_engines_is_what_was_recorded() -> None:
     spec.loader.exec_module(matrix)
     text = (ROOT / "docs" / "engines.md").read_text()
     assert matrix.page(text) == text
-    assert "llama.cpp" in matrix.matrix()
+    assert all(len(rows()) > 1 for rows in matrix.TABLES.values())
