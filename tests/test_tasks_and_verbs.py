@@ -180,8 +180,8 @@ VERBS: Mapping[str, Callable[[Case], None]] = {
 
 NO_LOSS = (SettingError, r"for which there is no built-in loss; pass criterion=f\(prediction")
 OTHER_METRIC = (SettingError, "Drop them")
-ONE_CLASS = (UnsupportedModelError, "needs a class per sample")
-EVERY_TOKEN = (UnsupportedModelError, "predicts a class of every token")
+ONE_CLASS = (UnsupportedModelError, "predicts a class per sample")
+EVERY_TOKEN = (UnsupportedModelError, "predicts a class per token")
 NOT_CLASSES = (SettingError, "needs a class or a token to predict")
 NO_BRANCHES = (UnsupportedModelError, "without its branches|branches")
 EVERY_ROW = (LabelError, "needs one class for every row")

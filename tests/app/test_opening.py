@@ -109,7 +109,7 @@ def test_settings_that_ask_for_code_are_refused(seen: Path, setting: dict[str, A
     with pytest.raises(DataError, match=r"code"):
         load(seen, trusted=False)
     if "quantization_config" not in setting:  # kernels are fetched and run, whoever is trusted
-        with pytest.raises(DataError, match=r"stranger/kernel', code from a hub"):
+        with pytest.raises(DataError, match=r"stranger/kernel', which is code from a hub"):
             load(seen)
 
 

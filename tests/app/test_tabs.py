@@ -89,7 +89,7 @@ def test_the_tower_shows_every_depth_the_dial_the_exit_and_where_it_settles() ->
     words = vision.sentence(rise, 0)
     assert "The network says <b>b</b>, but the label is <b>a</b>." in words
     assert "settles at depth 1 of 2; the policy exits at depth 1 with <b>b</b>" in words
-    assert "Cut to depth 0 it would say <b>a</b>" in words
+    assert "Cut to depth 0, it would say <b>a</b>" in words
 
 
 def test_the_tiles_are_the_profile_of_the_depth(desk: vision.Desk) -> None:

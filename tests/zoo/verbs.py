@@ -18,7 +18,7 @@ from everydepth.stream import ResidualStream, sites
 
 Batch = Mapping[str, Tensor]
 
-CLASSES = "early exit needs one of two or more classes per sample"
+CLASSES = "early exit needs a model that predicts a class per sample"
 LABELS = "an audit (is of|needs) class labels"
 NEXT = "not the next token"
 START = "has no start token"

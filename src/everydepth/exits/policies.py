@@ -329,9 +329,9 @@ def check_classifier(stream: ResidualStream) -> None:
     """Raise an error unless the model predicts one of two or more classes per sample."""
     if stream.task != "classification" or stream.outputs == 1:
         raise UnsupportedModelError(
-            f"{stream.name} does {stream.task} with {stream.outputs} outputs, but early exit needs "
-            "one of two or more classes per sample; use everydepth.generate for a causal language "
-            "model, or one fixed depth: everydepth.at_depth(model, k)"
+            "early exit needs a model that predicts a class per sample, but the task of "
+            f"{stream.name} is {stream.task} (outputs: {stream.outputs}); use everydepth.generate "
+            "for a causal language model, or one fixed depth: everydepth.at_depth(model, k)"
         )
 
 
