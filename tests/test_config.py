@@ -12,6 +12,7 @@ import torch
 
 from everydepth.config import Config, checked, filled, plain, setting
 from everydepth.errors import SettingError
+from everydepth_papers.verdict import of_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,3 +107,6 @@ def test_infinity_is_a_number_to_a_function_and_not_to_a_setting() -> None:
     assert halved(float("inf")) == float("inf")
     with pytest.raises(SettingError, match=r"halved\(number=nan\); use a number"):
         halved(float("nan"))
+    assert of_interval(float("nan"), float("nan")) == "inconclusive"
+    with pytest.raises(SettingError, match=r"of_interval\(low='x'\); use a number"):
+        of_interval("x", 1.0)  # type: ignore[arg-type]

@@ -176,6 +176,16 @@ CASES: dict[str, Case] = {
         ExportError,
         "cannot be written: a path cannot hold a null character",
     ),
+    "bytes to tokenize": (
+        lambda m: ed.data.tokenized(b"x", Letters(), 4),  # type: ignore[arg-type]
+        SettingError,
+        r"tokenized\(data=b'x'\); use Texts or Sequence",
+    ),
+    "a grid of nothing": (
+        lambda m: ed.sweep({}, lambda a: {"b": a}, **QUIET),
+        SettingError,
+        "the grid has no cells; give every name at least one value",
+    ),
     # what a stranger tried
     "a flag for a number": (
         lambda m: ed.trace(m, rows(), ["loss"], batch_size=True, **QUIET),

@@ -27,6 +27,7 @@ class Setting:
 
     help: one line for the command line and the documentation.
     least, most, above, below: limits of a number; `above` and `below` are exclusive.
+    finite: False accepts NaN and infinity in an argument of a function.
     choices: the strings that are allowed; other types are not checked.
     also: what else is accepted, for the error message: "an optimizer object".
     instead_of: the field it replaces; a command drops the default of one if the other is given.
@@ -40,6 +41,7 @@ class Setting:
     most: int | float | None = None
     above: int | float | None = None
     below: int | float | None = None
+    finite: bool = True
     choices: tuple[str, ...] = ()
     also: str = ""
     instead_of: str | None = None
@@ -244,6 +246,8 @@ def _misfit(
             value = value if isinstance(given_as, Number) else given_as
         if infinite and about is _NO_LIMITS and _is_infinite(value, hint):
             continue
+        if not about.finite and isinstance(value, float):
+            continue
         if not (_fits(value, hint) and _within(value, about)):
             return f"{_name_of(function)}({name}={value!r:.80}); use {_wanted(hint, about)}"
     return None
@@ -338,7 +342,9 @@ def _is(value: Any, kind: Any) -> bool:
     if origin in (Sequence, Iterable) and isinstance(value, Sequence):
         item = get_args(kind)[0]
         text = isinstance(value, str | bytes)
-        return item in (str, Any) if text else all(_fits(v, item) for v in value)
+        if text:
+            return item in (str if isinstance(value, str) else int, Any)
+        return all(_fits(v, item) for v in value)
     if origin is Mapping and isinstance(value, Mapping):
         key, item = get_args(kind)
         held = cast(Mapping[Any, Any], value)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
+from everydepth.config import Setting, checked
 from everydepth.errors import SettingError
 
 Verdict = Literal["holds", "does not hold", "inconclusive", "not applicable"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
+_Unsure = Annotated[float, Setting(finite=False)]
+
+
+@checked
 def of_interval(
-    low: float,
-    high: float,
+    low: _Unsure,
+    high: _Unsure,
     *,
     least: float = -math.inf,
     most: float = math.inf,

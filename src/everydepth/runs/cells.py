@@ -42,7 +42,7 @@ def cells_of(grid: Cells) -> tuple[Cell, ...]:
         cells = [dict(zip(grid, values, strict=True)) for values in chosen]
     else:
         cells = [dict(cell) for cell in grid]
-    if not cells:
+    if not grid or not cells:
         raise SettingError("the grid has no cells; give every name at least one value")
     seen: set[str] = set()
     for cell in cells:
