@@ -1,17 +1,21 @@
 """What profiling, drafting and training cost on a language model as published.
 
-    python benchmarks/real_model.py FOLDER [FOLDER...] [--part profile drafting training]
+    python benchmarks/real_model.py FOLDER [FOLDER...] [--part profile drafting training tuned]
 
 Each FOLDER holds a causal language model of Hugging Face, never trained for early depths: the worst
-case for drafts, whose depth is given. One thread, CPU seconds, taken in turn, the best of several
-rounds. The clock that profiles and drafts read is CPU time here, too, as cores may be shared. Parts
-are recorded one by one in benchmarks/results/real_model.json.
+case for drafts, whose depth is given. Part `tuned` wants one with balconies instead (`everydepth
+reproduce smollm2` saves such), and lets each of them draft after the first 32 tokens of rows of
+WikiText-2's test text, by default settings; every text is written once, the first of all included,
+which knows nothing of what drafts cost here. One thread, CPU seconds; other parts take turns and
+keep the best of several rounds. The clock that profiles and drafts read is CPU time here, too, as
+cores may be shared. Parts are recorded one by one in benchmarks/results/real_model.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -24,21 +28,29 @@ import transformers
 from record import RESULTS, SMOKE, record, sized
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed
+from everydepth.data import Corpus
+from everydepth.data import load as load_data
+from everydepth.environment import DATA_VARIABLE
 from everydepth.exits.generation import Generation, speculative
+from everydepth.exits.load import load as load_folder
+from everydepth.stream.balcony import has_balconies
 
 TINY: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 8}
 ROUNDS = sized(3, 1)
 NEW = sized(128, 8)
+TUNED_NEW = sized((64, 128, 256), (8,))
 ROWS, LENGTH = sized((8, 128), (2, 8))
 STEP_TOKENS = sized(256, 8)
 WANTED = {
-    "profile, forwards of the full model beside readouts": 6,
+    "profile, forwards of the full model": 6,
     "profile, largest error at three depths": 0.1,
     "drafting over plain decoding": 0.98,
     "plain decoding over transformers' greedy, stories15M": 1.1,
+    "drafting over plain decoding, tuned": 1.3,
+    "drafting over transformers' greedy, tuned": 1.5,
     "training step over its floor": 1.1,
 }
 
@@ -46,6 +58,8 @@ WANTED = {
 def load(folder: Path | None) -> Any:
     if folder is None:
         return LlamaForCausalLM(LlamaConfig(vocab_size=99, num_attention_heads=2, **TINY)).eval()
+    if has_balconies(folder):
+        return load_folder(folder)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
@@ -87,18 +101,21 @@ def profiled(model: Any) -> dict[str, Any]:
     found: list[ed.Profile] = []
     with by_cpu_time():
         took = seconds(lambda: found.append(ed.profile(model, [batch], progress=False)))
-        last = seconds(lambda: ed.profile(model, [batch], depths=[depth], progress=False))
     added = {k: found[0].at(k).batch_latency.median / 1000 for k in checked}
     return {
         "rows x tokens": [ROWS, LENGTH],
         "forward_seconds": forward[str(depth)],
         "profile_seconds": took,
-        "profile_of_the_last_depth_seconds": last,
-        # A large head costs a fifth of a forward: what every depth predicts is no pass of it.
-        "forwards beside the readouts of other depths": last / forward[str(depth)],
-        "those readouts, in forwards": (took - last) / forward[str(depth)],
+        "forwards": took / forward[str(depth)],
+        "standard errors of the perplexity": {k: error(found[0].at(k)) for k in (*checked, depth)},
         "added over timed": {k: added[k] / forward[str(k)] for k in checked},
     }
+
+
+def error(depth: Any) -> float:
+    """What drawing tokens adds to the quality, as a share of it."""
+    low, high = depth.quality_band or (depth.quality,) * 2
+    return (high - low) / 2 / depth.quality
 
 
 def drafted(model: Any) -> dict[str, Any]:
@@ -141,6 +158,71 @@ def drafted(model: Any) -> dict[str, Any]:
     return found
 
 
+def tuned(model: Any) -> dict[str, Any]:
+    """Drafts of every balcony, in texts of several lengths, one row at a time and eight at once."""
+    stream = ed.as_stream(model)
+    tokenizer = load_tokenizer()
+    found: dict[str, Any] = {}
+    for rows in (1, ROWS):
+        batches = wikitext(tokenizer, 3 if rows == 1 else 1, rows)
+        for new in TUNED_NEW:
+            found[f"{rows} rows, {new} tokens"] = _decoded(model, stream, batches, new)
+    return found
+
+
+def _decoded(model: Any, stream: Any, batches: list[Tensor], new: int) -> dict[str, Any]:
+    plain: Any = model.model.model
+    ways: dict[str, Callable[[Tensor], Any]] = {
+        "transformers": lambda ids: plain.generate(
+            ids, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0
+        ),
+        "plain": lambda ids: ed.generate(model, ids, max_new_tokens=new, eos_token_id=()),
+    }
+    for k in sorted(stream.exits)[:2]:
+        ways[f"draft_depth={k}"] = lambda ids, k=k: ed.generate(
+            model, ids, max_new_tokens=new, eos_token_id=(), draft_depth=k
+        )
+    taken = {name: [0.0] * len(batches) for name in ways}
+    said: dict[str, list[Any]] = {name: [] for name in ways}
+    with by_cpu_time():
+        for i, ids in enumerate(batches):
+            for name, way in ways.items():
+                begin = time.process_time()
+                said[name].append(way(ids))
+                taken[name][i] = time.process_time() - begin
+    total = {name: max(sum(times), 1e-9) for name, times in taken.items()}
+    drafts = [name for name in ways if "=" in name]
+    return {
+        "seconds of each text": taken,
+        "plain over transformers": total["transformers"] / total["plain"],
+        "drafting over transformers": {n: total["transformers"] / total[n] for n in drafts},
+        "drafting over plain": {n: total["plain"] / total[n] for n in drafts},
+        "acceptance": {n: [s.stats.acceptance for s in said[n]] for n in drafts},
+        "rounds that drafted": {n: [len(s.stats.draft_lengths) for s in said[n]] for n in drafts},
+        "same tokens": all(
+            torch.equal(a, b.sequences)
+            for name in ("plain", *drafts)
+            for a, b in zip(said["transformers"], said[name], strict=True)
+        ),
+    }
+
+
+def load_tokenizer() -> Any:
+    """That of the model the balconies stand beside; of a tiny one, none."""
+    if SMOKE:
+        return None
+    return AutoTokenizer.from_pretrained(Path(os.environ.get(DATA_VARIABLE, "."), "smollm2"))
+
+
+def wikitext(tokenizer: Any, count: int, rows: int) -> list[Tensor]:
+    """Some batches of the first 32 tokens of every 128 of WikiText-2's test text."""
+    if tokenizer is None:
+        return list(torch.randint(3, 99, (count, rows, 8)))
+    text = load_data("wikitext-2", "test", kind=Corpus).text
+    ids = torch.tensor(tokenizer.encode(text[: count * rows * 1024])[: count * rows * 128])
+    return list(ids.view(count, rows, 128)[:, :, :32])
+
+
 def trained(model: Any) -> dict[str, Any]:
     """A step of `lpa(top=5).sampled(2)` against an end-to-end step and the arithmetic floor."""
     ids = tokens(model, 1, STEP_TOKENS)
@@ -164,13 +246,17 @@ PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "profile": profiled,
     "drafting": drafted,
     "training": trained,
+    "tuned": tuned,
 }
+
+
+UNTUNED = [part for part in PARTS if part != "tuned"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="*", type=Path, help="With --smoke they may be left out.")
-    parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--part", nargs="+", choices=list(PARTS), default=UNTUNED)
     options = parser.parse_args()
     if not options.folders and not SMOKE:
         parser.error("the folder of a causal language model is needed")
@@ -179,6 +265,10 @@ def main() -> None:
     for folder in options.folders or [None]:
         model = load(folder)
         for part in options.part:
+            if part == "tuned" and not (folder is None or has_balconies(folder)):
+                parser.error(f"{folder} has no balconies for the part tuned; leave it out")
+            if part == "tuned" and folder is None:
+                model = ed.balcony(model, [2, 4])
             found = {"rounds": ROUNDS, "new tokens": NEW, **PARTS[part](model)}
             print(folder, part, json.dumps(found, indent=1), flush=True)
             _add("tiny" if folder is None else folder.name, part, found)

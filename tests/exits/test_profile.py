@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 from tests.zoo import ENTRIES
-from torch import Tensor
-from transformers import T5Config, T5ForConditionalGeneration
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from everydepth.errors import BatchError, BudgetError, DataError, SettingError
 from everydepth.exits import DepthProfile, Latency, Profile, profile
+from everydepth.exits import quality as qualities
 from everydepth.exits.driving import BlockTimes
 from everydepth.exits.measure import LiveBytes
 from everydepth.stream import as_stream, at_depth, words
@@ -249,6 +250,55 @@ def test_a_batch_of_eight_texts_takes_six_passes_of_the_full_model_at_most() -> 
         block.branches[-1].entry.register_forward_pre_hook(count)
     profile(model, batch, repeats=2, progress=False)  # as many as a slow model gets
     assert seen[0] <= 6 * stream.depth * batch["input_ids"].numel()
+
+
+@pytest.fixture
+def wordy() -> tuple[nn.Module, list[dict[str, Tensor]]]:
+    """A model whose readout costs more than its blocks, and 12 rows of text in two batches."""
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=16, intermediate_size=16, num_hidden_layers=3,
+        num_attention_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight *= 40  # so that tokens differ
+    ids = torch.randint(4096, (12, 48))
+    return model, [{"input_ids": rows, "labels": rows} for rows in ids.split(8)]
+
+
+def test_depths_of_a_large_vocabulary_are_read_at_some_tokens(
+    wordy: tuple[nn.Module, list[dict[str, Tensor]]],
+) -> None:
+    model, data = wordy
+    every = profile(model, data, repeats=1, tokens="all", progress=False)
+    some = profile(model, data, repeats=1, progress=False)
+    assert every.at(1).quality_band is None
+    assert some.at(3).quality == every.at(3).quality  # the last depth is read at every token
+    assert some.at(3).quality_band == (some.at(3).quality,) * 2
+    for depth in (1, 2):
+        low, high = some.at(depth).quality_band or (0, 0)
+        error = math.log(high / low) / 2
+        assert 0 < error < 1
+        assert abs(math.log(some.at(depth).quality / every.at(depth).quality)) < 4 * error
+    again = profile(model, data, repeats=1, progress=False)
+    assert again.at(1).quality == some.at(1).quality
+
+
+def test_readouts_of_a_large_vocabulary_cost_no_more_than_the_blocks(
+    wordy: tuple[nn.Module, list[dict[str, Tensor]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = wordy
+    seen, plainly = [0], qualities.word_statistics
+
+    def counting(blocks: Any, *rest: Any) -> Any:
+        seen[0] += sum(block.shape[0] * block.shape[1] for block in blocks)
+        return plainly(blocks, *rest)
+
+    monkeypatch.setattr(qualities, "word_statistics", counting)
+    profile(model, data, repeats=1, progress=False)
+    asked = 12 * 47
+    assert asked < seen[0] <= asked * (1 + 3 * qualities.affordable_share(as_stream(model), 3)) + 8
 
 
 def test_sums_of_blocks_stand_beside_timed_cut_models() -> None:

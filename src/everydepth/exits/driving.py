@@ -47,9 +47,19 @@ class BlockTimes:
         return BlockTimes(self.total * np.interp(depths, [int(k) for k in checked], ratios))
 
 
-def times_by_depth(stream: ResidualStream, batch: Mapping[str, Any], repeats: int) -> BlockTimes:
-    """Time the embedding, each block and the last readout, and add them up."""
+def times_by_depth(
+    stream: ResidualStream,
+    batch: Mapping[str, Any],
+    repeats: int,
+    before: np.ndarray | None = None,
+) -> BlockTimes:
+    """Time the embedding, each block and the last readout, and add them up.
+
+    before: the parts of a pass that was timed already.
+    """
     parts = driven_times(stream, batch, repeats, stream.logits, stream.depth)
+    if before is not None:
+        parts = np.vstack([before, parts])
     return BlockTimes.of(parts[:, 0], parts[:, 1:-1], parts[:, -1])
 
 
@@ -94,12 +104,16 @@ def decoding_times(stream: ResidualStream, batch: Mapping[str, Any], repeats: in
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """Operations and peak memory of one pass: up to each depth 0..L, and of the readout."""
+    """Operations and peak memory of one pass: up to each depth 0..L, and of the readout.
+
+    seconds: of the embedding, each block and the readout; counting is a small part of long ones.
+    """
 
     operations: Sequence[int]
     readout_operations: int
     peaks: Sequence[int]
     readout_bytes: int
+    seconds: np.ndarray
 
     def flops(self, depth: int) -> int:
         return self.operations[depth] + self.readout_operations
@@ -113,20 +127,22 @@ def counted_by_depth(stream: ResidualStream, batch: Mapping[str, Any]) -> Counte
     """Count operations and bytes in one pass, block by block."""
     operations: list[int] = []
     peaks: list[int] = []
+    took = np.zeros(stream.depth + 2)
 
     def run() -> int:
-        cursor = stream.start(batch)
+        took[0], cursor = seconds(partial(stream.start, batch), stream)
         operations.append(counter.get_total_flops())
         peaks.append(live.peak)
-        for _ in range(stream.depth):
-            cursor = stream.step(cursor)
+        for depth in range(1, stream.depth + 1):
+            took[depth], cursor = seconds(partial(stream.step, cursor), stream)
             operations.append(counter.get_total_flops())
             peaks.append(live.peak)
         live.restart()
-        stream.logits(cursor)
+        took[-1], _ = seconds(partial(stream.logits, cursor), stream)
         return live.peak
 
     counter = flop_counter()
     with LiveBytes() as live, counter:
         readout = run()
-    return Counted(operations, counter.get_total_flops() - operations[-1], peaks, readout)
+    more = counter.get_total_flops() - operations[-1]
+    return Counted(operations, more, peaks, readout, took)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from everydepth.exits.driving import (
 )
 from everydepth.exits.generation.rerun import has_slots
 from everydepth.exits.measure import checkpoint_bytes, parameter_count, seconds
-from everydepth.exits.quality import Totals, quality_of, watch
+from everydepth.exits.quality import Totals, affordable_share, quality_of, watch
 from everydepth.results import Result, Results, curve, named, provenance
 from everydepth.stream import (
     Depths,
@@ -55,6 +55,7 @@ class DepthProfile:
 
     checkpoint_bytes: of the tensors in its safetensors file. flops: for one row. latency,
     batch_latency: for one row, and for a batch. peak_bytes: weights and activations of a batch.
+    quality_band: a standard error below and above, where inner depths were read at some tokens.
     """
 
     depth: int
@@ -65,6 +66,7 @@ class DepthProfile:
     latency: Latency
     batch_latency: Latency
     peak_bytes: int
+    quality_band: tuple[float, float] | None = None
 
 
 class Profile(Results, kind="profile"):
@@ -121,6 +123,10 @@ class Profile(Results, kind="profile"):
             arrays = self.result(name).arrays
             parts = {part: float(arrays[key][place]) for part, key in _PARTS.items()}
             numbers[name] = Latency(**parts)
+        known = self.result("quality").arrays
+        if "value_low" in known:
+            band = float(known["value_low"][place]), float(known["value_high"][place])
+            numbers["quality_band"] = band
         return DepthProfile(depth=depth, **numbers)
 
     @property
@@ -263,13 +269,21 @@ def _measurements(
         )
 
     more = metric in _MORE_IS_BETTER
+    bands = [d.quality_band for d in depths if d.quality_band is not None]
+    about = f"The {metric} of this depth's readout."
+    if bands:
+        about += (
+            " Depths below the last were read at some tokens, drawn; the band is a standard error."
+        )
     quality = curve(
         "quality",
         axis,
         [d.quality for d in depths],
+        low=[low for low, _ in bands] or None,
+        high=[high for _, high in bands] or None,
         labels={"value": metric},
         title=metric.capitalize(),
-        about=f"The {metric} of this depth's readout.",
+        about=about,
         unit="share" if more else metric,
         better="higher" if more else "lower",
         section="prediction",
@@ -321,14 +335,16 @@ def profile(
     batch_sizes: Sequence[int] = (),
     depths: Depths = None,
     repeats: int | None = None,
+    tokens: Literal["some", "all"] = "some",
     progress: bool = True,
     **options: Any,
 ) -> Profile:
     """Measure every depth: its quality on the data, and the cost of the model cut to it.
 
     This takes only a few passes of the full model: one for the quality of all depths, one to count
-    operations and memory, and `repeats` in which each block and the readout are timed and added up.
-    As a check, cut models are timed at three depths; `about["checked"]` has both times.
+    operations and memory, and `repeats` in which each block and the readout are timed and added up;
+    for a slow model the counting pass is one of them. As a check, cut models are timed at two or
+    three depths; `about["checked"]` has both times.
 
     For a language model, latencies are for processing a prompt, and "decode" has the tokens per
     second generated after it.
@@ -338,6 +354,10 @@ def profile(
     batch_sizes: more sizes to time, reported in "latency_by_batch".
     depths: depths to report, as numbers or a slice such as "::2"; always includes the last.
     repeats: timed passes; by default 2 to 10, as many as fit in two seconds.
+    tokens: "some" reads depths below the last at randomly drawn tokens (fixed seed) when the
+        vocabulary is large: as many as make all readouts cost no more than the blocks. Their loss
+        relative to the last depth, which is read everywhere, gives the quality; its band is the
+        standard error. "all" reads every depth at every token.
 
     >>> found = ed.profile(model, test, repeats=2, progress=False)
     >>> depth = found.choose(max_drop=0.5)  # the shallowest that loses at most 50 points
@@ -349,6 +369,9 @@ def profile(
             raise SettingError(f"{name}={value}; use 1 or more")
     stream, started = as_stream(model, **options), time.perf_counter()
     at = chosen_depths(stream, depths, lowest=1)
+    share = None
+    if tokens == "some" and predicts_words(stream):
+        share = affordable_share(stream, len(at))
     first: Mapping[str, Any] | None = None
     took = 0.0
     with evaluating(unwrapped(stream.model)):
@@ -360,7 +383,7 @@ def profile(
             if totals is None:
                 totals = quality_of(stream, batch)
             took, states = seconds(partial(observed, totals, stream, batch), stream)
-            watch(totals, states, at)
+            watch(totals, states, at, share)
         assert first is not None
         assert totals is not None
         rows = stream.rows(first)
@@ -375,10 +398,14 @@ def profile(
         many = first_rows(stream, inputs, size)
         one = first_rows(stream, inputs, 1)
         turns = max(2, min(10, int(2 / max(took, 1e-9)))) if repeats is None else repeats
-        _announce(stream, took, turns, progress)
+        slow = repeats is None and turns == 2
+        _announce(stream, took, turns, slow, progress)
         counted = counted_by_depth(stream, many)
-        batched = times_by_depth(stream, many, turns)
-        checked = _checked(stream, many, batched, turns)
+        before = counted.seconds if slow else None
+        batched = times_by_depth(stream, many, turns - slow, before)
+        checked = _checked(
+            stream, many, batched, turns, (0.25, 0.75) if slow else (0.25, 0.5, 0.75)
+        )
         batched = batched.corrected(checked)
         single = batched if size == 1 else times_by_depth(stream, one, turns).corrected(checked)
         sizes = {
@@ -389,6 +416,7 @@ def profile(
             DepthProfile(
                 depth=k,
                 quality=totals.quality(k),
+                quality_band=totals.band(k) if totals.drawn else None,
                 parameters=parameter_count(small),
                 checkpoint_bytes=checkpoint_bytes(small),
                 flops=counted.flops(k) // size,
@@ -424,22 +452,29 @@ def observed(totals: Totals, stream: ResidualStream, batch: Mapping[str, Any]) -
     return stream.observe(batch, logits=own)
 
 
-def _announce(stream: ResidualStream, took: float, turns: int, progress: bool) -> None:
+def _announce(stream: ResidualStream, took: float, turns: int, slow: bool, progress: bool) -> None:
     console = Console(stderr=True)
-    expected = took * (turns + 3.5)
+    # Counted, timed, and cut models: in all as many blocks as one or one and a half have. One row
+    # and what it writes are little beside a batch.
+    passes = turns + (1.5 if slow else 3.0)
+    expected = took * passes
     if progress and console.is_terminal and expected > 5:
         console.print(
-            f"profile of {stream.name}: about {turns + 3.5:.0f} passes of {took:.1f} s each, "
+            f"profile of {stream.name}: about {passes:.1f} more passes of {took:.1f} s each, "
             f"{expected:,.0f} s in total; a smaller batch_size= or repeats=1 is faster",
             highlight=False,
         )
 
 
 def _checked(
-    stream: ResidualStream, batch: Mapping[str, Any], times: BlockTimes, turns: int
+    stream: ResidualStream,
+    batch: Mapping[str, Any],
+    times: BlockTimes,
+    turns: int,
+    shares: Sequence[float],
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds of cut models at three depths, and the sums of blocks for comparison."""
-    depths = sorted({max(1, round(share * stream.depth)) for share in (0.25, 0.5, 0.75)})
+    """Milliseconds of cut models at some depths, and the sums of blocks for comparison."""
+    depths = sorted({max(1, round(share * stream.depth)) for share in shares})
     found: dict[str, dict[str, float]] = {}
     for k in depths:
         small = as_stream(unwrapped(stream.truncated(k, share=True)).eval(), **stream.options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,12 +26,34 @@ class Totals:
         self.metric = metric
         self.sums = torch.zeros(depth, dtype=torch.float64)
         self.count = self.samples = 0
+        # Of tokens drawn for the depths below the last: what they lose beyond it, and its square.
+        self.gaps, self.squares = torch.zeros_like(self.sums), torch.zeros_like(self.sums)
+        self.drawn = 0
 
     def quality(self, depth: int) -> float:
+        mean = self._mean(depth)
+        return _exp(mean) if self.metric == "perplexity" else mean
+
+    def _mean(self, depth: int) -> float:
         if self.count == 0:
             raise no_labels()
-        mean = float(self.sums[depth - 1] / self.count)
-        return float(torch.tensor(mean).exp()) if self.metric == "perplexity" else mean
+        if not self.drawn:
+            return float(self.sums[depth - 1] / self.count)
+        # What the last depth loses is known of every token: only the difference is estimated.
+        return float(self.sums[-1] / self.count + self.gaps[depth - 1] / self.drawn)
+
+    def band(self, depth: int) -> tuple[float, float]:
+        """The quality, a standard error below and above: that of drawing tokens."""
+        if self.drawn < 2:
+            return self.quality(depth), self.quality(depth)
+        mean, gap = self._mean(depth), float(self.gaps[depth - 1] / self.drawn)
+        spread = max(float(self.squares[depth - 1] / self.drawn) - gap**2, 0.0)
+        error = math.sqrt(spread * max(1 - self.drawn / self.count, 0.0) / (self.drawn - 1))
+        return _exp(mean - error), _exp(mean + error)
+
+
+def _exp(value: float) -> float:
+    return float(torch.tensor(value).exp())
 
 
 def quality_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Totals:
@@ -47,11 +70,26 @@ def quality_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Totals:
     return Totals(metric, stream.depth)
 
 
-def watch(totals: Totals, states: States, depths: Sequence[int]) -> None:
-    """Add one batch, at these depths."""
+def affordable_share(stream: ResidualStream, depths: int) -> float:
+    """Of the tokens, those that make the readouts of all depths cost no more than the blocks."""
+    weights = sum(p.numel() for block in stream.blocks for p in block.module.parameters())
+    return min(1.0, weights / (depths * stream.linear_head("a readout").weight.numel()))
+
+
+def watch(
+    totals: Totals, states: States, depths: Sequence[int], share: float | None = None
+) -> None:
+    """Add one batch, at these depths.
+
+    share: of the tokens, those at which depths below the last are read, where words are swept over
+        in parts; None: all.
+    """
     stream, batch = states.stream, states.batch
     if totals.metric == "perplexity" and states.output is None:
         targets = Targets.of(stream, batch, weighted=False)
+        if share is not None and share < 1 and len(targets) > 1:
+            _add_drawn(totals, targets, states, depths, share)
+            return
         found = _losses(targets, states, depths)
     else:
         last = states.logits(stream.depth)
@@ -96,14 +134,42 @@ def _targets(
     return Targets.of(stream, batch, weighted=False)
 
 
-def _losses(targets: Targets, states: States, depths: Sequence[int]) -> list[Tensor]:
-    """Cross-entropies with a large vocabulary, in one pass over the head."""
+def _add_drawn(
+    totals: Totals, targets: Targets, states: States, depths: Sequence[int], share: float
+) -> None:
+    """Add the last depth at every token, and the others at some."""
+    [last] = _losses(targets, states, [states.depth])
+    count = max(2, round(share * len(targets)))
+    random = torch.Generator().manual_seed(totals.samples)  # other places in every batch
+    rows = torch.randperm(len(targets), generator=random)[:count].to(last.device)
+    inner = [depth for depth in depths if depth < states.depth]
+    totals.samples += targets.samples
+    totals.count += len(targets)
+    totals.drawn += count
+    totals.sums[-1] += last.double().sum().cpu()
+    for depth, found in zip(inner, _losses(targets, states, inner, rows), strict=True):
+        gaps = found.double() - last[rows].double()
+        totals.gaps[depth - 1] += gaps.sum().cpu()
+        totals.squares[depth - 1] += gaps.square().sum().cpu()
+    if not bool((torch.isfinite(totals.sums) & torch.isfinite(totals.gaps)).all()):
+        states.check_predictions()
+
+
+def _losses(
+    targets: Targets, states: States, depths: Sequence[int], rows: Tensor | None = None
+) -> list[Tensor]:
+    """Cross-entropies with a large vocabulary, in one pass over the head; rows: of these only."""
+    if not depths:
+        return []
     inputs = [targets.head_inputs(states, depth) for depth in depths]
+    labels = targets.labels
+    if rows is not None:
+        inputs, labels = [x[rows] for x in inputs], labels[rows]
     blocks = [
-        torch.stack([x[rows] for x in inputs]) for rows in row_blocks(len(targets), len(depths))
+        torch.stack([x[part] for x in inputs]) for part in row_blocks(len(labels), len(depths))
     ]
     head = states.stream.linear_head("a sweep over words")
-    found = word_statistics(blocks, head.weight, head.bias, targets.labels, ["loss"])
+    found = word_statistics(blocks, head.weight, head.bias, labels, ["loss"])
     return list(found["loss"])
 
 

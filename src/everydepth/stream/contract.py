@@ -260,6 +260,11 @@ class ResidualStream(ABC):
         return None
 
     @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of blocks the model tells apart, each with masks of its own, if it does."""
+        return frozenset(self._setting("config", "layer_types") or ())
+
+    @property
     def attention(self) -> str | None:
         """The model's attention implementation, such as "sdpa"; None if unknown."""
         return self._setting("config", "_attn_implementation")

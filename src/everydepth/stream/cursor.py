@@ -47,6 +47,17 @@ class Call:
                 kwargs[key] = value
         return Call(tuple(args), kwargs, self.key)
 
+    def same_as(self, other: Call) -> bool:
+        """Whether another call has the very same arguments, object by object."""
+        if (self.key, len(self.args), [*self.kwargs]) != (
+            other.key,
+            len(other.args),
+            [*other.kwargs],
+        ):
+            return False
+        mine, others = (*self.args, *self.kwargs.values()), (*other.args, *other.kwargs.values())
+        return all(a is b for a, b in zip(mine, others, strict=True))
+
     def exchanged(self, old: Tensor, new: Tensor) -> Call:
         """The same call with the tensor `old` (by identity) replaced by `new`."""
         args = tuple(new if value is old else value for value in self.args)

@@ -15,6 +15,7 @@ from everydepth.exits.generation.pacing import Pace
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.exits.generation.tape import Tape
 from everydepth.stream import as_stream
+from everydepth.stream.balcony import Balcony
 
 NEW = 20
 # Whether drafting pays is another question (test_pacing.py): here it has to be right.
@@ -57,6 +58,60 @@ def test_rows_stay_together_until_drafts_pay(monkeypatch: pytest.MonkeyPatch) ->
     assert said.tokens == references(model, rows, NEW)
     assert all(len(counts) == 1 for counts in kept)
     assert max(map(max, kept)) > 1  # several drafts were right at once
+
+
+@pytest.mark.parametrize("reached", [1, 2, 3])
+def test_tokens_can_be_taken_back_however_far_they_have_come(reached: int) -> None:
+    model = talkative("Llama-untied-CausalLM-left", quiet_after=1)
+    net = Balcony(model, depths=[2], blocks=1, init="last")
+    ids = torch.tensor(prompts(2)[0])[None]
+    real = torch.ones_like(ids, dtype=torch.bool)
+
+    def begun() -> Tape:
+        tape = Tape(as_stream(net), ids, real, top=4, room=32, read=[2])
+        tape.last_logits(4)
+        tape.feed(torch.tensor([5]))
+        tape.advance(2)
+        return tape
+
+    with torch.no_grad():
+        tape, plain = begun(), begun()
+        for token in (7, 8):
+            tape.feed(torch.tensor([token]))
+            tape.advance(1)
+        if reached > 1:
+            tape.advance(reached)
+        tape.forget(2)
+        assert tape.length == plain.length
+        assert torch.equal(tape.logits(4), plain.logits(4))
+        for each in (tape, plain):
+            each.feed(torch.tensor([9]))
+        torch.testing.assert_close(tape.logits(2), plain.logits(2))
+        torch.testing.assert_close(tape.logits(4), plain.logits(4))
+
+
+def test_plain_steps_beside_an_exit_run_the_model_as_it_is() -> None:
+    model = talkative("Llama-untied-CausalLM-left", quiet_after=1)
+    rows, net = prompts(3), Balcony(model, depths=[2], blocks=1, init="last")
+    # Nobody drafts at first, and the balcony has to see those tokens later.
+    with pytest.MonkeyPatch.context() as patch:
+        turns = [True] * NEW + [False] * 6
+        patch.setattr(Pace, "drafts", lambda _: turns.pop())
+        patch.setattr(Pace, "rest", lambda _: 0)
+        said = decode(net, rows, max_new_tokens=NEW, draft_depth=2, eos_token_id=())
+    assert said.tokens == references(model, rows, NEW)
+    assert said.stats.draft_lengths
+
+
+def test_given_up_drafts_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = talkative("Llama-untied-CausalLM-left", quiet_after=1), prompts(3)
+    monkeypatch.setattr(Pace, "drafts", lambda _: True)
+    monkeypatch.setattr(Pace, "goes_on", lambda pace, c: pace._bins.append([0] * len(c)) or True)
+    monkeypatch.setattr(Pace, "looks", lambda _, drafts: drafts > 1)
+    monkeypatch.setattr(Pace, "affordable", lambda *_: 1)
+    said = decode(model, rows, max_new_tokens=NEW, draft_depth=1, max_draft=3, eos_token_id=())
+    assert said.tokens == references(model, rows, NEW)
+    assert {*said.stats.draft_lengths} == {1}
 
 
 @pytest.mark.parametrize("draft_depth", [1, 2, 3])

@@ -32,6 +32,8 @@ class DraftHead:
         size = max(1024, vocabulary // 16) if size is None else size
         # Only a plain linear map can be cut to some of its rows.
         self.size = size if isinstance(head, nn.Linear) and 2 * size <= vocabulary else None
+        self.share = 1.0 if self.size is None else self.size / vocabulary
+        """Of the words, those to choose from."""
         self._ids: Tensor | None = None
         self._words, self._turn = words, 0
 

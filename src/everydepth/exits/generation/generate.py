@@ -12,11 +12,18 @@ from torch import Tensor, nn
 
 from everydepth.config import Seed, checked
 from everydepth.errors import NonFiniteError, SettingError, UnsupportedModelError
+from everydepth.exits.generation import speculative
 from everydepth.exits.generation.answering import answer, answers
 from everydepth.exits.generation.drafting import DraftHead
 from everydepth.exits.generation.early import agreement, decode_with_exits
 from everydepth.exits.generation.output import OnTokens, Output
-from everydepth.exits.generation.pacing import Ledger, Pace
+from everydepth.exits.generation.pacing import (
+    Experience,
+    Ledger,
+    Pace,
+    experience_of,
+    remember,
+)
 from everydepth.exits.generation.packing import PACKED_FROM, packed_maps
 from everydepth.exits.generation.request import (
     Prompt,
@@ -201,8 +208,9 @@ def generate(
     with ExitStack() as stack:
         stack.enter_context(evaluating(unwrapped(stream.model)))
         stack.enter_context(without_gradients(stream.model))
+        packed = 0
         if limit >= PACKED_FROM:
-            stack.enter_context(packed_maps(_used(stream, top, read)))
+            packed = stack.enter_context(packed_maps(_used(stream, top, read)))
         stack.enter_context(_with_its_depth(stream, prompt))
         room = prompt.ids.shape[1] + limit + max_draft
         if draft_depth is not None and not has_slots(stream, prompt.ids):
@@ -216,21 +224,31 @@ def generate(
             left = decode_with_exits(tape, out, policy, sampling, generator)
             details["exit_depths"] = tuple(map(tuple, left))
         else:
+            begun = speculative.clock()
             logits = tape.last_logits(top)
             first = sampling.draw(logits, generator)
+            read_in = speculative.clock() - begun
             if not draft_depths:
                 _decode(tape, out, first, sampling, generator)
             else:
                 drafters: list[Drafter] = []
-                ledger = Ledger(limit)
-                for k in draft_depths:
+                ledger, known = Ledger(limit), unwrapped(stream.model)
+                ways = {k: (top, k, packed, sampling.do_sample) for k in draft_depths}
+                for k, way in ways.items():
                     head = DraftHead(stream, k, sampling, draft_vocabulary, words)
-                    pace = Pace(ledger, always=draft_always)
+                    # Without a plain step to compare with, nothing could be told to the next text.
+                    seen = Experience() if draft_always else experience_of(known, way)
+                    pace = Pace(ledger, always=draft_always, known=seen, looking=True)
+                    # An exit has yet to see the prompt, and then runs beside the blocks.
+                    beside = len(stream.exits.get(k, ())) / top
+                    pace.prepare(read_in * beside, beside + head.share)
                     drafters.append(Drafter(head, pace, k, max_draft))
                 chosen = Drafters(drafters, ledger, prompt.ids[prompt.real], logits)
                 decode_with_drafts(tape, out, first, chosen, sampling, generator)
                 details |= chosen.counts
                 details["from_draft"] = tuple(map(tuple, out.drafted))
+                for drafter in [] if draft_always else drafters:
+                    remember(known, ways[drafter.depth], drafter.pace.known)
     seconds = time.perf_counter() - start
     # Outside of inference mode, so that the result is an ordinary tensor.
     new = out.padded(pad, prompt.ids)

@@ -20,6 +20,8 @@ from everydepth.exits.generation.sampling import (
 )
 from everydepth.exits.generation.tape import Tape
 
+LOOK = 8  # the share of the blocks above a draft that tells what all of them cost
+
 
 class Drafter:
     """Drafts tokens at one depth, and counts what becomes of them."""
@@ -47,6 +49,17 @@ class Drafter:
             self._took.append(clock() - start)
             if not self.pace.goes_on(confidence) or len(drafts) == limit:
                 return drafts
+
+    def affordable(self, tape: Tape, drafts: list[Draft]) -> list[Draft]:
+        """The drafts to verify: where nobody knows what so many cost, the first blocks tell."""
+        if not self.pace.looks(len(drafts)):
+            return drafts
+        start = clock()
+        tape.advance(self.depth + max(1, (tape.top - self.depth) // LOOK))
+        kept = self.pace.affordable(len(drafts), clock() - start)
+        if kept < len(drafts):
+            tape.forget(len(drafts) - kept)
+        return drafts[:kept]
 
     def see(self, tokens: Tensor, logits: Tensor) -> None:
         """Learn from the text, and from what the full depth finds likely."""
@@ -81,16 +94,27 @@ class Drafters:
             "draft_depths": {d.depth: len(d.lengths) for d in self._drafters},
         }
 
-    def next(self) -> Drafter | None:
-        """Who drafts in this round; None for a plain step."""
+    @property
+    def _best(self) -> Drafter:
         only, *others = self._drafters
-        best = max(self._drafters, key=lambda d: d.pace.rate) if others else only
+        return max(self._drafters, key=lambda d: d.pace.rate) if others else only
+
+    def rest(self) -> int:
+        """Plain steps before anybody has to be asked again."""
+        steps = self._best.pace.rest()
+        self.ledger.rest(steps)
+        return steps
+
+    def next(self, tape: Tape) -> Drafter | None:
+        """Who drafts in this round; None for a plain step."""
+        best = self._best
         if not best.pace.drafts():
             return None
         if best in self._ahead:
             # Drafting has to pay for this, too; a text without drafts never does.
             start = clock()
             best.see(*self._ahead.pop(best))
+            tape.catch_up(best.depth)
             self.ledger.charge(clock() - start)
         return best
 
@@ -109,9 +133,11 @@ def decode_with_drafts(
     full depth has judged exactly n of them: if all are right, the last is the next round's certain
     token; else the full depth's own choice takes the place of the first wrong one. Either way a
     round of n drafts costs n tokens, and no block sees a token twice. A round without drafts is a
-    plain step.
+    plain step; while drafts are not to be thought of, it costs no more than one.
     """
     new, accepted = [[token] for token in tokens.tolist()], None
+    ledger, rest = drafters.ledger, 0
+    ledger.rows = tape.rows
     while True:
         going = out.emit(new, accepted)
         if not out.active:
@@ -120,17 +146,23 @@ def decode_with_drafts(
             rows = torch.tensor(going, device=tokens.device)
             tape.select(rows)
             tokens = tokens[rows]
-        drafter = drafters.next()
+            ledger.rows, rest = tape.rows, 0
+        drafter = None if rest else drafters.next(tape)
         if drafter is None:
             start = clock()
             tape.feed(tokens)
             tokens = sampling.draw(tape.last_logits(tape.top), generator)
             new, accepted = [[token] for token in tokens.tolist()], None
-            drafters.ledger.learn_plain(clock() - start, uneven=tape.uneven)
+            if rest:
+                rest -= 1
+            else:
+                ledger.learn_plain(clock() - start, uneven=tape.uneven)
+                rest = 0 if tape.uneven else drafters.rest()
             continue
         drafts = drafter.draft(tape, tokens, out.remaining, generator)
-        drafters.lengths.append(len(drafts))
         start = clock()
+        drafts = drafter.affordable(tape, drafts)
+        drafters.lengths.append(len(drafts))
         logits = tape.logits(tape.top)
         if sampling.do_sample:
             verdict = judge_sampled(sampling.probabilities(logits), drafts, generator)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from everydepth.exits.generation.cache import SlotCache
 from everydepth.exits.generation.visible import attention_bias, windowed
 from everydepth.stream import Cursor, ResidualStream, unwrapped
+from everydepth.stream.cursor import Call
+from everydepth.stream.taps import first_tensor, hooked
 
 
 class Tape:
@@ -49,12 +53,12 @@ class Tape:
         self._limit = stream.positions or sys.maxsize
         self._windows = tuple(stream.window(depth) for depth in range(1, stream.depth + 1))
         self._narrowest = min((w for w in self._windows if w is not None), default=None)
+        self._same_window = len({*self._windows}) == 1
         # Compiled or sharded, the model is not called with a cache of ours.
         self._is_whole = (
-            unwrapped(stream.model) is stream.model
-            and not self._exits
-            and len({*self._windows}) == 1
+            unwrapped(stream.model) is stream.model and top not in self._exits and self._same_window
         )
+        self._alike = False
         rows, length = ids.shape
         self._tokens = ids.new_zeros(rows, room)
         self._positions = ids.new_zeros(rows, room)
@@ -107,16 +111,17 @@ class Tape:
     def advance(self, to: int) -> Tensor:
         """Bring every token to depth `to`; the states of those that were not yet there, as the
         readout of that depth gets them."""
-        h = None
+        h = cursor = None
         for depth in range(1, to + 1):
             first, last = self._seen[depth], self._seen[depth - 1]
             if first == last:
                 continue
-            cursor = self._started(first, last)
-            if depth > 1:
-                states = self._waiting[depth - 1]
-                h = states[0] if len(states) == 1 else torch.cat(states, 1)
-                cursor = replace(cursor, depth=depth - 1, h=h)
+            states = self._waiting[depth - 1]
+            if cursor is None or len(states) > 1:  # else it is where the last step left it
+                cursor = self._started(first, last)
+                if depth > 1:
+                    h = states[0] if len(states) == 1 else torch.cat(states, 1)
+                    cursor = replace(cursor, depth=depth - 1, h=h)
             cursor = self.stream.step(cursor)
             h = cursor.h
             self._seen[depth], self._waiting[depth - 1] = last, []
@@ -128,6 +133,11 @@ class Tape:
             self.passes[depth - 1] += sum(self._kept) if first == 0 else h.shape[0] * h.shape[1]
         assert h is not None, "nothing was fed since the last call"
         return h
+
+    def catch_up(self, depth: int) -> None:
+        """Let the exit at this depth, if there is one, see the tokens that wait for it."""
+        if self._outside.get(depth):
+            self._read(depth)
 
     def _read(self, depth: int) -> Tensor:
         """Let an exit see what waits for it."""
@@ -168,13 +178,30 @@ class Tape:
         else:
             self._next = self._next - span + longest
         self._seen = [end] * (self.top + 1)
-        for depth, seen in self._exits.items():
-            self._exits[depth], states = min(seen, end), self._outside[depth]
-            self._outside[depth] = [torch.cat(states, 1)[:, : end - seen]] if seen < end else []
+        self._recall_exits(end)
         self._cursor = self._bias = None
         # Unused slots cost time in every call; moving the others costs as much as a few calls.
         if end - max(self._kept) > max(32, max(self._kept) // 4):
             self._compact()
+
+    def forget(self, count: int) -> None:
+        """Take the last tokens back, however far each of them has come."""
+        end = self.length - count
+        for depth in range(1, self.top):
+            first, states = self._seen[depth + 1], self._waiting[depth]
+            if states and self._seen[depth] > end:
+                self._waiting[depth] = (
+                    [torch.cat(states, 1)[:, : end - first]] if first < end else []
+                )
+        self._seen = [min(seen, end) for seen in self._seen]
+        self._next, self._kept = self._next - count, [n - count for n in self._kept]
+        self._recall_exits(end)
+        self._cursor = self._bias = None
+
+    def _recall_exits(self, end: int) -> None:
+        for depth, seen in self._exits.items():
+            self._exits[depth], states = min(seen, end), self._outside[depth]
+            self._outside[depth] = [torch.cat(states, 1)[:, : end - seen]] if seen < end else []
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows only."""
@@ -198,11 +225,25 @@ class Tape:
     def _plain_step(self) -> Tensor:
         """The model's own forward: no need to learn how it calls its blocks."""
         at, end = self.length - 1, self.length
-        self.cache.at = at
-        output = self.stream.called(self._batch(at, end), self.cache)
+        self.cache.at, batch = at, self._batch(at, end)
+        with ExitStack() as stack:
+            for depth in self._exits:
+                stack.enter_context(self._noted(depth, batch))
+            output = self.stream.called(batch, self.cache)
         self._seen = [end] * (self.top + 1)
         self.passes = [count + self.rows for count in self.passes]
         return self.stream.prediction(output)[:, -1]
+
+    @contextmanager
+    def _noted(self, depth: int, batch: Mapping[str, Any]) -> Generator[None, None, None]:
+        """Keep what the block of this depth gives for the exit there."""
+
+        def see(_: nn.Module, __: Any, output: Any) -> None:
+            h = self.stream.between(first_tensor(output), depth, batch)
+            self._outside[depth].append(h)
+
+        with hooked(self.stream.blocks[depth - 1].module.register_forward_hook(see)):
+            yield
 
     def _started(self, at: int, end: int) -> Cursor:
         """How the blocks are called for these slots; all of them, because those above the depth
@@ -210,11 +251,25 @@ class Tape:
         self.cache.at = at
         if self._cursor is not None and self._cursor[0] == (at, end):
             return self._cursor[1]
-        cursor = self.stream.start(self._batch(at, end), cache=self.cache, to=self.top)
-        cursor = self._windowed(cursor, at, end)
+        # Where every block was given the very same arguments, the first call tells of all.
+        known = 1 if self._alike else self.top
+        cursor = self.stream.start(self._batch(at, end), cache=self.cache, to=known)
+        if self._alike:
+            cursor = replace(cursor, calls=cursor.calls * self.top)
+        else:
+            cursor = self._windowed(cursor, at, end)
+            self._alike = self._same_window and self._are_alike(cursor.calls)
         self._dtype = cursor.h.dtype
         self._cursor = ((at, end), cursor)
         return cursor
+
+    def _are_alike(self, calls: Sequence[Call]) -> bool:
+        # Masks that are None for a short text may differ later, between blocks of several kinds.
+        carries = any(self.stream.carried(depth) for depth in range(1, self.top + 1))
+        if carries or len(self.stream.kinds) > 1:
+            return False
+        first, *others = calls
+        return all(first.same_as(call) for call in others)
 
     def _batch(self, at: int, end: int) -> dict[str, Tensor | None]:
         return {
@@ -271,8 +326,7 @@ class Tape:
     def _compact(self) -> None:
         """Move the kept tokens of every row to the front."""
         for depth in self._exits:
-            if self._outside[depth]:
-                self._read(depth)
+            self.catch_up(depth)
         length = max(self._kept)
         # Not kept first and then, in order, kept: rows end together, as left padding does.
         order = self._real[:, : self.length].long().argsort(dim=1, stable=True)[:, -length:]
