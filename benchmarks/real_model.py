@@ -36,7 +36,7 @@ from everydepth.data import load as load_data
 from everydepth.environment import DATA_VARIABLE
 from everydepth.exits.generation import Generation, speculative
 from everydepth.exits.load import load as load_folder
-from everydepth.stream.balcony import has_balconies
+from everydepth.stream.balcony import Balcony, has_balconies
 
 TINY: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 8}
 ROUNDS = sized(3, 1)
@@ -171,7 +171,7 @@ def tuned(model: Any) -> dict[str, Any]:
 
 
 def _decoded(model: Any, stream: Any, batches: list[Tensor], new: int) -> dict[str, Any]:
-    plain: Any = model.model.model
+    plain: Any = model.model
     ways: dict[str, Callable[[Tensor], Any]] = {
         "transformers": lambda ids: plain.generate(
             ids, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0
@@ -268,7 +268,7 @@ def main() -> None:
             if part == "tuned" and not (folder is None or has_balconies(folder)):
                 parser.error(f"{folder} has no balconies for the part tuned; leave it out")
             if part == "tuned" and folder is None:
-                model = ed.balcony(model, [2, 4])
+                model = Balcony(model, [2, 4])
             found = {"rounds": ROUNDS, "new tokens": NEW, **PARTS[part](model)}
             print(folder, part, json.dumps(found, indent=1), flush=True)
             _add("tiny" if folder is None else folder.name, part, found)
