@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from record import record, sized
+from record import no_options, record, sized
 from torch.nn import functional as F  # noqa: N812
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -94,4 +94,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options()
     main()

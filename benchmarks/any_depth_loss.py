@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 from peak import peak_mb
-from record import record, sized
+from record import no_options, record, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -152,4 +152,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options()
     main()

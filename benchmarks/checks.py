@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from record import record, sized
+from record import no_options, record, sized
 from rich.console import Console
 from rich.table import Table
 from training_step import llama, vit
@@ -152,4 +152,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options()
     main()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from resource import RUSAGE_CHILDREN, getrusage
 
-from record import record, sized
+from record import no_options, record, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -54,4 +54,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options()
     main()

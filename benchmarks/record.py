@@ -6,6 +6,7 @@ figures mean nothing, so they go to a folder that is gone at the end.
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import json
 import os
@@ -26,6 +27,16 @@ SMOKE = "EVERYDEPTH_SMOKE" in os.environ
 RESULTS = Path(tempfile.mkdtemp()) if SMOKE else Path(__file__).parent / "results"
 if SMOKE:
     atexit.register(shutil.rmtree, RESULTS)
+
+
+def no_options() -> None:
+    """Explain the benchmark if asked with `--help`, and refuse options it does not have."""
+    about = sys.modules["__main__"].__doc__
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, no figures kept")
+    parser.parse_args()
 
 
 def sized(full: T, smoke: T) -> T:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from peak import peak_mb
-from record import record, sized
+from record import no_options, record, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -158,4 +158,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options()
     main()

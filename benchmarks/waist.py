@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from record import record, sized
+from record import no_options, record, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -86,4 +86,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options()
     main()
