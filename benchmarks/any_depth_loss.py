@@ -4,8 +4,8 @@
 
 8 depths x 1024 tokens x 32,000 classes, width 256, float32: loss, gradients of features and head.
 "distilled" adds the divergence from the last depth, "softened" with a temperature of 2.
-Time: interleaved, one compute thread, CPU seconds, best of several rounds, of which none begins once
-PACE seconds have passed. Memory: see peak.py. Written to benchmarks/results/any_depth_loss.json.
+Time: interleaved, one compute thread, CPU seconds, best of several rounds, none of which begins
+after PACE seconds. Memory: see peak.py. Written to benchmarks/results/any_depth_loss.json.
 """
 
 from __future__ import annotations
