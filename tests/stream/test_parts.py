@@ -64,7 +64,7 @@ def test_a_linear_map_is_one_matrix_on_its_inputs(name: str) -> None:
 
 def test_a_convolution_in_groups_is_no_one_matrix() -> None:
     grouped = LinearMap(nn.Conv2d(4, 4, 3, groups=2))
-    with pytest.raises(UnsupportedModelError, match=r"has groups=2 .* growth needs groups=1"):
+    with pytest.raises(UnsupportedModelError, match=r"has groups=2 .* only one with groups=1"):
         grouped.inputs(torch.zeros(1, 4, 5, 5), 1)
 
 
