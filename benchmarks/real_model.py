@@ -173,8 +173,9 @@ def tuned(model: Any) -> dict[str, Any]:
 def _decoded(model: Any, stream: Any, batches: list[Tensor], new: int) -> dict[str, Any]:
     plain: Any = model.model
     ways: dict[str, Callable[[Tensor], Any]] = {
+        # No token ends a text, here and there: `min_new_tokens` would forbid that token instead.
         "transformers": lambda ids: plain.generate(
-            ids, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0
+            ids, max_new_tokens=new, eos_token_id=-1, do_sample=False, pad_token_id=0
         ),
         "plain": lambda ids: ed.generate(model, ids, max_new_tokens=new, eos_token_id=()),
     }
