@@ -107,8 +107,11 @@ def test_a_balcony_is_evaluated_as_its_depth(folder: Path, tmp_path: Path) -> No
     assert all(type(m) is LlamaForCausalLM for m in blocks.values())
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
-def test_the_gpu_that_the_harness_asks_for_by_default_is_not_needed(folder: Path) -> None:
+def test_the_gpu_that_the_harness_asks_for_by_default_is_not_needed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert DepthLM(str(folder), depth=1, device="cuda:0").device == torch.device("cpu")
 
 
