@@ -82,6 +82,10 @@ def test_pictures_are_classified_at_the_depth_that_is_asked(vit: ViTForImageClas
         assert early["probability"] >= 0.5 or early["depth"] == 3
         assert ask(policy="sure", depth=2).status_code == 400
         assert ask(depth=4).status_code == 400
+        unknown = ask(dept=2)
+        assert unknown.status_code == 400
+        assert "dept is not supported here" in unknown.json()["error"]["message"]
+        assert ask(user="me").status_code == 200
         assert ask(input="no picture").status_code == 400
         assert ask(input=[]).status_code == 400
         assert ask(input=base64.b64encode(b"GIF89a").decode()).status_code == 400

@@ -119,6 +119,22 @@ def test_a_chat_follows_the_template(client: TestClient, talker: Talker) -> None
     assert message == {"role": "assistant", "content": alone(talker, "user: hi\nassistant: ")}
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"messages": [{"role": "user", "content": "hi", "name": "Ann"}]}, "name is not supported"),
+        ({"stream": True, "stream_options": {"include_use": True}}, "include_use is not"),
+    ],
+)
+def test_unknown_fields_inside_others_are_refused(
+    client: TestClient, wrong: dict[str, Any], words: str
+) -> None:
+    body = {"model": "talker", "messages": [{"role": "user", "content": "hi"}]}
+    answer = client.post("/v1/chat/completions", json=body | wrong)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
 def test_the_parts_of_a_streamed_chat_add_up_to_one_message(
     client: TestClient, talker: Talker
 ) -> None:

@@ -19,7 +19,7 @@ from tests.serving.conftest import END, Talker
 import everydepth as ed
 from everydepth.errors import RunError, SettingError
 from everydepth.serving import Menu, ServeConfig, Served, application
-from everydepth.serving.http import Server
+from everydepth.serving.completions import Server
 from everydepth.serving.serve import bound
 from everydepth.serving.upstream import Rung, Upstream
 from everydepth.serving.vllm import Vllm

@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from torch import Tensor
 
 from everydepth.data.pictures import Lens, decoded
@@ -20,26 +19,13 @@ from everydepth.errors import BatchError, DataError
 from everydepth.exits.policies import Policy
 from everydepth.exits.predict import predict
 from everydepth.exits.untrusted import read_json
-from everydepth.serving.http import Text, application
+from everydepth.serving.bodies import Classify
+from everydepth.serving.http import application
 from everydepth.serving.meter import Meter
 from everydepth.serving.names import Menu
 from everydepth.serving.scheduler import Busy
 from everydepth.stream import ResidualStream, unwrapped
 from everydepth.stream.states import are_finite
-
-MOST = 256
-"""The most rows in one request."""
-
-
-class Classify(BaseModel):
-    """`input` holds texts, or images in base64 (with or without `data:image/...;base64,`)."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    model: str
-    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MOST)]
-    depth: StrictInt | None = None
-    policy: str | None = None
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,19 @@ from typing import Any
 from everydepth.environment import require
 from everydepth.errors import RunError, SettingError
 from everydepth.serving.recipe import Recipe
+from everydepth.serving.retry import Retrying
 
 APPLICATION = "everydepth"
+# Ray's proxy asks this function for what to put around it.
+PROXY_VARIABLE, PROXY = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", f"{__name__}:around_proxy"
 PATIENCE = 60.0  # seconds for a replaced replica to finish its requests
+
+
+def around_proxy() -> list[Any]:
+    """Called by Ray's HTTP proxy: requests of a dead replica get another one (see `Retrying`)."""
+    from starlette.middleware import Middleware
+
+    return [Middleware(Retrying)]
 
 
 def replica_counts(text: str) -> tuple[int, int]:
@@ -87,7 +97,11 @@ def cluster(
     from ray import serve
 
     if not ray.is_initialized():
-        options: dict[str, Any] = {"address": address, "log_to_driver": False}
+        options: dict[str, Any] = {
+            "address": address,
+            "log_to_driver": False,
+            "runtime_env": {"env_vars": {PROXY_VARIABLE: PROXY}},
+        }
         if address is None and "RAY_ADDRESS" not in os.environ:
             # Ray's workers have low priority by default, which a server should not have.
             options |= {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}

@@ -74,9 +74,12 @@ class Menu:
             *(whole | {"id": f"{self.name}@{d}", "depth": d} | self._known(d) for d in self.depths),
         ]
 
-    def one(self, name: str) -> dict[str, Any] | None:
-        """The entry of `listed` with this name, or None."""
-        return next((found for found in self.listed() if found["id"] == name), None)
+    def one(self, name: str) -> dict[str, Any]:
+        """The entry of `listed` with this name."""
+        found = {entry["id"]: entry for entry in self.listed()}
+        if name not in found:
+            raise UnknownModel(f"no model {name!r} here; /v1/models lists them")
+        return found[name]
 
     @property
     def quality(self) -> dict[int, float]:

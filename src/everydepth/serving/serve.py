@@ -138,7 +138,7 @@ def _language(
     served: Served, stream: ResidualStream, menu: Menu, config: ServeConfig, key: str | None
 ) -> FastAPI:
     from everydepth.exits.generation.request import check_model
-    from everydepth.serving.http import Server
+    from everydepth.serving.completions import Server
 
     check_model(stream)
     if served.tokenizer is None:
