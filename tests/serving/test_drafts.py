@@ -148,3 +148,33 @@ def test_a_balcony_that_is_the_rest_of_the_model_drafts_what_the_model_says() ->
             batch.round()
     assert len(right) > 2
     assert all(count == len(took) for accepted, took in right for count in accepted)
+
+
+def test_on_a_busy_server_drafts_that_are_never_right_cost_next_to_nothing(talker: Talker) -> None:
+    stream = as_stream(talker.model)
+
+    def took(draft_depth: int | None) -> float:
+        now = [0.0]
+
+        def tick(_: nn.Module, given: tuple[Any, ...]) -> None:
+            now[0] += 1 + given[0].shape[:2].numel() / 16  # 8 tokens cost half a call
+
+        def dear(head: DraftHead, *given: Any) -> Draft:
+            now[0] += 1
+            return draft(head, *given)
+
+        draft = DraftHead.draft
+        scheduler = Scheduler(stream, places=8, clock=lambda: now[0])
+        for i in range(40):
+            prompt = tuple(range(3, 6 + i % 5))
+            scheduler.submit(Request(prompt=prompt, max_tokens=40 + i, draft_depth=draft_depth))
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(DraftHead, "draft", dear))
+            for block in stream.blocks:
+                stack.callback(block.module.mlp.register_forward_pre_hook(tick).remove)
+            while scheduler.step():
+                pass
+        return now[0]
+
+    plain = took(None)
+    assert plain < took(1) <= 1.02 * plain

@@ -81,7 +81,9 @@ class DraftTeam(Team):
         if self._since is None:
             self._since = self._clock()
         if not self._drafts:
+            self._ledger.rows = len(ready)
             if self._pace.drafts():
+                self._prepare(ready)
                 self._members = ready
                 self._pace.begin(len(ready))
             return
@@ -110,12 +112,23 @@ class DraftTeam(Team):
 
     # -- internal ---------------------------------------------------------------------------------
 
+    def _prepare(self, courses: Sequence[Drafting]) -> None:
+        """Show the head the prompts; drafts pay for that, and a text without drafts does not."""
+        start = self._clock()
+        for course in courses:
+            if course.unseen is not None:
+                self._head.see(*course.unseen)
+                course.unseen = None
+        took = self._clock() - start
+        self._ledger.charge(took)
+        self._since = start if self._since is None else self._since + took
+
     def _plain(self, one: Asked) -> Said:
         course = one.course
         assert isinstance(course, Drafting)
-        if course.prompt is not None:
-            self._head.see(torch.tensor(course.prompt, device=one.logits.device), one.logits)
-            course.prompt = None
+        if not course.read:
+            prompt = torch.tensor(course.prompt, device=one.logits.device)
+            course.read, course.unseen = True, (prompt, one.logits.clone())
         return Said((int(self.sampling.draw(one.logits, self.generator)),))
 
     def _drafted(self, states: Sequence[Tensor], most: int) -> list[Said | None]:
@@ -175,17 +188,14 @@ class Drafting(Course):
     def __init__(self, team: DraftTeam, *, prompt: Sequence[int], tokens: int) -> None:
         super().__init__(team.top, team.sampling, team.generator)
         self._team = team
-        self.prompt: list[int] | None = list(prompt)
+        self.prompt, self.read = list(prompt), False
+        self.unseen: tuple[Tensor, Tensor] | None = None
+        """The prompt and the logits after it, if the draft head has not seen them."""
         team.expect(tokens)
 
     @property
     def team(self) -> DraftTeam:
         return self._team
-
-    @property
-    def read(self) -> bool:
-        """Whether the prompt has been read."""
-        return self.prompt is None
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -210,15 +220,17 @@ class DraftTeams:
     Rows that sample have their own generator, and so their own team.
     """
 
-    def __init__(self, stream: ResidualStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: ResidualStream, clock: Callable[[], float] = perf_counter) -> None:
+        self._stream, self._clock = stream, clock
         self._known: dict[tuple[int, int], DraftTeam] = {}
 
     def of(
         self, draft_depth: int, top: int, sampling: Sampling, generator: torch.Generator | None
     ) -> DraftTeam:
-        if sampling.do_sample:
-            return DraftTeam(self._stream, draft_depth, top, sampling, generator)
-        if (draft_depth, top) not in self._known:
-            self._known[draft_depth, top] = DraftTeam(self._stream, draft_depth, top)
-        return self._known[draft_depth, top]
+        if not sampling.do_sample and (draft_depth, top) in self._known:
+            return self._known[draft_depth, top]
+        depths = draft_depth, top
+        team = DraftTeam(self._stream, *depths, sampling, generator, clock=self._clock)
+        if not sampling.do_sample:
+            self._known[depths] = team
+        return team

@@ -82,7 +82,7 @@ class Scheduler:
         self.governor = governor or Fixed(stream.depth)
         self.places, self._most = places, queue
         self.batch: Batch = SharedBatch(stream) if batch is None else batch
-        self.costs, self.counts, self.teams = Costs(price), Counts(), DraftTeams(stream)
+        self.costs, self.counts, self.teams = Costs(price), Counts(), DraftTeams(stream, clock)
         self._clock, self._extra = clock, extra_blocks(stream)
         self.queue: deque[Ticket] = deque()
         self.running: dict[Row, Ticket] = {}

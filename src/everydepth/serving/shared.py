@@ -31,7 +31,7 @@ class Row:
         self.waiting: dict[int, Tensor] = {}
         # For depths with an exit: the number of tokens it has seen, and states it has not.
         self.looked: dict[int, int] = {}
-        self.outside: dict[int, Tensor] = {}
+        self.outside: dict[int, list[Tensor]] = {}
         self.index = -1
         self.unread = len(self.tokens)
 
@@ -46,7 +46,12 @@ class Row:
     def wait(self, depth: int, h: Tensor) -> None:
         """Keep states at this depth until the row continues; at the top they are not needed."""
         if depth < self.course.top:
-            _append(self.waiting, depth, h)
+            known = self.waiting.get(depth)
+            self.waiting[depth] = h if known is None else torch.cat([known, h], 1)
+
+    def unseen(self, depth: int) -> int:
+        """The number of tokens that passed the exit at this depth without going through it."""
+        return self.reached[depth] - self.looked.get(depth, 0)
 
     def hear(self, said: Said) -> list[int]:
         """Apply what its course says; returns the new tokens."""
@@ -55,8 +60,8 @@ class Row:
             kept = len(self.tokens)
             self.reached = [kept] * len(self.reached)
             self.looked = {depth: min(seen, kept) for depth, seen in self.looked.items()}
-            left = {depth: kept - self.looked.get(depth, 0) for depth in self.outside}
-            self.outside = {k: self.outside[k][:, :count] for k, count in left.items() if count}
+            for depth, parts in self.outside.items():
+                parts[:] = [torch.cat(parts, 1)[:, : kept - self.looked.get(depth, 0)]]
         self.tokens.append(said.tokens[-1] if said.feed is None else said.feed)
         self.unread = 1
         return self.take(said.tokens)
@@ -70,10 +75,6 @@ class Row:
             self.said.append(token)
             taken.append(token)
         return taken
-
-
-def _append(store: dict[int, Tensor], depth: int, h: Tensor) -> None:
-    store[depth] = torch.cat([store[depth], h], 1) if depth in store else h
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class SharedBatch:
         if depth in self.stream.exits:
             for i, row in enumerate(group.rows):
                 if depth in row.course.reads:
-                    _append(row.outside, depth, group.h[i : i + 1])
+                    row.outside.setdefault(depth, []).append(group.h[i : i + 1])
 
     def _asked(
         self, groups: list[_Group], depth: int, said: list[tuple[Row, list[int]]]
@@ -240,20 +241,20 @@ class SharedBatch:
     def _outside(self, group: _Group, depth: int) -> dict[Row, Tensor]:
         """The exit's states of the rows that stop here, for the readout."""
         stops = [i for i, row in enumerate(group.rows) if depth in row.course.stops]
-        level = [i for i in stops if group.rows[i].outside[depth].shape[1] == group.count]
+        level = [i for i in stops if group.rows[i].unseen(depth) == group.count]
         parts = [_picked(group, level)] if level else []
         for i in stops:
             row = group.rows[i]
             if i not in level:  # it has passed this exit before
-                count = row.outside[depth].shape[1]
-                parts.append(self._grouped([row], count, [row.looked.get(depth, 0)]))
+                seen = row.looked.get(depth, 0)
+                parts.append(self._grouped([row], row.unseen(depth), [seen]))
         return {row: h for part in parts for row, h in self._exited(part, group.count, depth)}
 
     def _exited(self, part: _Group, count: int, depth: int) -> list[tuple[Row, Tensor]]:
         """The exit's output for the last `count` states of each row."""
         rows, blocks = part.rows, len(self.stream.exits[depth])
         starts = [row.looked.get(depth, 0) for row in rows]
-        h = torch.cat([row.outside.pop(depth) for row in rows])
+        h = torch.cat([torch.cat(row.outside.pop(depth), 1) for row in rows])
         self.cache.aim([row.index for row in rows], starts, part.count, part.end)
         h = self.stream.exit_state(replace(part.cursor, depth=depth, h=h))
         for row, start in zip(rows, starts, strict=True):

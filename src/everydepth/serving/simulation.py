@@ -16,7 +16,7 @@ from everydepth.exits.profile import Profile
 from everydepth.serving.costs import Price
 from everydepth.serving.governor import Governor
 from everydepth.serving.request import Request, Ticket
-from everydepth.serving.scheduler import Batch, Scheduler
+from everydepth.serving.scheduler import Scheduler
 from everydepth.serving.seen import Answered, LoadResult, answered
 from everydepth.serving.shared import CHUNK, Row, Work, climb, extra_blocks
 from everydepth.stream import ResidualStream
@@ -64,9 +64,6 @@ class _Clock:
     def __call__(self) -> float:
         return self.now
 
-    def skip_to(self, at: float | int) -> None:
-        self.now = max(self.now, float(at))
-
 
 class _SimulatedBatch:
     """A batch that computes no tokens, but advances the clock by their price."""
@@ -112,15 +109,10 @@ def price_of(profile: Profile | None, extra: Mapping[int, int] | None = None) ->
     Its "decode" gives the time of a token at depth k, `k (call + token) + read + readout`; its
     batch latencies give the cost of each further token. extra: see `climb`.
     """
-    if (
-        profile is None
-        or "decode" not in profile
-        or len(profile.depths) < 2
-        or profile.batch_size < 2
-    ):
+    if profile is None or "decode" not in profile:
         return None
     length = profile.about.get("row_tokens")
-    if not length:
+    if not length or len(profile.depths) < 2 or profile.batch_size < 2:
         return None
     blocks = [climb([found.depth], 1, extra or {}).calls for found in profile.depths]
     writing = 1 / np.asarray(profile["decode"])
@@ -151,22 +143,10 @@ def simulate(
     >>> found["p50_seconds"] <= found["p95_seconds"], found["requests"]
     (True, 20.0)
     """
-    clock = _Clock()
-    batch = _SimulatedBatch(price, clock, extra_blocks(stream))
-    return _played(stream, load, clock, batch, governor, places, quality)
-
-
-def _played(
-    stream: ResidualStream,
-    load: Sequence[Arrival],
-    clock: _Clock,
-    batch: Batch | None,
-    governor: Governor | None,
-    places: int,
-    quality: Mapping[int, float] | None,
-) -> LoadResult:
     if not load:
         raise SettingError("the load is empty; give at least one arrival")
+    clock = _Clock()
+    batch = _SimulatedBatch(price, clock, extra_blocks(stream))
     scheduler = Scheduler(
         stream, governor=governor, places=places, queue=len(load), batch=batch, clock=clock
     )
@@ -174,24 +154,17 @@ def _played(
     coming = deque(sorted(load, key=lambda arrival: arrival.at))
     while coming or scheduler.running or scheduler.queue:
         if coming and not scheduler.running and not scheduler.queue:
-            clock.skip_to(coming[0].at)
-        while coming and coming[0].at <= clock():
+            clock.now = max(clock.now, float(coming[0].at))
+        while coming and coming[0].at <= clock.now:
             one = coming.popleft()
             request = Request(prompt=(0,) * one.prompt, max_tokens=one.tokens, depth=one.depth)
             ticket = scheduler.submit(request)
             ticket.arrived = one.at  # it arrived during the last round
             tickets.append(ticket)
         scheduler.step()
-    return _summary(tickets, clock(), quality=quality)
-
-
-def _summary(
-    tickets: Sequence[Ticket], seconds: float, *, quality: Mapping[int, float] | None = None
-) -> LoadResult:
-    """Latencies and depths of finished requests."""
     seen = [
         Answered(
-            at=float(ticket.ended),
+            at=ticket.ended,
             seconds=ticket.ended - ticket.arrived,
             first=ticket.first - ticket.arrived,
             depth=ticket.depth,
@@ -200,4 +173,4 @@ def _summary(
         for ticket in tickets
         if ticket.ended is not None and ticket.first is not None and ticket.depth is not None
     ]
-    return answered(seen, seconds, quality=quality)
+    return answered(seen, clock.now, quality=quality)
