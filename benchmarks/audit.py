@@ -27,8 +27,9 @@ from torch.nn.functional import interpolate
 from transformers import ViTConfig, ViTForImageClassification
 
 import everydepth as ed
-from everydepth.ablations import folds, interval
+from everydepth.ablations import folds
 from everydepth.data import Images, flip_labels, load_digits
+from everydepth_papers.statistics import interval
 
 ROWS, FOLDS, EPOCHS, NOISES = sized(1800, 90), 3, sized(8, 1), (0.05, 0.20)
 SEEDS = sized((3, 4, 5), (3, 4))  # 0 to 2 were looked at while the method was made

@@ -22,9 +22,12 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 import everydepth as ed
-from everydepth.ablations import Ablation, GradientStudy, interval, unified_view
+from everydepth.ablations import Ablation, GradientStudy
 from everydepth.data import Rows, flip_labels, load_digits
 from everydepth.training import FitResult, UntilAccuracy
+from everydepth_papers.bound import FORMS, TAPS, Bounded, bounded
+from everydepth_papers.statistics import interval, spearman
+from everydepth_papers.unified import unified_view
 
 NOISE, LAYERS, SEEDS = 0.05, sized(4, 2), sized((0, 1, 2), (0, 1))
 
@@ -69,6 +72,7 @@ def measured(task: Task, folder: Path) -> dict[str, Any]:
     found: list[Ablation] = []
     studies: list[GradientStudy] = []
     after: list[Ablation] = []
+    bounds: list[Bounded] = []
     for seed in SEEDS:
         noise = flip_labels(task.train.labels, NOISE, classes=10, seed=seed)
         noisy = replace(task.train, labels=noise.labels)
@@ -108,8 +112,9 @@ def measured(task: Task, folder: Path) -> dict[str, Any]:
         model.eval()
         studies.append(ed.gradient_study(model, task.test, noisy, flipped=noise, progress=False))
         after.append(ed.ablate(model, task.test, progress=False))
+        bounds.append(bounded(model, task.test))
         print(studies[-1].table(), flush=True)
-    return summary(found, studies, after)
+    return summary(found, studies, after, bounds)
 
 
 def spread(values: Any) -> dict[str, Any]:
@@ -125,6 +130,7 @@ def summary(
     found: list[Ablation],
     studies: list[GradientStudy],
     after: list[Ablation],
+    bounds: list[Bounded],
 ) -> dict[str, Any]:
     def untouched(name: str) -> np.ndarray:
         return np.array([a.untouched[name][0] for a in found])
@@ -137,7 +143,7 @@ def summary(
     learning = np.array([s.learning.norm for s in studies])
     views = [unified_view(s, a) for s, a in zip(studies, after, strict=True)]
     trained = [
-        ed.ablations.spearman(s.learning.norm, a.at("accuracy", 0.0))
+        spearman(s.learning.norm, a.at("accuracy", 0.0))
         for s, a in zip(studies, found, strict=True)
     ]
     names = ("memorization", "train_accuracy", "reached", "accuracy", "margin")
@@ -167,28 +173,21 @@ def summary(
             form: [
                 {
                     tap: [round(float(v), 4) for v in share]
-                    for tap, share in (s.learning.violations(form) or {}).items()
+                    for tap, share in bound.violations(form).items()
                 }
-                for s in studies
+                for bound in bounds
             ]
-            for form in ("corrected", "as_printed", "repaired")
+            for form in FORMS
         },
-        "bound_is_ordered": [s.bound_is_ordered for s in studies],
+        "bound_is_ordered": [bound.is_ordered for bound in bounds],
         "log10_bound_over_norm": {
             tap: [
                 round(float(v), 2)
                 for v in np.mean(
-                    [
-                        (s.learning.bounds["repaired"][tap] - np.log10(s.learning.norms[tap])).mean(
-                            1
-                        )
-                        for s in studies
-                        if s.learning.bounds
-                    ],
-                    0,
+                    [(b.bounds["repaired"][tap] - b.norms[tap]).mean(1) for b in bounds], 0
                 )
             ]
-            for tap in studies[0].learning.norms
+            for tap in TAPS
         },
         "after_training": {
             str(n): spread([a.at("accuracy", 0.0)[i] for a in after]) for i, n in enumerate(layers)

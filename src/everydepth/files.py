@@ -62,7 +62,7 @@ def whole_file(path: Path) -> Generator[Path, None, None]:
 
 @contextmanager
 def _on_the_way(path: Path) -> Generator[Path, None, None]:
-    """A name beside `path`, for what is to become it; an error is said of `path` itself."""
+    """A temporary path next to `path`; errors name `path` itself."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
     remove_orphans(path)
     try:

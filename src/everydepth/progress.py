@@ -1,4 +1,4 @@
-"""The progress bar: on a terminal, on stderr, gone when it is done; and those of others, silent."""
+"""A transient progress bar on stderr, shown on terminals only; and a way to silence others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 def shown(
     items: Iterable[T], title: str, *, total: int | None = None, enabled: bool = True
 ) -> Iterator[T]:
-    """The items, with a bar on a terminal. total: None if unknown."""
+    """Iterate over items with a bar on a terminal. total: None if unknown."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -38,7 +38,7 @@ def shown(
 
 @contextmanager
 def quiet_transformers() -> Generator[None, None, None]:
-    """Transformers without its progress bars and reports, inside the context."""
+    """Silence the progress bars and log messages of transformers inside the context."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: what must be whole is finished first, and no signal is lost."""
+"""SIGINT and SIGTERM: finish what must not be cut short, then act on the signal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 
 class Signals:
-    """Notes SIGINT and SIGTERM inside the context; on the way out, what was there before hears it.
+    """Records SIGINT and SIGTERM inside the context, and calls the previous handler on exit.
 
-    at_once: leave when one arrives, instead of at the end of the context. A second one always
-        leaves at once. Either way it stays in `received`, whoever catches the exception.
+    at_once: raise as soon as a signal arrives instead of at the end of the context. A second signal
+        always raises at once. Either way it stays in `received`, even if the exception is caught.
 
-    A signal that is ignored stays ignored.
+    A signal that was ignored stays ignored.
     """
 
     def __init__(self, *, at_once: bool = False) -> None:
@@ -22,7 +22,7 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        # Only the main thread may set handlers; elsewhere signals are not ours to handle.
+        # Only the main thread may set handlers.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -44,7 +44,7 @@ class Signals:
 
 
 def leave(number: int) -> NoReturn:
-    """The exception that a signal stands for."""
+    """Raise the exception that corresponds to a signal."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)

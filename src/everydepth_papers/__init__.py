@@ -1,5 +1,5 @@
 """The five papers behind everydepth: their claims, their results as recipes, their constructions.
 
 Everything here uses `everydepth` as any user would; `everydepth` knows nothing of it. The commands
-`claims` and `reproduce`, and what reads their results for a report, arrive as entry points.
+`claims` and `reproduce` are entry points.
 """

@@ -51,7 +51,7 @@ class Premise:
             return None
 
     def of(self, figures: Sequence[float | None]) -> Checked:
-        """The same, of figures that are known; None where one is not."""
+        """The same from known figures; None where one is unknown."""
         return Checked(
             test=self.test,
             least=self.least,
@@ -74,7 +74,7 @@ class Checked:
         return tuple(figure >= self.least for figure in self.figures)  # NaN is not
 
     def to_json(self) -> dict[str, Any]:
-        """As `of_json` reads it; JSON has no NaN."""
+        """The inverse of `of_json`; NaN becomes null."""
         figures = [None if np.isnan(figure) else figure for figure in self.figures]
         return {**asdict(self), "figures": figures}
 

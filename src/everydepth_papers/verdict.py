@@ -25,7 +25,7 @@ def of_interval(
     most: float = math.inf,
     strictly: bool = False,
 ) -> Verdict:
-    """Whether a figure lies from `least` to `most`, of which only the interval is known.
+    """Whether a figure lies between `least` and `most`, judged by its interval.
 
     It holds where the whole interval is there, does not hold where none of it is, and is
     inconclusive in between or without an interval. strictly: `least` and `most` are not there.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import everydepth as ed
-from everydepth.ablations import Ablation, interval, scaled_skip
+from everydepth.ablations import Ablation, scaled_skip
 from everydepth.data import flip_labels
 from everydepth.errors import BatchError, RunError, SettingError
 from everydepth.stream import as_stream
@@ -146,12 +146,6 @@ def test_bad_settings_of_a_sweep_are_named() -> None:
         ed.ablate(clip, pair)
     with pytest.raises(SettingError, match="this ablation has no 'speed'; it has"):
         ed.ablate(model, batch, layers=1, c=0.0)["speed"]
-
-
-def test_the_interval_of_three_runs_is_students() -> None:
-    low, high = interval([1.0, 2.0, 3.0])
-    assert (low, high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
-    assert np.isnan(interval([1.0])[0])
 
 
 # -- one training for each cell -------------------------------------------------------------------

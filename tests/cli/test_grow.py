@@ -39,7 +39,7 @@ def test_grow_writes_a_run_whose_model_loads(small: Path, tmp_path: Path) -> Non
     assert "choice by training loss" in output
     grown = CifarResNet.from_pretrained(tmp_path / "run" / "model")
     assert sum(grown.config.blocks_per_stage) in (2, 3)
-    assert ed.Run.open(tmp_path / "run").results()["growth"]["rounds"]
+    assert ed.Results.load(tmp_path / "run" / "growth").about["rounds"]
 
 
 def test_grow_can_only_score(small: Path, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_sweep_lists_runs_and_draws(tmp_path: Path) -> None:
 def test_plan_says_depth_width_and_tokens(tmp_path: Path) -> None:
     words = ("plan", "--parameters", "6.7e9", "-o", tmp_path / "plan")
     assert "depth 54, width" in invoke(*words).output
-    assert ed.Run.open(tmp_path / "plan").results()["scaling"]["plan"]["depth"] == 54
+    assert ed.Results.load(tmp_path / "plan" / "scaling").about["plan"]["depth"] == 54
     found = json.loads(invoke("plan", "--flops", "5.76e23", "--json").output)
     assert found["parameters"] == pytest.approx(70e9, rel=0.1)
     with pytest.raises(SettingError, match="give one of the two"):
@@ -84,5 +84,5 @@ def test_plan_says_depth_width_and_tokens(tmp_path: Path) -> None:
     output = invoke("plan", "--parameters", "7e9", "--points", file).output
     assert "chinchilla, 12 points" in output
     file.write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="columns parameters, tokens and loss"):
+    with pytest.raises(DataError, match="column 'parameters', but this table has 'a', 'b'"):
         invoke("plan", "--parameters", "7e9", "--points", file)

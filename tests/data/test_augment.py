@@ -57,5 +57,5 @@ def test_images_of_one_channel_keep_the_plain_memory_layout() -> None:
 
 
 def test_a_negative_padding_is_refused() -> None:
-    with pytest.raises(SettingError, match="padding=-1; use 0 or more pixels"):
+    with pytest.raises(SettingError, match=r"padding=-1\); use a whole number of 0 or more"):
         crop_and_flip(-1)

@@ -184,8 +184,7 @@ def test_a_growth_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) ->
     assert [r.after for r in again.rounds] == [r.after for r in whole.rounds]
     loaded = ResidualMLP.from_pretrained(tmp_path / "cut" / "model")
     assert same(loaded, whole.model)
-    results = ed.Run.open(tmp_path / "cut").results()["growth"]
-    assert len(results["rounds"]) == len(whole.rounds)
+    assert len(ed.Results.load(tmp_path / "cut" / "growth")["valid_loss"]) == len(whole.rounds)
     with pytest.raises(RunError, match="other settings: steps 20 -> 21"):
         grow(model, train, valid, **{**settings, "steps": 21}, run=tmp_path / "cut", resume=True)
     with pytest.raises(RunError, match="already holds a run"):
@@ -220,7 +219,7 @@ def test_after_kill_9_inside_a_round_the_training_goes_on_to_the_same_bits(tmp_p
     whole, cut = long_growth(tmp_path / "whole"), long_growth(tmp_path / "cut")
     assert ed.as_stream(whole).depth == 3
     assert same(whole, cut)
-    rounds = [ed.Run.open(tmp_path / r).results()["growth"]["rounds"] for r in ("whole", "cut")]
+    rounds = [ed.Results.load(tmp_path / r / "growth").about["rounds"] for r in ("whole", "cut")]
     for entry in (*rounds[0], *rounds[1]):
         del entry["seconds"]
     assert rounds[0] == rounds[1]

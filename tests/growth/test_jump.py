@@ -104,5 +104,5 @@ def test_a_model_at_its_optimum_is_given_back() -> None:
 
 
 def test_too_few_evaluations_are_refused() -> None:
-    with pytest.raises(SettingError, match="evaluations=1; use 2 or more"):
+    with pytest.raises(SettingError, match=r"evaluations=1\); use a whole number of 2 or more"):
         jumpboard(mlp(), points(mlp(), 8), evaluations=1)

@@ -1,12 +1,11 @@
-"""What growing wrote into run directories so far is what a report shows."""
+"""What growing writes into run directories is what a report shows."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pytest
 from tests.helpers.growth import SETTINGS, mlp, teacher_data
 
 from everydepth.growth import grow, scaling
@@ -14,18 +13,7 @@ from everydepth.growth.comparing import Arm, Comparison
 from everydepth.reports import report
 from everydepth.reports.cards import card
 from everydepth.results import Results
-from everydepth.results.earlier import converted
-from everydepth.runs import Run
 from everydepth.runs.sweep import sweep
-
-NAMES = ("growth", "growth_certificate")
-
-
-def shown(name: str, content: Any) -> Results:
-    """What a report shows of it; everything can be drawn or read."""
-    found = converted(name, json.loads(json.dumps(content)), Path())
-    assert found is not None
-    return drawn(found)
 
 
 def drawn(found: Results) -> Results:
@@ -39,15 +27,12 @@ def drawn(found: Results) -> Results:
 def test_a_growth_is_shown_with_scores_rounds_search_and_certificate(tmp_path: Path) -> None:
     data = teacher_data(512, 0), teacher_data(400, 1), teacher_data(200, 2)
     grown = grow(mlp(), *data, **{**SETTINGS, "rounds": 1}, run=tmp_path / "run")
-    results = Run.open(tmp_path / "run").results()
-    found = {name: shown(name, results[name]) for name in results}
-    assert tuple(found) == NAMES
     assert grown.score is not None
     score = drawn(Results.load(tmp_path / "run" / "growth_score"))
     table = score.table("sites")
     assert table.column("verdict") == [site.verdict for site in grown.score.sites]
     assert np.allclose(score["z"], [s.z for s in grown.score.sites])
-    history = found["growth"]
+    history = drawn(Results.load(tmp_path / "run" / "growth"))
     rounds = history.table("rounds")
     kept = zip(
         rounds.column("choice by training loss"),
@@ -57,7 +42,8 @@ def test_a_growth_is_shown_with_scores_rounds_search_and_certificate(tmp_path: P
     assert list(kept) == [(r.paper, r.safe) for r in grown.rounds]
     search = history.result("search")
     assert len(search.x("round 1")) == len(grown.rounds[0].tried)
-    note = found["growth_certificate"].result("guarantees").note
+    assert len(history.result("scores").x("round 1")) == len(grown.score.sites)
+    note = history.result("guarantees").note
     assert note is not None
     assert "vacuous" in note
     page = report(tmp_path / "run", tmp_path / "page.html").read_text()
@@ -95,14 +81,12 @@ def test_sweeps_and_laws_are_drawn() -> None:
         progress=False,
     )
     assert len(drawn(found)) == 5  # two losses, two signals, and all cells
-    assert shown("sweep", found.rows()).table("cells") == found.table("cells")
     assert found["test_loss_by_layers"].tolist() == [2.5, 4.0]
     assert len(found.table("cells").rows) == 8
-    outcome = {
-        "fit": scaling.EPOCH.to_json(),
-        "points": None,
-        "plan": scaling.plan(flops=1e21).to_json(),
-    }
-    law = shown("scaling", outcome)
+    plan = scaling.plan(flops=1e21)
+    law = drawn(scaling.as_results(scaling.EPOCH, plan, None))
     assert law.table("plan").rows[0][:2] == ("law: E", "1.817")
     assert law.result("plan").note is None
+    points = {"parameters": [1e8, 1e9], "tokens": [1e10, 1e10], "loss": [3.0, 2.5]}
+    fitted = drawn(scaling.as_results(scaling.EPOCH, plan, points))
+    assert fitted.result("fit").x() == pytest.approx(scaling.EPOCH([1e8, 1e9], [1e10, 1e10]))

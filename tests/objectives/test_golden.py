@@ -1,7 +1,7 @@
 """What every objective of everydepth 0.1 weighed and drew, recorded then, bit for bit.
 
 `golden.json` has one line a case: the call that makes the objective (with today's names), what a
-run directory of 0.1 holds of it ("flat"), and its numbers, by "step/depth" of 100 steps.
+run directory holds of it ("saved"), and its numbers, by "step/depth" of 100 steps.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from everydepth.objectives import CosineDistance, LayerDropout, Objective
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden.json").read_text())
 NAMES = {name: getattr(objectives, name) for name in objectives.__all__}
-IDS = [case["call"] or f"flat-{number}" for number, case in enumerate(CASES)]
+IDS = [case["call"] or f"saved-{number}" for number, case in enumerate(CASES)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_weights_and_draws_are_those_of_the_first_release(case: dict[str, Any]) -> None:
-    objective = Objective.from_json(case["flat"])
+    objective = Objective.from_json(case["saved"])
     assert objective.needs_total == case["needs_total"]
     for where, expected in case["weights"].items():
         step, depth = map(int, where.split("/"))
@@ -45,9 +45,9 @@ def test_weights_and_draws_are_those_of_the_first_release(case: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case["call"]], ids=lambda c: c["call"])
-def test_a_saved_objective_of_the_first_release_is_what_the_same_call_makes(
+def test_a_saved_objective_is_what_the_same_call_makes(
     case: dict[str, Any],
 ) -> None:
     made = eval(case["call"], NAMES)  # our own file
-    assert Objective.from_json(case["flat"]) == made
+    assert Objective.from_json(case["saved"]) == made
     assert Objective.from_json(json.loads(json.dumps(made.to_json()))) == made

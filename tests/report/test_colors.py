@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.helpers.results import every_kind, trace_of
 
+from everydepth.exits.evaluate import Evaluation
 from everydepth.reports import report
 from everydepth.results.figures.chart import PALETTE
 from everydepth.runs import Run
@@ -18,7 +19,7 @@ def test_a_card_of_the_second_run_alone_has_the_second_color(tmp_path: Path) -> 
     for name in ("first", "second"):
         run = Run.create(tmp_path / name, {})
         trace.save(run.path / "trace")
-    run.write_results({"exits": {"exits": [3, 1, 0, 0]}})
+    Evaluation.of([3, 1, 0, 0], {}).save(run.path / "exits")
     page = report({n: tmp_path / n for n in ("first", "second")}, tmp_path / "page.html")
     found = re.search(r'id="page-data">(.*?)</script>', page.read_text(), re.DOTALL)
     assert found is not None

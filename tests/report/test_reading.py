@@ -46,14 +46,6 @@ def test_a_run_brings_its_results_and_its_history(run: Run) -> None:
     assert "python" in view.environment
 
 
-def test_what_was_written_by_an_earlier_version_and_is_broken_is_said(tmp_path: Path) -> None:
-    made = Run.create(tmp_path / "new", {})
-    (made.path / "profile.json").write_text('{"depths": 3}')
-    found = read(made.path).answers["profile"].result("profile")
-    assert found.is_gap
-    assert found.note == "could not be read (TypeError: 'int' object is not iterable)"
-
-
 def test_a_run_that_goes_on_has_no_results_yet_and_is_still_read(tmp_path: Path) -> None:
     assert not read(Run.create(tmp_path / "new", {}).path).answers
 
@@ -61,7 +53,7 @@ def test_a_run_that_goes_on_has_no_results_yet_and_is_still_read(tmp_path: Path)
 def test_a_link_that_leads_out_of_the_folder_is_not_followed(run: Run) -> None:
     secret = run.path.parent / "secret.json"
     secret.write_text('{"password": 1}')
-    for name in ("environment.json", "results.json"):
+    for name in ("environment.json", "metrics.jsonl"):
         (run.path / name).unlink()
         (run.path / name).symlink_to(secret)
         with pytest.raises(DataError, match=f"{name} leads out of .*only files inside it are read"):
@@ -84,7 +76,7 @@ def test_a_file_beyond_the_limit_is_refused(run: Run, monkeypatch: pytest.Monkey
         read(run.path)
 
 
-@pytest.mark.parametrize("name", ["config.json", "results.json", "metrics.jsonl"])
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
 @pytest.mark.parametrize("content", ["[]", "3", '"text"'])
 def test_a_run_with_a_file_of_another_kind_is_refused(run: Run, name: str, content: str) -> None:
     (run.path / name).write_text(content + "\n")

@@ -14,6 +14,8 @@ import pytest
 from tests.helpers.results import HOSTILE, curve, every_kind, trace_of
 
 from everydepth.errors import DataError
+from everydepth.exits.evaluate import Evaluation
+from everydepth.exits.profile import DepthProfile, Latency, Profile
 from everydepth.reports import page, report
 from everydepth.reports.cards import card
 from everydepth.reports.markup import script_json, text
@@ -228,25 +230,26 @@ def test_results_of_any_verb_are_shown_under_their_own_words(tmp_path: Path, out
     assert data_of(out.read_text())["texts"][0][0] == "11% of the effort."
 
 
-def test_time_and_exits_of_earlier_versions_are_shown(tmp_path: Path, out: Path) -> None:
+def test_time_and_exits_are_shown(tmp_path: Path, out: Path) -> None:
     made = Run.create(tmp_path / "run", {})
     trace_of(LINES, depth=2).save(made.path / "trace")
     costs = ("parameters", "checkpoint_bytes", "flops", "peak_bytes")
     depths = [
-        {
-            "depth": k,
-            "quality": 0.3 * k,
+        DepthProfile(
+            depth=k,
+            quality=0.3 * k,
             **dict.fromkeys(costs, 100 * k),
-            "latency": {"median": 2.0 * k, "low": 1.0 * k, "high": 3.0 * k},
-            "batch_latency": {"median": 5.0 * k, "low": 4.0 * k, "high": 6.0 * k},
-        }
+            latency=Latency(median=2.0 * k, low=1.0 * k, high=3.0 * k),
+            batch_latency=Latency(median=5.0 * k, low=4.0 * k, high=6.0 * k),
+        )
         for k in (1, 2)
     ]
-    head = {"format": 1, "model": "M", "metric": "accuracy", "batch_size": 32, "samples": 50}
-    (made.path / "profile.json").write_text(json.dumps({**head, "depths": depths}))
+    Profile.of(depths, metric="accuracy", batch_size=32, model="M", samples=50).save(
+        made.path / "profile"
+    )
     found = {"accuracy": 0.5, "accuracy_full": 0.6, "agreement": 0.9, "mean_depth": 1.25}
     speed = {"measured_speedup": 1.5, "layer_speedup": 1.6, "seconds": 1.0, "seconds_full": 1.5}
-    made.write_results({"exits": {"samples": 100, "exits": [75, 25], **found, **speed}})
+    Evaluation.of([75, 25], {**found, **speed}).save(made.path / "exits")
     report(made.path, out)
     content = out.read_text()
     texts = data_of(content)["texts"]

@@ -11,7 +11,6 @@ import torch
 import transformers as hf
 
 import everydepth as ed
-from everydepth.ablations import unified_view
 from everydepth.results import Results
 from everydepth.runs.sweep import sweep
 from everydepth.serving import Arrival, Price, simulate
@@ -51,10 +50,6 @@ VERBS: dict[str, Callable[[hf.PreTrainedModel], Results]] = {
     "memorization": lambda m: ed.memorization(m, rows(), flipped=[1, 2], progress=False),
     "gradient_study": lambda m: ed.gradient_study(
         m, rows(), rows(), flipped=[1, 2], progress=False
-    ),
-    "unified_view": lambda m: unified_view(
-        ed.gradient_study(m, rows(), rows(), flipped=[1, 2], progress=False),
-        ed.ablate(m, rows(), c=(0.0, 1.0), progress=False),
     ),
     "audit": lambda m: ed.audit(m, rows(), progress=False),
     "growth_score": lambda m: ed.growth.score(m, rows(), progress=False),

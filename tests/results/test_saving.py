@@ -7,16 +7,17 @@ import pickle
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.earlier import save_trace
 from tests.helpers.results import curve, every_kind, trace_of
 
 from everydepth.errors import DataError
 from everydepth.results import Result, Results, named, rows, saving
+from everydepth.results.results import plain, restored
 from everydepth.tracing import Trace
 
 ACCURACY = curve("accuracy", [0.1, 0.5, 0.9])
@@ -26,12 +27,9 @@ class Other(Results, kind="test of saving"):
     """A kind of its own."""
 
 
-@pytest.fixture(params=["today", "earlier"])
-def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    trace = trace_of(ACCURACY, depth=2)
-    if request.param == "today":
-        return trace.save(tmp_path / "trace")
-    return save_trace(trace, tmp_path / "trace")
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return trace_of(ACCURACY, depth=2).save(tmp_path / "trace")
 
 
 def head_of(folder: Path) -> Path:
@@ -111,16 +109,6 @@ print(found.kind, found["accuracy"][-1])
     same(again, Trace.load(folder))
 
 
-def test_a_trace_of_an_earlier_version_loads_with_the_words_of_its_metrics(tmp_path: Path) -> None:
-    made = trace_of(ACCURACY, depth=2, skipped={"cka": "no time"})
-    loaded = Results.load(save_trace(made, tmp_path / "old"))
-    assert isinstance(loaded, Trace)
-    assert (loaded.depth, loaded.samples, loaded.skipped) == (2, 100, {"cka": "no time"})
-    assert loaded.about["seconds"] == 1.5
-    assert loaded.result("accuracy").better == "higher"
-    same(made, loaded)
-
-
 def test_a_save_that_is_cut_off_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +134,30 @@ def test_results_travel_between_processes() -> None:
     same(made, again)
 
 
+@dataclass(frozen=True)
+class Inner:
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    pairs: tuple[tuple[float, float], ...]
+    one: Inner | None
+    several: tuple[Inner, ...]
+    by_name: dict[str, float]
+
+
+def test_what_is_restored_from_json_is_what_was_written() -> None:
+    inner = Inner((1.0, 2.5))
+    for one in (inner, None):
+        made = Outer("a", ((0.5, 1.0), (2.0, 3.0)), one, (inner, Inner(())), {"b": 0.25})
+        content = json.loads(json.dumps(plain(made)))
+        assert restored(Outer, content) == made
+        assert restored(tuple[Outer, ...], [content, content]) == (made, made)
+    assert restored(Outer, {**content, "derived": True}) == made  # other entries are left out
+
+
 def test_json_has_null_for_what_is_undefined() -> None:
     values = np.ma.masked_array([1.0, np.inf, np.nan, 4.0], mask=[0, 0, 0, 1])
     arrays = {"depth": np.arange(4), "v": values}
@@ -159,7 +171,7 @@ def test_json_has_null_for_what_is_undefined() -> None:
 def test_the_arrays_are_not_read_through_a_link_that_leads_out(saved: Path) -> None:
     secret = saved.parent / "secret"
     arrays_of(saved).rename(secret)
-    name = json.loads(head_of(saved).read_text()).get("arrays", "trace.npz")
+    name = json.loads(head_of(saved).read_text())["arrays"]
     (saved / name).symlink_to(secret)
     with pytest.raises(DataError, match=r"leads out of .*only files inside it are read"):
         Results.load(saved)

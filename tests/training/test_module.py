@@ -733,7 +733,7 @@ def test_a_loss_that_alone_is_nan_is_named_too() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"label_smoothing": 1.0}, r"label_smoothing=1.0; use a share from 0 to below 1"),
+        ({"label_smoothing": 1.0}, r"label_smoothing=1.0\); use a number from 0 to below 1"),
         ({"class_weights": [1.0, 2.0]}, r"shape \(2,\), but .* 10 classes; give one number"),
         ({"objective": ed.weighted([1.0, 1.0])}, "2 weights, but the network has 4 blocks; give 5"),
     ],

@@ -151,15 +151,3 @@ def _measurement(
         section="blocks",
         note=f"untouched: {float(untouched.mean()):.4g}",
     )
-
-
-def interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> tuple[float, float]:
-    """Student's t interval for the mean of a few runs; NaN for fewer than two."""
-    from scipy.stats import t
-
-    found = np.asarray(values, dtype=np.float64)
-    found = found[np.isfinite(found)]
-    if len(found) < 2:
-        return float("nan"), float("nan")
-    half = t.ppf(0.5 + confidence / 2, len(found) - 1) * found.std(ddof=1) / len(found) ** 0.5
-    return float(found.mean() - half), float(found.mean() + half)

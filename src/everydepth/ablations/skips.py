@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -66,12 +65,7 @@ class ScaledSkip:
     def __enter__(self) -> ScaledSkip:
         return self.attach()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 

@@ -33,32 +33,20 @@ def plan(
     Uses Epoch's refit of the Chinchilla scaling law, or fits one to --points, and shows what
     published models of similar size chose.
     """
-    import csv
-
-    from everydepth.errors import DataError
+    from everydepth.data import load_columns
     from everydepth.growth import scaling
     from everydepth.runs import Run
 
     law = scaling.EPOCH
     columns: dict[str, list[float]] | None = None
     if points is not None:
-        try:
-            with open(points, encoding="utf-8", newline="") as file:
-                rows = list(csv.DictReader(file))
-            columns = {
-                name: [float(row[name]) for row in rows]
-                for name in ("parameters", "tokens", "loss")
-            }
-        except (OSError, KeyError, ValueError, TypeError) as error:
-            raise DataError(
-                f"{points} cannot be read as points ({type(error).__name__}: {error}); give a CSV "
-                "file with the columns parameters, tokens and loss, in numbers"
-            ) from error
+        table = load_columns(points)
+        columns = {name: table.numbers(name).tolist() for name in ("parameters", "tokens", "loss")}
         law = scaling.fit(columns["parameters"], columns["loss"], columns["tokens"], bootstrap=100)
         if not as_json:
             typer.echo(str(law))
     found = scaling.plan(asked, law=law)
     if run is not None:
-        outcome = {"fit": law.to_json(), "points": columns, "plan": found.to_json()}
-        Run.create(run, plain(asked), kind="plan").write_results({"scaling": outcome})
+        Run.create(run, plain(asked), kind="plan")
+        scaling.as_results(law, found, columns).save(run / "scaling")
     typer.echo(json.dumps({"law": law.values, **found.to_json()}) if as_json else str(found))

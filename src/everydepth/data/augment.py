@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from everydepth.config import checked
+from everydepth.config import Setting, checked
 from everydepth.data.batches import Transform
 from everydepth.data.sets import Batch
-from everydepth.errors import SettingError
 
 
 @checked
-def crop_and_flip(padding: int = 4, *, flip: bool = True) -> Transform:
+def crop_and_flip(padding: Annotated[int, Setting(least=0)] = 4, *, flip: bool = True) -> Transform:
     """A transform that shifts every image by up to `padding` pixels and flips half of them.
 
     >>> from everydepth.data import batches, crop_and_flip
@@ -20,8 +21,6 @@ def crop_and_flip(padding: int = 4, *, flip: bool = True) -> Transform:
     >>> some["pixel_values"].shape
     torch.Size([32, 1, 8, 8])
     """
-    if padding < 0:
-        raise SettingError(f"padding={padding}; use 0 or more pixels")
 
     def change(batch: Batch, generator: torch.Generator) -> Batch:
         pixels = batch["pixel_values"]

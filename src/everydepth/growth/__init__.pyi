@@ -14,6 +14,6 @@ from .loop import grow as grow
 from .optimizers import carried as carried
 from .rounds import Grown as Grown
 from .rounds import Round as Round
-from .scoring import Score as Score
-from .scoring import SiteScore as SiteScore
 from .scoring import score as score
+from .sites import Score as Score
+from .sites import SiteScore as SiteScore

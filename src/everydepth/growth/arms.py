@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -84,11 +84,6 @@ class Arm:
         return next(
             (f for f, x in zip(self.flops, self.loss, strict=True) if x <= target), math.inf
         )
-
-
-def arm_of(row: Mapping[str, Any]) -> Arm:
-    """An arm from its JSON."""
-    return Arm(row["name"], row["seed"], tuple(row["flops"]), tuple(row["loss"]))
 
 
 Start = tuple[ResidualStream, Iterable[Tensor] | None, float]

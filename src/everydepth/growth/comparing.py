@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from everydepth.config import checked, parted
-from everydepth.growth.arms import ARMS, Arm, Arms, CompareConfig, NotAllowedError, arm_of
-from everydepth.growth.measurements import measurements
-from everydepth.results import Results, Table, provenance
-from everydepth.results.results import plain
+from everydepth.growth.arms import ARMS, Arm, Arms, CompareConfig, NotAllowedError
+from everydepth.results import Result, Results, Table, lines, provenance, rows
+from everydepth.results.results import restored
 from everydepth.runs.sweep import sweep
 from everydepth.runs.together import is_main
 from everydepth.stream import Criterion, ResidualStream, as_stream
@@ -28,15 +27,13 @@ class Comparison(Results, kind="growth_comparison"):
     @classmethod
     def of(cls, arms: Sequence[Arm], left_out: Mapping[str, str], **facts: Any) -> Comparison:
         """left_out: arms that this model does not support, and why."""
-        content: dict[str, Any] = {"arms": [asdict(arm) for arm in arms], "left_out": left_out}
-        found = cls(results={}, about=provenance(**content, **facts))
-        content["summary"] = found.summary()
-        return replace(found, results=measurements("growth_comparison", plain(content)))
+        found = cls(results={}, about=provenance(arms=arms, left_out=left_out, **facts))
+        return found.with_results(_losses(arms, left_out), _ways(found.summary()))
 
     @property
     def arms(self) -> tuple[Arm, ...]:
         """Every arm, once per seed."""
-        return tuple(map(arm_of, self.about["arms"]))
+        return restored(tuple[Arm, ...], self.about["arms"])
 
     @property
     def target(self) -> dict[int, float]:
@@ -91,6 +88,55 @@ class Comparison(Results, kind="growth_comparison"):
                 }
             )
         return found
+
+
+def _losses(arms: Sequence[Arm], left_out: Mapping[str, str]) -> Result:
+    series: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(arm.name for arm in arms):
+        mine = [arm for arm in arms if arm.name == name]
+        length = min(len(arm.loss) for arm in mine)
+        loss = np.array([arm.loss[:length] for arm in mine], dtype=float)
+        flops = np.array([arm.flops[:length] for arm in mine], dtype=float)
+        band = {"low": loss.min(0), "high": loss.max(0)}
+        series[name] = {"x": flops.mean(0), "y": loss.mean(0), **band}
+    return lines(
+        "held_out_loss",
+        series,
+        axis="flops",
+        of="held-out loss",
+        labels={"flops": "FLOP, scoring included"},
+        title="Was it worth it?",
+        about="One more block versus other uses of the same compute; bands span all seeds.",
+        better="lower",
+        note="; ".join(f"{arm}: {why}" for arm, why in left_out.items()) or None,
+        section="growth",
+    )
+
+
+def _ways(summary: Sequence[Mapping[str, Any]]) -> Result:
+    columns = {
+        "way": "arm",
+        "seeds": "seeds",
+        "final loss": "loss",
+        "low": "low",
+        "high": "high",
+        "difference from longer": "difference",
+    }
+    ratios = [
+        ", ".join(f"{r:.2f}" if math.isfinite(r) else "never" for r in line["flops_to_equal_loss"])
+        for line in summary
+    ]
+    return rows(
+        "ways",
+        {
+            **{heading: [line[key] for line in summary] for heading, key in columns.items()},
+            "FLOP to equal loss": ratios,
+        },
+        title="Ways to spend the same compute",
+        about="Low and high are the 95 % interval. The last column is the FLOP needed to match the "
+        "best loss of training longer, relative to training longer.",
+        section="growth",
+    )
 
 
 def _interval(values: Any) -> tuple[float, float]:
@@ -150,9 +196,9 @@ def compare(
             return {"why": str(error)}
 
     with torch.random.fork_rng(devices=[]):  # new blocks draw from torch's global generator
-        rows = sweep(cells, one, run=run, progress=progress).rows()
-    found = [arm_of(row) for row in rows if "why" not in row]
-    left_out = {row["arm"]: row["why"] for row in rows if "why" in row}
+        done = sweep(cells, one, run=run, progress=progress).rows()
+    found = [restored(Arm, row) for row in done if "why" not in row]
+    left_out = {row["arm"]: row["why"] for row in done if "why" in row}
     compared = Comparison.of(found, left_out, model=arms.old.name, depth=arms.old.depth)
     if run is not None and is_main():
         compared.save(Path(run) / "growth_comparison")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from torch import nn
 
-from everydepth.config import checked
-from everydepth.errors import SettingError
+from everydepth.config import Setting, checked
 from everydepth.growth.generalization import (
     CROSS_ENTROPY,
     Complexity,
@@ -19,6 +18,7 @@ from everydepth.growth.generalization import (
 from everydepth.growth.held_out import Paired, paired_losses
 from everydepth.growth.lipschitz import network_constants
 from everydepth.growth.losses import losses_of
+from everydepth.results import Result, rows
 from everydepth.stream import Criterion, ResidualStream, as_stream
 from everydepth.stream.feed import Feed
 
@@ -74,10 +74,42 @@ class Guarantee:
             lines.append(f"Theorem 1 would need {self.rows_needed:.2g} rows; there are {self.n:,}")
         return "\n".join(lines)
 
-    def to_json(self) -> dict[str, Any]:
-        plain = asdict(self)
-        plain["theorems"] = [{**asdict(t), "vacuous": t.vacuous} for t in self.theorems]
-        return {**plain, "held_out": self.held_out.to_json(), "vacuous": self.vacuous}
+    @property
+    def result(self) -> Result:
+        """Held-out interval, theorems and margins as a table."""
+        held, lines = self.held_out, list[tuple[str, str, str]]()
+        for name, (low, high) in (("bootstrap", held.bootstrap), ("bernstein", held.bernstein)):
+            verdict = "better" if low > 0 else "worse" if high < 0 else "inconclusive"
+            value = f"{held.gain:+.4g} ({low:+.4g} to {high:+.4g})"
+            lines.append((f"held-out gain ({name}, {held.confidence:.0%})", value, verdict))
+        for theorem in self.theorems:
+            change = f"at most {theorem.change:+.4g} (p {max(theorem.probability, 0):.2g})"
+            verdict = "vacuous" if theorem.vacuous else "better"
+            lines.append((f"{theorem.name}: change in risk", change, verdict))
+        margins = {
+            "D, training rows": self.margin,
+            "D, lower bound (held-out rows)": self.margin_low,
+            "gamma": self.gamma_opt,
+            "D_T": self.margin_test,
+            "Gamma_n of the new block alone": self.gamma_block,
+            "training rows needed by Theorem 1": self.rows_needed,
+        }
+        lines += [
+            (name, f"{value:+.4g}", "") for name, value in margins.items() if value is not None
+        ]
+        what, value, verdict = zip(*lines, strict=True)
+        note = (
+            f"the theorems are vacuous because Gamma_n is {self.gamma_n:.3g} against a loss of at "
+            f"most {self.bound:.3g}; act on the held-out gain"
+        )
+        return rows(
+            "guarantees",
+            {"what": what, "value": value, "verdict": verdict},
+            title="Guarantees",
+            about="The grown model compared with the original, on rows used for nothing else.",
+            note=note if self.vacuous else None,
+            section="growth",
+        )
 
 
 @checked
@@ -89,7 +121,7 @@ def guarantee(
     *,
     jump: nn.Module | ResidualStream | None = None,
     after: int | None = None,
-    delta: float = 0.05,
+    delta: Annotated[float, Setting(above=0, below=1)] = 0.05,
     lipschitz: float = CROSS_ENTROPY,
     criterion: Criterion | None = None,
     batch_size: int | None = None,
@@ -107,8 +139,6 @@ def guarantee(
     >>> ed.growth.guarantee(model, big, train, test).vacuous
     True
     """
-    if not 0 < delta < 1:
-        raise SettingError(f"delta={delta}; use a probability between 0 and 1, such as 0.05")
     settings: dict[str, Any] = {"criterion": criterion, "batch_size": batch_size, **options}
     stream = as_stream(new, **options)
     middle = new if jump is None else jump

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -47,9 +47,6 @@ class Paired:
             f"{word}: loss {self.old:.4g} -> {self.new:.4g}, gain {self.gain:+.4g} "
             f"({self.confidence:.0%} interval {low:+.4g} to {high:+.4g}, {self.rows:,} rows)"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "better": self.better}
 
 
 @checked

@@ -6,16 +6,16 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from everydepth.config import Seed, checked
-from everydepth.errors import SettingError
+from everydepth.config import Seed, Setting, checked
 from everydepth.growth.candidates import Candidate, Direction, pairs, set_maps
 from everydepth.growth.losses import mean_loss, row_losses
-from everydepth.growth.scoring import Score, score
+from everydepth.growth.scoring import score
+from everydepth.growth.sites import Score
 from everydepth.stream import (
     Block,
     Criterion,
@@ -83,7 +83,7 @@ def jumpboard(
     scored: Score | None = None,
     precondition: bool = False,
     armijo: float = 1e-4,
-    evaluations: int = MOST,
+    evaluations: Annotated[int, Setting(least=2)] = MOST,
     seed: Seed = 0,
     batch_size: int | None = None,
     criterion: Criterion | None = None,
@@ -108,8 +108,6 @@ def jumpboard(
     if isinstance(data, Iterator):
         data = list(cast(Iterator[Any], data))  # iterated several times
     feed = Feed(data, stream, batch_size=batch_size)
-    if evaluations < 2:
-        raise SettingError(f"evaluations={evaluations}; use 2 or more, {MOST} is plenty")
     if scored is None:
         sites = None if after is None else [after]
         scored = score(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from everydepth.growth.held_out import paired_losses
 from everydepth.growth.jump import Jumpboard, best_jumpboard
 from everydepth.growth.losses import losses_of, mean_loss
 from everydepth.growth.optimizers import carried, frozen_except, twin
-from everydepth.growth.rounds import Choice, Grown, Round, round_of
-from everydepth.growth.scoring import DEEPEN, Score, score
+from everydepth.growth.rounds import Choice, Grown, Round
+from everydepth.growth.scoring import score
+from everydepth.growth.sites import DEEPEN, Score, SiteScore
 from everydepth.growth.trainer import Trainer, halves, repeatable, train_plainly
 from everydepth.progress import quiet_transformers
+from everydepth.results.results import restored
 from everydepth.runs import Run, held
 from everydepth.runs.together import is_main, on_main, wait_for_all
 from everydepth.stream import Criterion, ResidualStream, as_stream, unwrapped
@@ -114,7 +116,6 @@ class _Growth:
         self.train, self.valid = (
             repeatable(data, first, config.batch_size) for data in (train, valid)
         )
-        self.scores: list[dict[str, Any]] = []
         self.found: list[Round] = []
         self.inserted: list[int] = []
         self.rejected: list[int] = []
@@ -158,13 +159,9 @@ class _Growth:
                 unwrapped(self.board.model).load_state_dict(saved.load("jumpboard"))
             self.stream = grown
         self.model.load_state_dict(saved.load("model"))
-        kept = saved.load("optimizer")
-        if "groups" not in kept:  # a run from before growth trained through `fit`
-            kept = {**optimizer_state(self.model, self.optimizer, keep=True), "state": kept}
-        load_optimizer(self.model, self.optimizer, kept, saved.path)
+        load_optimizer(self.model, self.optimizer, saved.load("optimizer"), saved.path)
         self.inserted, self.rejected = list(state["inserted"]), list(state["rejected"])
-        self.found = [round_of(entry) for entry in state["rounds"]]
-        self.scores = list(state["scores"])
+        self.found = [restored(Round, entry) for entry in state["rounds"]]
         if is_main():
             run.cut_metrics(state["metrics"])  # drops those of an unsaved round
 
@@ -183,8 +180,7 @@ class _Growth:
         state = {
             "inserted": self.inserted,
             "rejected": self.rejected,
-            "rounds": [entry.to_json() for entry in self.found],
-            "scores": self.scores,
+            "rounds": [asdict(entry) for entry in self.found],
             "metrics": self.run.metrics_size(),
         }
         self.run.save_checkpoint(len(self.found), parts, state)
@@ -207,27 +203,7 @@ class _Growth:
                 after=None if self.board is None else self.inserted[0],
                 criterion=self.criterion,
             )
-        if self.run is not None and is_main() and not self.run.finished:
-            self._forget_rounds(self.run)  # left behind by a killed process
-            model: Any = self.model
-            # A grown post-norm network is not a stock model: only its checkpoint has it.
-            if hasattr(model, "save_pretrained") and described(model):
-                with quiet_transformers():
-                    self.run.write_folder("model", lambda folder: model.save_pretrained(folder))
-            if self.score is not None:
-                self.score.save(self.run.path / "growth_score")
-            results: dict[str, Any] = {
-                "growth": {
-                    "model": self.stream.name,
-                    "rounds": [entry.to_json() for entry in self.found],
-                    "stopped": stopped,
-                    "scores": self.scores,
-                }
-            }
-            if proof is not None:
-                results["growth_certificate"] = proof.to_json()
-            self.run.write_results(results)
-        return Grown(
+        grown = Grown(
             model=self.model,
             optimizer=self.optimizer,
             depth=self.stream.depth,
@@ -237,6 +213,21 @@ class _Growth:
             guarantee=proof,
             path=None if self.run is None else self.run.path,
         )
+        if self.run is not None and is_main() and not self.run.finished:
+            self._write(self.run, grown)
+        return grown
+
+    def _write(self, run: Run, grown: Grown) -> None:
+        self._forget_rounds(run)  # left behind by a killed process
+        model: Any = grown.model
+        # A grown post-norm network is not a stock model: only its checkpoint has it.
+        if hasattr(model, "save_pretrained") and described(model):
+            with quiet_transformers():
+                run.write_folder("model", lambda folder: model.save_pretrained(folder))
+        if grown.score is not None:
+            grown.score.save(run.path / "growth_score")
+        grown.results.save(run.path / "growth")
+        run.write_results({"depth": grown.depth, "stopped": grown.stopped})
 
     # -- rounds -----------------------------------------------------------------------------------
 
@@ -267,14 +258,6 @@ class _Growth:
         )
         shared: dict[str, Any] = {"seed": seed, "criterion": self.criterion}
         self.score = score(stream, half, alpha=config.alpha, progress=self.progress, **shared)
-        found: dict[str, Any] = {
-            "rows": self.score.samples,
-            "loss": self.score.loss,
-            "verdict": self.score.verdict,
-            "sites": [asdict(site) for site in self.score.sites],
-        }
-        for site in found["sites"]:
-            del site["covariance"]["matrix"], site["covariance"]["coordinates"]
         tried = [site.after for site in self.score.ranked if site.after not in self.rejected]
         if not tried:
             if any(site.verdict == DEEPEN for site in self.score.sites):
@@ -284,7 +267,6 @@ class _Growth:
         jump, _ = best_jumpboard(stream, half, other, tried[: config.tries], **how)
         if not jump.found:
             return "no step along any gradient lowers the loss"
-        self.scores.append(found)
         trained, optimizer = self._trained(jump, seed)
         self._choose(jump, trained, optimizer, begin)
         self._save()
@@ -366,6 +348,7 @@ class _Growth:
                 margin_valid=valid["old"] - valid["jumpboard"],
                 seconds=round(time.perf_counter() - begin, 3),
                 kept=kept,
+                sites=tuple(map(_brief, self.score.sites)),
             )
         )
         if kept == "old":
@@ -378,3 +361,7 @@ class _Growth:
         self.stream, self.optimizer = streams[kept], optimizer
         self.inserted.append(jump.after)
         self.rejected = []
+
+
+def _brief(site: SiteScore) -> SiteScore:
+    return replace(site, covariance=replace(site.covariance, coordinates=(), matrix=()))

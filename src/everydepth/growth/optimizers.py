@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,29 +48,43 @@ def carried(
     """
     names = {id(p): name for name, p in unwrapped(old.model).named_parameters()}
     there = dict(unwrapped(new.model).named_parameters())
-    known = counterparts(old, new, after)
-    groups: list[dict[str, Any]] = []
-    state: dict[Tensor, Any] = {}
-    for group in optimizer.param_groups:
-        taken: list[Tensor] = []
-        for parameter in group["params"]:
-            if id(parameter) not in names:
-                raise SettingError(
-                    "the optimizer has a parameter that does not belong to the model; build it "
-                    "from model.parameters()"
-                )
-            twin = there[known[names[id(parameter)]]]
-            taken.append(twin)
-            if parameter in optimizer.state:
-                state[twin] = _cloned(optimizer.state[parameter])
-        groups.append({**group, "params": taken})
+    moved = counterparts(old, new, after)
+    twins: dict[int, Tensor] = {}
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if id(parameter) not in names:
+            raise SettingError(
+                "the optimizer has a parameter that does not belong to the model; build it from "
+                "model.parameters()"
+            )
+        twins[id(parameter)] = there[moved[names[id(parameter)]]]
+    groups = _groups(optimizer, twins)
     have = {id(p) for group in groups for p in group["params"]}
     fresh = [p for p in new.blocks[after].module.parameters() if id(p) not in have]
     _group_of_first_block(groups, new, after)["params"] += fresh
-    copied = type(optimizer)(groups, **settings_of(optimizer))
-    for parameter, value in state.items():
-        copied.state[parameter] = value
-    return copied
+    return _rebuilt(optimizer, groups, twins)
+
+
+def twin(optimizer: Optimizer, model: nn.Module, copied: nn.Module) -> Optimizer:
+    """The same optimizer for a copy of the model."""
+    pairs = zip(model.parameters(), copied.parameters(), strict=True)
+    twins: dict[int, Tensor] = {id(a): b for a, b in pairs}
+    return _rebuilt(optimizer, _groups(optimizer, twins), twins)
+
+
+def _groups(optimizer: Optimizer, twins: Mapping[int, Tensor]) -> list[dict[str, Any]]:
+    return [{**g, "params": [twins[id(p)] for p in g["params"]]} for g in optimizer.param_groups]
+
+
+def _rebuilt(
+    optimizer: Optimizer, groups: list[dict[str, Any]], twins: Mapping[int, Tensor]
+) -> Optimizer:
+    """An optimizer of the same class and settings over `groups`, with the state of the twins."""
+    accepted = inspect.signature(type(optimizer).__init__).parameters
+    settings = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+    made = type(optimizer)(groups, **settings)
+    for parameter, state in optimizer.state.items():
+        made.state[twins[id(parameter)]] = copy.deepcopy(state)
+    return made
 
 
 def _group_of_first_block(
@@ -81,18 +95,6 @@ def _group_of_first_block(
         if any(id(p) in neighbor for p in group["params"]):
             return group
     return groups[0]
-
-
-def settings_of(optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's defaults, as keyword arguments of its class."""
-    accepted = inspect.signature(type(optimizer).__init__).parameters
-    return {name: value for name, value in optimizer.defaults.items() if name in accepted}
-
-
-def _cloned(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    return {k: _cloned(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 @contextmanager
@@ -116,17 +118,3 @@ def gradients(parameters: Sequence[Tensor], wanted: bool) -> Generator[None, Non
     finally:
         for parameter in parameters:
             parameter.requires_grad_(not wanted)
-
-
-def twin(optimizer: Optimizer, model: nn.Module, copied: nn.Module) -> Optimizer:
-    """The same optimizer for a copy of the model."""
-    twins: dict[int, Tensor] = {
-        id(a): b for a, b in zip(model.parameters(), copied.parameters(), strict=True)
-    }
-    groups = [
-        {**group, "params": [twins[id(p)] for p in group["params"]]}
-        for group in optimizer.param_groups
-    ]
-    made = type(optimizer)(groups, **settings_of(optimizer))
-    made.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    return made

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
 from everydepth.growth.guarantees import Guarantee
 from everydepth.growth.held_out import Paired
-from everydepth.growth.scoring import Score
+from everydepth.growth.sites import SITE, Score, SiteScore
+from everydepth.results import Result, Results, curve, lines, named, provenance, rows
 
 Choice = Literal["old", "jumpboard", "trained"]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Round:
         confidence rises from round to round because every round uses the same rows.
     tried: the steps of the line search, each with its training loss on the scored rows.
     margin, gamma, margin_valid: `D`, `gamma_opt` and `D_T` of Depth Expansion.
+    sites: the scores of all sites, without covariance matrices.
     """
 
     number: int
@@ -47,6 +51,7 @@ class Round:
     margin_valid: float
     seconds: float
     kept: Choice
+    sites: tuple[SiteScore, ...] = field(repr=False)
 
     @property
     def accepted(self) -> bool:
@@ -58,9 +63,6 @@ class Round:
             f"choice by training loss: {self.paper}, by held-out loss: {self.safe}; kept: "
             f"{self.kept}; {self.held_out}"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "held_out": self.held_out.to_json(), "accepted": self.accepted}
 
 
 @dataclass(frozen=True)
@@ -81,17 +83,85 @@ class Grown:
     path: Path | None
 
     def __str__(self) -> str:
-        lines = [*map(str, self.rounds), f"stopped: {self.stopped}"]
-        return "\n".join(lines + ([] if self.guarantee is None else [str(self.guarantee)]))
+        said = [*map(str, self.rounds), f"stopped: {self.stopped}"]
+        return "\n".join(said + ([] if self.guarantee is None else [str(self.guarantee)]))
+
+    @property
+    def results(self) -> Results:
+        """Every attempt and the guarantee as Results, for tables, figures and reports."""
+        found = _measurements(self.rounds, f"stopped: {self.stopped}")
+        about = provenance(
+            model=type(self.model).__name__,
+            depth=self.depth,
+            rounds=self.rounds,
+            stopped=self.stopped,
+            guarantee=self.guarantee,
+        )
+        proof = [] if self.guarantee is None else [self.guarantee.result]
+        return Results(results=named(*found, *proof), about=about, kind="growth")
 
 
-def round_of(entry: Mapping[str, Any]) -> Round:
-    """A round from its JSON."""
-    held: dict[str, Any] = dict(entry["held_out"])
-    del held["better"]
-    held |= {name: tuple(held[name]) for name in ("bootstrap", "bernstein")}
-    plain: dict[str, Any] = {"kept": entry["safe"], **entry}  # older runs had no choice of rule
-    del plain["accepted"]
-    plain["tried"] = tuple((float(eta), float(loss)) for eta, loss in entry["tried"])
-    plain["held_out"] = Paired(**held)
-    return Round(**plain)
+def _measurements(rounds: Sequence[Round], note: str) -> list[Result]:
+    words: dict[str, Any] = {"section": "growth"}
+    number = [entry.number for entry in rounds]
+    held = [entry.held_out for entry in rounds]
+    table = rows(
+        "rounds",
+        {
+            "round": number,
+            "after": [f"{entry.after} of {entry.depth}" for entry in rounds],
+            "z": [entry.z for entry in rounds],
+            "choice by training loss": [entry.paper for entry in rounds],
+            "choice by held-out loss": [entry.safe for entry in rounds],
+            "kept": [entry.kept for entry in rounds],
+            "held-out gain": [one.gain for one in held],
+            "low": [one.bootstrap[0] for one in held],
+            "high": [one.bootstrap[1] for one in held],
+            "D": [entry.margin for entry in rounds],
+            "gamma": [entry.gamma for entry in rounds],
+            "D_T": [entry.margin_valid for entry in rounds],
+        },
+        title="Growth by round",
+        about="Every attempt to add a block. The held-out rows serve no other purpose; low and "
+        "high are the interval of the gain, which widens with every round that uses them.",
+        note=note,
+        **words,
+    )
+    if not rounds:
+        return [table]
+    losses = [
+        curve(
+            f"{part}_loss",
+            number,
+            {choice: [getattr(entry, part)[choice] for entry in rounds] for choice in CHOICES},
+            axis="round",
+            labels={choice: f"{choice}: {label}" for choice in CHOICES},
+            title=f"{label.capitalize()} by round",
+            **words,
+        )
+        for part, label in (("valid", "held-out loss"), ("train", "training loss"))
+    ]
+    search: dict[str, dict[str, Any]] = {}
+    scores: dict[str, dict[str, Any]] = {}
+    for entry in rounds:
+        tried = np.array(sorted(entry.tried), dtype=float)
+        tried = tried[np.isfinite(tried).all(1)]
+        search[f"round {entry.number}"] = {"x": tried[:, 0], "y": tried[:, 1]}
+        z = {"x": [site.after for site in entry.sites], "y": [site.z for site in entry.sites]}
+        scores[f"round {entry.number}"] = z
+    title = "Line search of the jumpboard"
+    where = "Where a block would help, by round"
+    return [
+        table,
+        *losses,
+        lines("search", search, axis="step", of="training loss", title=title, **words),
+        lines(
+            "scores",
+            scores,
+            axis="depth",
+            of="z of the gradient",
+            labels={"depth": SITE},
+            title=where,
+            **words,
+        ),
+    ]

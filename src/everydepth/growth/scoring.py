@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from everydepth.config import Seed, checked
+from everydepth.config import Seed, Setting, checked
 from everydepth.errors import BatchError, SettingError, UnsupportedModelError
 from everydepth.growth.candidates import Candidate, Direction, candidate, pairs, settle
 from everydepth.growth.losses import beside, check_finite, row_losses
-from everydepth.growth.measurements import measurements
 from everydepth.growth.optimizers import gradients
+from everydepth.growth.sites import (
+    DEEPEN,
+    NO,
+    UNSURE,
+    Alignment,
+    Covariance,
+    Score,
+    SiteScore,
+)
 from everydepth.growth.statistics import GROUPS, GroupSums, adjusted_p, evidence
-from everydepth.results import Results, Table, provenance
 from everydepth.stream import (
     Criterion,
     ResidualStream,
@@ -38,141 +45,6 @@ FEWEST = 8
 """With fewer rows there are too few sign flips for a test at 5 %."""
 HORIZON = 10
 """A site whose signal, if real, would need more than this many times the data counts as a no."""
-DEEPEN, NO, UNSURE = "deepen here", "no", "not enough data"
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """Whether the mean gradients of training and test data point the same way.
-
-    cosine: between the two. bound: on the probability that their inner product is not positive; 1
-    if the bound is vacuous. rows: number of test rows.
-    """
-
-    cosine: float
-    bound: float
-    rows: int
-
-
-@dataclass(frozen=True)
-class Covariance:
-    """The covariance of per-row gradients at a site.
-
-    trace, top: `tr Sigma` and `||Sigma||_2`. matrix: the block at `coordinates`, a random subset,
-    divided by the mean variance. within_1, within_10: the share of its off-diagonal entries that
-    are at most 1 % and 10 % of the mean variance.
-    """
-
-    trace: float
-    top: float
-    within_1: float
-    within_10: float
-    coordinates: tuple[int, ...] = field(repr=False)
-    matrix: tuple[tuple[float, ...], ...] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class SiteScore:
-    """One site: a new block would go right after depth `after`.
-
-    norm: `||G||_F` (Condition 1) over the weights and biases of every branch's last map.
-    gain: an unbiased estimate of `||E G||^2`, the first-order decrease per unit step. low, high:
-        its 95 % bootstrap interval.
-    z: `gain` divided by its standard error under no signal. p: how often the best of all sites
-        would score this high under no signal.
-    signal: `||gbar||`, the gradient summed over tokens or positions.
-    needed: rows needed to detect a signal of this size with 90 % power; None if there is none.
-    """
-
-    after: int
-    norm: float
-    gain: float
-    low: float
-    high: float
-    z: float
-    p: float
-    signal: float
-    verdict: str
-    needed: int | None
-    alignment: Alignment | None
-    covariance: Covariance
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Score(Results, kind="growth_score"):
-    """The score of every site; `score["z"]` is an array over sites.
-
-    candidates, directions: the candidate blocks and their gradients; empty after loading.
-    """
-
-    sites: tuple[SiteScore, ...] = ()
-    candidates: Mapping[int, Candidate] = field(default_factory=dict[int, Candidate])
-    directions: Mapping[int, list[Direction]] = field(default_factory=dict[int, list[Direction]])
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.sites:  # loaded
-            object.__setattr__(self, "sites", tuple(map(_site, self.about["sites"])))
-
-    @property
-    def loss(self) -> float:
-        """The mean loss over all rows."""
-        return float(self.about["loss"])
-
-    def at(self, after: int) -> SiteScore:
-        """The site right after depth `after`."""
-        for site in self.sites:
-            if site.after == after:
-                return site
-        raise SettingError(
-            f"after={after} was not scored; use one of {[site.after for site in self.sites]}"
-        )
-
-    @property
-    def best(self) -> SiteScore:
-        """The site with the clearest signal."""
-        return max(self.sites, key=lambda site: site.z)
-
-    @property
-    def ranked(self) -> tuple[SiteScore, ...]:
-        """The sites worth deepening, the clearest first."""
-        good = [site for site in self.sites if site.verdict == DEEPEN]
-        return tuple(sorted(good, key=lambda site: -site.z))
-
-    @property
-    def verdict(self) -> str:
-        """The recommendation, in one sentence."""
-        return _verdict(self.sites)
-
-    def table(self, name: str | None = None) -> Table:
-        """Every site, or the table of one measurement."""
-        return super().table("sites" if name is None else name)
-
-    def __str__(self) -> str:
-        return f"{self.model}: {self.verdict} ({self.samples:,} rows, loss {self.loss:.4g})"
-
-
-def _verdict(sites: Sequence[SiteScore]) -> str:
-    good = [site for site in sites if site.verdict == DEEPEN]
-    if good:
-        return f"{DEEPEN}: after {max(good, key=lambda site: site.z).after}"
-    needed = [site.needed for site in sites if site.verdict == UNSURE and site.needed is not None]
-    if needed:
-        return f"{UNSURE}: about {min(needed):,} rows would settle it"
-    return "deepest model: no site has a first-order signal"
-
-
-def _site(content: Mapping[str, Any]) -> SiteScore:
-    """A site from what `asdict` wrote."""
-    covariance = dict(content["covariance"])
-    covariance["coordinates"] = tuple(covariance["coordinates"])
-    covariance["matrix"] = tuple(map(tuple, covariance["matrix"]))
-    known = content["alignment"]
-    parts: dict[str, Any] = {
-        "alignment": None if known is None else Alignment(**known),
-        "covariance": Covariance(**covariance),
-    }
-    return SiteScore(**{**content, **parts})
 
 
 @checked
@@ -182,7 +54,7 @@ def score(
     test: Any = None,
     *,
     at: Sequence[int] | None = None,
-    alpha: float = 0.05,
+    alpha: Annotated[float, Setting(above=0, below=1)] = 0.05,
     seed: Seed = 0,
     init: str = "fresh",
     batch_size: int | None = None,
@@ -210,8 +82,6 @@ def score(
     """
     stream = as_stream(model, **options)
     chosen = _checked_sites(stream, at)
-    if not 0 < alpha < 1:
-        raise SettingError(f"alpha={alpha}; use a probability between 0 and 1, such as 0.05")
     inner = unwrapped(stream.model)
     with evaluating(inner):
         candidates = {after: candidate(stream, after, seed=seed, init=init) for after in chosen}
@@ -353,25 +223,16 @@ def _judged(
                 covariance=covariance(g, seed=seed),
             )
         )
-    content: dict[str, Any] = {
-        "verdict": _verdict(found),
-        "rows": seen.rows,
-        "sites": [asdict(site) for site in found],
-    }
-    return Score(
-        results=measurements("growth_score", content),
-        about=provenance(
-            model=stream.name,
-            task=stream.task,
-            depth=stream.depth,
-            samples=seen.rows,
-            loss=seen.loss / seen.labels,
-            alpha=alpha,
-            **content,
-        ),
-        sites=tuple(found),
-        candidates=candidates,
-        directions=seen.directions,
+    return Score.of(
+        found,
+        candidates,
+        seen.directions,
+        model=stream.name,
+        task=stream.task,
+        depth=stream.depth,
+        samples=seen.rows,
+        loss=seen.loss / seen.labels,
+        alpha=alpha,
     )
 
 

@@ -17,7 +17,6 @@ from everydepth.config import check_names, checked
 from everydepth.errors import SettingError
 from everydepth.objectives.distilled import Distilled
 from everydepth.objectives.equilibrium import Equilibrium
-from everydepth.objectives.flat import from_flat
 from everydepth.objectives.layer_dropout import LayerDropout
 from everydepth.objectives.moment import Moment
 from everydepth.objectives.part import Part, part_of
@@ -224,8 +223,8 @@ class Objective:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Objective:
-        """The inverse of `to_json`; also reads the flat format of everydepth 0.1."""
-        plain = dict(values) if "parts" in values else from_flat(values)
+        """The inverse of `to_json`."""
+        plain = dict(values)
         check_names(plain, ("name", "parts", "seed"), "an objective")
         parts = tuple(part_of(part, Part) for part in plain.pop("parts"))
         return cls(parts=parts, **plain)

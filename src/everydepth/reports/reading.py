@@ -9,9 +9,8 @@ from typing import Any
 
 from everydepth.errors import DataError, EveryDepthError
 from everydepth.files import explained
-from everydepth.results import Results, gap, named
-from everydepth.results.earlier import converted
-from everydepth.results.saving import BROKEN, EARLIER, find, inside, is_saved, read_object
+from everydepth.results import Results
+from everydepth.results.saving import BROKEN, find, inside, is_saved, read_object
 from everydepth.runs import Run
 from everydepth.runs.history import history
 
@@ -51,8 +50,7 @@ def read(path: str | Path, name: str | None = None) -> RunView:
             f"the folder {str(path)!r} holds neither a run (config.json) nor results "
             "(measured.json); give a folder written by everydepth"
         )
-    for file in ("metrics.jsonl", "results.json"):
-        inside(folder, file)
+    inside(folder, "metrics.jsonl")
     try:
         return _run(folder, called)
     except EveryDepthError:
@@ -66,33 +64,12 @@ def read(path: str | Path, name: str | None = None) -> RunView:
 
 def _run(folder: Path, called: str) -> RunView:
     run = Run.open(folder)
-    lines = run.metrics()
     found = {name: Results.load(place) for name, place in find(folder).items()}
-    found = {**_earlier(folder, run.results() if run.finished else {}), **found}
     most_first = sorted(found.items(), key=lambda item: -len(item[1]))
-    trained = history(lines)
+    trained = history(run.metrics())
     return RunView(
         name=called,
         answers=dict(most_first) | ({trained.kind: trained} if len(trained) else {}),
         config=dict(run.config),
         environment=read_object(folder, "environment.json"),
     )
-
-
-def _earlier(folder: Path, results: Mapping[str, Any]) -> dict[str, Results]:
-    """Results that were written as plain JSON; malformed ones become gaps with the reason."""
-    watched = results.get("callbacks")
-    written = {**(watched if isinstance(watched, dict) else {}), **results}
-    written |= {
-        name: content for name in EARLIER if (content := read_object(folder, f"{name}.json"))
-    }
-    found: dict[str, Results] = {}
-    for name, content in written.items():
-        try:
-            answer = converted(name, content, folder)
-        except (*BROKEN, ArithmeticError) as error:
-            why = f"could not be read ({type(error).__name__}: {error})"
-            answer = Results(results=named(gap(name, "table", why)), kind=name)
-        if answer is not None:
-            found[name] = answer
-    return found

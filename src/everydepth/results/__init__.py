@@ -23,7 +23,7 @@ To return Results from a verb:
                        unit="ms", better="lower", section="cost", title="Time",
                        about="Median of warm calls, with quartiles.")
 
-   `curve`, `scalars` and `rows` cover the common cases; `Result` covers all.
+   `curve`, `lines`, `scalars` and `rows` cover the common cases; `Result` covers all.
 
 3. Return them with their provenance; the first one with `better` set is the main one.
 
@@ -33,11 +33,11 @@ To return Results from a verb:
 
 Methods of your own read `self["latency"]` and `self.about[...]`, so that they also work after
 loading: only `results` and `about` are saved. What cannot be saved (modules, tensors) may be an
-additional dataclass field with a default; it is missing after loading. Files from before all
-results shared one format are read by the verb's own `convert`, listed in `results.earlier`.
+additional dataclass field with a default; it is missing after loading.
 """
 
 from everydepth.results.build import curve as curve
+from everydepth.results.build import lines as lines
 from everydepth.results.build import rows as rows
 from everydepth.results.build import scalars as scalars
 from everydepth.results.result import Better as Better

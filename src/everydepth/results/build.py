@@ -56,6 +56,40 @@ def curve(
     )
 
 
+def lines(
+    name: str,
+    series: Mapping[str, Mapping[str, Values]],
+    *,
+    axis: str,
+    of: str,
+    labels: Mapping[str, str] | None = None,
+    **words: Any,
+) -> Result:
+    """Curves that each have x values of their own: by name, `x`, `y`, and perhaps `low` and `high`.
+
+    of: what all of them measure.
+
+    >>> from everydepth.results.build import lines
+    >>> found = lines("loss", {"a": {"x": [1, 2], "y": [3.0, 2.0]}}, axis="step", of="loss")
+    >>> found.x("a").tolist(), found.label("a")
+    ([1, 2], 'a: loss')
+    """
+    ends = {"x": f"_{axis}", "y": "", "low": "_low", "high": "_high"}
+    return Result(
+        name=name,
+        kind="curve",
+        axis=axis,
+        series=tuple(series),
+        arrays={
+            f"{key}{ends[part]}": np.array(values)
+            for key, parts in series.items()
+            for part, values in parts.items()
+        },
+        labels={**{key: f"{key}: {of}" for key in series}, **(labels or {})},
+        **words,
+    )
+
+
 def scalars(name: str, values: Mapping[str, float | int | None], **words: Any) -> Result:
     """Single numbers by name; those that are None are left out.
 

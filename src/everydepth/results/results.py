@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from types import MappingProxyType, NoneType
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from everydepth.config import checked
+from everydepth.config import alternatives, checked
 from everydepth.environment import REPORTED_PACKAGES, installed_version
 from everydepth.errors import DataError, SettingError
 from everydepth.results.layout import merged, table_of
@@ -311,6 +311,22 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     return str(value)  # paths, devices, classes
+
+
+def restored(kind: Any, value: Any) -> Any:
+    """The inverse of `plain`: a dataclass, or a tuple or union of some, from its JSON values."""
+    kinds = [one for one in alternatives(kind) if one is not NoneType]
+    own: Any = next((one for one in kinds if is_dataclass(one)), None)
+    if own is not None and isinstance(value, Mapping):
+        hints = get_type_hints(own)
+        return own(**{f.name: restored(hints[f.name], value[f.name]) for f in fields(own)})
+    inner = next((get_args(one)[0] for one in kinds if get_origin(one) is tuple), None)
+    if inner is not None and isinstance(value, Sequence):
+        return tuple(value if inner in _NUMBERS else (restored(inner, item) for item in value))
+    return value
+
+
+_NUMBERS = (bool, int, float)
 
 
 def class_of(kind: str) -> type[Results]:

@@ -12,7 +12,8 @@ import json
 import lzma
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,16 +22,13 @@ import numpy as np
 from everydepth.errors import DataError, SettingError
 from everydepth.files import explained, read_json, write_bytes, write_text
 from everydepth.results.build import as_array
-from everydepth.results.earlier import converted
 from everydepth.results.result import Better, Kind, Result
-from everydepth.results.results import FORMAT, Results, class_of, described
+from everydepth.results.results import FORMAT, Results, class_of, described, named
 
 FILE = "measured.json"
 DEEPEST = 100_000  # blocks; a larger number can only be an attack
 LARGEST = 512 * 2**20  # bytes of one file, unpacked
 _MASK = "!mask"  # suffix of the stored mask of a masked array; cannot be part of an array's name
-EARLIER = ("trace", "profile", "exits")
-"""Names of the `<name>.json` files from before all results shared one format."""
 
 # What reading a malformed file can raise.
 BROKEN = (
@@ -78,8 +76,8 @@ def save(results: Results, folder: Path) -> Path:
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether a folder holds results, of this version or an earlier one."""
-    return (folder / FILE).is_file() or (folder / "trace.json").is_file()
+    """Whether a folder holds results."""
+    return (folder / FILE).is_file()
 
 
 def find(folder: Path) -> dict[str, Path]:
@@ -87,100 +85,80 @@ def find(folder: Path) -> dict[str, Path]:
     return {
         entry.name: entry
         for entry in sorted(folder.iterdir())
-        if any(inside(folder, f"{entry.name}/{name}") for name in (FILE, "trace.json"))
+        if inside(folder, f"{entry.name}/{FILE}")
     }
 
 
 @explained("the results cannot be read", DataError)
 def load(folder: Path) -> Results:
-    """The results in a folder, as the class of their kind if its module was imported.
-
-    The path may also be a file of an earlier version.
-    """
-    folder, given = (folder.parent, folder.stem) if folder.is_file() else (folder, None)
-    try:
-        if given is None and (folder / FILE).is_file():
-            return _load(folder)
-        for name in EARLIER if given is None else (given,):
-            if inside(folder, f"{name}.json"):
-                found = converted(name, read_object(folder, f"{name}.json"), folder)
-                if found is not None:
-                    return found
-    except DataError:
-        raise
-    except (*BROKEN, SettingError) as error:
+    """The results in a folder, as the class of their kind if its module was imported."""
+    if not is_saved(folder):
         raise DataError(
-            f"the results in {folder} are incomplete ({type(error).__name__}: {error}); "
-            "restore them from a copy, or measure again"
-        ) from error
-    raise DataError(
-        f"no results in {str(folder)!r}; give a folder written by `Results.save`"
-        + ("" if folder.is_dir() else " (there is no such folder)")
-    )
-
-
-def _load(folder: Path) -> Results:
-    head = read_object(folder, FILE)
-    check_format(folder, head.get("format"), FORMAT)
-    kind = checked(head["kind"], str, "kind")
-    cls = class_of(kind)
-    results = read_results(folder, checked(head["arrays"], str, "arrays"), head["results"])
-    about = checked(head["about"], dict, "about")
-    check_counts(about)
-    return cls(results=results, about=about, kind=kind)
+            f"no results in {str(folder)!r}; give a folder written by `Results.save`"
+            + ("" if folder.is_dir() else " (there is no such folder)")
+        )
+    with _complete(
+        f"the results in {folder} are incomplete", "restore them from a copy, or measure again"
+    ):
+        head = read_object(folder, FILE)
+        if head.get("format") != FORMAT:
+            raise DataError(
+                f"{folder} holds results of format {head.get('format')!r:.40}, but this everydepth "
+                f"reads format {FORMAT}; read them with the everydepth that wrote them"
+            )
+        file = checked(head["arrays"], str, "arrays")
+        if Path(file).name != file or not inside(folder, file):
+            raise DataError(
+                f"{folder} has no {file[:80]!r}, which holds the arrays; copy the whole folder"
+            )
+        with zipfile.ZipFile(folder / file) as packed:
+            size = sum(entry.file_size for entry in packed.infolist())
+        if size > LARGEST:
+            raise DataError(
+                f"{folder / file} unpacks to {size / 2**20:.0f} MiB, but up to "
+                f"{LARGEST / 2**20:.0f} MiB are read; save fewer measurements"
+            )
+        with np.load(folder / file, allow_pickle=False) as stored:
+            return _results(head, lambda entry: stored)
 
 
 def from_json(content: Any) -> Results:
     """The inverse of `Results.to_json`; null becomes undefined again."""
-    try:
+    with _complete("these are not complete results", "send what Results.to_json returns"):
         head = checked(content, dict, "the content")
         if head.get("format") != FORMAT:
             raise DataError(
                 f"results of format {head.get('format')!r:.40}, but this everydepth reads format "
                 f"{FORMAT}; use the same version on both sides"
             )
-        kind, about = checked(head["kind"], str, "kind"), checked(head["about"], dict, "about")
-        check_counts(about)
-        results: dict[str, Result] = {}
-        for entry in checked(head["results"], list, "results"):
-            arrays = checked(checked(entry, dict, "a result")["arrays"], dict, "arrays")
-            stored = {f"{entry['name']}/{key}": as_array(value) for key, value in arrays.items()}
-            found = _result(entry, stored)
-            results[found.name] = found
-        return class_of(kind)(results=results, about=about, kind=kind)
+
+        def arrays(entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
+            values = checked(entry["arrays"], dict, "arrays")
+            return {f"{entry['name']}/{key}": as_array(value) for key, value in values.items()}
+
+        return _results(head, arrays)
+
+
+@contextmanager
+def _complete(what: str, repair: str) -> Generator[None, None, None]:
+    """Turn whatever a malformed file raises into one error."""
+    try:
+        yield
     except DataError:
         raise
     except (*BROKEN, SettingError) as error:
-        raise DataError(
-            f"these are not complete results ({type(error).__name__}: {error}); send what "
-            "Results.to_json returns"
-        ) from error
+        raise DataError(f"{what} ({type(error).__name__}: {error}); {repair}") from error
 
 
-def check_format(folder: Path, found: Any, readable: int) -> None:
-    if found != readable:
-        raise DataError(
-            f"{folder} holds results of format {found!r}, but this everydepth reads format "
-            f"{readable}; read them with the everydepth that wrote them"
-        )
-
-
-def read_results(folder: Path, file: str, entries: Sequence[Any]) -> dict[str, Result]:
-    """The results described by the entries of the JSON, with their arrays."""
-    if Path(file).name != file or not inside(folder, file):
-        raise DataError(
-            f"{folder} has no {file[:80]!r}, which holds the arrays; copy the whole folder"
-        )
-    with zipfile.ZipFile(folder / file) as packed:
-        size = sum(entry.file_size for entry in packed.infolist())
-    if size > LARGEST:
-        raise DataError(
-            f"{folder / file} unpacks to {size / 2**20:.0f} MiB, but up to "
-            f"{LARGEST / 2**20:.0f} MiB are read; save fewer measurements"
-        )
-    with np.load(folder / file, allow_pickle=False) as stored:
-        found = [_result(checked(entry, dict, "a result"), stored) for entry in entries]
-    return {result.name: result for result in found}
+def _results(
+    head: Mapping[str, Any], arrays: Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]]
+) -> Results:
+    """The results that a head describes. arrays: those of one entry, by `result/array`."""
+    kind, about = checked(head["kind"], str, "kind"), checked(head["about"], dict, "about")
+    check_counts(about)
+    entries = [checked(e, dict, "a result") for e in checked(head["results"], list, "results")]
+    found = named(*(_result(entry, arrays(entry)) for entry in entries))
+    return class_of(kind)(results=found, about=about, kind=kind)
 
 
 def _result(entry: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> Result:

@@ -103,9 +103,7 @@ class Checkpoint:
     def _read(cls, path: Path) -> Checkpoint:
         content = read_json(path / STATE)
         check_format(content.get("format"), path / STATE)
-        # Checkpoints of earlier versions have none.
-        stated = content.pop("checksum", None)
-        if stated is not None and stated != _text_sum(json.dumps(content)):
+        if content.pop("checksum") != _text_sum(json.dumps(content)):
             raise RunError(_damaged(path / STATE, path))
         for part, size in content["sizes"].items():
             file = path / f"{part}.safetensors"
@@ -122,7 +120,7 @@ class Checkpoint:
             unflatten(content["state"], {}),
             content["parts"],
             content["sizes"],
-            content.get("checksums", {}),
+            content["checksums"],
         )
 
     def load(self, part: str) -> Any:
@@ -135,7 +133,7 @@ class Checkpoint:
     def _tensors(self, part: str) -> dict[str, Tensor]:
         file = self.path / f"{part}.safetensors"
         try:
-            if part in self.checksums and _checksum(file) != self.checksums[part]:
+            if _checksum(file) != self.checksums[part]:
                 raise RunError(_damaged(file, self.path))
             return load_file(file)
         except (SafetensorError, OSError) as error:

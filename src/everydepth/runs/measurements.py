@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from everydepth.results import Result, Results, named, rows
+from everydepth.results import Result, lines, named, rows
 from everydepth.results.result import readable
-from everydepth.results.results import class_of
 from everydepth.runs.history import is_number
 
 Row = Mapping[str, Any]
-
-
-def convert(name: str, content: Sequence[Row], folder: Path) -> Results:
-    """A sweep from its rows in results.json. Settings are the columns that vary."""
-    varied = {key: value for key, value in content[0].items() if _differs(content, key)}
-    measured = measurements(content, varied if "seed" in varied else {**varied, "seed": None})
-    return class_of(name)(results=measured, kind=name)
 
 
 def measurements(content: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Result]:
@@ -51,20 +42,17 @@ def _differs(content: Sequence[Row], name: str) -> bool:
 
 
 def _curves(content: Sequence[Row], y: str, x: str, by: str | None) -> Result:
-    series: dict[str, np.ndarray] = {}
+    series: dict[str, dict[str, Any]] = {}
     for group, found in sorted(means(content, y, x, by).items()):
-        name = "mean" if by is None else f"{by} {group}"
         mean, std = np.array(found["mean"]), np.array(found["std"])
-        series |= {name: mean, f"{name}_low": mean - std, f"{name}_high": mean + std}
-        series[f"{name}_{x}"] = np.array(found["x"])
-    names = [key for key in series if f"{key}_{x}" in series]
-    return Result(
-        name=f"{y}_by_{x}",
-        kind="curve",
+        band = {"x": found["x"], "y": mean, "low": mean - std, "high": mean + std}
+        series["mean" if by is None else f"{by} {group}"] = band
+    return lines(
+        f"{y}_by_{x}",
+        series,
         axis=x,
-        series=tuple(names),
-        arrays=series,
-        labels={x: x, **{key: f"{key}: {y.replace('_', ' ')}" for key in names}},
+        of=y.replace("_", " "),
+        labels={x: x},
         title=f"{readable(y)} against {x}",
         about="Means over seeds, with bands of one standard deviation.",
         section="growth",

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -20,7 +19,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from everydepth.errors import DataError, RunError, SettingError
-from everydepth.objectives import Objective
 from everydepth.runs import Checkpoint, Run, held
 from everydepth.runs.checkpoint import STATE, whole
 from everydepth.runs.together import on_main
@@ -193,11 +191,7 @@ class Training:
             if not continues:
                 Run.create(path, config)
                 return False
-            begun = Run.open(path)
-            # An earlier version may have saved the objective in another format.
-            with whole(begun.path / "config.json"):
-                goal = Objective.from_json(begun.config["objective"]).to_json()
-            replace(begun, config={**begun.config, "objective": goal}).check_config(config)
+            Run.open(path).check_config(config)
             return True
 
         continued = on_main(opened)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
-from everydepth.config import checked
+from everydepth.config import Setting, checked
 from everydepth.errors import NonFiniteError, SettingError
 from everydepth.objectives import Distilled, Moment, Objective, Pass, Term, lpa
 from everydepth.stream import (
@@ -102,7 +102,7 @@ class EveryDepth(nn.Module):
         model: nn.Module | ResidualStream,
         objective: Objective | None = None,
         *,
-        label_smoothing: float = 0.0,
+        label_smoothing: Annotated[float, Setting(least=0, below=1)] = 0.0,
         class_weights: Tensor | Sequence[float] | None = None,
         criterion: Criterion | None = None,
         any_depth_loss: bool | None = None,
@@ -110,8 +110,6 @@ class EveryDepth(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if not 0 <= label_smoothing < 1:
-            raise SettingError(f"label_smoothing={label_smoothing}; use a share from 0 to below 1")
         stream = as_stream(model, **options)
         check_adapters(stream)
         check_resident(stream.model, "EveryDepth")

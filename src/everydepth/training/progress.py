@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -47,12 +46,7 @@ class Display:
         self.progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
     def step(self, step: int, epoch: int, losses: Mapping[int, float]) -> None:

@@ -127,7 +127,7 @@ def _chosen(only: str | Iterable[str] | None, paper: str | None) -> list[Claim]:
 
 
 def groups_of(name: str) -> tuple[str, ...]:
-    """What any claim reads of a cell, whichever claims are asked now: a cell is made once."""
+    """The groups of facts that any claim reads from a cell, so that each cell runs only once."""
     wanted = {
         g for c in CLAIMS.values() for cells in c.cells.values() if name in cells for g in c.needs
     }

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from everydepth.ablations import interval
 from everydepth_papers.claims.facts import Facts, Missing
 from everydepth_papers.premise import Checked, Premise, counting, failing
+from everydepth_papers.statistics import interval
 from everydepth_papers.verdict import Verdict, of_all, of_interval, of_worst
 
 
@@ -55,7 +55,7 @@ class Claim:
 
     @property
     def _wanted(self) -> tuple[float, float]:
-        """The least and the most that the number may be."""
+        """The smallest and the largest number for which the claim holds."""
         if self.relation == "<=":
             return -math.inf, self.threshold
         return self.threshold, math.inf
@@ -157,7 +157,7 @@ def entry(claim: Claim, found: Sequence[Measured], note: str = "") -> Entry:
 
 
 def ask(claim: Claim, on: str, cases: Sequence[tuple[Facts, ...]]) -> Measured:
-    """The claim's number in each case, facts of as many networks as it compares, judged."""
+    """Compute the number of a claim in each case, given the facts of its networks, and judge it."""
     values = [float(claim.value(*case)) for case in cases]
     figures = [[_figure(premise, case) for case in cases] for premise in claim.premises]
     checked = [p.of(found) for p, found in zip(claim.premises, figures, strict=True)]

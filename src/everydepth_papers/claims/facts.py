@@ -5,7 +5,6 @@ Every claim is a function of facts. What could not be measured is kept with its 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,12 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from everydepth.ablations import ablate, is_ordered, tapped, upper_bound, weight_widths
+from everydepth.ablations import ablate
 from everydepth.errors import EveryDepthError
 from everydepth.exits import Confidence, evaluate
 from everydepth.growth import jumpboard, score
+from everydepth.results.results import plain
 from everydepth.stream import Targets, as_stream, evaluating, insert, unwrapped
 from everydepth.tracing import trace
+from everydepth_papers.bound import Form, bounded, is_ordered
 from everydepth_papers.evidence.gradients import raw_gradients
 
 TAU = 0.9
@@ -28,7 +29,7 @@ Batches = Sequence[Mapping[str, Any]]
 
 
 class Missing(Exception):
-    """Steers: a claim asked for a fact that is not there; the message is the reason."""
+    """A claim needs a fact that was not measured; the message says why it was not."""
 
 
 class Facts:
@@ -47,19 +48,6 @@ class Facts:
 
     def __contains__(self, name: str) -> bool:
         return name in self.content["values"]
-
-
-def plain(value: Any) -> Any:
-    """As JSON: NaN and masked entries become null."""
-    if isinstance(value, np.ma.MaskedArray):
-        value = value.filled(math.nan)
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return value
 
 
 def gather(
@@ -180,23 +168,13 @@ def _exit(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
 
 def _bound(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
     """Share of samples and layers beyond Theorem 1's bound, at what attention and the MLP read."""
-    stream = as_stream(model)
-    ordered: list[bool] = []
-    broken: dict[str, list[float]] = {}
-    with evaluating(unwrapped(stream.model)):
-        widths = weight_widths(stream, data[0])
-        for batch in data:
-            taps = tapped(stream, batch)
-            norms = [n[:2].double().cpu().numpy() for n in taps.norms]
-            with np.errstate(divide="ignore"):
-                logs = np.log10(np.stack(norms, 1))  # x and x~, layer, sample
-            for form in ("as_printed", "corrected"):
-                bound = np.stack(upper_bound(widths, taps, form))
-                broken.setdefault(form, []).append(float((logs > bound).mean()))
-                ordered.append(is_ordered(bound[0]))
+    found = bounded(model, data)
+    forms: tuple[Form, ...] = ("as_printed", "corrected")
+    ordered = [is_ordered(found.bounds[form]["attention"]) for form in forms]
+    broken = {f: np.mean(list(found.violations(f).values())) for f in forms}
     return {
         "bound_ordered": float(np.mean(ordered)),
-        **{f"bound_broken_{form}": float(np.mean(share)) for form, share in broken.items()},
+        **{f"bound_broken_{form}": float(share) for form, share in broken.items()},
     }
 
 

@@ -31,7 +31,7 @@ class Ledger(Results, kind="claims"):
 
     @classmethod
     def of(cls, subject: str, entries: Sequence[Entry], **facts: Any) -> Ledger:
-        """facts: whatever else is to be known of it, as JSON values."""
+        """facts: other entries of `about`, as JSON values."""
         found = Counter(one.verdict for one in entries)
         counts = {verdict: found[verdict] for verdict in VERDICTS}
         claims = [one.to_json() for one in entries]
@@ -39,7 +39,7 @@ class Ledger(Results, kind="claims"):
 
     @classmethod
     def of_json(cls, content: Mapping[str, Any]) -> Ledger:
-        """From what `about` holds."""
+        """From the content of `about`."""
         claims = content["claims"]
         counts = ", ".join(f"{n} {verdict}" for verdict, n in content["counts"].items() if n)
         every = [(row, one) for row in claims for one in row["measured"]]
@@ -96,7 +96,7 @@ class Ledger(Results, kind="claims"):
         return Ledger.of_json({**whole, "counts": counts, "claims": claims})
 
     def entry(self, name: str) -> Entry:
-        """All there is to say about one claim."""
+        """The recorded entry of one claim."""
         (known,) = checked_names([name])
         for row in self.about["claims"]:
             if row["name"] == known:

@@ -49,8 +49,9 @@ from everydepth.objectives import (
     lpa,
     multi_classifier,
 )
+from everydepth.results.results import plain
 from everydepth.training import EveryDepth, UntilAccuracy, fit
-from everydepth_papers.claims.facts import Batches, gather, plain
+from everydepth_papers.claims.facts import Batches, gather
 from everydepth_papers.evidence import networks
 from everydepth_papers.evidence.baselines import linear_accuracy
 

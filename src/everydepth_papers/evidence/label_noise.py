@@ -27,16 +27,15 @@ from everydepth.ablations import (
     gradient_study,
     label_prompts,
     memorization,
-    unified_view,
-    weight_widths,
 )
 from everydepth.ablations.prompts import TEMPLATE
-from everydepth.data import Images, Rows, Texts, Tokens, flip_labels, load, tokenized
+from everydepth.data import Images, Texts, Tokens, flip_labels, load, tokenized
+from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.files import read_json
 from everydepth.objectives import end_to_end
 from everydepth.runs import Run
-from everydepth.stream import as_stream
 from everydepth.training import EveryDepth, UntilAccuracy, fit
+from everydepth_papers.bound import bounded
 from everydepth_papers.evidence.baselines import linear_accuracy
 from everydepth_papers.evidence.networks import vit
 from everydepth_papers.evidence.recipe import Cell
@@ -48,6 +47,7 @@ from everydepth_papers.evidence.records import (
 )
 from everydepth_papers.evidence.running import data_folder
 from everydepth_papers.evidence.texts import majority
+from everydepth_papers.unified import unified_view
 
 UNKNOWN, PAD = 1, 0  # words
 PIXELS = {"digits": (0.31, 0.38), "fashion-mnist": (0.286, 0.353)}  # mean and std
@@ -156,19 +156,17 @@ def _studied(model: nn.Module, task: Task, noisy: Any, noise: Any, removed: Any)
     study = gradient_study(model, task.test, noisy, flipped=noise, progress=False)
     after = ablate(model, task.test, c=(0.0, 1.0), progress=False)
     whole = removed.layers == study.layers
-    batch = noisy.batch(range(2)) if isinstance(noisy, Rows) else _stacked(noisy)
+    try:
+        bound = bounded(model, task.test)
+    except (SettingError, UnsupportedModelError) as reason:
+        bound = f"no bound: {reason}"
     return {
-        "study": study_record(study),
+        "study": study_record(study, bound),
         "after": ablation_record(after),
         "view": view_record(unified_view(study, removed if whole else after)),
         # Where the bound is defined, so is one query map per layer.
-        "query_std": None if study.note else list(weight_widths(as_stream(model), batch).query),
+        "query_std": None if isinstance(bound, str) else list(bound.widths.query),
     }
-
-
-def _stacked(data: Any) -> dict[str, Tensor]:
-    rows = [data[i] for i in range(2)]
-    return {key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
 
 
 def _started(task: Task, settings: Cell, seed: int, folder: Path) -> nn.Module:

@@ -9,8 +9,9 @@ import numpy as np
 
 from everydepth.ablations import Ablation, GradientStudy, Memorization
 from everydepth.ablations.study import Side
-from everydepth.ablations.unified import UnifiedView
 from everydepth.results.results import plain
+from everydepth_papers.bound import Bounded
+from everydepth_papers.unified import UnifiedView
 
 
 def ablation_record(found: Ablation) -> dict[str, Any]:
@@ -49,16 +50,17 @@ def memorization_record(found: Memorization) -> dict[str, Any]:
     )
 
 
-def study_record(found: GradientStudy) -> dict[str, Any]:
-    """Means over samples."""
+def study_record(found: GradientStudy, bound: Bounded | str) -> dict[str, Any]:
+    """Means over samples. bound: of the clean samples, or why there is none."""
+    known = None if isinstance(bound, str) else bound
     return plain(
         {
             "model": found.model,
             "layers": found.layers,
-            "note": found.note,
+            "note": bound if isinstance(bound, str) else None,
             "weights": found.weights,
-            "bound_is_ordered": found.bound_is_ordered,
-            "learning": _side(found.learning),
+            "bound_is_ordered": None if known is None else known.is_ordered,
+            "learning": {**_side(found.learning), **_bounds(known)},
             "memorization": _side(found.memorization),
         }
     )
@@ -70,18 +72,25 @@ def view_record(found: UnifiedView) -> dict[str, Any]:
     return plain({**{name: found[name] for name in names}, "spearman": found.spearman})
 
 
-def _side(side: Side) -> dict[str, Any]:
-    def means(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {name: value.mean(1) for name, value in values.items()}
+def _bounds(bound: Bounded | None) -> dict[str, Any]:
+    known = {} if bound is None else bound.bounds
+    return {
+        "log10_bound": {form: _means(found) for form, found in known.items()},
+        "violations": {} if bound is None else {form: bound.violations(form) for form in known},
+    }
 
+
+def _means(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: value.mean(1) for name, value in values.items()}
+
+
+def _side(side: Side) -> dict[str, Any]:
     return {
         "samples": len(side.error),
         "norm": side.norm,
-        "norms": means(side.norms),
-        "std": means(side.std),
+        "norms": _means(side.norms),
+        "std": _means(side.std),
         "error": float(side.error.mean()),
         "loss": float(side.loss.mean()),
         "margin": float(side.margin.mean()),
-        "log10_bound": {form: means(bound) for form, bound in (side.bounds or {}).items()},
-        "violations": {form: side.violations(form) for form in side.bounds or {}},
     }

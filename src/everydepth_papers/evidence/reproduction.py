@@ -23,13 +23,13 @@ class Reproduction(Results, kind="reproduction"):
     def of(
         cls, compared: Sequence[Row], finished: Sequence[Finished], **facts: Any
     ) -> Reproduction:
-        """facts: what else `about` holds."""
+        """facts: other entries of `about`."""
         lines = [row.to_json() for row in compared]
         return cls.of_json({**facts, "rows": lines, "cells": [one.to_json() for one in finished]})
 
     @classmethod
     def of_json(cls, content: Mapping[str, Any]) -> Reproduction:
-        """From what `about` holds."""
+        """From the content of `about`."""
         lines = [Row(**row).cells for row in content["rows"]]
         heads = ("quantity", "published", "measured", "spread", "note")
         comparison = rows(

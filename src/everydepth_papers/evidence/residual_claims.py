@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from everydepth.ablations import interval, spearman
 from everydepth_papers.evidence.recipe import Finished, Row
 from everydepth_papers.evidence.rows import where
 from everydepth_papers.premise import Checked, Premise, counting, failing
+from everydepth_papers.statistics import interval, spearman
 from everydepth_papers.verdict import of_cases, of_interval, of_worst
 
 Floats = NDArray[np.float64]

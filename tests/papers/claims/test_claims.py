@@ -21,7 +21,6 @@ from everydepth.training import EveryDepth, fit
 from everydepth_papers.claims import CLAIMS, Claim, standard
 from everydepth_papers.claims.checking import check_claims, groups_of
 from everydepth_papers.claims.claim import ask, entry, measured
-from everydepth_papers.claims.earlier import convert
 from everydepth_papers.claims.facts import GROUPS, Facts, Missing, plain
 from everydepth_papers.claims.ledger import Ledger
 from everydepth_papers.paper import PAPERS
@@ -467,12 +466,7 @@ def test_the_page_of_the_documentation_is_the_recorded_ledger_of_all_claims() ->
         assert row["test"] == CLAIMS[row["name"]].test
 
 
-def test_a_ledger_of_numbered_papers_is_read_with_their_names() -> None:
+def test_a_claim_that_was_not_measured_is_an_error() -> None:
     found = check_claims(only="one-layer-reaches", preset="smoke", seeds=2, progress=False)
-    (row,) = found.about["claims"]
-    old = {**found.about, "claims": [{**row, "paper": "003"}]}
-    assert convert("claims", old, Path()).table("claim").column("paper") == [
-        "One-Layer Transformer"
-    ]
     with pytest.raises(SettingError, match="was not asked for; measured are one-layer-reaches"):
         found.entry("lpa-monotone")

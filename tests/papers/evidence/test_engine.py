@@ -35,7 +35,6 @@ from everydepth_papers.evidence import (
     reproduce,
 )
 from everydepth_papers.evidence.docs import tables_page
-from everydepth_papers.evidence.earlier import convert
 
 RECIPE = '''
 """A recipe for tests."""
@@ -283,23 +282,6 @@ def test_a_report_shows_what_data_says_and_never_runs_it(tmp_path: Path) -> None
     assert "&lt;object&gt;" in body
     for tag in ("<object>", "<b>", "<i>", "<u>", "<q>"):
         assert tag not in body
-
-
-def test_verdicts_in_earlier_words_are_read_as_one_of_four() -> None:
-    words = ("held: 2 of 2 seeds", "held in part: 1 of 2 seeds", "did not hold", "undecided", 0.5)
-    old = {
-        "title": "", "source": "", "preset": "small", "seeds": 2, "seconds": 1.0, "command": "",
-        "about": "", "cells": [],
-        "rows": [Row("x", "held", measured, note="y").to_json() for measured in words],
-    }  # fmt: skip
-    rows = convert("reproduction", old, Path()).rows
-    assert [(row.measured, row.note) for row in rows] == [
-        ("holds", "2 of 2 seeds; y"),
-        ("inconclusive", "1 of 2 seeds; y"),
-        ("does not hold", "y"),
-        ("inconclusive", "y"),
-        (0.5, "y"),
-    ]
 
 
 def test_a_report_shows_the_comparison_without_a_dial(tmp_path: Path) -> None:

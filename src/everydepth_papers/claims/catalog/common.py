@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from everydepth.ablations import spearman
 from everydepth_papers.claims.facts import Facts
 from everydepth_papers.premise import Premise
+from everydepth_papers.statistics import spearman
 
 PAIR = "it compares two training runs of the same network; do both and compare their reports"
 CLASSIFIERS = {"ViT": ("vit:end_to_end",), "ResNet": ("resnet:end_to_end",)}

@@ -6,10 +6,10 @@ from functools import partial
 
 import numpy as np
 
-from everydepth.ablations import spearman
 from everydepth_papers.claims.catalog.common import CLASSIFIERS, LEARNED, TRANSFORMER, by_layer
 from everydepth_papers.claims.claim import Claim
 from everydepth_papers.premise import Premise
+from everydepth_papers.statistics import spearman
 
 NOISE = "it needs to know which training labels are wrong; see `everydepth ablate` and `audit`"
 

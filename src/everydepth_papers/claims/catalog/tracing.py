@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from everydepth.ablations import spearman
 from everydepth.tracing import effective_depth
 from everydepth_papers.claims.catalog.common import (
     CLASSIFIERS,
@@ -18,6 +17,7 @@ from everydepth_papers.claims.catalog.common import (
 from everydepth_papers.claims.claim import Claim
 from everydepth_papers.claims.facts import TAU, Facts
 from everydepth_papers.premise import Premise
+from everydepth_papers.statistics import spearman
 
 FITTED = Premise(
     test="training accuracy",

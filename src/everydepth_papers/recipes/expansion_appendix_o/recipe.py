@@ -42,7 +42,7 @@ def _slope(alpha: float, beta: float) -> dict[str, float]:
     """Of log excess against log N: the recursion of App. M, block by block, and its formula."""
     import math
 
-    from everydepth.growth.scaling import Coupling, DepthFit
+    from everydepth_papers.evidence.depth_law import Coupling, DepthFit
 
     law, coupling = DepthFit(0.1, beta, 0.0, None), Coupling(alpha=alpha)
     # Deep enough for the limit: 1,000 and 10,000 blocks.

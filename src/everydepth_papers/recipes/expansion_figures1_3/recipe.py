@@ -246,7 +246,7 @@ def _paired(
 def _fitted(mine: Sequence[Finished], width: int, data: str) -> list[Row]:
     """App. M: how the loss falls from depth to depth, where there are enough depths for a fit."""
     from everydepth.errors import DataError
-    from everydepth.growth.scaling import fit_depth
+    from everydepth_papers.evidence.depth_law import fit_depth
 
     at = _values(mine, "layers")
     own = where(mine, width=width)

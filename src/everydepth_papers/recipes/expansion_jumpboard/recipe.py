@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -98,7 +98,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     return {
         "loss": before,
         "sites": sites,
-        "rounds": [] if round_ is None else [round_.to_json()],
+        "rounds": [] if round_ is None else [asdict(replace(round_, sites=()))],
         "third": {"old": before, "safe": after},
         "paper_gain": 0.0 if round_ is None else round_.valid["old"] - round_.valid[round_.paper],
         "vacuous": proof.vacuous,

@@ -7,10 +7,11 @@ from itertools import combinations
 
 import numpy as np
 
-from everydepth.ablations.result import Ablation, Floats
-from everydepth.ablations.study import GradientStudy
+from everydepth.ablations import Ablation, GradientStudy
+from everydepth.ablations.result import Floats
 from everydepth.errors import SettingError
 from everydepth.results import Result, Results, curve, defined, named, provenance, scalars
+from everydepth_papers.statistics import spearman
 
 
 class UnifiedView(Results, kind="unified_view"):
@@ -27,7 +28,7 @@ def unified_view(study: GradientStudy, ablation: Ablation) -> UnifiedView:
 
     >>> study = ed.gradient_study(model, valid, noisy, flipped=noise, progress=False)
     >>> ablation = ed.ablate(model, valid, c=(0.0, 1.0), progress=False)
-    >>> from everydepth.ablations import unified_view
+    >>> from everydepth_papers.unified import unified_view
     >>> sorted(unified_view(study, ablation).spearman)
     ['gradient_norm/accuracy', 'gradient_norm/margin', 'margin/accuracy']
     """
@@ -80,12 +81,3 @@ _VIEWED = (
     "Top-1 minus top-2 logit without the skips of this layer.",
     "Accuracy without the skips of this layer.",
 )
-
-
-def spearman(a: Floats, b: Floats) -> float:
-    """The rank correlation; NaN if one of the two is constant."""
-    from scipy.stats import rankdata
-
-    ranks = [rankdata(x) - (len(x) + 1) / 2 for x in (a, b)]
-    scale = float(np.linalg.norm(ranks[0]) * np.linalg.norm(ranks[1]))
-    return float(ranks[0] @ ranks[1]) / scale if scale > 0 else float("nan")

@@ -9,7 +9,7 @@ counterexamples in docs/memorization.md show.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -17,15 +17,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from everydepth.ablations import Taps, tapped
 from everydepth.ablations.result import Floats
-from everydepth.ablations.taps import Taps
+from everydepth.ablations.study import by_layer
 from everydepth.errors import SettingError, UnsupportedModelError
-from everydepth.stream import Batch, ResidualStream, unwrapped
+from everydepth.stream import (
+    Batch,
+    ResidualStream,
+    as_stream,
+    evaluating,
+    labeled_samples,
+    no_labels,
+    unwrapped,
+)
+from everydepth.stream.feed import Feed, Source
 from everydepth.stream.maps import LinearMap, first_maps
 from everydepth.stream.taps import hooked
 
 Form = Literal["corrected", "as_printed", "repaired"]
 FORMS: tuple[Form, ...] = ("corrected", "as_printed", "repaired")
+TAPS = ("attention", "mlp")
+"""What reads the stream at `x_l`, and at `x~_l`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +142,64 @@ def upper_bound(widths: Widths, taps: Taps, form: Form = "corrected") -> tuple[F
     above = np.concatenate([both[1:], np.zeros_like(both[:1])])
     at_xt = top + above + own
     return at_x, at_xt
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bounded:
+    """Every sample against the bound.
+
+    norms: `log10` of the gradient norms by tap, `(layer, sample)`. bounds: likewise, by form.
+    """
+
+    widths: Widths
+    norms: Mapping[str, Floats]
+    bounds: Mapping[Form, Mapping[str, Floats]]
+
+    def violations(self, form: Form = "corrected") -> dict[str, Floats]:
+        """By tap and layer, the share of samples whose gradient norm exceeds the bound."""
+        return {tap: (self.norms[tap] > bound).mean(1) for tap, bound in self.bounds[form].items()}
+
+    @property
+    def is_ordered(self) -> bool:
+        """Theorem 2, at `x_l`, for every sample."""
+        return is_ordered(self.bounds["corrected"]["attention"])
+
+
+def bounded(
+    model: nn.Module | ResidualStream,
+    data: Source,
+    *,
+    only: Tensor | None = None,
+    heads: int | None = None,
+) -> Bounded:
+    """Gradient norms and bounds of all labeled samples; an error if the model has no bound.
+
+    only: the rows to use. heads: as in `weight_widths`.
+    """
+    stream = as_stream(model)
+    widths: Widths | None = None
+    norms: dict[str, list[Floats]] = {tap: [] for tap in TAPS}
+    bounds: dict[Form, dict[str, list[Floats]]] = {form: {t: [] for t in TAPS} for form in FORMS}
+    with evaluating(unwrapped(stream.model)):
+        for batch in Feed(data, stream, only=only, again=True):
+            widths = widths or weight_widths(stream, batch, heads)
+            if labeled_samples(stream, batch) is None:
+                continue
+            taps = tapped(stream, batch)
+            for tap in TAPS:
+                norms[tap].append(by_layer(stream, taps.norms, tap))
+            for form in FORMS:
+                for tap, bound in zip(TAPS, upper_bound(widths, taps, form), strict=True):
+                    bounds[form][tap].append(bound)
+    if widths is None or not norms["attention"]:
+        raise no_labels()
+    with np.errstate(divide="ignore"):
+        logs = {tap: np.log10(np.concatenate(found, 1)) for tap, found in norms.items()}
+    whole: dict[Form, dict[str, Floats]] = {
+        form: {tap: np.concatenate(v, 1) for tap, v in found.items()}
+        for form, found in bounds.items()
+    }
+    return Bounded(widths=widths, norms=logs, bounds=whole)
 
 
 def is_ordered(bound: Floats, tolerance: float = 1e-9) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +12,15 @@ from torch import Tensor
 
 import everydepth as ed
 from everydepth.ablations import (
-    Ablation,
     GradientStudy,
     GradientWatch,
     Memorization,
-    unified_view,
 )
 from everydepth.data import flip_labels
 from everydepth.reports.cards import card
 from everydepth.reports.reading import read
 from everydepth.reports.words import by_depth
 from everydepth.results import Results
-from everydepth.results.earlier import converted
 from everydepth.results.figures.kinds import charts
 
 
@@ -47,8 +43,7 @@ def studied() -> dict[str, Results]:
     study = ed.gradient_study(model, batch, noisy, flipped=noise, progress=False)
     after = ed.ablate(model, batch, c=(0.0, 1.0), progress=False)
     found = ed.memorization(model, noisy, batch, flipped=noise, progress=False)
-    view = unified_view(study, after)
-    return {"ablation": after, "study": study, "view": view, "memorization": found}
+    return {"ablation": after, "study": study, "memorization": found}
 
 
 def test_an_ablation_shows_accuracy_and_margin_per_layer(studied: dict[str, Results]) -> None:
@@ -61,39 +56,13 @@ def test_an_ablation_shows_accuracy_and_margin_per_layer(studied: dict[str, Resu
     assert "c = 0" in by_depth(found.result("accuracy"))[1]
 
 
-def test_an_ablation_of_an_earlier_version_loads_as_one(studied: dict[str, Results]) -> None:
-    found = studied["ablation"]
-    assert isinstance(found, Ablation)
-    names = ("model", "task", "mode", "which", "layers", "c", "seeds", "samples")
-    content = {name: getattr(found, name) for name in names}
-    content |= {
-        key: {name: values.tolist() for name, values in getattr(found, key).items()}
-        for key in ("runs", "untouched")
-    }
-    again = converted("ablation", json.loads(json.dumps({"format": 1, **content})), Path())
-    assert isinstance(again, Ablation)
-    np.testing.assert_array_equal(again["margin"], found["margin"])
-    assert (again.layers, again.c, again.which) == (found.layers, found.c, found.which)
-
-
-def test_a_study_shows_norms_bound_and_spreads(studied: dict[str, Results], tmp_path: Path) -> None:
+def test_a_study_shows_norms_and_spreads(studied: dict[str, Results], tmp_path: Path) -> None:
     found = shown(studied["study"])
     assert {"gradient_norm", "gradient_ratio", "stream_std", "weight_std"} <= set(found)
     assert found.result("gradient_norm").series == ("learning", "memorization")
-    bound = found.result("bound_attention")
-    assert bound.series == ("measured", "corrected", "as_printed", "repaired")
-    assert (bound.arrays["measured"] <= bound.arrays["repaired"]).all()
     again = GradientStudy.load(found.save(tmp_path / "study"))
     assert isinstance(found, GradientStudy)
     np.testing.assert_array_equal(again.learning.norms["mlp"], found.learning.norms["mlp"])
-    assert again.bound_is_ordered == found.bound_is_ordered
-
-
-def test_the_scatter_has_one_dot_a_layer(studied: dict[str, Results]) -> None:
-    found = shown(studied["view"])
-    (chart,) = charts({"": found.result("margin_against_gradient")})
-    (dots,) = chart.marks
-    assert dots.text == ("layer 1", "layer 2", "layer 3", "layer 4")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_memorized_labels_are_shown_by_depth(studied: dict[str, Results]) -> None:
@@ -124,14 +93,9 @@ def test_a_watched_training_shows_its_epochs(tmp_path: Path) -> None:
         callbacks=[watch],
         progress=False,
     )
-    found = read(tmp_path / "run").answers["GradientWatch"]
-    assert list(found) == ["gradient_norms", "margin", "error", "shares"]
-    norms = found.result("gradient_norms")
-    assert len(norms.series) == 6  # an early, a middle and a late layer, of both sides
-    assert norms.x().tolist() == [1, 2, 3]
-
-
-def test_a_watch_without_measurements_is_a_gap_with_a_reason() -> None:
-    found = converted("GradientWatch", {"epochs": []}, Path())
-    assert found is not None
-    assert shown(found).result("gradient_norms").note == "no epoch was measured"
+    found = read(tmp_path / "run").answers["training"]
+    for side in ("learning", "memorization"):
+        norms = found.result(f"watch.{side}_norm")
+        assert norms.arrays["columns"].tolist() == [1, 2, 3]  # an early, a middle, a late layer
+        assert norms.x().tolist() == [1, 2, 3]  # after every epoch of one step
+    assert {"watch.learning_margin", "watch.memorization", "watch.train_accuracy"} <= set(found)
