@@ -4,8 +4,9 @@
     python benchmarks/encoder.py --collect
 
 all-MiniLM-L6-v2 (`minilm` of EVERYDEPTH_DATA, as its authors saved it: BERT, 6 blocks) on 6,400
-sentences of SST-2, a new classifier. Below the last block the states of its first token hardly
-differ between sentences: a pooler shared by all depths has little to read there. "balconies": tuned
+sentences of SST-2, a new classifier. Its first token reads the words in the last block only (in
+blocks 2 to 5 it gives 93 to 98 % of its attention to itself), so below it its states hardly differ
+between sentences: a pooler shared by all depths has little to read there. "balconies": tuned
 end to end, then frozen, and at every depth a copy of the last block learns to say what the last
 depth says, for a quarter of the steps. "lpa": a loss at every depth from the start, for as many CPU
 seconds as both together. Accuracy of every depth on the 872 sentences of the test split. An arm

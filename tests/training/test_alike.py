@@ -22,7 +22,11 @@ def gathering_late() -> Any:
 
 
 def test_depths_at_which_all_rows_look_alike_are_named_with_the_way_out() -> None:
-    words = r"at depths 1, 2 the rows .* differ by at most 0\.0 % .* then use ed\.balcony\(model\)"
+    words = (
+        r"at depths 1, 2 the rows .* differ by at most 0\.0 % .* Instead, train the last depth, "
+        r"then exits: ed\.fit\(ed\.EveryDepth\(model, ed\.end_to_end\(\)\), train, \.\.\.\); "
+        r"ed\.fit\(ed\.balcony\(model, \[1, 2\]\), train, \.\.\.\)"
+    )
     with pytest.warns(AlikeRowsWarning, match=words):
         ed.fit(ed.EveryDepth(gathering_late()), digits(32), steps=1, progress=False)
 

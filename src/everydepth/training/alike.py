@@ -38,7 +38,9 @@ def warn_if_alike(training: Training, batch: Mapping[str, Any]) -> None:
             f"at depths {', '.join(map(str, alike))} the rows of the first batch differ by at most "
             f"{100 * most:.1f} % of their size, at the last depth by {100 * found[last]:.1f} %: a "
             "readout shared with it can hardly tell them apart, and these depths may predict one "
-            "class for long. Train with end_to_end(), then use ed.balcony(model)",
+            "class for long. Instead, train the last depth, then exits: "
+            "ed.fit(ed.EveryDepth(model, ed.end_to_end()), train, ...); "
+            f"ed.fit(ed.balcony(model, {below}), train, ...)",
             AlikeRowsWarning,
             stacklevel=2,
         )
