@@ -195,7 +195,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _premises(one: Mapping[str, Any]) -> str:
-    """Each with its figure, and in how many cases it was met."""
+    """Every premise with its figure and the number of cases that meet it."""
     return "; ".join(str(Checked.of_json(content)) for content in one.get("premises", ()))
 
 

@@ -130,7 +130,7 @@ SCALES: Mapping[str, Scale] = {
 
 
 def cell(name: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[str, Any]:
-    """Train what the name says and measure it; JSON values."""
+    """Train and measure the network of this name; returns JSON values."""
     kind, _, how = name.partition(":")
     started = time.process_time()
     found = KINDS[kind](how, seed, scale, groups)
@@ -187,7 +187,7 @@ def _trained(
 
 @cache
 def _linear_digits(rows: int | None, seed: int) -> float:
-    """What a network that learned beats; the same for every network of a seed."""
+    """Accuracy of the linear baseline, the same for every network of a seed."""
     return linear_accuracy(*_digits(rows, seed))
 
 

@@ -173,7 +173,7 @@ def sup_error(
     return worst
 
 
-# -- what is asked for -----------------------------------------------------------------------------
+# -- the map to approximate ------------------------------------------------------------------------
 
 
 def as_map(f: Function, domain: Domain | None) -> SequenceMap:
@@ -207,7 +207,7 @@ def verification_points(domain: Domain, points: int = 20_000, seed: int = 0) -> 
 
 
 def _check_shifts(map_: SequenceMap, seed: int) -> None:
-    """A map that says it follows shifts must do so, or one function could not serve all places."""
+    """Raise an error if a map with `shifts=True` does not commute with shifts."""
     if not map_.shifts:
         return
     d = map_.domain
@@ -271,7 +271,7 @@ class _Reader:
 
     @property
     def slots(self) -> int:
-        """Where they start."""
+        """The index of the first slot."""
         return self.dim + self.tokens
 
     def samples(self, unit: Floats, position: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The same layer trained: what training makes of a given number of heads and units."""
+"""The same layer trained: the error that training reaches with given heads and units."""
 
 from __future__ import annotations
 

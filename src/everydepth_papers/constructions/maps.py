@@ -55,7 +55,6 @@ class SequenceMap:
     function: Callable[[Tensor], Tensor]
     context: Context = "all"
     shifts: bool = False
-    permutes: bool = False
 
     def __call__(self, x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch token outputs"]:
         return self.function(x)
@@ -89,7 +88,6 @@ _ALL = (
         function=lambda x: torch.sin(2 * math.pi * x),
         context="self",
         shifts=True,
-        permutes=True,
     ),
     SequenceMap(
         name="turn",
@@ -98,7 +96,6 @@ _ALL = (
         function=_turn,
         context="self",
         shifts=True,
-        permutes=True,
     ),
     SequenceMap(
         name="places",
@@ -114,7 +111,6 @@ _ALL = (
         function=_contrast,
         context="mean",
         shifts=True,
-        permutes=True,
     ),
     SequenceMap(
         name="soft_lookup",
@@ -122,7 +118,6 @@ _ALL = (
         domain=Domain(tokens=3),
         function=lambda x: torch.softmax(4 * x @ x.mT, -1) @ x,
         shifts=True,
-        permutes=True,
     ),
     SequenceMap(
         name="neighbors",

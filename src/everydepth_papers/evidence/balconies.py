@@ -29,7 +29,7 @@ NONSENSE = "the cat sat on the mat and the dog sat on the cat and all of them sa
 
 
 def model_and_tokenizer(name: str) -> tuple[Any, Any]:
-    """A folder of EVERYDEPTH_DATA, or "tiny": a random model that takes no time."""
+    """A folder under EVERYDEPTH_DATA, or "tiny", a small random model for smoke runs."""
     if name != "tiny":
         folder = data_folder(name)
         return load_model(folder), load_tokenizer(folder)
@@ -85,7 +85,7 @@ def own_text(model: Any, prompts: Tensor, file: Path) -> tuple[Tensor, float]:
 
 
 def mixed(text: Tensor, own: Tensor, seed: int) -> Tensor:
-    """Half of these rows, and as many of the model's own, drawn."""
+    """Half of these rows, and equally many of the model's own, sampled."""
     half = len(text) // 2
     drawn = torch.randint(len(own), (len(text) - half,), generator=_seeded(seed))
     return torch.cat([text[:half], own[drawn]])
@@ -249,7 +249,7 @@ def _ways(
 def samples(
     net: Any, tokenizer: Any, held_out: Tensor, new: int, rungs: Sequence[int]
 ) -> dict[str, Any]:
-    """What every rung writes after the beginning of the first held-out row."""
+    """Continuations of the first held-out row, one per rung."""
     prompt = held_out[:1, : held_out.shape[1] // 4]
     found = {"prompt": tokenizer.decode(prompt[0].tolist())}
     for depth in rungs:

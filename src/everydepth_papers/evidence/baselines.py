@@ -1,4 +1,4 @@
-"""What a network must beat to have learned anything: a linear classifier on the same rows."""
+"""The baseline that a network must beat: a linear classifier on the same rows."""
 
 from __future__ import annotations
 

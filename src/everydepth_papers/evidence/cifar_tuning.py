@@ -21,7 +21,7 @@ from everydepth_papers.evidence.stages import tuned
 
 
 def network(settings: Cell) -> CifarResNet:
-    """The published weights; the tiny one has random ones."""
+    """The network with published weights; the tiny one has random weights."""
     torch.manual_seed(0)
     if settings["model"] == "tiny":
         sizes: dict[str, Any] = {
@@ -82,7 +82,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def accuracies(net: EveryDepth, test: Images) -> list[float]:
-    """Of the depths 1..L."""
+    """Accuracy at depths 1..L."""
     right = torch.zeros(net.stream.depth)
     for batch in batches(test, 250):
         states = net.stream.observe(batch)

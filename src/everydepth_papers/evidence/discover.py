@@ -72,7 +72,7 @@ def listing(recipes: Mapping[str, Recipe]) -> Table:
 
 
 def find_recipe(name: str, folder: str | Path | None = None) -> tuple[Recipe, Path]:
-    """One recipe and its folder; an unknown name is told the closest one."""
+    """One recipe and its folder; the error for an unknown name suggests the closest one."""
     files = recipe_files(folder)
     if name not in files:
         close = difflib.get_close_matches(name, files, n=1, cutoff=0.4)

@@ -62,7 +62,7 @@ def recorded(folder: Path) -> list[Reproduction]:
 
 
 def judge_again(recipes: Path | None = None) -> None:
-    """Bring the recorded rows up to date with their recipes; the cells stay as they were."""
+    """Recompute the recorded rows with the current recipes; recorded cells do not change."""
     for file in recipe_files(recipes).values():
         recipe = load_recipe(file)
         for found in recorded(file.parent):
@@ -169,7 +169,7 @@ def _statements(rows: Sequence[Row]) -> list[str]:
 
 
 def _figures(rows: Sequence[Row]) -> list[str]:
-    """All other rows, folded: few read them, and they are many."""
+    """All other rows, in a collapsed section."""
     lines = [row.cells for row in rows if row.measured not in VERDICTS]
     table = _table(("quantity", "published", "measured", "spread", "note"), lines)
     return folded(f"{len(lines)} numbers", table) if lines else []

@@ -233,7 +233,7 @@ def falls(values: Sequence[float]) -> float:
 
 
 def worst_fall(results: Sequence[Finished], what: str, **settings: Any) -> list[Row]:
-    """How far from monotone: the largest fall of accuracy from one depth to the next, in points."""
+    """The largest drop in accuracy from one depth to the next, in points."""
     found: list[Row] = []
     for objective, name in NAMES.items():
         mine = where(results, objective=objective, **settings)

@@ -1,4 +1,4 @@
-"""What figures of recipes share."""
+"""Drawing functions shared by recipes."""
 
 from __future__ import annotations
 

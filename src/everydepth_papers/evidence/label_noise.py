@@ -222,7 +222,7 @@ def _cells(run: Path) -> dict[str, Path]:
 
 
 def _epochs(folder: Path) -> dict[str, Any]:
-    """How long a run trained, how well it fitted its labels, and when it first fitted all."""
+    """Epochs of a run, its training accuracy, and when it first fitted all labels."""
     results = Run.open(folder).results()
     until = results["callbacks"]["UntilAccuracy"]
     return {

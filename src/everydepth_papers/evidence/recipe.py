@@ -96,7 +96,7 @@ class Row:
 
     @property
     def cells(self) -> tuple[str, str, str, str, str]:
-        """As it is read: quantity, published, measured, spread, note."""
+        """Formatted for display: quantity, published, measured, spread, note."""
         spread = ""
         if self.low is not None and self.high is not None:
             spread = f"{number(self.low, 4)} … {number(self.high, 4)}"

@@ -318,7 +318,7 @@ def _spread_rows(results: Sequence[Finished]) -> list[Row]:
 
 
 def _query_rows(results: Sequence[Finished], printed: Mapping[str, float] | None) -> list[Row]:
-    """Table 2. Without a figure for this very network the range over the paper's eight."""
+    """Table 2; for a network that it lacks, the range over the paper's eight."""
     if any(r["query_std"] is None for r in results):
         return [Row("Table 2: std of W_Q", None, "none", note=str(results[0]["study"]["note"]))]
     found = np.array([r["query_std"] for r in results])
@@ -467,7 +467,7 @@ def epoch_rows(results: Sequence[Finished]) -> list[Row]:
 
 
 def _margin_lost(plain: Sequence[Any], without: Sequence[Any]) -> float:
-    """By how much the margin is smaller, over the epochs that both runs reached."""
+    """The mean decrease of the margin over the epochs that both runs reached."""
     pairs = zip(plain, without, strict=False)
     return float(np.mean([a["learning_margin"] - b["learning_margin"] for a, b in pairs]))
 
@@ -552,7 +552,7 @@ def _reached(results: Sequence[Finished], index: int | None) -> str:
 
 
 def _arms(results: Sequence[Finished], layer: int | None) -> list[dict[str, Any]]:
-    """What is known of the runs without the skips of a layer, or with all; seed by seed."""
+    """The runs without the skips of a layer (None: with all skips), one per seed."""
     name = "untouched" if layer is None else f"layer-{layer:02d}-c-0"
     return [r["epochs"][f"{name}-seed-{r.seed}"] for r in results]
 

@@ -99,7 +99,7 @@ def reproduce(
 def dry_run(
     recipe: Recipe, preset: str, *, seeds: int | None = None, run: str | Path | None = None
 ) -> dict[str, Any]:
-    """What a preset would do: cells, sizes of models (built without memory), data, how to start."""
+    """Describe a preset without running it: cells, model sizes, data, and how to start it."""
     import torch
 
     from everydepth.runs.sweep import sweep
@@ -135,7 +135,7 @@ def data_folder(name: str) -> Path:
 
 
 def check_needs(recipe: Recipe, preset: str) -> None:
-    """An error that says how to get what is missing, before anything starts."""
+    """Raise an error that says how to get missing data, before anything starts."""
     reasons = [why for need in recipe.preset(preset).needs if (why := _missing(need)) is not None]
     if reasons:
         smaller = "" if preset == "smoke" else "; the smoke preset needs no data"
@@ -145,7 +145,7 @@ def check_needs(recipe: Recipe, preset: str) -> None:
 
 
 def check_memory(recipe: Recipe, preset: str) -> None:
-    """An error if the largest cell would not fit, before anything starts."""
+    """Raise an error if the largest cell would not fit in memory, before anything starts."""
     import psutil
     import torch
 
@@ -187,7 +187,7 @@ def _work(
 
 
 def _missing(need: str) -> str | None:
-    """Why something is not there and how to get it; None if it is."""
+    """Why data is missing and how to get it; None if it is there."""
     if need.split(":")[0] in BUNDLED:
         return None
     if need.startswith("package:"):

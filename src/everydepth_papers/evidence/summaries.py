@@ -112,7 +112,7 @@ def summary_page(ledger: Mapping[str, Any] | None, pictures: Mapping[str, str]) 
 
 
 def folded(summary: str, lines: Sequence[str]) -> list[str]:
-    """Lines of Markdown that a reader opens with a click, here and on GitHub."""
+    """Markdown in a collapsed section; works on the site and on GitHub."""
     return ['<details markdown="1">', f"<summary>{summary}</summary>", "", *lines, "</details>", ""]
 
 
@@ -222,7 +222,7 @@ def _values(claim: Mapping[str, Any]) -> str:
 
 
 def _gap(one: Mapping[str, Any]) -> str:
-    """The premise that too few seeds meet, where one gave the verdict."""
+    """The premise that decided the verdict because too few seeds meet it; else empty."""
     checked = [Checked.of_json(premise) for premise in one["premises"]]
     if failing(checked, len(checked[0].figures) if checked else 0) is None:
         return ""

@@ -234,7 +234,7 @@ class ManyMLPs:
         )
 
     def _space(self, name: str, count: int, shape: Sequence[int]) -> list[Tensor]:
-        """Memory that the next step reuses: allocating it costs more than filling it."""
+        """A buffer reused by every step: allocating costs more than filling it."""
         key = name, *shape
         if key not in self._spaces:
             self._spaces[key] = list(self.flat.new_empty((count, *shape)))
@@ -407,7 +407,7 @@ class _Kept:
         unfinished.replace(self.file)
 
     def load(self) -> dict[int, Tensor] | None:
-        """The history of what was done; None if nothing was."""
+        """The saved history; None if nothing was saved."""
         if self.file is None or not self.file.exists():
             return None
         stored = load_file(self.file)

@@ -25,7 +25,7 @@ def pairs(training: str, *kinds: str) -> dict[str, tuple[str, ...]]:
 
 
 def at_half(curve: np.ndarray) -> float:
-    """At half the depth."""
+    """The value at half the depth."""
     return float(curve[len(curve) // 2])
 
 

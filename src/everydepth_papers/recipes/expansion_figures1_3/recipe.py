@@ -149,7 +149,7 @@ def _covariance(mine: Sequence[Finished], data: str) -> list[Row]:
 
 
 def _mean(result: Finished, key: str) -> float:
-    """Over depths."""
+    """The mean over depths."""
     return float(np.mean([one[key] for one in result["raw"]]))
 
 

@@ -64,7 +64,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def _kept(network: dict[str, Any]) -> dict[str, Any]:
-    """What the rows read; all of it would be a megabyte."""
+    """The values that rows need; all of them would be a megabyte."""
     names = ("mse", "mae", "grid_mse", "grid_mae")
     last = {name: network[name][-1] for name in names}
     return {**last, "rises": round(_rises(network["layers"]), 4)}
@@ -84,7 +84,7 @@ def ratios(result: Finished, objective: str, over: str, what: str) -> np.ndarray
 
 
 def middle(values: np.ndarray) -> float:
-    """The median over surfaces, which a diverged one leaves alone."""
+    """The median over surfaces, which one diverged network hardly affects."""
     return float(np.median(values))
 
 

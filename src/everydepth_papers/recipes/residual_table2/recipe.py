@@ -104,7 +104,7 @@ def rows(results: Sequence[Finished]) -> Sequence[Row]:
 
 
 def variation(result: Finished) -> float:
-    """Over layers: the standard deviation over the mean."""
+    """The standard deviation over layers, divided by the mean."""
     import numpy as np
 
     std = np.array(result["std"])

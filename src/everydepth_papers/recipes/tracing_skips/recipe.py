@@ -72,7 +72,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
 
 
 def correlation(result: Finished, a: str, b: str) -> float:
-    """Over depths 0..L."""
+    """The correlation of two measurements over depths 0..L."""
     return float(np.corrcoef(result[a], result[b])[0, 1])
 
 
