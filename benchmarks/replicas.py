@@ -1,13 +1,13 @@
-"""Replicas under load: exchanged one after the other, then one of them killed.
+"""Replicas under load: replaced one by one, then one of them killed.
 
     python benchmarks/replicas.py [--model stories15M] [--replicas 2]
 
-`everydepth serve --ray` with a model of EVERYDEPTH_DATA, one compute thread a replica; clients send
-one request after the other without a pause. Then three things happen, each while they go on:
-nothing, `kill -USR1` of the server (every replica is exchanged for a new one), `kill -9` of a
-replica (Ray starts another). For each is recorded what became of the requests, by status, whether
-their tokens were those of `ed.generate` alone, and how long the slowest took. Needs the extras
-`serve` and `ray`.
+`everydepth serve --ray` with a model of EVERYDEPTH_DATA, one compute thread per replica; each
+client sends one request after the other. Meanwhile, in turn: nothing happens; `kill -USR1` of the
+server replaces every replica; `kill -9` ends a replica, and Ray starts another. Recorded for each:
+the requests by status, whether their tokens were those of `ed.generate`, and the slowest request.
+Needs the extras `serve` and `ray`. On a machine so busy that Ray's own processes take over 15
+seconds to start, Ray gives up.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from everydepth.environment import DATA_VARIABLE
 from everydepth.exits.load import load_tokenizer
 from serving import PROMPTS, Server, ours
 
-PATIENCE = 600.0  # seconds until what is waited for must have happened
+PATIENCE = 600.0  # the most seconds to wait for an event
 
 
 def answering(server: Server) -> set[int]:
-    """The replicas that answer a request at this moment, by how Ray names their processes."""
+    """The replicas that are answering a request now; Ray writes that into the process title."""
     found: set[int] = set()
     for one in server.process.children(recursive=True):
         try:
@@ -61,7 +61,7 @@ async def until(true: Callable[[], bool], what: str) -> None:
 async def meanwhile(
     server: Server, right: list[list[int]], given: Any, happens: Callable[[], Awaitable[None]]
 ) -> dict[str, Any]:
-    """What became of requests while something happened."""
+    """The outcome of requests while something happens."""
     over, seen, took = asyncio.Event(), Counter[str](), list[float]()
 
     async def client(number: int) -> None:
@@ -107,7 +107,7 @@ async def run(
         return
 
     async def fresh(count: int, old: set[int]) -> set[int]:
-        """So many replicas that are not old, as soon as each has answered something."""
+        """Wait for `count` replicas that are not old, each seen with a request."""
         seen: set[int] = set()
 
         def all_seen() -> bool:

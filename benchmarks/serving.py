@@ -5,20 +5,20 @@
     python benchmarks/serving.py overload FOLDER [--target 3] [--worst 3]
     python benchmarks/serving.py page
 
-servers: a language model of EVERYDEPTH_DATA with its tokenizer; all servers get one copy of it in
-float32, one compute thread each, and the same prompts, greedy, so many clients at once. The ways
-alternate; tokens per CPU second of the server's process are less disturbed by other programs than
-the clock. Depth k stands beside a server of the cut model; a model with balconies (`--tuned`)
-drafts with the shallowest. `transformers serve` needs the package `openai`; where it is missing the
-peer is left out, and said so.
+servers: every server gets the same copy of a language model of EVERYDEPTH_DATA in float32, one
+compute thread, and the same prompts from `--clients` clients at once; decoding is greedy. The
+servers take turns. Speed is in tokens per CPU second of the server's process, which other programs
+disturb less than the clock. Depth k is compared with a server of the cut model; a model with
+balconies (`--tuned`) drafts with the shallowest one. `transformers serve` needs the package
+`openai`, and is left out with a message if it is missing.
 
-overload: for a minute requests with prompts of 32 to 96 tokens and answers of 8 to 24 arrive at
-random, over HTTP, at twice the rate that full depth sustains: that at which it answers 64 of them
-that come at once. One server has a target (95 of 100 within so many seconds) and a floor of quality
-(so many times the perplexity of the last depth); the other always takes full depth. FOLDER is a
-model usable at several depths, such as `everydepth reproduce smollm2` leaves in checkpoints/all;
-what its depths are worth and cost is measured before (`profile`) and kept beside it. Latencies
-count from when a request was due. Here the clock on the wall decides: use a machine that does
+overload: for a minute, requests with 32 to 96 prompt tokens and 8 to 24 new ones arrive at random
+over HTTP, at twice the rate that full depth sustains: the rate at which it answers 64 requests that
+come at once. One server has a target (`--target`: 95 % of requests within this many seconds) and a
+floor of quality (`--worst`: at most this many times the perplexity of the last depth); the other
+always uses full depth. FOLDER is a model usable at several depths, such as checkpoints/all of
+`everydepth reproduce smollm2`; its depths are measured first (`profile`), and the profile is kept
+in FOLDER. Latencies count from when a request was due, by the wall clock: use a machine that does
 nothing else.
 
 page: the figure and the tables of docs/serving.md, from what was recorded.
