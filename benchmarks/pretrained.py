@@ -11,9 +11,9 @@ for stories15M: once with LPA for all that tune the model, once with balconies f
 Losses are compared by the number of blocks that run: a balcony adds one for every ten of the model,
 so it stands that much lower. One process, one thread. What is done is not repeated: call it again
 after a crash. Figures go to benchmarks/results/pretrained.json; `--collect` writes those of arms
-that are done, without running any; `--page` writes docs/objectives.md from the figures, `--runs
-FOLDER` what `everydepth app FOLDER` shows. `--smoke`: a tiny random model, two steps, nothing
-written.
+that are done, without running any; `--page` writes docs/objectives.md from the figures and those
+of quality.py, `--runs FOLDER` what `everydepth app FOLDER` shows. `--smoke`: a tiny random model,
+two steps, nothing written.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from record import RESULTS, SMOKE, record
+from scipy import stats
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -495,6 +497,7 @@ def page(figures: dict[str, Any]) -> str:
         smollm2_seconds=f"{figures['models'].get('smollm2', vars(plan))['seconds']:.0f}",
         drafting=_markdown(draft),
         memory=_markdown(shown) if peaks else "Not measured yet.",
+        scratch=_from_scratch(json.loads((RESULTS / "quality.json").read_text())["cells"]),
         tokens=f"{ROWS * LENGTH}",
         machine=f"{machine['devices'][0]}, torch {machine['versions']['torch']}, {machine['date']}",
     )
@@ -513,6 +516,26 @@ def _losses(found: dict[str, Any]) -> str:
         rates = (seeds[0]["lr"], seeds[0].get("new_lr"))
         rate = ", ".join(f"{rate:.0e}" for rate in rates if rate is not None) or "-"
         rows.append([name, str(seeds[0]["steps"]), rate, *values, change])
+    return _markdown(rows)
+
+
+def _from_scratch(cells: list[dict[str, Any]]) -> str:
+    """Accuracy at half depth and at the last; the last against end-to-end, paired by seed."""
+    models = ("vit", "resnet")
+    words = ("half", "last", "last, change")
+    rows = [["objective", *(f"{model}, {word}" for model in models for word in words)]]
+    found = {(c["model"], c["objective"], c["seed"]): 100 * np.array(c["accuracy"]) for c in cells}
+    for name in dict.fromkeys(c["objective"] for c in cells):
+        row = [name]
+        for model in models:
+            seeds = [s for m, o, s in found if (m, o) == (model, name)]
+            mean = np.mean([found[model, name, s] for s in seeds], 0)
+            base = [found[model, "end_to_end", s][-1] for s in seeds]
+            change = np.array([found[model, name, s][-1] for s in seeds]) - base
+            width = stats.t.ppf(0.975, len(seeds) - 1) * change.std(ddof=1) / len(seeds) ** 0.5
+            ours = "-" if name == "end_to_end" else f"{change.mean():+.2f} ± {width:.2f}"
+            row += [f"{mean[len(mean) // 2 - 1]:.2f}", f"{mean[-1]:.2f}", ours]
+        rows.append(row)
     return _markdown(rows)
 
 
