@@ -11,7 +11,13 @@ from everydepth.ablations.result import Floats
 
 
 def interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> tuple[float, float]:
-    """Student's t interval for the mean of a few runs; NaN for fewer than two."""
+    """Student's t interval for the mean of a few runs; NaN for fewer than two.
+
+    >>> from everydepth_papers.statistics import interval
+    >>> low, high = interval([1.0, 2.0, 3.0])
+    >>> round(low, 2), round(high, 2)
+    (-0.48, 4.48)
+    """
     from scipy.stats import t
 
     found = np.asarray(values, dtype=np.float64)
