@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,14 +28,6 @@ def disagreement_bound(mu: float, top: float, trace: float, n: int, m: int) -> f
         return 1.0
     bound = 4 * top / (n * mu) + 4 * top / (m * mu) + 4 * top * trace / (n * m * mu**2)
     return min(bound, 1.0)
-
-
-def rows_to_agree(mu: float, top: float, trace: float, chance: float) -> float:
-    """Samples on each side at which `disagreement_bound` falls to `chance` (App. M.5)."""
-    if mu <= 0:
-        return math.inf
-    # 4 top trace u^2 + 8 top u = chance, with u = 1 / (n mu)
-    return 2 * (2 * top + math.sqrt(4 * top**2 + top * trace * chance)) / (mu * chance)
 
 
 def spectrum(rows: Tensor) -> tuple[float, float]:

@@ -11,9 +11,16 @@ import numpy as np
 from jaxtyping import Float
 
 from everydepth.errors import DataError, SettingError
-from everydepth.stream.gradients import rows_to_agree
 
 Array = Float[np.ndarray, "..."]
+
+
+def rows_to_agree(mu: float, top: float, trace: float, chance: float) -> float:
+    """Samples on each side at which `disagreement_bound` falls to `chance` (App. M.5)."""
+    if mu <= 0:
+        return math.inf
+    # 4 top trace u^2 + 8 top u = chance, with u = 1 / (n mu)
+    return 2 * (2 * top + math.sqrt(4 * top**2 + top * trace * chance)) / (mu * chance)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from everydepth.errors import DataError, SettingError
-from everydepth.stream.gradients import disagreement_bound, rows_to_agree
-from everydepth_papers.evidence.depth_law import Coupling, DepthFit, fit_depth
+from everydepth.stream.gradients import disagreement_bound
+from everydepth_papers.evidence.depth_law import Coupling, DepthFit, fit_depth, rows_to_agree
 
 
 def test_the_recursion_of_excess_is_recovered_and_its_closed_form_bounds_it() -> None:
