@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 import torch
 from record import RESULTS, SMOKE, record
-from scipy import stats
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -41,6 +40,7 @@ from everydepth.data import Corpus, load, token_blocks
 from everydepth.environment import DATA_VARIABLE
 from everydepth.exits.load import load_tokenizer
 from everydepth.training.lora import with_lora
+from everydepth_papers.statistics import interval
 
 PAGE = Path(__file__).parents[1] / "docs" / "objectives.md"
 TEMPLATE = Path(__file__).parent / "pretrained.md"
@@ -532,8 +532,8 @@ def _from_scratch(cells: list[dict[str, Any]]) -> str:
             mean = np.mean([found[model, name, s] for s in seeds], 0)
             base = [found[model, "end_to_end", s][-1] for s in seeds]
             change = np.array([found[model, name, s][-1] for s in seeds]) - base
-            width = stats.t.ppf(0.975, len(seeds) - 1) * change.std(ddof=1) / len(seeds) ** 0.5
-            ours = "-" if name == "end_to_end" else f"{change.mean():+.2f} ± {width:.2f}"
+            half = interval(change)[1] - change.mean()
+            ours = "-" if name == "end_to_end" else f"{change.mean():+.2f} ± {half:.2f}"
             row += [f"{mean[len(mean) // 2 - 1]:.2f}", f"{mean[-1]:.2f}", ours]
         rows.append(row)
     return _markdown(rows)
