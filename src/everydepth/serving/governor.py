@@ -77,16 +77,12 @@ class Target(Governor):
     def allowed(self, tokens: int, waited: float) -> float:
         """The seconds a request may take once it starts."""
 
-    @property
-    def floor(self) -> int:
-        return self.depths[-1]
-
     def choose(self, load: Load, prompt: int, tokens: int, waited: float) -> int:
         allowed = self.allowed(tokens, waited)
         for depth in self.depths:
             if self.caution * predict(load, depth, prompt, tokens) <= allowed:
                 return depth
-        return self.floor
+        return self.depths[-1]
 
     def learn(self, tokens: int, waited: float, seconds: float) -> None:
         missed = seconds > self.allowed(tokens, waited)

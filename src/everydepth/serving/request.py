@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -68,9 +66,6 @@ class Request:
         return Plain(top, self.sampling, generator)
 
 
-_numbers = itertools.count(1)
-
-
 @dataclass(eq=False)
 class Ticket:
     """The progress of a request: its row, depth, times and tokens."""
@@ -78,7 +73,6 @@ class Ticket:
     request: Request
     arrived: float
     on_tokens: Callable[[Ticket, list[int]], None] | None = None
-    number: int = field(default_factory=lambda: next(_numbers))
     row: Row | None = None
     depth: int | None = None
     begun: float | None = None
@@ -91,8 +85,3 @@ class Ticket:
     def exits(self) -> list[int]:
         """The depth of each token so far, if a policy chooses it."""
         return [] if self.row is None else self.row.course.exits
-
-    @property
-    def seconds(self) -> float:
-        """The time from arrival to end, or so far."""
-        return (self.ended if self.ended is not None else time.monotonic()) - self.arrived

