@@ -112,13 +112,9 @@ class _Sums:
     def add(
         self, weight: Tensor, bias: Tensor | None, start: int, scratch: tuple[Tensor, Tensor]
     ) -> None:
+        """Count the words from `start` on, whose rows of the head are `weight` and `bias`."""
         z, other = (s[: self.rows * len(weight)].view(self.rows, len(weight)) for s in scratch)
-        if self.x.dtype == self.wide:
-            torch.mm(self.x, weight.T, out=z)
-            if bias is not None:
-                z += bias
-        else:
-            z.copy_(torch.nn.functional.linear(self.x, weight, bias))
+        self._logits(weight, bias, z)
         if "step" in self.names:
             depths = z.view(*self.shape, -1)
             step = torch.sub(depths[1:], depths[:-1], out=other.view(depths.shape)[1:])
@@ -127,14 +123,32 @@ class _Sums:
             self._rank(z, start, other)
         before = self.highest
         if self.wants_top:
-            first, second, top = _two(z, "margin" in self.names)
-            self.top = torch.where(first > before, top + start, self.top)
-            self.second = torch.maximum(torch.minimum(before, first), self.second).maximum(second)
-            self.highest = torch.maximum(before, first)
-        elif self.wants_total:
+            self._add_top(z, start)
+        elif self.wants_total and (start == 0 or "error" in self.names):
             self.highest = torch.maximum(before, z.amax(1))
-        if self.wants_total:
+        if self.wants_total and not self._add_exponentials(z, before):
+            # Only the loss skips the maximum after the first block, and a later logit is so much
+            # higher that its exponential overflows.
+            self._logits(weight, bias, z)
+            self.highest = torch.maximum(before, z.amax(1))
             self._add_exponentials(z, before)
+
+    def _logits(self, weight: Tensor, bias: Tensor | None, z: Tensor) -> None:
+        if self.x.dtype != self.wide:
+            z.copy_(torch.nn.functional.linear(self.x, weight, bias))
+            return
+        torch.mm(self.x, weight.T, out=z)
+        if bias is not None:
+            z += bias
+
+    def _add_top(self, z: Tensor, start: int) -> None:
+        """Update the two highest logits; few rows have one of them in a later block."""
+        known = self.second if "margin" in self.names else self.highest
+        rows = (~(z.amax(1) <= known)).nonzero().flatten()  # NaN stays
+        before, first, second, top = self.highest[rows], *_two(z[rows], "margin" in self.names)
+        self.top[rows] = torch.where(first > before, top + start, self.top[rows])
+        self.second[rows] = torch.minimum(before, first).maximum(self.second[rows]).maximum(second)
+        self.highest = self.highest.index_copy(0, rows, torch.maximum(before, first))
 
     def _rank(self, z: Tensor, start: int, other: Tensor) -> None:
         place = self.follow.repeat(self.shape[0]) - start
@@ -143,13 +157,18 @@ class _Sums:
         z[here, place[here]] = self.followed[here]
         self.rank += torch.gt(z, self.followed[:, None], out=other).sum(1)
 
-    def _add_exponentials(self, z: Tensor, before: Tensor) -> None:
-        shrunk = (before - self.highest).double().exp()
+    def _add_exponentials(self, z: Tensor, before: Tensor) -> bool:
+        """Add `exp(z - highest)`, in place of `z`; False, and nothing added, if it overflows."""
         e = z.sub_(self.highest[:, None]).exp_()
-        self.total = self.total * shrunk + e.sum(1)
+        sums = e.sum(1)
+        if self.highest is before and not bool(torch.isfinite(sums).all()):
+            return False
+        shrunk = (before - self.highest).double().exp()
+        self.total = self.total * shrunk + sums
         if "error" in self.names:
             squares = torch.linalg.vector_norm(e, dim=1).double().square()
             self.squares = self.squares * shrunk.square() + squares
+        return True
 
     def found(self) -> dict[str, Tensor]:
         total = self.highest.double() + self.total.log()
