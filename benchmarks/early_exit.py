@@ -17,14 +17,13 @@ done. Each model is recorded beside those measured before.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from record import RESULTS, record, sized
+from record import record_times, recorded_times, sized
 from rich.console import Console
 from rich.table import Table
 from transformers import (
@@ -180,12 +179,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=sized(5, 1))
     parser.add_argument("--batch", type=int, default=sized(64, 12))
     arguments = parser.parse_args()
-    path = RESULTS / "early_exit.json"
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    models: dict[str, Any] = known.get("models", {})
+    models: dict[str, Any] = recorded_times("early_exit").get("models", {})
     for name in arguments.models:
         models[name] = measured(name, arguments.batch, arguments.rounds, Console())
-        record("early_exit", {"target": TARGET, "models": models})
+        record_times("early_exit", {"target": TARGET, "models": models})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from peak import peak_mb
-from record import RESULTS, SMOKE, record, sized
+from record import SMOKE, record_times, recorded_times, sized
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -142,11 +142,10 @@ def main() -> None:
         "memory": lambda: held(options.folder, options.tokens, options.many),
     }
     for part in options.part:
-        path = RESULTS / "language_trace.json"
-        known = json.loads(path.read_text()) if path.is_file() else {}
+        known = recorded_times("language_trace")
         found = {"model": "SmolLM2-135M-Instruct", part: parts[part]()}
         print(json.dumps(found, indent=1))
-        record("language_trace", {**{k: known[k] for k in parts if k in known}, **found})
+        record_times("language_trace", {**{k: known[k] for k in parts if k in known}, **found})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 import torch
 import transformers
-from record import RESULTS, SMOKE, record, sized
+from record import SMOKE, record_times, recorded_times, sized
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -277,11 +277,9 @@ def main() -> None:
 
 def _add(model: str, part: str, found: dict[str, Any]) -> None:
     """Beside what was recorded of other parts and models."""
-    path = RESULTS / "real_model.json"
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    models: dict[str, Any] = known.get("models", {})
+    models: dict[str, Any] = recorded_times("real_model").get("models", {})
     models.setdefault(model, {})[part] = found
-    record("real_model", {"wanted": WANTED, "models": models})
+    record_times("real_model", {"wanted": WANTED, "models": models})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Where a benchmark's figures go: benchmarks/results/<name>.json, with machine and versions.
 
+Times that a second processor gives stand in a folder of its name: benchmarks/results/<processor>.
+
 Every benchmark takes `--smoke`: the same code with tiny sizes, in seconds, to see that it runs. Its
 figures mean nothing, so they go to a folder that is gone at the end.
 """
@@ -10,6 +12,7 @@ import argparse
 import atexit
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -46,7 +49,32 @@ def sized(full: T, smoke: T) -> T:
 
 def record(name: str, figures: dict[str, Any]) -> Path:
     """Write the figures of one benchmark, replacing its last ones."""
+    return _write(RESULTS / f"{name}.json", figures)
+
+
+def record_times(name: str, figures: dict[str, Any]) -> Path:
+    """Write figures that depend on the processor, replacing only those of the same processor."""
+    return _write(_of_this_processor(name), figures)
+
+
+def recorded_times(name: str) -> dict[str, Any]:
+    """The figures recorded on this processor, to add others to; empty without any."""
+    path = _of_this_processor(name)
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _of_this_processor(name: str) -> Path:
+    """results/<name>.json, or if that is of another processor, results/<processor>/<name>.json."""
     path = RESULTS / f"{name}.json"
+    mine = _processor()["name"]
+    if path.is_file():
+        theirs = json.loads(path.read_text())["machine"].get("processor", {}).get("name")
+        if theirs != mine:
+            return RESULTS / re.sub(r"[^a-z0-9.]+", "-", mine.lower()).strip("-") / path.name
+    return path
+
+
+def _write(path: Path, figures: dict[str, Any]) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), **figures}, indent=2) + "\n")
     return path

@@ -28,7 +28,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import torch
-from record import RESULTS, SMOKE, record, sized
+from record import SMOKE, record_times, recorded_times, sized
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
@@ -340,15 +340,14 @@ def main() -> None:
         "memory": lambda: measure_memory(options.images, options.large),
         "language": lambda: measure_language(options.tokens),
     }
-    path = RESULTS / "tracing.json"
     for name in options.only.split(","):
         found = parts[name]()
         print(json.dumps(found, indent=1), flush=True)
         # Parts can be measured one by one: the others keep their last figures.
-        report = json.loads(path.read_text()) if path.exists() else {}
+        report = recorded_times("tracing")
         report[name] = found
         report["peers"] = {p: has(p) for p in ("cka", "torch_cka")}
-        record("tracing", {key: value for key, value in report.items() if key != "machine"})
+        record_times("tracing", {key: value for key, value in report.items() if key != "machine"})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from peak import peak_mb
-from record import no_options, record, sized
+from record import no_options, record_times, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -145,7 +145,7 @@ def main() -> None:
         }
         table.add_row("Llama 8 x 256", way, *(f"{value:.3f}" for value in rows[way].values()))
     Console().print(table)
-    record(
+    record_times(
         "training_step",
         {
             "rounds": ROUNDS,

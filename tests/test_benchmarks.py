@@ -64,3 +64,17 @@ def test_figures_come_with_processor_caches_and_threads(smoking: ModuleType) -> 
     assert found["processor"]["cache_bytes"]["L2"] > 0
     assert found["threads"]["torch"] == torch.get_num_threads()
     assert found["versions"]["torch"] == torch.__version__
+
+
+def test_times_of_another_processor_are_kept(
+    smoking: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = smoking.record_times("any", {"a": 1})
+    assert smoking.recorded_times("any")["a"] == 1
+    here = smoking._processor()
+    monkeypatch.setattr(smoking, "_processor", lambda: {**here, "name": "Other CPU @ 2.50GHz"})
+    assert smoking.recorded_times("any") == {}  # nothing is added to figures of the first
+    second = smoking.record_times("any", {"b": 2})
+    assert second == first.parent / "other-cpu-2.50ghz" / "any.json"
+    assert json.loads(first.read_text())["a"] == 1
+    assert smoking.recorded_times("any")["b"] == 2

@@ -21,6 +21,7 @@ from everydepth.errors import DepthError, SettingError
 from everydepth.stream import as_stream, words
 from everydepth.stream.words import row_blocks, word_statistics
 from everydepth.tracing import observation, predictions, run
+from everydepth.tracing.plan import Plan
 
 VOCABULARY = 211
 NAMES = ("loss", "error", "followed", "step", "top", "rank", "confidence", "margin")
@@ -118,6 +119,17 @@ def test_words_far_likelier_than_the_first_ones_are_counted(
         torch.testing.assert_close(
             found[name].double(), expected[name].double(), rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.usefixtures("by_words")
+@pytest.mark.parametrize("name", ["loss", "error", "confidence", "margin"])
+@pytest.mark.parametrize("place", [0, 200])
+def test_nan_in_any_block_of_words_shows(name: str, place: int) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(VOCABULARY, 8)
+    weight[place] = torch.nan
+    found = word_statistics([torch.randn(2, 3, 8)], weight, None, torch.full((3,), 7), [name])
+    assert bool(found[name].isnan().all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -220,7 +232,15 @@ def test_some_depths_are_those_of_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("depths", "found"), [(2, (2, 4)), ([3, 1], (1, 3, 4)), ("3:", (3, 4)), (None, tuple(range(5)))]
+    ("depths", "found"),
+    [
+        (2, (2, 4)),
+        ([3, 1], (1, 3, 4)),
+        ("3:", (3, 4)),
+        ("every 2nd", (0, 2, 4)),
+        ("every 3rd", (0, 3, 4)),
+        (None, tuple(range(5))),
+    ],
 )
 def test_depths_are_numbers_or_a_slice_with_the_last_among_them(
     depths: Any, found: tuple[int, ...]
@@ -230,7 +250,7 @@ def test_depths_are_numbers_or_a_slice_with_the_last_among_them(
     assert chosen_depths(as_stream(llama()), depths) == found
 
 
-@pytest.mark.parametrize("wrong", ["2", "a:b", [7], "9:"])
+@pytest.mark.parametrize("wrong", ["2", "a:b", [7], "9:", "every", "every 0th"])
 def test_depths_that_are_not_there_are_refused(wrong: Any) -> None:
     with pytest.raises(DepthError, match=r"depths?[ =].*4"):
         ed.trace(llama(), text(), ["loss"], depths=wrong, progress=False)
@@ -260,6 +280,8 @@ def test_drawn_tokens_are_a_seeded_sample_whose_standard_error_is_right() -> Non
         ed.trace(model, batch, ["loss"], tokens=40, seed=seed, progress=False) for seed in range(25)
     ]
     assert found[0].rows == 40
+    assert found[0].table().headings == ("depth", "loss", "± loss")
+    assert found[0].table("loss").rows == found[0].table().rows
     again = ed.trace(model, batch, ["loss"], tokens=40, seed=0, progress=False)
     np.testing.assert_array_equal(again["loss"], found[0]["loss"])
     # The distance from the whole, in standard errors, has mean square 1.
@@ -288,8 +310,21 @@ def test_drawing_needs_tokens_and_data_that_can_be_read_again() -> None:
 
 def test_the_plan_says_what_it_takes_and_what_to_drop() -> None:
     found = ed.trace(llama(), text(), ["loss"], progress=False)
-    assert found.about["plan"].startswith("LlamaForCausalLM: 5 depths of 5 rows, 1 metrics (loss)")
+    assert found.about["plan"].startswith("LlamaForCausalLM: 5 depths of 5 rows, 1 metric (loss);")
     assert "MiB in addition to the model. To halve the time: " in found.about["plan"]
+
+
+@pytest.mark.parametrize(
+    ("depths", "way"),
+    [
+        (tuple(range(31)), "31 depths takes 90%, and depths='every 2nd' or tokens=508 halves it"),
+        ((0, 10, 20, 30), "4 depths takes 90%, and depths=[10, 30] or tokens=508 halves it"),
+    ],
+)
+def test_what_a_plan_drops_is_half_of_what_was_asked(depths: tuple[int, ...], way: str) -> None:
+    each: dict[str, Any] = {"forward": 0.1, "readout": 0.9, "rest": 0.0, "bytes": 2**20}
+    plan = Plan(model="M", metrics=("loss",), depths=depths, rows=8, tokens=127, **each)
+    assert plan.halving == f"the readout of {way}"
 
 
 def test_ctrl_c_in_a_sweep_leaves_the_batches_before_it(

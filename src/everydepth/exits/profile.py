@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -83,12 +83,21 @@ class Profile(Results, kind="profile"):
 
     @classmethod
     def of(
-        cls, depths: Sequence[DepthProfile], *, metric: str, batch_size: int, **facts: Any
+        cls,
+        depths: Sequence[DepthProfile],
+        *,
+        metric: str,
+        batch_size: int,
+        note: str | None = None,
+        **facts: Any,
     ) -> Profile:
-        """From measurements of some depths, including the last; facts are for `provenance`."""
+        """From measurements of some depths, including the last.
+
+        note: on the quality. facts: for `provenance`.
+        """
         last = depths[-1].depth
         about = provenance(depth=last, metric=metric, batch_size=batch_size, **facts)
-        found = cls(results=_measurements(depths, metric, batch_size), about=about)
+        found = cls(results=_measurements(depths, metric, batch_size, note), about=about)
         return found.with_results(_tradeoff(found))
 
     @property
@@ -243,7 +252,7 @@ _MORE_IS_BETTER = ("accuracy", "agreement")
 
 
 def _measurements(
-    depths: Sequence[DepthProfile], metric: str, batch_size: int
+    depths: Sequence[DepthProfile], metric: str, batch_size: int, note: str | None
 ) -> dict[str, Result]:
     axis = [d.depth for d in depths]
 
@@ -270,11 +279,6 @@ def _measurements(
 
     more = metric in _MORE_IS_BETTER
     bands = [d.quality_band for d in depths if d.quality_band is not None]
-    about = f"The {metric} of this depth's readout."
-    if bands:
-        about += (
-            " Depths below the last were read at some tokens, drawn; the band is a standard error."
-        )
     quality = curve(
         "quality",
         axis,
@@ -283,11 +287,16 @@ def _measurements(
         high=[high for _, high in bands] or None,
         labels={"value": metric},
         title=metric.capitalize(),
-        about=about,
+        about=f"The {metric} of this depth's readout"
+        + (", with the standard error of drawing tokens." if bands else "."),
         unit="share" if more else metric,
         better="higher" if more else "lower",
         section="prediction",
+        note=note,
     )
+    if bands:
+        errors = np.array([(high - low) / 2 for low, high in bands])
+        quality = replace(quality, arrays={**quality.arrays, "standard_error": errors})
     return named(
         quality,
         times("batch_latency", "Time of a batch", f"a batch of {batch_size}"),
@@ -352,12 +361,13 @@ def profile(
     batch_size: rows to time together (at most those of the first batch); also the batch size for
         data that has none.
     batch_sizes: more sizes to time, reported in "latency_by_batch".
-    depths: depths to report, as numbers or a slice such as "::2"; always includes the last.
+    depths: depths to report: numbers, "every 2nd", or a slice such as "20:"; always includes the
+        last.
     repeats: timed passes; by default 2 to 10, as many as fit in two seconds.
-    tokens: "some" reads depths below the last at randomly drawn tokens (fixed seed) when the
-        vocabulary is large: as many as make all readouts cost no more than the blocks. Their loss
-        relative to the last depth, which is read everywhere, gives the quality; its band is the
-        standard error. "all" reads every depth at every token.
+    tokens: with a large vocabulary, "some" reads the depths below the last at randomly drawn tokens
+        (fixed seed, the same at all depths): as many as make all readouts cost no more than the
+        blocks. A regression on the last depth's loss, known at every token, gives the quality; its
+        band is the standard error. "all" reads every depth at every token.
 
     >>> found = ed.profile(model, test, repeats=2, progress=False)
     >>> depth = found.choose(max_drop=0.5)  # the shallowest that loses at most 50 points
@@ -443,6 +453,7 @@ def profile(
         samples=totals.samples,
         seconds=time.perf_counter() - started,
         checked=checked,
+        note=_drawn(totals) if totals.drawn else None,
     ).with_results(*more)
 
 
@@ -450,6 +461,13 @@ def observed(totals: Totals, stream: ResidualStream, batch: Mapping[str, Any]) -
     """The states of a batch; without logits if the quality is computed in chunks of words."""
     own = not (totals.metric == "perplexity" and predicts_words(stream))
     return stream.observe(batch, logits=own)
+
+
+def _drawn(totals: Totals) -> str:
+    return (
+        f"depths below the last were read at {totals.drawn:,} of {totals.count:,} tokens, drawn; ± "
+        "is the standard error; tokens='all' reads every token"
+    )
 
 
 def _announce(stream: ResidualStream, took: float, turns: int, slow: bool, progress: bool) -> None:

@@ -13,6 +13,8 @@ from everydepth.stream import ResidualStream, States, Targets, has_labels, no_la
 from everydepth.stream.states import are_finite
 from everydepth.stream.words import row_blocks, word_statistics
 
+FEWEST = 16  # tokens to draw from a batch: fewer would tell little of how depths are related
+
 
 class Totals:
     """Sums of a metric over batches, one per depth, and the number of values.
@@ -26,30 +28,38 @@ class Totals:
         self.metric = metric
         self.sums = torch.zeros(depth, dtype=torch.float64)
         self.count = self.samples = 0
-        # Of tokens drawn for the depths below the last: what they lose beyond it, and its square.
-        self.gaps, self.squares = torch.zeros_like(self.sums), torch.zeros_like(self.sums)
+        # Over tokens drawn for the depths below the last: sums of y, y^2, xy, x and x^2, where y
+        # is the loss of a depth and x that of the last.
+        self.moments = torch.zeros(5, depth, dtype=torch.float64)
         self.drawn = 0
 
     def quality(self, depth: int) -> float:
-        mean = self._mean(depth)
+        mean = self._mean(depth)[0]
         return _exp(mean) if self.metric == "perplexity" else mean
 
-    def _mean(self, depth: int) -> float:
+    def band(self, depth: int) -> tuple[float, float]:
+        """The perplexity, a standard error below and above: that of drawing tokens."""
+        mean, error = self._mean(depth)
+        return _exp(mean - error), _exp(mean + error)
+
+    def _mean(self, depth: int) -> tuple[float, float]:
+        """The mean over all tokens, and its standard error.
+
+        The loss of the last depth is known at every token, so the mean of another depth is
+        estimated by regression on it. Where the two are unrelated, as in early blocks, that is the
+        mean of the drawn tokens; where they are alike, little is left to chance.
+        """
         if self.count == 0:
             raise no_labels()
-        if not self.drawn:
-            return float(self.sums[depth - 1] / self.count)
-        # What the last depth loses is known of every token: only the difference is estimated.
-        return float(self.sums[-1] / self.count + self.gaps[depth - 1] / self.drawn)
-
-    def band(self, depth: int) -> tuple[float, float]:
-        """The quality, a standard error below and above: that of drawing tokens."""
-        if self.drawn < 2:
-            return self.quality(depth), self.quality(depth)
-        mean, gap = self._mean(depth), float(self.gaps[depth - 1] / self.drawn)
-        spread = max(float(self.squares[depth - 1] / self.drawn) - gap**2, 0.0)
-        error = math.sqrt(spread * max(1 - self.drawn / self.count, 0.0) / (self.drawn - 1))
-        return _exp(mean - error), _exp(mean + error)
+        known = float(self.sums[depth - 1] / self.count)
+        if not self.drawn or depth == len(self.sums):
+            return known, 0.0
+        y, yy, xy, x, xx = (self.moments[:, depth - 1] / self.drawn).tolist()
+        spread, common, variance = yy - y * y, xy - x * y, xx - x * x
+        slope = common / variance if variance > 0 else 0.0
+        rest = max(spread - slope * common, 0.0) * max(1 - self.drawn / self.count, 0.0)
+        last = float(self.sums[-1] / self.count)
+        return y + slope * (last - x), math.sqrt(rest / max(self.drawn - 2, 1))
 
 
 def _exp(value: float) -> float:
@@ -139,7 +149,7 @@ def _add_drawn(
 ) -> None:
     """Add the last depth at every token, and the others at some."""
     [last] = _losses(targets, states, [states.depth])
-    count = max(2, round(share * len(targets)))
+    count = min(max(FEWEST, round(share * len(targets))), len(targets))
     random = torch.Generator().manual_seed(totals.samples)  # other places in every batch
     rows = torch.randperm(len(targets), generator=random)[:count].to(last.device)
     inner = [depth for depth in depths if depth < states.depth]
@@ -147,11 +157,12 @@ def _add_drawn(
     totals.count += len(targets)
     totals.drawn += count
     totals.sums[-1] += last.double().sum().cpu()
+    x = last[rows].double()
     for depth, found in zip(inner, _losses(targets, states, inner, rows), strict=True):
-        gaps = found.double() - last[rows].double()
-        totals.gaps[depth - 1] += gaps.sum().cpu()
-        totals.squares[depth - 1] += gaps.square().sum().cpu()
-    if not bool((torch.isfinite(totals.sums) & torch.isfinite(totals.gaps)).all()):
+        y = found.double()
+        moments = torch.stack([y, y * y, x * y, x, x * x]).sum(1)
+        totals.moments[:, depth - 1] += moments.cpu()
+    if not bool(torch.isfinite(totals.moments).all() & torch.isfinite(totals.sums[-1])):
         states.check_predictions()
 
 

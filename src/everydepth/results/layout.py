@@ -11,6 +11,8 @@ import numpy as np
 from everydepth.results.result import Result
 from everydepth.results.table import Cell, Table, cell, in_heading, shown
 
+ERROR = "standard_error"  # an array beside the first series, shown as a column of its own
+
 
 def table_of(result: Result) -> Table:
     """The table of one result."""
@@ -53,6 +55,8 @@ def merged(results: Sequence[Result], main: Result, title: str, *, every: bool =
         for name in r.series if every else r.series[:1]:
             heading = r.name if name == r.series[0] else f"{r.name}.{name}"
             columns[heading] = dict(zip(cells(r.x(name)), cells(r.arrays[name]), strict=True))
+        if ERROR in r.arrays:
+            columns[f"± {r.name}"] = dict(zip(cells(r.x()), cells(r.arrays[ERROR]), strict=True))
     places = list(dict.fromkeys(x for column in columns.values() for x in column))
     if not any(isinstance(x, str) for x in places):
         places.sort(key=lambda x: float(x or 0))
@@ -98,17 +102,20 @@ def _lines(result: Result) -> _Parts:
             for x, y in zip(cells(result.x(n)), cells(result.arrays[n]), strict=True)
         ]
         return ("series", result.axis, result.name), ("", "", result.unit), rows
-    columns = [cells(result.x()), *(cells(result.arrays[name]) for name in result.series)]
-    one = len(result.series) == 1
-    heads = (result.axis, *(result.name if one else name for name in result.series))
-    units = ("", result.unit, *("" for _ in result.series[1:]))
-    return heads, units, list(zip(*columns, strict=True))
+    series = result.series
+    heads = [result.axis, *([result.name] if len(series) == 1 else series)]
+    if ERROR in result.arrays:
+        series, heads = (*series, ERROR), [*heads, f"± {result.name}"]
+    columns = [cells(result.x()), *(cells(result.arrays[name]) for name in series)]
+    units = ("", result.unit, *("" for _ in series[1:]))
+    return tuple(heads), units, list(zip(*columns, strict=True))
 
 
 def _matrix(result: Result) -> _Parts:
     rows = result.x()
     columns = cells(result.arrays.get("columns", rows))
-    word = f"{result.labels['columns']} " if "columns" in result.labels else ""
+    word = result.labels.get("columns", "").split(" (")[0]  # without the unit: "depth 3"
+    word = f"{word} " if word else ""
     heads = (result.axis, *(f"{word}{shown(column)}" for column in columns))
     values = np.ma.asarray(result.value)
     lines = [(x, *cells(line)) for x, line in zip(cells(rows), values, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, overload
 
@@ -92,29 +93,31 @@ def _checked(stream: ResidualStream, keep: list[int]) -> list[int]:
 
 
 Depths = int | str | Sequence[int] | None
-"""Depths to use: one, several, a slice such as "::2" or "20:", or None for all."""
+"""Depths to use: one, several, "every 2nd", a slice such as "20:", or None for all."""
 
 
 def chosen_depths(stream: ResidualStream, depths: Depths, *, lowest: int = 0) -> tuple[int, ...]:
     """The depths that `depths` selects, ascending; the last depth is always included.
 
     >>> from everydepth.stream import chosen_depths
-    >>> chosen_depths(ed.as_stream(model), "::2")
+    >>> chosen_depths(ed.as_stream(model), "every 2nd")  # the same as "::2"
     (0, 2, 3)
     """
     everything = range(lowest, stream.depth + 1)
     if depths is None:
         return tuple(everything)
     if isinstance(depths, str):
+        every = re.fullmatch(r"every ([1-9]\d*)(st|nd|rd|th)", depths.strip())
         try:
-            bounds = [int(part) if part.strip() else None for part in depths.split(":")]
+            part_of = f"::{every[1]}" if every else depths
+            bounds = [int(part) if part.strip() else None for part in part_of.split(":")]
             found = list(range(stream.depth + 1)[slice(*bounds)]) if len(bounds) > 1 else None
         except (TypeError, ValueError):
             found = None
         if found is None:
             raise DepthError(
-                f"depths={depths!r}; use a slice such as '::2' (every other) or '20:' (from 20 "
-                f"on), or a list of numbers from {lowest} to {stream.depth}"
+                f"depths={depths!r}; use 'every 2nd', a slice such as '20:' (from 20 on), or a "
+                f"list of numbers from {lowest} to {stream.depth}"
             )
         found = [depth for depth in found if depth >= lowest]
     else:

@@ -70,7 +70,7 @@ def encoded(
         raise BatchError(f"the text is {texts!r:.80}; pass a string or a list of strings")
     if tokenizer is None:
         raise SettingError(
-            f"the data is text ({rows[0]!r:.40}), but there is no tokenizer; pass tokenizer=, or "
+            f"the data is text ({rows[0][:40]!r}), but there is no tokenizer; pass tokenizer=, or "
             "tokens instead of text"
         )
     check_tokenizer(tokenizer)

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 class Plan:
     """The expected cost.
 
-    rows: in the data; None if unknown. tokens: predictions per row. forward, readout, rest: seconds
-    per row. bytes: memory in addition to the model.
+    depths: those read out. rows: in the data; None if unknown. tokens: predictions per row; None
+    if each row is one. forward, readout, rest: seconds per row. bytes: memory in addition to the
+    model.
     """
 
     model: str
     metrics: tuple[str, ...]
-    depths: int
+    depths: tuple[int, ...]
     rows: int | None
     tokens: int | None
     forward: float
@@ -36,11 +37,14 @@ class Plan:
         parts = {"forward": self.forward, "readout": self.readout, "rest": self.rest}
         dearest = max(parts, key=lambda name: parts[name])
         share = parts[dearest] / max(sum(parts.values()), 1e-12)
-        if dearest == "readout" and self.depths > 2:
-            few = "" if self.tokens is None else f", or tokens={max(self.tokens // 2, 1):,}"
+        if dearest == "readout" and len(self.depths) > 2:
+            every = self.depths == tuple(range(len(self.depths)))
+            ways = ["depths='every 2nd'" if every else f"depths={list(self.depths[::-2])[::-1]}"]
+            if self.tokens is not None and self.rows is not None:
+                ways.append(f"tokens={max(self.rows * self.tokens // 2, 1)}")
             return (
-                f"the readout of {self.depths} depths takes {share:.0%}: depths='::2'{few} halves "
-                "it"
+                f"the readout of {len(self.depths)} depths takes {share:.0%}, and "
+                f"{' or '.join(ways)} halves it"
             )
         if dearest == "rest" and len(self.metrics) > 1:
             return f"other metrics take {share:.0%}: name those you need in metrics="
@@ -50,9 +54,10 @@ class Plan:
     def __str__(self) -> str:
         time = "unknown time" if self.seconds is None else f"about {self.seconds:,.0f} s"
         rows = "all rows" if self.rows is None else f"{self.rows:,} rows"
+        metrics = f"{len(self.metrics)} metric" + ("s" if len(self.metrics) > 1 else "")
         shown = ", ".join(self.metrics[:4]) + (", ..." if len(self.metrics) > 4 else "")
         return (
-            f"{self.model}: {self.depths} depths of {rows}, {len(self.metrics)} metrics ({shown}); "
+            f"{self.model}: {len(self.depths)} depths of {rows}, {metrics} ({shown}); "
             f"{time}, {self.bytes / 2**20:,.0f} MiB in addition to the model. To halve the time: "
             f"{self.halving}"
         )

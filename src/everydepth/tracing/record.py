@@ -66,5 +66,5 @@ class Trace(Results, kind="trace"):
         state = ", PARTIAL (interrupted)" if self.partial else ""
         return (
             f"Trace of {self.model}: {self.depth} blocks, {self.samples:,} samples{tokens}, "
-            f"{len(self.results)} metrics{state}"
+            f"{len(self.results)} metric{'' if len(self.results) == 1 else 's'}{state}"
         )

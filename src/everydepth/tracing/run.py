@@ -93,8 +93,8 @@ def trace(
     max_samples: stop after this many rows.
     batch_size: for a data set or one large batch; 32 by default. On a CPU, a batch may run in parts
         that fit the cache. Rows are independent, so results are the same.
-    depths: the depths to read out: numbers, or a slice such as "::2"; the last is always included.
-        Metrics of single blocks need all depths.
+    depths: the depths to read out: numbers, "every 2nd", or a slice such as "20:"; the last is
+        always included. Metrics of single blocks need all depths.
     tokens: for a language model, measure a random sample of this many predictions, drawn with
         `seed`; means then come with a `standard_error`.
     memory_budget: bytes of features to hold. Exact centering needs the mean before a second look at
@@ -272,7 +272,7 @@ class _Run:
         return Plan(
             model=self.stream.name,
             metrics=tuple(m.name for m in self.metrics),
-            depths=len(self.at),
+            depths=self.at,
             rows=None,
             tokens=len(o.rows) if o.per_token else None,
             forward=forward / o.samples,
