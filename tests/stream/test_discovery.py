@@ -470,6 +470,19 @@ def test_looking_at_a_model_leaves_nothing_behind_and_costs_one_batch_once() -> 
     assert not any("forward" in vars(m) for m in model.modules())
 
 
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [("causal:GPTJForCausalLM", "causal_lm"), ("causal:BertLMHeadModel", "masked_lm")],
+)
+def test_blocks_run_once_to_be_discovered(name: str, task: str) -> None:
+    model, _ = KNOWN[name].make()
+    calls: list[int] = []
+    inside = next(m for path, m in model.named_modules() if path.endswith(("q_proj", "query")))
+    inside.register_forward_hook(lambda *_: calls.append(1))
+    assert DiscoveredStream(model).task == task
+    assert len(calls) == 1
+
+
 def test_a_model_is_looked_at_once_until_it_changes() -> None:
     model, _ = KNOWN["causal:GPTJForCausalLM"].make()
     first = DiscoveredStream(model).structure

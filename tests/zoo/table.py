@@ -11,8 +11,10 @@ import argparse
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,13 +38,15 @@ CLAUSES = {
     "rows can be selected": "rows",
     "truncation gives the same": "cut",
     "cache equals full forward": "cache",
+    "the loss is the model's own": "loss",
 }
+MEASURED = "measured"
 _MARKS = {True: "yes", False: "**no**", None: "-"}
 
 
 def measured(entry: Stock | Vision, *, verbs: bool = True) -> dict[str, Any]:
     """One row: what was found, each clause, each verb; or why it could not be built or followed."""
-    row: dict[str, Any] = {"name": entry.name}
+    row: dict[str, Any] = {"name": entry.name, MEASURED: date.today().isoformat()}
     try:
         with time_limit():
             model, batch = entry.make()
@@ -54,12 +58,13 @@ def measured(entry: Stock | Vision, *, verbs: bool = True) -> dict[str, Any]:
             row["depth"] = stream.depth
             row["branches"] = [[b.kind for b in block.branches] for block in stream.blocks]
             row["readout"] = stream.structure.readout.how
-            report = ed.check_stream(stream, batch)
+            given = labeled(stream, batch)
+            report = ed.check_stream(stream, given)
         row["checks"] = {check.name: check.passed for check in report.checks}
         row["broken"] = {c.name: c.detail[:200] for c in report.checks if c.passed is False}
     except Exception as error:  # noqa: BLE001 - a class that is not followed is a row, too
         return {**row, "error": _said(error)}
-    return {**row, **(_used(stream, batch) if verbs else {})}
+    return {**row, **(_used(stream, given) if verbs else {})}
 
 
 def _followed(entry: Stock | Vision, model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
@@ -70,10 +75,9 @@ def _followed(entry: Stock | Vision, model: nn.Module, batch: Mapping[str, Tenso
     return stream
 
 
-def _used(stream: ResidualStream, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+def _used(stream: ResidualStream, given: Mapping[str, Tensor]) -> dict[str, Any]:
     """Each verb: True, None where it does not apply, or what it said instead."""
     found: dict[str, Any] = {}
-    given = labeled(stream, batch)
     with TemporaryDirectory() as folder:
         for name, verb in VERBS.items():
             try:
@@ -183,11 +187,15 @@ def rendered(rows: Iterable[dict[str, Any]], known: Mapping[str, int] | None = N
 
 def _section(library: str, rows: list[dict[str, Any]], known: int) -> list[str]:
     verbs = [name for name in VERBS if any(name in row for row in rows)]
-    head = ["class", "depth", "branches of a block", "readout", *CLAUSES.values(), *verbs]
+    head = ["class", "depth", "branches of a block", "readout", *CLAUSES.values(), *verbs, MEASURED]
     built = [row for row in rows if "unbuilt" not in row]
     unbuilt = [row for row in rows if "unbuilt" in row]
     left = known - len(rows)
     more = f" {left} more have not been measured." if left > 0 else ""
+    when = Counter(row.get(MEASURED) or "earlier" for row in built)
+    more += (
+        f" Rows by day of measurement: {', '.join(f'{d} {n}' for d, n in sorted(when.items()))}."
+    )
     return [
         *("", f"## {library}", "", f"{LIBRARIES[library]}. {Verdicts.of(rows)}{more}", ""),
         "| " + " | ".join(head) + " |",
@@ -219,13 +227,13 @@ def _cells(line: str) -> list[str]:
 
 
 def _row(cells: Mapping[str, str]) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": cells["class"]}
+    row: dict[str, Any] = {"name": cells["class"], MEASURED: cells.get(MEASURED, "")}
     kinds = cells["branches of a block"]
     if cells["depth"] == "-":
         bare = kinds == "no residual connection"
         return {**row, "error": _BARE if bare else kinds.removeprefix("not followed: ")}
     meant = {mark: value for value, mark in _MARKS.items()}
-    checks = {name: meant[cells[short]] for name, short in CLAUSES.items()}
+    checks = {name: meant[mark] for name, short in CLAUSES.items() if (mark := cells.get(short))}
     verbs = {name: meant[mark] for name in VERBS if (mark := cells.get(name))}
     return {
         **row,
@@ -247,12 +255,12 @@ def _line(row: dict[str, Any], verbs: list[str]) -> str:
         reason = f"not followed: {_plain(row.get('error', '').partition(';')[0])}"
         reason = "no residual connection" if _bare(row) else reason
         cells = [row["name"], "-", reason, *[""] * (1 + len(CLAUSES))]
-        return "| " + " | ".join([*cells, *[""] * len(verbs)]) + " |"
+        return "| " + " | ".join([*cells, *[""] * len(verbs), row.get(MEASURED, "")]) + " |"
     kinds = list(dict.fromkeys(", ".join(kinds) or "not known" for kinds in row["branches"]))
-    marks = [_MARKS[row["checks"].get(name)] for name in CLAUSES]
+    marks = [_MARKS[row["checks"][name]] if name in row["checks"] else "" for name in CLAUSES]
     done = [_verb_mark(row, verb) for verb in verbs]
     cells = [row["name"], str(row["depth"]), "; ".join(kinds), row["readout"], *marks, *done]
-    return "| " + " | ".join(cells) + " |"
+    return "| " + " | ".join([*cells, row.get(MEASURED, "")]) + " |"
 
 
 def _verb_mark(row: dict[str, Any], verb: str) -> str:

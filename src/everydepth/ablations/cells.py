@@ -20,7 +20,7 @@ from everydepth.errors import SettingError
 from everydepth.runs import Run
 from everydepth.runs.cells import cell_key, run_cells
 from everydepth.runs.engine import EngineConfig
-from everydepth.stream import as_stream
+from everydepth.stream import TOKEN_TASKS, as_stream
 from everydepth.stream.feed import Source
 
 Train = Callable[[nn.Module, Path | None, int], Any]
@@ -71,7 +71,7 @@ class Training:
         return self.model if isinstance(self.model, nn.Module) else self.model(seed)
 
     def _memorized(self, model: nn.Module, task: str) -> dict[str, float]:
-        tokens = task in ("causal_lm", "masked_lm")
+        tokens = task in TOKEN_TASKS
         shares = memorization(
             model,
             self.noisy,

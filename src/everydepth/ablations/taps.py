@@ -13,6 +13,7 @@ from everydepth.errors import UnsupportedModelError
 from everydepth.stream import (
     BranchRecord,
     ResidualStream,
+    States,
     Targets,
     at_least_float32,
     labeled_samples,
@@ -66,7 +67,7 @@ def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool
     targets = Targets.of(stream, states.batch)
     z = at_least_float32(targets.pick(states.logits(stream.depth))).detach()
     losses, samples = gradients.losses, targets.samples
-    mask = _real(states.batch, records)
+    mask = _real(states, records)
     classes = targets.has_classes
     measured = records if statistics else []
     return Taps(
@@ -95,10 +96,11 @@ def _sample_margins(targets: Targets, z: Tensor) -> Tensor:
     return targets.sample_sums(margins(z)) / targets.sample_weights
 
 
-def _real(batch: Mapping[str, Any], records: Sequence[Sequence[BranchRecord]]) -> Tensor | None:
+def _real(states: States, records: Sequence[Sequence[BranchRecord]]) -> Tensor | None:
     """(batch, token): tokens that are not padding; None without padding."""
     first = next(block[0] for block in records if block)
-    real = real_tokens(batch, tuple(first.shape[:2]), first.x.device)
+    shape = tuple(first.shape[:2])
+    real = real_tokens(states.stream, states.batch, shape, first.x.device)
     return None if real is None or bool(real.all()) else real
 
 

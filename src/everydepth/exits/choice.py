@@ -140,7 +140,8 @@ def _turned(states: States, before: int, after: int, by: By) -> Tensor:
             f"blocks {before + 1} to {after} of {states.stream.name} change the shape of the "
             "state, so there is no angle; use by='loss'"
         )
-    real = real_tokens(states.batch, tuple(a.shape[:2]), a.device) if a.ndim == 3 else None
+    shape = tuple(a.shape[:2])
+    real = real_tokens(states.stream, states.batch, shape, a.device) if a.ndim == 3 else None
     if a.ndim != 3:
         a, b = a.flatten(1), b.flatten(1)
     elif real is not None:

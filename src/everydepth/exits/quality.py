@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everydepth.stream import ResidualStream, States, Targets, has_labels, no_labels
+from everydepth.stream import TOKEN_TASKS, ResidualStream, States, Targets, has_labels, no_labels
 from everydepth.stream.states import are_finite
 from everydepth.stream.words import row_blocks, word_statistics
 
@@ -71,7 +71,7 @@ def quality_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Totals:
     labeled = has_labels(stream, batch)
     if stream.task == "classification":
         metric = "accuracy" if labeled else "agreement"
-    elif labeled and stream.task in ("causal_lm", "masked_lm"):
+    elif labeled and stream.task in TOKEN_TASKS:
         metric = "perplexity"
     elif labeled and stream.task == "regression":
         metric = "mse"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from everydepth.config import checked
 from everydepth.errors import EveryDepthError, UnsupportedModelError
 from everydepth.stream.block import Block
-from everydepth.stream.contract import Batch, ResidualStream
+from everydepth.stream.contract import IGNORE_INDEX, TOKEN_TASKS, Batch, ResidualStream
 from everydepth.stream.modes import evaluating
 from everydepth.stream.registry import as_stream
 from everydepth.stream.states import States
@@ -25,6 +27,7 @@ from everydepth.stream.taps import (
     record_branches,
     with_first_tensor,
 )
+from everydepth.stream.targets import Targets
 from everydepth.stream.wrapping import check_copied, check_resident, sharded, unwrapped
 
 
@@ -103,6 +106,7 @@ def check_stream(model: nn.Module | ResidualStream, batch: Batch, **options: Any
         "rows can be selected": _rows,
         "truncation gives the same": _truncation,
         "cache equals full forward": _cache,
+        "the loss is the model's own": _loss,
     }
     checks: list[Check] = []
     with evaluating(inner):
@@ -360,6 +364,65 @@ def _cache(e: _Evidence) -> str:
     if gap > 10 * e.tolerance(full):
         raise _Failed(f"token by token the logits differ by {gap:.1e}")
     return f"{ids.shape[1]} steps, largest difference {gap:.0e}"
+
+
+@torch.no_grad()
+def _loss(e: _Evidence) -> str:
+    stream, z = e.stream, e.states.logits(e.stream.depth)
+    batch = {**e.batch, "labels": _countable(e)}
+    targets = Targets.of(stream, batch)
+    found, own = float(targets.loss(targets.pick(z))), _own_loss(stream, batch)
+    # Many models compute their loss in float32, whatever their weights.
+    kind = torch.float32 if z.dtype == torch.float64 else z.dtype
+    tolerance = 10 * e.tolerance(torch.tensor(own, dtype=kind))
+    if abs(found - own) <= tolerance:
+        return f"{found:.4f}, difference {abs(found - own):.0e}"
+    if stream.task in TOKEN_TASKS:
+        shifted = stream.task == "causal_lm"
+        y = batch["labels"] if shifted else batch["labels"][:, 1:]
+        other = float(F.cross_entropy(z[:, : y.shape[1]].flatten(0, 1), y.flatten()))
+        if abs(other - own) <= tolerance:
+            ours, theirs = ("t + 1", "t") if shifted else ("t", "t + 1")
+            raise _NotApplicable(
+                f"position t predicts label {ours}; in the loss of this class, label {theirs}"
+            )
+    raise _Failed(f"the loss at the last depth is {found:.6g}, the model's own is {own:.6g}")
+
+
+def _countable(e: _Evidence) -> Tensor:
+    """The labels, with those of padding ignored: a model's own loss counts them, `Targets` do not.
+
+    Nor do they count what padding predicts: the first token after it.
+    """
+    labels = e.batch.get("labels")
+    if not isinstance(labels, Tensor):
+        raise _NotApplicable("the batch has no labels")
+    key = "decoder_attention_mask" if e.stream.task == "seq2seq_lm" else "attention_mask"
+    mask = e.batch.get(key)
+    if not isinstance(mask, Tensor) or mask.shape != labels.shape:
+        return labels
+    padding = mask == 0
+    if e.stream.task == "causal_lm":
+        padding = padding | F.pad(padding[:, :-1], (1, 0))
+    return labels.masked_fill(padding, IGNORE_INDEX)
+
+
+def _own_loss(stream: ResidualStream, batch: Mapping[str, Any]) -> float:
+    inner = unwrapped(stream.model)
+    takes = "labels" in inspect.signature(inner.forward).parameters
+    if not takes or stream.task in ("detection", "embedding"):
+        raise _NotApplicable("the model takes no labels for one loss")
+    config = getattr(inner, "config", None)
+    before = getattr(config, "problem_type", None)
+    try:
+        output = stream.call({**stream.arguments(batch, None), "labels": batch["labels"]})
+    finally:
+        if getattr(config, "problem_type", None) != before:  # set by the first loss
+            config.problem_type = before  # pyright: ignore[reportOptionalMemberAccess]
+    loss = getattr(output, "loss", None)
+    if not isinstance(loss, Tensor) or not bool(loss.isfinite().all()):
+        raise _NotApplicable("the model computes no finite loss")
+    return float(loss)
 
 
 def _fingerprint(model: nn.Module) -> dict[str, Any]:

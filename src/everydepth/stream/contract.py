@@ -37,10 +37,21 @@ from everydepth.stream.taps import (
 from everydepth.stream.tree import tree
 from everydepth.stream.wrapping import device_of, unwrapped, without_values
 
-Task = Literal["classification", "regression", "causal_lm", "masked_lm", "detection", "embedding"]
+Task = Literal[
+    "classification",
+    "regression",
+    "causal_lm",
+    "masked_lm",
+    "seq2seq_lm",
+    "detection",
+    "embedding",
+]
 """What the readout predicts: a class per sample, numbers per sample, the next token at every
-position, the token at every (masked) position, a class and a box per query, or a vector per
-sample."""
+position, the token (or its class) at every position, the next token of a decoder's text, a class
+and a box per query, or a vector per sample."""
+
+TOKEN_TASKS: frozenset[Task] = frozenset(("causal_lm", "masked_lm", "seq2seq_lm"))
+"""The tasks in which every token predicts."""
 
 IGNORE_INDEX = -100
 
@@ -244,6 +255,11 @@ class ResidualStream(ABC):
     def row_axis(self) -> int:
         """The batch dimension of a state."""
         return 0
+
+    @property
+    def padding(self) -> str:
+        """The batch key of the mask that says which tokens of a state are real."""
+        return "attention_mask"
 
     @property
     def call_axes(self) -> CallAxes | None:
@@ -652,7 +668,7 @@ class ResidualStream(ABC):
             wrong, last = low if low < 0 else high, "the last class"
             if self.outputs is not None:
                 last = str(self.outputs - 1)
-            words = self.task in ("causal_lm", "masked_lm")
+            words = self.task in TOKEN_TASKS
             raise LabelError(
                 f"label {wrong}, but the head of {self.name} has {self.outputs} classes; use 0 to "
                 f"{last}, or {IGNORE_INDEX} to ignore a position"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from everydepth.errors import LabelError, SettingError
-from everydepth.stream.contract import IGNORE_INDEX, ResidualStream
+from everydepth.stream.contract import IGNORE_INDEX, TOKEN_TASKS, ResidualStream
 from everydepth.stream.rows import pick_rows
 from everydepth.stream.states import States
 from everydepth.stream.wrapping import unwrapped
@@ -41,6 +41,8 @@ class Targets:
     - Causal language models: labels are not shifted, and position t predicts token t + 1, so the
       last position predicts nothing. Text without labels predicts its own tokens.
     - Masked language models and token classifiers: one label per token, at its own position.
+    - Encoder-decoders: one label per token of the decoder, not shifted; its inputs are made of the
+      labels if the batch has none. Padding is where `decoder_attention_mask` is 0.
     - Classifiers: one integer per sample, or a probability for each class (soft labels). A head
       with one output is a regression, as in Hugging Face.
     - Regressions: `(samples,)` or `(samples, outputs)` numbers, with squared error.
@@ -112,7 +114,7 @@ class Targets:
             weights = _ones_or(weights, shape, stream, labels.device)
             return cls(shape=shape, labels=labels, weights=weights, items=items, numbers=True)
         labels, weights = _aligned(stream, batch, labels, weights)
-        real = _real(batch, labels)
+        real = _real(stream, batch, labels)
         rows = real.flatten().nonzero().flatten()
         rows = None if len(rows) == real.numel() else rows
         picked = _taken(labels.flatten(0, real.ndim - 1), rows)
@@ -125,7 +127,7 @@ class Targets:
             labels=picked,
             weights=_taken(_ones_or(weights, real.shape, stream, real.device).flatten(), rows),
             rows=rows,
-            before_norm=stream.task in ("causal_lm", "masked_lm"),
+            before_norm=stream.task in TOKEN_TASKS,
             items=items,
             class_weights=class_weights,
             label_smoothing=label_smoothing,
@@ -135,21 +137,22 @@ class Targets:
     def every(cls, stream: ResidualStream, batch: Mapping[str, Any], prediction: Tensor) -> Targets:
         """Every row that is not padding, with or without a label (-100 stands for none).
 
-        For a masked language model with labels, only the labeled rows: it can see all other tokens.
+        With labels, a masked language model has only the labeled rows, as it can see all other
+        tokens, and an encoder-decoder too, as its padding is known by its labels.
         """
         batch, shape = stream.check_batch(batch), tuple(prediction.shape[:-1])
         _weights(batch, False)
         labels = numbers = None
-        real = real_tokens(batch, shape, prediction.device)
+        real = _real_predictions(stream, batch, shape, prediction.device)
         losses = stream.task not in ("detection", "embedding") and not is_multi_label(stream)
         if has_labels(stream, batch) and losses:
             labels, numbers = _checked(stream, batch, with_labels(stream, batch)["labels"])
             if not numbers:
                 labels, _ = _aligned(stream, batch, labels, None)
-                known = _real(batch, labels)
+                known = _real(stream, batch, labels)
                 if tuple(known.shape) != shape:
                     raise _mismatch(tuple(known.shape), prediction)
-                if stream.task == "masked_lm":
+                if stream.task in ("masked_lm", "seq2seq_lm"):
                     real = known
                 if labels.ndim == known.ndim:
                     labels = labels.masked_fill(~known, IGNORE_INDEX)
@@ -172,7 +175,7 @@ class Targets:
             weights=_ones_or(None, (count,), stream, prediction.device),
             rows=rows,
             numbers=bool(numbers),
-            before_norm=stream.task in ("causal_lm", "masked_lm"),
+            before_norm=stream.task in TOKEN_TASKS,
         )
 
     # -- rows -------------------------------------------------------------------------------------
@@ -405,10 +408,24 @@ def labeled_samples(stream: ResidualStream, batch: Mapping[str, Any]) -> Mapping
 
 
 def real_tokens(
-    batch: Mapping[str, Any], shape: tuple[int, ...], device: torch.device
+    stream: ResidualStream, batch: Mapping[str, Any], shape: tuple[int, ...], device: torch.device
 ) -> Tensor | None:
-    """A boolean mask of `shape`, False for padding; None if the batch has no such mask."""
-    mask = batch.get("attention_mask")
+    """Which tokens of a state are real: a mask of `shape`; None if the batch has no such mask."""
+    return _mask(batch, stream.padding, shape, device)
+
+
+def _real_predictions(
+    stream: ResidualStream, batch: Mapping[str, Any], shape: tuple[int, ...], device: torch.device
+) -> Tensor | None:
+    """Which predictions are not of padding; of an encoder-decoder, those of the decoder."""
+    decodes = stream.task == "seq2seq_lm"
+    return _mask(batch, "decoder_attention_mask" if decodes else "attention_mask", shape, device)
+
+
+def _mask(
+    batch: Mapping[str, Any], key: str, shape: tuple[int, ...], device: torch.device
+) -> Tensor | None:
+    mask = batch.get(key)
     if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
         return None
     return mask.to(device) != 0
@@ -457,7 +474,7 @@ def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> t
     if not isinstance(labels, Tensor):
         raise LabelError(f"labels are {type(labels).__name__}; pass a tensor")
     rows, shape = stream.rows(batch), tuple(labels.shape)
-    tokens = stream.task in ("causal_lm", "masked_lm")
+    tokens = stream.task in TOKEN_TASKS
     if tokens:
         first = stream.first_input(batch)
         if shape != tuple(first.shape[:2]) or labels.is_floating_point():
@@ -502,7 +519,7 @@ def _aligned(
         )
     if soft:
         return labels, weights
-    real = real_tokens(batch, tuple(labels.shape), labels.device)
+    real = _real_predictions(stream, batch, tuple(labels.shape), labels.device)
     if stream.task == "causal_lm":
         if labels.ndim != 2:
             raise LabelError(f"labels of text have shape {tuple(labels.shape)}; use (rows, length)")
@@ -515,12 +532,12 @@ def _aligned(
     return labels, weights
 
 
-def _real(batch: Mapping[str, Any], labels: Tensor) -> Tensor:
+def _real(stream: ResidualStream, batch: Mapping[str, Any], labels: Tensor) -> Tensor:
     """Which of the aligned labels count."""
     if not labels.is_floating_point():
         return labels != IGNORE_INDEX
     shape = tuple(labels.shape[:-1])
-    real = real_tokens(batch, shape, labels.device)
+    real = _real_predictions(stream, batch, shape, labels.device)
     return torch.ones(shape, dtype=torch.bool, device=labels.device) if real is None else real
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from everydepth.stream.contract import ResidualStream
+from everydepth.stream.contract import TOKEN_TASKS, ResidualStream
 
 # A product of 2,048 rows (depths times tokens) and 2,048 words runs at a core's full speed, and its
 # 16 MB of logits stay in the cache.
@@ -26,7 +26,7 @@ def has_plain_weights(head: nn.Module) -> bool:
 
 def predicts_words(stream: ResidualStream) -> bool:
     """Whether every token predicts a word of a large vocabulary through a bare linear head."""
-    tokens = stream.task in ("causal_lm", "masked_lm")
+    tokens = stream.task in TOKEN_TASKS
     return tokens and has_plain_weights(stream.head) and (stream.outputs or 0) >= WORDS
 
 

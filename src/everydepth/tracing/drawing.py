@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from everydepth.errors import SettingError
-from everydepth.stream import ResidualStream, Targets
+from everydepth.stream import TOKEN_TASKS, ResidualStream, Targets
 from everydepth.tracing.observation import placeholder_prediction
 
 
@@ -30,7 +30,7 @@ class DrawnRows:
         """A uniform sample of `count` predictions. The data is iterated, but not run."""
         if count < 1:
             raise SettingError(f"tokens={count}; use 1 or more, or None for all")
-        if stream.task not in ("causal_lm", "masked_lm"):
+        if stream.task not in TOKEN_TASKS:
             raise SettingError(
                 f"tokens={count}, but {stream.name} predicts per sample, not per token; use "
                 "max_samples"
@@ -59,5 +59,5 @@ class DrawnRows:
 
 def rows_in(stream: ResidualStream, batch: Mapping[str, Any]) -> int:
     """The number of predictions in a batch of tokens, without running the model."""
-    kept = {k: v for k, v in batch.items() if k != "labels" or stream.task == "masked_lm"}
+    kept = {k: v for k, v in batch.items() if k != "labels" or stream.task != "causal_lm"}
     return len(Targets.every(stream, kept, placeholder_prediction(stream, batch)))

@@ -108,8 +108,8 @@ class Observation:
     @cached_property
     def rows(self) -> Targets:
         """The rows without labels, which may be of another task if no metric needs them."""
-        if self.stream.task == "masked_lm":
-            return self.asked  # labels select the masked tokens
+        if self.stream.task in ("masked_lm", "seq2seq_lm"):
+            return self.asked  # labels select the tokens that count
         batch = {key: value for key, value in self.states.batch.items() if key != "labels"}
         return self._drawn(Targets.every(self.stream, batch, self._shape))
 
@@ -223,7 +223,8 @@ def token_features(states: States) -> Tensor:
             f"token-level metrics need states of one shape (token, dim), but {states.stream.name} "
             f"has {shapes}; use the metrics of pooled features instead"
         )
-    mask = real_tokens(states.batch, tuple(states.h[0].shape[:2]), states.h[0].device)
+    first = states.h[0]
+    mask = real_tokens(states.stream, states.batch, tuple(first.shape[:2]), first.device)
     everything = mask is None or bool(mask.all())
     rows = [h.detach().flatten(0, 1) if everything else h.detach()[mask] for h in states.h]
     return torch.stack([at_least_float32(row) for row in rows])

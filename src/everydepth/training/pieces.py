@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from everydepth.stream import ResidualStream, Targets, has_labels
+from everydepth.stream import TOKEN_TASKS, ResidualStream, Targets, has_labels
 from everydepth.stream.rows import pick_rows
 from everydepth.training.loader import Batch
 from everydepth.training.module import EveryDepth
@@ -46,7 +46,7 @@ def shares_of(
 def _amount(piece: Batch, net: EveryDepth) -> Tensor:
     if not has_labels(net.stream, piece):
         mask = piece.get("attention_mask")
-        tokens = net.stream.task in ("causal_lm", "masked_lm")
+        tokens = net.stream.task in TOKEN_TASKS
         if tokens and isinstance(mask, Tensor):
             return (mask != 0).sum()
         return torch.tensor(net.stream.rows(piece))

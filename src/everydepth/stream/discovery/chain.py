@@ -255,6 +255,16 @@ def skips(recording: Recording) -> list[nn.Module]:
     return list(dict.fromkeys(found))
 
 
+def uncalled(model: nn.Module, recording: Recording) -> str | None:
+    """The path of a list whose modules ran by their `forward` alone, so that no hook saw them."""
+    called = {call.module for call in recording.calls}
+    for path, members in _lists(model):
+        plain = [m for m in members if not isinstance(m, (nn.ModuleList, nn.Sequential))]
+        if plain and called.isdisjoint(plain) and not called.isdisjoint(plain[0].modules()):
+            return path
+    return None
+
+
 def predicting(found: Sequence[Chain], recording: Recording, prediction: Tensor) -> list[Chain]:
     """The chains whose end leads to the prediction without passing through another chain."""
     reach, goal = Reach(recording), recording.key(prediction)

@@ -33,8 +33,8 @@ def shortened(
     lists = _lists(model, blocks)
     if len(set(blocks)) < len(blocks):
         return _recounted(model, lists, len(blocks), depth, share=share)
-    if len(lists) == 1:
-        ((path, held),) = lists.items()
+    if len(lists) == 1 and (hasattr(model, "config") or all(tail.direct)):
+        (held,) = lists.values()
         if list(held) == list(blocks) and not any(number > depth for number in tail.skips):
             return edited(model, held, range(depth), share=share)
     paths = {module: path for path, module in model.named_modules()}
@@ -150,8 +150,8 @@ def _recounted(
 ) -> Model:
     """A copy of a model that calls one module repeatedly, with another count in its config."""
     copied = copy_without(model, (), share=share)
-    (path, *_) = lists
-    if not correct_configs(copied, path, range(depth), before):
+    path = next(iter(lists), None)
+    if path is None or not correct_configs(copied, path, range(depth), before):
         raise UnsupportedModelError(
             f"{type(model).__name__} calls one module {before} times, but no field of its config "
             "sets this number, so it cannot be cut"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from everydepth.results.result import Result
-from everydepth.stream import Block, BranchRecord, Task
+from everydepth.stream import TOKEN_TASKS, Block, BranchRecord, Task
 from everydepth.tracing.metric import BatchMetric, register_metric
 from everydepth.tracing.metrics.predictive import LABELS, NUMBERS, UNLABELED
 from everydepth.tracing.observation import BlockRecords, Observation
@@ -22,7 +22,7 @@ FEW_OUTPUTS: frozenset[Task] = frozenset({"classification", "regression"})
 class _Contribution(BatchMetric):
     section = "blocks"
     group = "contributions"
-    tasks = frozenset({"classification", "regression", "causal_lm", "masked_lm"})
+    tasks = FEW_OUTPUTS | TOKEN_TASKS
 
     def __init__(self) -> None:
         self.sums = Sums()

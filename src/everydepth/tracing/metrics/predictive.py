@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from everydepth.results.result import Result
-from everydepth.stream import Task
+from everydepth.stream import TOKEN_TASKS, Task
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.predictions import Predictions
 from everydepth.tracing.sums import Sums, array
 
-CLASSES: frozenset[Task] = frozenset({"classification", "causal_lm", "masked_lm"})
+CLASSES: frozenset[Task] = TOKEN_TASKS | {"classification"}
 NUMBERS: frozenset[Task] = frozenset({"regression"})
 LABELS: frozenset[Need] = frozenset({"labels"})
 UNLABELED = "the data has no labels"
@@ -89,7 +89,7 @@ class Accuracy(_Mean):
     unit = "share"
     better = "higher"
     label = "accuracy"
-    tasks = frozenset({"classification", "masked_lm"})
+    tasks = CLASSES - {"causal_lm"}
 
     def values(self, p: Predictions, targets: Tensor) -> Tensor:
         return p.top == targets
@@ -186,7 +186,7 @@ class Perplexity(Loss):
     about = "The number of equally likely tokens with the same uncertainty, at each depth."
     unit = ""
     label = "perplexity"
-    tasks = frozenset({"causal_lm", "masked_lm"})
+    tasks = TOKEN_TASKS
 
     def finish(self, mean: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):

@@ -70,7 +70,7 @@ class StreamStd(BatchMetric):
     def see_block(self, seen: BlockRecords) -> None:
         for name, record in zip(branch_names(seen.block), seen.branches, strict=True):
             x = record.x.detach()
-            real = real_tokens(seen.batch, tuple(record.shape[:2]), x.device)
+            real = real_tokens(seen.stream, seen.batch, tuple(record.shape[:2]), x.device)
             if len(record.shape) == 3 and real is not None and not bool(real.all()):
                 x = x.reshape(record.shape)[real]
             self.batch[name, seen.depth] = _Moments.of(x)
