@@ -192,10 +192,8 @@ def _section(library: str, rows: list[dict[str, Any]], known: int) -> list[str]:
     unbuilt = [row for row in rows if "unbuilt" in row]
     left = known - len(rows)
     more = f" {left} more have not been measured." if left > 0 else ""
-    when = Counter(row.get(MEASURED) or "earlier" for row in built)
-    more += (
-        f" Rows by day of measurement: {', '.join(f'{d} {n}' for d, n in sorted(when.items()))}."
-    )
+    days = Counter(f"on {row[MEASURED]}" if row.get(MEASURED) else "earlier" for row in built)
+    more += f" Measured: {', '.join(f'{n} {day}' for day, n in sorted(days.items()))}."
     return [
         *("", f"## {library}", "", f"{LIBRARIES[library]}. {Verdicts.of(rows)}{more}", ""),
         "| " + " | ".join(head) + " |",
@@ -252,7 +250,8 @@ def _plain(text: str) -> str:
 
 def _line(row: dict[str, Any], verbs: list[str]) -> str:
     if "checks" not in row:
-        reason = f"not followed: {_plain(row.get('error', '').partition(';')[0])}"
+        said = re.sub(r"^\w+Error: ", "", row.get("error", "").partition(";")[0])
+        reason = f"not followed: {_plain(said)}"
         reason = "no residual connection" if _bare(row) else reason
         cells = [row["name"], "-", reason, *[""] * (1 + len(CLAUSES))]
         return "| " + " | ".join([*cells, *[""] * len(verbs), row.get(MEASURED, "")]) + " |"

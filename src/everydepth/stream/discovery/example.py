@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from everydepth.stream.wrapping import device_of
 
 ROWS, TOKENS = 2, 6
+# How configs call the number of features per step of a sound.
+_BINS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "feature_size")
 
 
 def parameters_of(model: nn.Module) -> tuple[list[str], bool]:
@@ -99,8 +101,8 @@ def _text(
     end = getattr(config, "eos_token_id", None)
     for known in dict.fromkeys((count, min(count, 32))):  # another vocabulary may be smaller
         ids = tokens(known, TOKENS)
-        # Two rows that differ in one late token: whether earlier predictions do tells if the model
-        # is causal.
+        # Rows that share all but their last tokens: if the model is causal, their predictions
+        # agree until there.
         ids[1:, :-2] = ids[:1, :-2]
         if isinstance(end, int) and 0 <= end < known:
             ids[:, -1] = end
@@ -121,22 +123,10 @@ def _sound(
     more: dict[str, Tensor] = {}
     if "decoder_input_ids" in names:
         more["decoder_input_ids"] = tokens(getattr(config, "vocab_size", 32), TOKENS)
-    inner = (
-        getattr(config, "audio_config", None) or getattr(config, "encoder_config", None) or config
-    )
-    bins = next(
-        (
-            value
-            for name in (
-                "num_mel_bins",
-                "input_feat_per_channel",
-                "feature_projection_input_dim",
-                "feature_size",
-            )
-            if isinstance(value := getattr(inner, name, None), int)
-        ),
-        80,
-    )
+    parts = (getattr(config, name, None) for name in ("audio_config", "encoder_config"))
+    inner = next((part for part in parts if part), config)
+    sizes = (getattr(inner, name, None) for name in _BINS)
+    bins = next((size for size in sizes if isinstance(size, int)), 80)
     positions = getattr(inner, "max_source_positions", None)
     length = getattr(inner, "max_length", None)
     if main == "input_features" and isinstance(positions, int):

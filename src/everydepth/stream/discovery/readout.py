@@ -12,42 +12,13 @@ from torch import Tensor, nn
 from everydepth.stream.discovery.recording import Key, Operation, Recording
 from everydepth.stream.discovery.residual import MOVES, base
 
-_PICKS = MOVES | frozenset(
-    (
-        "mean",
-        "sum",
-        "gather",
-        "div",
-        "_adaptive_avg_pool2d",
-        "avg_pool2d",
-        "max",
-        "amax",
-        "squeeze_",
-    )
-)
-_ELEMENTWISE = frozenset(
-    [
-        "mul",
-        "mul_",
-        "div",
-        "div_",
-        "tanh",
-        "tanh_",
-        "relu",
-        "relu_",
-        "gelu",
-        "silu",
-        "silu_",
-        "sigmoid",
-        "add",
-        "add_",
-        "sub",
-        "hardswish",
-        "hardswish_",
-        "hardtanh",
-        "clamp",
-    ]
-)
+_PICKS = MOVES | frozenset((
+    "mean", "sum", "gather", "div", "_adaptive_avg_pool2d", "avg_pool2d", "max", "amax", "squeeze_",
+))  # fmt: skip
+_ELEMENTWISE = frozenset((
+    "mul", "mul_", "div", "div_", "tanh", "tanh_", "relu", "relu_", "gelu", "silu", "silu_",
+    "sigmoid", "add", "add_", "sub", "hardswish", "hardswish_", "hardtanh", "clamp",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -12,40 +12,12 @@ from everydepth.stream.discovery.recording import Key, ModuleCall, Operation, Re
 from everydepth.stream.taps import first_tensor
 
 # Operations that move entries without changing them.
-MOVES = frozenset(
-    [
-        "view",
-        "reshape",
-        "_unsafe_view",
-        "unsqueeze",
-        "squeeze",
-        "transpose",
-        "t",
-        "permute",
-        "expand",
-        "contiguous",
-        "alias",
-        "clone",
-        "detach",
-        "_to_copy",
-        "to",
-        "slice",
-        "select",
-        "flatten",
-        "unflatten",
-        "lift_fresh",
-        "as_strided",
-        "_reshape_alias",
-        "native_dropout",
-        "roll",
-        "split",
-        "split_with_sizes",
-        "index",
-        "constant_pad_nd",
-        "cat",
-        "copy_",
-    ]
-)
+MOVES = frozenset((
+    "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "transpose", "t", "permute",
+    "expand", "contiguous", "alias", "clone", "detach", "_to_copy", "to", "slice", "select",
+    "flatten", "unflatten", "lift_fresh", "as_strided", "_reshape_alias", "native_dropout", "roll",
+    "split", "split_with_sizes", "index", "constant_pad_nd", "cat", "copy_",
+))  # fmt: skip
 # Those that keep all entries, as a residual path does.
 KEEPS = MOVES - frozenset(
     ["slice", "select", "split", "split_with_sizes", "index", "constant_pad_nd", "cat", "copy_"]

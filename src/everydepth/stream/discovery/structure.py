@@ -15,15 +15,9 @@ from everydepth.stream.discovery.readout import Parts, Pick
 from everydepth.stream.discovery.tail import Tail
 
 FAILURES = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    AssertionError,
+    RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError,
     ImportError,
-)
+)  # fmt: skip
 """What a model may raise on a batch it does not accept."""
 
 
