@@ -16,7 +16,7 @@ from everydepth.tracing.observation import Observation
 from everydepth.tracing.predictions import Predictions
 from everydepth.tracing.sums import Sums, array
 
-CLASSES: frozenset[Task] = TOKEN_TASKS | {"classification"}
+CLASSES: frozenset[Task] = frozenset(("classification", *TOKEN_TASKS))
 NUMBERS: frozenset[Task] = frozenset({"regression"})
 LABELS: frozenset[Need] = frozenset({"labels"})
 UNLABELED = "the data has no labels"
