@@ -103,8 +103,10 @@ def cluster(
             "runtime_env": {"env_vars": {PROXY_VARIABLE: PROXY}},
         }
         if address is None and "RAY_ADDRESS" not in os.environ:
+            # "local": without it, Ray would join a cluster that happens to run here.
             # Ray's workers have low priority by default, which a server should not have.
-            options |= {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
+            options |= {"address": "local", "include_dashboard": False}
+            options["_system_config"] = {"worker_niceness": 0}
         ray.init(**options)
     serve.start(http_options={"host": host, "port": port, "location": "HeadOnly"})
     try:
