@@ -5,7 +5,7 @@
 Discovery, which happens once per model, is in forwards of the small batch it runs on; beside it,
 how often it ran the blocks. Interleaved, one compute thread, CPU seconds of this process (which
 other work on the machine disturbs less than wall-clock time), best of many. Written to
-benchmarks/results/waist.json.
+benchmarks/results, beside those of other processors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from record import no_options, record, sized
+from record import no_options, record_times, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -109,7 +109,7 @@ def main() -> None:
         shown = (f"{best['plain'] * 1e3:.1f}", *(f"{ratio:.3f}" for ratio in ratios.values()))
         table.add_row(name, *shown, f"{once['discovery']:.1f}", f"{once['discovery_ms']:.0f}")
     Console().print(table)
-    record("waist", {"rounds": ROUNDS, "threads": 1, "wanted": LIMIT, "ratios": results})
+    record_times("waist", {"rounds": ROUNDS, "threads": 1, "wanted": LIMIT, "ratios": results})
 
 
 if __name__ == "__main__":
