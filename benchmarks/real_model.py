@@ -1,6 +1,7 @@
 """What profiling, drafting and training cost on a language model as published.
 
     python benchmarks/real_model.py FOLDER [FOLDER...] [--part profile drafting training tuned]
+        [--rows 1 8] [--tokens 64 128 256]
 
 Each FOLDER holds a causal language model of Hugging Face, never trained for early depths: the worst
 case for drafts, whose depth is given. Part `tuned` wants one with balconies instead (`everydepth
@@ -158,14 +159,16 @@ def drafted(model: Any) -> dict[str, Any]:
     return found
 
 
-def tuned(model: Any) -> dict[str, Any]:
-    """Drafts of every balcony, in texts of several lengths, one row at a time and eight at once."""
+def tuned(
+    model: Any, sizes: tuple[int, ...] = (1, ROWS), lengths: tuple[int, ...] = TUNED_NEW
+) -> dict[str, Any]:
+    """Drafts of the first two balconies, for batches of these sizes and texts of these lengths."""
     stream = ed.as_stream(model)
     tokenizer = load_tokenizer()
     found: dict[str, Any] = {}
-    for rows in (1, ROWS):
+    for rows in sizes:
         batches = wikitext(tokenizer, 3 if rows == 1 else 1, rows)
-        for new in TUNED_NEW:
+        for new in lengths:
             found[f"{rows} rows, {new} tokens"] = _decoded(model, stream, batches, new)
     return found
 
@@ -258,6 +261,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="*", type=Path, help="With --smoke they may be left out.")
     parser.add_argument("--part", nargs="+", choices=list(PARTS), default=UNTUNED)
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, ROWS], help="Of part tuned.")
+    parser.add_argument("--tokens", nargs="+", type=int, default=TUNED_NEW, help="Of part tuned.")
     options = parser.parse_args()
     if not options.folders and not SMOKE:
         parser.error("the folder of a causal language model is needed")
@@ -270,7 +275,10 @@ def main() -> None:
                 parser.error(f"{folder} has no balconies for the part tuned; leave it out")
             if part == "tuned" and folder is None:
                 model = Balcony(model, [2, 4])
-            found = {"rounds": ROUNDS, "new tokens": NEW, **PARTS[part](model)}
+            if part == "tuned":
+                found = tuned(model, tuple(options.rows), tuple(options.tokens))
+            else:
+                found = {"rounds": ROUNDS, "new tokens": NEW, **PARTS[part](model)}
             print(folder, part, json.dumps(found, indent=1), flush=True)
             _add("tiny" if folder is None else folder.name, part, found)
 

@@ -129,7 +129,7 @@ CASES: dict[str, Case] = {
             writer(m), torch.ones(1, 3).long(), draft_depth=1, draft_words=COMPLEX
         ),
         SettingError,
-        "draft_words are 3 values of torch.complex64",
+        "draft_words has 3 values of torch.complex64",
     ),
     "text labels of a probe": (
         lambda m: ed.linear_probe(m, rows(labels=["a"] * 12), rows(), **QUIET),
@@ -235,7 +235,7 @@ CASES: dict[str, Case] = {
     "an empty stop": (
         lambda m: ed.generate(writer(m), "ab", tokenizer=Letters(), stop=["x", ""]),
         SettingError,
-        "every text holds an empty one",
+        "every text contains the empty string",
     ),
     "an option without a depth": (
         lambda m: (m.save_pretrained("m"), ed.load("m", dtype="float99")),

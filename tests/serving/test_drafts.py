@@ -99,9 +99,11 @@ def test_rows_of_a_team_share_the_calls_of_a_round_of_drafts() -> None:
         prompt = [3, 4, 5 + i]
         batch.join(Row(Drafting(team, prompt=prompt, tokens=8), prompt, limit=8))
     batch.round()
-    batch.round()  # one draft each, judged at once
+    batch.round()  # one draft each
+    assert batch.work.calls == 1
+    batch.round()  # judged at once, with the token that follows
     assert batch.work.calls == stream.depth
-    assert batch.work.readouts == 4
+    assert batch.work.readouts == 8
 
 
 def test_requests_that_draft_get_the_text_of_the_full_depth_from_a_scheduler() -> None:
@@ -143,7 +145,7 @@ def test_a_balcony_that_is_the_rest_of_the_model_drafts_what_the_model_says() ->
     ):
         for i in range(3):
             prompt = [3 + i] * (5 + i)
-            batch.join(Row(Drafting(team, prompt=prompt, tokens=12), prompt, limit=12))
+            batch.join(Row(Drafting(team, prompt=prompt, tokens=20), prompt, limit=20))
         while batch.rows:
             batch.round()
     assert len(right) > 2

@@ -56,7 +56,7 @@ class DraftTeam(Team):
         self._members: Sequence[Course] = ()
         self._drafts: list[Draft] = []
         self._took: list[float] = []
-        self._torn = False
+        self._torn = self._complete = False
 
     def expect(self, tokens: int) -> None:
         """Announce a request for more tokens."""
@@ -132,31 +132,32 @@ class DraftTeam(Team):
         return Said((int(self.sampling.draw(one.logits, self.generator)),))
 
     def _drafted(self, states: Sequence[Tensor], most: int) -> list[Said | None]:
+        """Draft and feed another token, or let the top depth judge those that were fed."""
+        if self._torn or self._complete or most == 1:
+            return [None] * len(states)
         draft = self._head.draft(torch.cat([h[:, -1:] for h in states]), self.generator)
         self._drafts.append(draft)
         confidence = draft.confidence.tolist()
         self._took.append(self._elapsed())
-        more = not self._torn and self._pace.goes_on(confidence)
-        if not more or len(self._drafts) >= min(most, LONGEST):
-            return [None] * len(states)
+        more = self._pace.goes_on(confidence)
+        self._complete = not more or len(self._drafts) == min(most - 1, LONGEST)
         return [Said((), feed=token) for token in draft.tokens.tolist()]
 
     def _judged(self, members: Sequence[Asked]) -> dict[Course, Said]:
-        drafts, span = self._drafts, len(self._drafts)
+        drafts = self._drafts
         logits = torch.stack([one.logits for one in members])
         verdict = self._verdict(logits, drafts)
-        last = torch.where(verdict.accepted == span, drafts[-1].tokens, verdict.correction)
         accepted, columns = verdict.accepted.tolist(), [d.tokens.tolist() for d in drafts]
-        if not self._torn:
+        if drafts and not self._torn:
             self._pace.learn(accepted, self._took, self._elapsed())
-        self._head.see(last, logits[:, -1])
+        self._head.see(verdict.following, logits[:, -1])
         self._over()
         said: dict[Course, Said] = {}
         for row, (one, count, token) in enumerate(
-            zip(members, accepted, last.tolist(), strict=True)
+            zip(members, accepted, verdict.following.tolist(), strict=True)
         ):
-            kept = [column[row] for column in columns[: min(count, span - 1)]]
-            said[one.course] = Said((*kept, token), dropped=span - min(count + 1, span))
+            kept = [column[row] for column in columns[:count]]
+            said[one.course] = Said((*kept, token), dropped=len(drafts) - count)
         return said
 
     def _verdict(self, logits: Tensor, drafts: list[Draft]) -> Verdict:
@@ -171,7 +172,8 @@ class DraftTeam(Team):
         return 0.0 if since is None else now - since
 
     def _over(self) -> None:
-        self._members, self._drafts, self._took, self._torn = (), [], [], False
+        self._members, self._drafts, self._took = (), [], []
+        self._torn = self._complete = False
 
 
 def _of_rows(draft: Draft, rows: Tensor) -> Draft:
@@ -208,7 +210,7 @@ class Drafting(Course):
     def wants(self, depth: int) -> int:
         if not self.team.drafting(self):
             return 1
-        return 0 if depth == self.team.depth else self.team.drafted
+        return 0 if depth == self.team.depth else self.team.drafted + 1
 
     def see(self, depth: int, asked: Asked) -> Said | None:
         return self.team.see(depth, [asked])[0]

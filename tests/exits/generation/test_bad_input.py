@@ -46,7 +46,7 @@ PROMPT = torch.tensor([[5, 6, 7], [8, 9, 10]])
         ({"max_draft": 0, "draft_depth": 1}, SettingError, "max_draft 0; use 1 or more"),
         ({"draft_vocabulary": 61}, SettingError, "draft_vocabulary 61, .* knows 60 .*use 1 to 60"),
         ({"draft_words": [0, 60]}, SettingError, "draft_words from 0 to 60, .* use 0 to 59"),
-        ({"draft_words": ()}, SettingError, "draft_words are 0 values .* pass token ids"),
+        ({"draft_words": ()}, SettingError, "draft_words has 0 values .* pass token ids"),
         (
             {"temperature": 0.0, "do_sample": True},
             SettingError,
@@ -58,7 +58,7 @@ PROMPT = torch.tensor([[5, 6, 7], [8, 9, 10]])
         (
             {"seed": 1, "generator": torch.Generator(), "do_sample": True},
             SettingError,
-            "seed 1 and a generator: .* pass one",
+            "seed=1 and a generator .* pass one",
         ),
         (
             {"attention_mask": torch.tensor([[1, 1, 1], [1, 0, 1]])},

@@ -1,4 +1,4 @@
-"""Drafting pays or stops: simulated costs and acceptance, no clock of this machine."""
+"""Drafting pays off or stops: simulated costs and acceptance, no clock of this machine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch import nn
 
 from everydepth.exits.generation.output import Output
 from everydepth.exits.generation.pacing import (
-    IN_ADVANCE,
-    RISKED,
-    ByLength,
+    ADVANCE,
+    FADING,
+    SHARE,
+    TRUSTED,
+    Costs,
     Experience,
     Ledger,
     Pace,
@@ -23,39 +25,37 @@ from everydepth.exits.generation.pacing import (
     remember,
 )
 
-SHARE = st.floats(0, 1)
+FRACTION = st.floats(0, 1)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Seconds, where a plain step takes one.
+    """Costs in plain steps.
 
-    draft: of one. judging, jump, more: of verifying one token, what several cost beyond that, and
-    what each further one adds. accepted, sure: the chance of a draft, and the confidence that goes
-    with it; None: the chance of each is its confidence, which varies. first: the share of the
-    blocks that tell what a verification costs. extra: what a round of one draft is told to take
-    beyond a plain step, at most.
+    draft: of one draft.
+    above: of the blocks above the draft's depth and the readout, for one token.
+    jump, more: what several tokens add to that once, and what each further one adds.
+    accepted: the chance of a draft.
+    sure: the confidence of every draft; None: it varies, and is its chance.
+    few: the share of the blocks that is timed before a first draft is verified; None: all of them.
+    ahead: what has to be done before the first draft.
     """
 
     draft: float
-    judging: float = 1.0
+    above: float = 0.85
     jump: float = 0.0
     more: float = 0.0
     accepted: float = 0.5
     sure: float | None = None
-    first: float = 1 / 8
-    extra: float = 1.0
+    few: float | None = 0.1
+    ahead: float = 0.0
 
-    def verify(self, n: int) -> float:
-        return self.judging + (self.jump if n > 1 else 0) + self.more * (n - 1)
+    @property
+    def below(self) -> float:
+        return max(0.0, 1 - self.above)
 
-    def verified(self, pace: Pace, n: int, took: Callable[[float], float]) -> tuple[int, float]:
-        """How many were verified, and what it took: the first blocks may say that n are many."""
-        if not pace.looks(n):
-            return n, took(self.verify(n))
-        start = took(self.first * self.verify(n))
-        kept = pace.affordable(n, start)
-        return kept, start + took((1 - self.first) * self.verify(kept))
+    def pass_over(self, tokens: int) -> float:
+        return self.above + (self.jump if tokens > 1 else 0) + self.more * (tokens - 1)
 
     def confidence(self, chance: random.Random) -> float:
         if self.sure is not None:
@@ -68,196 +68,131 @@ class Machine:
 
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
-    """Any on which a draft is a part of a plain step, verifying it is another, and a token more
-    costs no more than one alone."""
-    draft = 0.01 + 0.99 * draw(SHARE)
-    # Beside the blocks of a plain step there is a second readout, of up to another plain step.
-    judging = max(0.01, 1 - draft + draw(SHARE) * min(1, draft))
-    more = judging * draw(SHARE)
+    """Any machine on which one more token costs no more than the first."""
+    draft, above = 0.01 + 0.99 * draw(FRACTION), 0.05 + 0.95 * draw(FRACTION)
+    more = above * draw(FRACTION)
     return Machine(
         draft,
-        judging,
-        jump=(judging - more) * draw(SHARE),
+        above,
+        jump=(above - more) * draw(FRACTION),
         more=more,
-        accepted=draw(SHARE),
-        sure=draw(st.none() | SHARE),
+        accepted=draw(FRACTION),
+        sure=draw(st.none() | FRACTION),
+        few=draw(st.none() | st.just(0.1)),
+        ahead=draw(FRACTION),
     )
 
 
-def simulated(
-    machine: Machine,
-    *,
-    tokens: int,
-    stop: int | None = None,
-    noise: float = 0.0,
-    seed: int = 0,
-    rows: int = 1,
-    known: Experience | None = None,
-    looking: bool = True,
-) -> tuple[float, int]:
-    """Speed against plain steps, and the rounds that drafted; it ends after `stop` tokens."""
-    chance = random.Random(seed)
-    stop = tokens if stop is None else stop
-    out, ledger = Output(rows, stop, (), None), Ledger(tokens)
-    pace, clock, rounds = Pace(ledger, known=known, looking=looking), 0.0, 0
-    pace.prepare(0.0, machine.extra)
+class Simulation:
+    """A text on a machine; `speed` is relative to plain decoding."""
 
-    def took(seconds: float) -> float:
-        return seconds * (1 + noise * chance.random())
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        tokens: int,
+        stop: int | None = None,
+        noise: float = 0.0,
+        seed: int = 0,
+        rows: int = 1,
+        known: Experience | None = None,
+    ) -> None:
+        self.machine, self.chance, self.noise = machine, random.Random(seed), noise
+        stop = tokens if stop is None else stop
+        self.out, self.ledger = Output(rows, stop, (), None), Ledger(tokens)
+        self.pace = Pace(self.ledger, known=known)
+        few = machine.few
+        first = 1.0 if few is None else machine.below + 2 * few
+        self.pace.prepare(machine.ahead, machine.draft, first)
+        self.clock, self.rounds, self.first_round = 0.0, 0, stop
+        while self.out.active:
+            self.ledger.rows = len(self.out.active)
+            if self.out.remaining == 1 or not self.pace.drafts():
+                self.ledger.learn_plain(self.took(1.0))
+                self.out.emit([[0]] * len(self.out.active))
+            else:
+                self.round()
+        self.speed = stop * (1 + noise / 2) / self.clock
 
-    while out.active:
-        rows = ledger.rows = len(out.active)
-        if not pace.drafts():
-            seconds = took(1.0)
-            ledger.learn_plain(seconds)
-            rest = min(pace.rest(), out.remaining - 1)
-            ledger.rest(rest)
-            clock += seconds + rest * (1 + noise / 2)
-            out.emit([[0] * (1 + rest)] * rows)
-            continue
+    def took(self, seconds: float) -> float:
+        seconds *= 1 + self.noise * self.chance.random()
+        self.clock += seconds
+        return seconds
+
+    def round(self) -> None:
+        machine, pace, rows = self.machine, self.pace, len(self.out.active)
+        if not self.rounds:
+            self.first_round = len(self.out.tokens[0])
+            self.ledger.charge(self.took(machine.ahead))
+        self.rounds += 1
         pace.begin(rows)
-        rounds += 1
         drafting: list[float] = []
-        confidences: list[list[float]] = []
+        said: list[list[float]] = []
         going = True
-        while going and len(drafting) < min(16, out.remaining):
-            drafting.append(took(machine.draft))
-            confidences.append([machine.confidence(chance) for _ in range(rows)])
-            going = pace.goes_on(confidences[-1])
-        n, verifying = machine.verified(pace, len(drafting), took)
-        right = [
-            next((i for i, c in enumerate(said[:n]) if not machine.right(c, chance)), n)
-            for said in zip(*confidences, strict=True)
+        while going and len(drafting) < min(16, self.out.remaining - 1):
+            drafting.append(self.took(machine.draft))
+            said.append([machine.confidence(self.chance) for _ in range(rows)])
+            going = pace.goes_on(said[-1])
+        n, few = len(drafting), machine.few
+        verifying, left = self.took(machine.below), 1.0
+        if pace.untried and few is not None:
+            alone = self.took(few * machine.pass_over(1))
+            both = self.took(few * machine.pass_over(2))
+            # The draft is given up, or follows through the blocks that were timed.
+            verifying, left = verifying + alone + both, 1 - 2 * few
+            if pace.bears(both / alone, drafting):
+                verifying += self.took(few * machine.pass_over(1))
+            else:
+                n = 0
+        verifying += self.took(left * machine.pass_over(n + 1))
+        accepted = [
+            next((i for i, c in enumerate(row[:n]) if not machine.right(c, self.chance)), n)
+            for row in zip(*said, strict=True)
         ]
-        kept = [min(count + 1, n) for count in right]
+        kept = [count + 1 for count in accepted]
         kept = kept if pace.pays else [min(kept)] * rows
-        pace.learn(right, drafting, verifying, out.nearer(kept))
-        clock += sum(drafting) + verifying
-        out.emit([[0] * count for count in kept])
-    return stop * (1 + noise / 2) / clock, rounds
+        pace.learn(accepted if n else [], drafting, verifying, self.out.nearer(kept))
+        self.out.emit([[0] * count for count in kept])
 
 
-@settings(max_examples=60)
+def speed(machine: Machine, *, seeds: int = 1, **settings: int | float) -> float:
+    """The mean over several texts, each of which knows nothing of the others."""
+    runs = [Simulation(machine, seed=seed, **settings) for seed in range(seeds)]  # pyright: ignore[reportArgumentType]
+    return sum(run.speed for run in runs) / seeds
+
+
+@settings(max_examples=80)
 @given(machines(), st.integers(1, 400), st.integers(0, 99))
 def test_drafting_costs_at_most_two_percent_on_any_machine(
     machine: Machine, tokens: int, seed: int
 ) -> None:
-    speed, _ = simulated(machine, tokens=tokens, seed=seed)
-    assert speed >= 0.98
+    assert Simulation(machine, tokens=tokens, seed=seed).speed >= 0.98
 
 
 @settings(max_examples=60)
 @given(machines(), st.integers(1, 200), st.integers(0, 99))
-def test_a_text_that_ends_early_loses_one_percent_and_two_steps_at_most(
+def test_a_text_that_ends_early_loses_its_share_or_two_steps_at_most(
     machine: Machine, stop: int, seed: int
 ) -> None:
-    speed, _ = simulated(machine, tokens=4096, stop=stop, seed=seed)
-    assert stop / speed <= stop + RISKED * (stop + 16) + IN_ADVANCE + 1e-6
+    found = Simulation(machine, tokens=4096, stop=stop, seed=seed)
+    assert found.clock <= stop + max(ADVANCE, SHARE * (stop + 16)) + 1e-6
 
 
 @settings(max_examples=20)
 @given(machines(), st.integers(0, 99))
 def test_noise_of_a_quarter_costs_one_percent_more_at_most(machine: Machine, seed: int) -> None:
-    speeds = [simulated(machine, tokens=512, noise=0.25, seed=seed + i)[0] for i in range(3)]
-    assert sum(speeds) / 3 >= 0.97
-
-
-PAYING = Machine(draft=0.2, judging=0.8, more=0.05, accepted=0.8, sure=0.8)
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_drafting_that_pays_goes_on(noise: float) -> None:
-    speed, rounds = simulated(PAYING, tokens=512, noise=noise)
-    assert speed > 1.4
-    assert rounds > 50
-
-
-@settings(max_examples=10)
-@given(st.floats(0.02, 0.3), st.floats(0, 0.1), st.floats(0.7, 0.95), st.integers(0, 99))
-def test_most_of_what_the_best_fixed_length_gains_is_gained(
-    draft: float, more: float, accepted: float, seed: int
-) -> None:
-    machine = Machine(draft, 1 - draft, more=more, accepted=accepted, sure=accepted)
-    best = max(
-        sum(accepted**i for i in range(n)) / (n * draft + machine.verify(n)) for n in range(1, 17)
-    )
-    speed = sum(simulated(machine, tokens=512, seed=seed + i)[0] for i in range(4)) / 4
-    assert speed - 1 > 0.6 * (best - 1)
-
-
-def test_a_second_draft_is_made_where_only_a_third_pays() -> None:
-    # Two tokens at once take another kernel than one; from there on they are cheap.
-    machine = Machine(draft=0.1, judging=0.9, jump=0.7, accepted=0.75, sure=0.75)
-    # Who is wrong in the first rounds waits long: one text in four here.
-    speeds = [simulated(machine, tokens=2048, seed=seed)[0] for seed in range(4)]
-    assert sum(speeds) / 4 > 1.2
-
-
-def test_lengths_follow_the_costs() -> None:
-    cheap, _ = simulated(Machine(0.05, 0.95, more=0.02, accepted=0.95, sure=0.95), tokens=512)
-    dear, _ = simulated(Machine(0.3, 0.95, more=0.2, accepted=0.95, sure=0.95), tokens=512)
-    assert cheap > dear > 1
-
-
-@pytest.mark.parametrize("rows", [2, 8])
-def test_a_row_whose_drafts_are_never_right_does_not_make_the_others_wait(rows: int) -> None:
-    out, ledger = Output(rows, 256, (), None), Ledger(256)
-    pace, clock = Pace(ledger), 0.0
-    while out.active:
-        if not pace.drafts():
-            ledger.learn_plain(1.0)
-            clock += 1
-            out.emit([[0]] * len(out.active))
-            continue
-        pace.begin(len(out.active))
-        n = 1
-        while pace.goes_on([0.9] * len(out.active)) and n < min(16, out.remaining):
-            n += 1
-        accepted = [0 if row == 0 else n for row in out.active]
-        kept = [min(count + 1, n) for count in accepted]
-        pace.learn(accepted, [0.2] * n, 0.8, out.nearer(kept))
-        clock += 0.2 * n + 0.8
-        out.emit([[0] * count for count in kept])
-    assert clock <= 256 * 1.02
-
-
-def test_a_short_text_is_not_risked() -> None:
-    assert simulated(PAYING, tokens=16) == (1.0, 0)
-
-
-def test_what_unequal_rows_add_to_plain_steps_is_lost_by_drafting() -> None:
-    ledger = Ledger(512)
-    for _ in range(4):
-        ledger.learn_plain(1.0)
-    before = ledger.left
-    ledger.learn_plain(1.5, uneven=True)
-    assert ledger.plain.value == 1.0
-    assert ledger.left == pytest.approx(before + RISKED - 0.5)
-    ledger.charge(0.25)
-    assert ledger.left == pytest.approx(before + RISKED - 0.75)
-
-
-def test_depths_that_take_turns_share_what_may_be_lost() -> None:
-    ledger = Ledger(512)
-    first, second = Pace(ledger), Pace(ledger)
-    for _ in range(4):
-        ledger.learn_plain(1.0)
-    assert first.drafts()
-    assert second.drafts()
-    first.begin(1)
-    first.goes_on([0.9])
-    first.learn([0], [3.0], 3.0)
-    assert not first.drafts()
-    assert not second.drafts()
+    found = [Simulation(machine, tokens=512, noise=0.25, seed=seed + i).speed for i in range(3)]
+    assert sum(found) / 3 >= 0.97
 
 
 KINDS = {
-    "flat": Machine(0.2, 0.85, extra=0.2),
-    "nearly flat": Machine(0.2, 0.85, more=0.05, extra=0.2),
-    "cheap drafts": Machine(0.05, 1.0, more=0.05, extra=0.2),
-    "linear": Machine(0.2, 0.85, more=0.85, extra=0.2),
-    "another kernel": Machine(0.2, 0.85, jump=0.4, extra=0.2),
-    "a slow kernel": Machine(0.05, 1.0, jump=0.95, extra=0.2),
+    "flat": Machine(0.2),
+    "nearly flat": Machine(0.2, more=0.05),
+    "cheap drafts": Machine(0.05, 0.98, more=0.05),
+    "linear": Machine(0.2, more=0.85),
+    "another kernel": Machine(0.2, jump=0.4),
+    "a slow kernel": Machine(0.05, 0.98, jump=0.95),
+    "an exit that has to read the prompt": Machine(0.175, 0.94, jump=0.06, more=0.03, ahead=0.27),
 }
 
 
@@ -269,67 +204,182 @@ def test_no_kind_of_costs_makes_a_text_or_the_next_two_percent_slower(kind: str,
         for tokens in (32, 64, 128, 512):
             known = Experience()
             for seed in range(3):
-                speed, _ = simulated(machine, tokens=tokens, rows=rows, seed=seed, known=known)
-                assert speed >= 0.98, (accepted, tokens, seed)
-                known.settle()
+                found = Simulation(machine, tokens=tokens, rows=rows, seed=seed, known=known)
+                assert found.speed >= 0.98, (accepted, tokens, seed)
 
 
-@pytest.mark.parametrize(("tokens", "least"), [(64, 1.1), (128, 1.15), (512, 1.2)])
-def test_what_pays_pays_in_a_short_text(tokens: int, least: float) -> None:
-    # Three drafts in every round would give 1.35.
-    machine = replace(KINDS["flat"], accepted=0.6)
-    speeds = [simulated(machine, tokens=tokens, seed=seed)[0] for seed in range(8)]
-    assert sum(speeds) / 8 > least
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_second_text_whose_drafts_are_all_wrong_loses_two_percent_at_most(rows: int) -> None:
+    for tokens in (32, 64, 128, 512):
+        known = Experience()
+        good = replace(KINDS["flat"], accepted=0.9)
+        Simulation(good, tokens=512, rows=rows, known=known)
+        bad = replace(good, accepted=0.0, sure=0.9)
+        assert Simulation(bad, tokens=tokens, rows=rows, known=known).speed >= 0.98
 
 
-def looked(seconds: float) -> tuple[Pace, int]:
-    """Two drafts where a plain step takes one second, after one that cost nothing beyond it; and
-    how many of the two are verified if their first blocks take so long."""
-    ledger = Ledger(64)
-    pace = Pace(ledger, looking=True)
-    pace.prepare(0.0, 0.1)
-    for _ in range(3):
+@pytest.mark.parametrize(
+    ("kind", "tokens", "least"),
+    [
+        # Two drafts in every round would give 1.40.
+        ("flat", 64, 1.25),
+        ("flat", 128, 1.3),
+        ("flat", 512, 1.35),
+        # Two drafts in every round would give 1.37.
+        ("an exit that has to read the prompt", 64, 1.15),
+        ("an exit that has to read the prompt", 128, 1.2),
+        ("an exit that has to read the prompt", 512, 1.28),
+    ],
+)
+def test_what_pays_off_does_so_in_a_short_text(kind: str, tokens: int, least: float) -> None:
+    machine = replace(KINDS[kind], accepted=0.6)
+    assert speed(machine, tokens=tokens, seeds=16) > least
+
+
+def test_a_second_text_drafts_at_once() -> None:
+    machine, known = replace(KINDS["flat"], accepted=0.6, sure=0.6), Experience()
+    Simulation(machine, tokens=64, seed=1, known=known)
+    again = Simulation(machine, tokens=64, known=known)
+    assert again.first_round == TRUSTED
+    assert Simulation(machine, tokens=32, known=known).first_round == TRUSTED
+
+
+PAYING = Machine(draft=0.2, above=0.8, more=0.05, accepted=0.8, sure=0.8)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_drafting_that_pays_off_goes_on(noise: float) -> None:
+    found = Simulation(PAYING, tokens=512, noise=noise)
+    assert found.speed > 1.5
+    assert found.rounds > 100
+
+
+@settings(max_examples=10)
+@given(st.floats(0.02, 0.3), st.floats(0, 0.1), st.floats(0.7, 0.95), st.integers(0, 99))
+def test_most_of_what_the_best_fixed_length_gains_is_gained(
+    draft: float, more: float, accepted: float, seed: int
+) -> None:
+    machine = Machine(draft, 1 - draft, more=more, accepted=accepted, sure=accepted)
+    best = max(
+        sum(accepted**i for i in range(n + 1))
+        / (n * draft + machine.below + machine.pass_over(n + 1))
+        for n in range(1, 17)
+    )
+    found = sum(Simulation(machine, tokens=512, seed=seed + i).speed for i in range(4)) / 4
+    assert found - 1 > 0.7 * (best - 1)
+
+
+def test_a_second_draft_is_made_where_only_that_pays_off() -> None:
+    # Two tokens at once take another kernel than one; from there on they are cheap.
+    machine = Machine(draft=0.1, above=0.9, jump=0.7, accepted=0.75, sure=0.75)
+    assert 1.75 / (0.1 + 0.1 + machine.pass_over(2)) < 1  # one draft at a time
+    assert speed(machine, tokens=2048, seeds=4) > 1.2
+
+
+def test_lengths_follow_the_costs() -> None:
+    cheap = speed(Machine(0.05, 0.95, more=0.02, accepted=0.95, sure=0.95), tokens=512)
+    dear = speed(Machine(0.3, 0.95, more=0.2, accepted=0.95, sure=0.95), tokens=512)
+    assert cheap > dear > 1
+
+
+def test_drafts_that_were_bad_are_tried_again_but_rarely() -> None:
+    machine, known = Machine(0.2, accepted=0.0, sure=0.6), Experience()
+    Simulation(machine, tokens=512, known=known)
+    later = Simulation(machine, tokens=2048, known=known)
+    assert 1 <= later.rounds <= 20
+    # The text has become easy: drafts start again.
+    easy = Simulation(replace(machine, accepted=0.9, sure=0.9), tokens=2 * FADING, known=known)
+    assert easy.speed > 1.2
+
+
+def paces(tokens: int = 512) -> Callable[[], Pace]:
+    """Paces that share a ledger, after some plain steps of a second."""
+    ledger = Ledger(tokens)
+    for _ in range(TRUSTED):
         ledger.learn_plain(1.0)
+    return lambda: Pace(ledger)
+
+
+def test_depths_that_take_turns_share_what_may_be_lost() -> None:
+    pace = paces()
+    first, second = pace(), pace()
+    for one in (first, second):
+        one.prepare(0.0, 0.2)
+        assert one.drafts()
+    first.begin(1)
+    first.goes_on([0.9])
+    first.learn([0], [1.0], 2.0)
+    assert not first.drafts()
+    assert not second.drafts()
+
+
+@pytest.mark.parametrize(("ratio", "kept"), [(2.0, False), (1.1, True)])
+def test_a_draft_is_given_up_if_a_few_blocks_show_that_it_costs_too_much(
+    ratio: float, kept: bool
+) -> None:
+    pace = paces(64)()
+    pace.prepare(0.0, 0.2, 0.1)
     assert pace.drafts()
     pace.begin(1)
-    assert not pace.goes_on([0.9])
-    assert pace.looks(1)
-    assert pace.affordable(1, 0.1) == 1
-    pace.learn([1], [0.1], 0.9)
-    assert pace.drafts()
-    pace.begin(1)
-    assert pace.goes_on([0.9])
-    pace.goes_on([0.9])
-    assert pace.looks(2)
-    return pace, pace.affordable(2, seconds)
+    assert not pace.goes_on([0.9])  # the cost of one draft is not known yet
+    assert pace.untried
+    assert pace.bears(ratio, [0.2]) is kept
+    pace.learn([1] if kept else [], [0.2], 1.0)
+    assert not pace.untried
+    assert pace.drafts() is kept
 
 
-def test_drafts_whose_first_blocks_are_too_slow_are_given_up() -> None:
-    pace, kept = looked(0.2)  # all blocks would take twice as long as one token does
-    assert kept == 1
-    pace.learn([1], [0.1, 0.1], 1.0)
-    pace.begin(1)
-    assert not pace.goes_on([0.9])  # it is known now, though never done
-    assert not pace.looks(2)
+def test_what_unequal_rows_add_to_plain_steps_is_lost_by_drafting() -> None:
+    ledger = Ledger(512)
+    for _ in range(4):
+        ledger.learn_plain(1.0)
+    before = ledger.left
+    ledger.learn_plain(1.5, uneven=True)
+    assert ledger.plain.value == 1.0
+    assert ledger.left == pytest.approx(before - 0.5)
+    ledger.charge(0.25)
+    assert ledger.left == pytest.approx(before - 0.75)
 
 
-def test_drafts_whose_first_blocks_are_fast_are_verified() -> None:
-    pace, kept = looked(0.11)
-    assert kept == 2
-    pace.learn([2], [0.1, 0.1], 1.0)
-    assert not pace.looks(2)
+def test_what_is_lost_before_the_first_plain_step_counts() -> None:
+    ledger = Ledger(64, before=20.0)
+    ledger.charge(1.0)
+    ledger.learn_plain(2.0)
+    assert ledger.left == pytest.approx(SHARE * (64 + 10) - 0.5)
 
 
-def test_the_next_text_of_a_model_begins_with_what_the_last_one_showed() -> None:
+@pytest.mark.parametrize("rows", [2, 8])
+def test_a_row_whose_drafts_are_never_right_does_not_make_the_others_wait(rows: int) -> None:
+    out, ledger = Output(rows, 256, (), None), Ledger(256)
+    pace, clock = Pace(ledger), 0.0
+    pace.prepare(0.0, 0.2, 0.2)
+    while out.active:
+        if out.remaining == 1 or not pace.drafts():
+            ledger.learn_plain(1.0)
+            clock += 1
+            out.emit([[0]] * len(out.active))
+            continue
+        pace.begin(len(out.active))
+        n = 1
+        while pace.goes_on([0.9] * len(out.active)) and n < min(16, out.remaining - 1):
+            n += 1
+        accepted = [0 if row == 0 else n for row in out.active]
+        kept = [count + 1 for count in accepted]
+        pace.learn(accepted, [0.2] * n, 1.0, out.nearer(kept))
+        clock += 0.2 * n + 1.0
+        out.emit([[0] * count for count in kept])
+    assert clock <= 256 * 1.02
+
+
+def test_the_next_text_of_a_model_starts_with_what_the_last_one_showed() -> None:
     model, known = nn.Linear(1, 1), Experience()
-    simulated(PAYING, tokens=512, known=known)
+    Simulation(PAYING, tokens=512, known=known)
     assert not experience_of(model, "way").costs
     remember(model, "way", known)
     found = experience_of(model, "way")
-    assert found.costs[1].verify.at(2) == known.costs[1].verify.at(2)
+    assert found.costs[1].verify(2) == known.costs[1].verify(2)
+    assert found.lasting
     assert not experience_of(model, "another way").costs
-    again = simulated(PAYING, tokens=64, known=found)[0]
-    assert again > simulated(PAYING, tokens=64)[0]
     # Two texts may be written at once.
     found.costs.clear()
     assert experience_of(model, "way").costs
@@ -338,28 +388,40 @@ def test_the_next_text_of_a_model_begins_with_what_the_last_one_showed() -> None
 def test_a_new_number_of_rows_is_timed_anew() -> None:
     ledger = Ledger(512)
     pace = Pace(ledger)
+    pace.prepare(0.0, 0.2)
     ledger.rows = 8
-    for _ in range(3):
+    for _ in range(TRUSTED):
         ledger.learn_plain(1.0)
     assert pace.drafts()
     ledger.rows = 7
     assert not pace.drafts()
 
 
+def test_fewer_rows_start_with_the_costs_of_a_few_more_and_others_with_none() -> None:
+    known = Experience()
+    known.of(8).verified(1, 1.3)
+    assert known.of(7).verify(1) == 1.3
+    assert known.of(4).longest == 1
+    assert known.of(1).longest == 0
+    assert known.of(16).longest == 0
+
+
 def test_always_means_always() -> None:
     pace = Pace(Ledger(8), always=True)
     assert pace.drafts()
     pace.begin(2)
-    assert not pace.goes_on([0.9, 0.9])  # what one costs is not known yet
+    assert not pace.goes_on([0.9, 0.9])  # the cost of one draft is not known yet
+    assert not pace.untried
     pace.learn([0, 0], [9.0], 9.0)
     assert pace.drafts()
 
 
-def test_costs_by_length_are_lines_between_what_was_seen() -> None:
-    costs = ByLength()
-    costs.add(1, 1.0)
-    assert costs.at(5) == 1.0
-    costs.add(3, 2.0)
-    assert (costs.at(1), costs.at(2), costs.at(5)) == (1.0, 1.5, 2.0)
-    costs.add(4, 3.0)
-    assert (costs.at(2), costs.at(5)) == (1.5, 4.0)
+def test_each_further_draft_is_expected_to_add_what_the_last_one_added() -> None:
+    costs = Costs()
+    assert costs.verify(1) == 1.0
+    assert costs.worst(1) == 2.0
+    costs.verified(1, 1.5)
+    assert costs.verify(3) == 1.5
+    assert costs.worst(3) == 3.5
+    costs.verified(2, 1.75)
+    assert (costs.verify(1), costs.verify(2), costs.verify(4)) == (1.5, 1.75, 2.25)

@@ -146,27 +146,38 @@ def test_probabilities_are_those_of_transformers(setting: dict[str, float]) -> N
 
 
 def test_greedy_keeps_the_drafts_before_the_first_wrong_one() -> None:
-    logits = torch.nn.functional.one_hot(torch.tensor([[3, 1, 4], [2, 2, 2]]), 5).double()
+    wanted = torch.tensor([[3, 1, 4, 0], [2, 2, 2, 1]])
+    logits = torch.nn.functional.one_hot(wanted, 5).double()
     drafts = [Draft(torch.tensor(tokens), torch.ones(2)) for tokens in ([3, 2], [0, 2], [4, 2])]
     verdict = judge_greedy(logits, drafts)
     assert verdict.accepted.tolist() == [1, 3]
-    assert verdict.correction[0] == 1
+    assert verdict.following.tolist() == [1, 1]  # instead of the wrong one, and after all of them
+
+
+def test_without_drafts_the_next_token_follows() -> None:
+    p = torch.tensor([[[0.0, 1.0, 0.0]], [[0.0, 0.0, 1.0]]], dtype=torch.float64)
+    for verdict in (judge_greedy(p, []), judge_sampled(p, [], None)):
+        assert verdict.accepted.tolist() == [0, 0]
+        assert verdict.following.tolist() == [1, 2]
 
 
 def test_a_draft_with_the_right_distribution_is_always_accepted() -> None:
-    p = torch.rand(6, 3, 5, dtype=torch.float64).softmax(-1)
+    p = torch.rand(6, 4, 5, dtype=torch.float64).softmax(-1)
+    p[:, 3] = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
     drafts = [
         Draft(torch.multinomial(p[:, i], 1)[:, 0], torch.ones(6), q=p[:, i]) for i in range(3)
     ]
-    assert judge_sampled(p, drafts, None).accepted.tolist() == [3] * 6
+    verdict = judge_sampled(p, drafts, None)
+    assert verdict.accepted.tolist() == [3] * 6
+    assert verdict.following.tolist() == [2] * 6
 
 
 def test_a_rejected_token_is_never_what_the_draft_overrates() -> None:
-    p = torch.tensor([[[0.5, 0.5, 0.0]]], dtype=torch.float64).repeat(500, 1, 1)
+    p = torch.tensor([[[0.5, 0.5, 0.0]]], dtype=torch.float64).repeat(500, 2, 1)
     q = torch.tensor([[0.1, 0.2, 0.7]], dtype=torch.float64).repeat(500, 1)
     tokens = torch.multinomial(q, 1)[:, 0]
     verdict = judge_sampled(p, [Draft(tokens, torch.ones(500), q=q)], None)
-    assert not (verdict.correction == 2).any()
+    assert not (verdict.following == 2).any()
     assert (verdict.accepted[tokens == 2] == 0).all()
     assert (verdict.accepted[tokens != 2] == 1).all()
 

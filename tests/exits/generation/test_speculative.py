@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.helpers.generation import DECODERS, decoder, prompts, references, talkative
 
+from everydepth.exits.generation import Generation
 from everydepth.exits.generation import generate as decode
 from everydepth.exits.generation.drafting import DraftHead
 from everydepth.exits.generation.pacing import Pace
@@ -97,7 +98,6 @@ def test_plain_steps_beside_an_exit_run_the_model_as_it_is() -> None:
     with pytest.MonkeyPatch.context() as patch:
         turns = [True] * NEW + [False] * 6
         patch.setattr(Pace, "drafts", lambda _: turns.pop())
-        patch.setattr(Pace, "rest", lambda _: 0)
         said = decode(net, rows, max_new_tokens=NEW, draft_depth=2, eos_token_id=())
     assert said.tokens == references(model, rows, NEW)
     assert said.stats.draft_lengths
@@ -106,12 +106,23 @@ def test_plain_steps_beside_an_exit_run_the_model_as_it_is() -> None:
 def test_given_up_drafts_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = talkative("Llama-untied-CausalLM-left", quiet_after=1), prompts(3)
     monkeypatch.setattr(Pace, "drafts", lambda _: True)
-    monkeypatch.setattr(Pace, "goes_on", lambda pace, c: pace._bins.append([0] * len(c)) or True)
-    monkeypatch.setattr(Pace, "looks", lambda _, drafts: drafts > 1)
-    monkeypatch.setattr(Pace, "affordable", lambda *_: 1)
-    said = decode(model, rows, max_new_tokens=NEW, draft_depth=1, max_draft=3, eos_token_id=())
+    monkeypatch.setattr(Pace, "untried", True)
+    monkeypatch.setattr(Pace, "bears", lambda *_: False)
+    said = decode(model, rows, max_new_tokens=NEW, draft_depth=1, eos_token_id=())
     assert said.tokens == references(model, rows, NEW)
-    assert {*said.stats.draft_lengths} == {1}
+    assert {*said.stats.draft_lengths} == {0}
+    assert said.stats.drafted == 0
+
+
+def test_a_draft_is_verified_after_a_few_blocks_were_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = talkative("Llama-untied-CausalLM-left", quiet_after=1), prompts(1)
+    asked = list[float]()
+    monkeypatch.setattr(Pace, "drafts", lambda _: True)
+    monkeypatch.setattr(Pace, "bears", lambda _, ratio, __: asked.append(ratio) or True)
+    said = decode(model, rows, max_new_tokens=NEW, draft_depth=1, eos_token_id=())
+    assert said.tokens == references(model, rows, NEW)
+    assert len(asked) == 1  # from then on the cost is known
+    assert asked[0] > 0
 
 
 @pytest.mark.parametrize("draft_depth", [1, 2, 3])
@@ -148,6 +159,12 @@ def test_slots_of_rejected_tokens_are_taken_back_now_and_then() -> None:
     assert drafted.stats.compactions > 0
 
 
+def plain_steps(said: Generation) -> int:
+    """The steps without drafts: the first token comes with the prompt."""
+    lengths = said.stats.draft_lengths
+    return said.stats.tokens - 1 - said.stats.accepted - len(lengths)
+
+
 def test_prefix_and_suffix_see_every_token_once() -> None:
     model, rows = talkative("Llama-tied-CausalLM-left", quiet_after=2), prompts(1)
     generate(model, rows, max_new_tokens=2, draft_depth=2)  # its cache is tried once
@@ -169,8 +186,8 @@ def test_prefix_and_suffix_see_every_token_once() -> None:
         handle.remove()
     assert said.stats.passes == tuple(seen)
     assert len(set(seen)) == 1
-    rounds = sum(said.stats.draft_lengths)
-    assert seen[0] == len(rows[0]) + rounds
+    lengths = said.stats.draft_lengths
+    assert seen[0] == len(rows[0]) + sum(lengths) + len(lengths) + plain_steps(said)
 
 
 def test_a_draft_that_is_always_right_costs_no_pass_more_than_plain_decoding() -> None:

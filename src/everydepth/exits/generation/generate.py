@@ -14,16 +14,8 @@ from everydepth.config import Seed, checked
 from everydepth.errors import NonFiniteError, SettingError, UnsupportedModelError
 from everydepth.exits.generation import speculative
 from everydepth.exits.generation.answering import answer, answers
-from everydepth.exits.generation.drafting import DraftHead
 from everydepth.exits.generation.early import agreement, decode_with_exits
 from everydepth.exits.generation.output import OnTokens, Output
-from everydepth.exits.generation.pacing import (
-    Experience,
-    Ledger,
-    Pace,
-    experience_of,
-    remember,
-)
 from everydepth.exits.generation.packing import PACKED_FROM, packed_maps
 from everydepth.exits.generation.request import (
     Prompt,
@@ -40,7 +32,7 @@ from everydepth.exits.generation.request import (
 from everydepth.exits.generation.rerun import has_slots, tape_for
 from everydepth.exits.generation.result import Generation, GenerationStats
 from everydepth.exits.generation.sampling import NoToken, Sampling
-from everydepth.exits.generation.speculative import Drafter, Drafters, decode_with_drafts
+from everydepth.exits.generation.speculative import Drafters, decode_with_drafts
 from everydepth.exits.generation.tape import Tape
 from everydepth.exits.generation.text import OnText, Written
 from everydepth.exits.policies import Policy
@@ -90,37 +82,37 @@ def generate(
 ) -> Generation:
     """Continue prompts with the first `depth` blocks of a causal language model (all, if None).
 
-    An encoder-decoder answers them instead, with the first blocks of its decoder: `sequences` are
-    then its own text alone, from the token that starts it, and there are no drafts and no policy.
+    An encoder-decoder answers them instead, with the first blocks of its decoder. `sequences` then
+    holds only the answer, from its start token on; drafts and policies are not available.
 
     prompts: text (one string or several) with a `tokenizer`, token ids in any form, or nothing and
         a tokenizer's output as keywords: `generate(model, **tokenizer(text, return_tensors="pt"))`.
     tokenizer: its `encode` and `decode` turn text into tokens and back; the result has `texts`.
-    max_new_tokens: None: 64, or fewer where the model has no positions for more.
+    max_new_tokens: None: 64, or fewer if the model has no positions for more.
     depth: 1..L; the text is that of the model cut to this depth.
     draft_depth: draft at this shallower depth and verify several tokens at once. Greedy text stays
-        the same token for token, sampled text keeps its distribution. It pays where a shallow
-        depth often agrees with the last: train for it with `lpa`. What drafts and plain steps cost
-        is measured on the way; where drafting does not pay, it stops. Of several depths the one
-        that gives most tokens a second is used.
-    policy: read each token out at the first depth whose certainty reaches the policy's threshold.
-        Every depth with a finite threshold costs a readout: a few are better than all.
-    attention_mask: False or 0 where `prompts` is padding, left or right.
+        the same token for token, and sampled text keeps its distribution. It pays off if a shallow
+        depth often agrees with the last one: train for it with `lpa` or `balcony`. The cost of
+        drafts is measured while decoding, and drafting stops if it does not pay off; at worst it
+        costs two percent. If several depths are given, the fastest one is used.
+    policy: read out each token at the first depth whose certainty reaches the policy's threshold.
+        Every depth with a finite threshold costs a readout, so a few are better than all.
+    attention_mask: False or 0 where `prompts` is padding, on the left or on the right.
     eos_token_id: tokens that end a row; None: the model's own, (): none.
-    seed, generator: what draws follow; at most one of them.
-    generation_config: a `GenerationConfig` of Hugging Face, for settings that are not given here.
-    stop: strings that end a text, and are not part of it.
+    seed, generator: determine the samples; pass at most one of them.
+    generation_config: a Hugging Face `GenerationConfig`, for settings that are not given here.
+    stop: strings that end a text; they are not part of it.
     on_text: called as `on_text(row, piece)` while the text grows; `stream_text` is an iterator.
     on_tokens: called as `on_tokens(row, tokens)` while the text grows.
-    max_draft: most tokens drafted in a round; the number adapts to how many are accepted.
-    draft_vocabulary: how many tokens a draft may choose from; None: a sixteenth of a
-        large vocabulary, all of a small one. Those in the text and those the full depth finds
-        likely are among them, and change nothing but the speed.
-    draft_words: tokens of text like the one expected; what is frequent there is among them, too.
-    draft_always: draft in every round, even if it is slower.
+    max_draft: the most tokens to draft in a round; the number adapts to how many are accepted.
+    draft_vocabulary: how many tokens a draft may choose from; None: a sixteenth of a large
+        vocabulary, or all of a small one. They are those in the text and those that the full depth
+        finds likely. This changes only the speed.
+    draft_words: token ids of similar text, whose frequent tokens a draft may choose as well.
+    draft_always: draft in every round, even if that is slower.
     options: passed to `as_stream`.
 
-    The model runs in eval mode and comes back as it was.
+    The model runs in eval mode, and its mode is restored.
 
     >>> prompt = tokenizer.encode("Once upon a time")
     >>> plain = ed.generate(llama, prompt, max_new_tokens=12)
@@ -134,7 +126,7 @@ def generate(
     >>> len(cut.stats.passes)  # two blocks ran
     2
     """
-    options.pop("token_type_ids", None)  # of a tokenizer's output; decoders have no use for it
+    options.pop("token_type_ids", None)  # from a tokenizer's output; decoders do not use it
     stream = as_stream(model, **options)
     if reads := answers(stream):
         _refuse_beside_answers(stream, draft_depth, policy)
@@ -154,9 +146,9 @@ def generate(
     max_new_tokens, do_sample = settings["max_new_tokens"], settings["do_sample"]
     stops_at = [stop] if isinstance(stop, str) else list(stop)
     if not all(stops_at):
-        raise SettingError(f"stop={stop!r:.60}: every text holds an empty one; leave it out")
+        raise SettingError(f"stop={stop!r:.60}: every text contains the empty string; leave it out")
     if (stops_at or on_text is not None) and tokenizer is None:
-        raise SettingError("stop and on_text are about text; pass tokenizer=, too")
+        raise SettingError("stop and on_text need text; pass tokenizer= as well")
     if tokenizer is not None:
         check_tokenizer(tokenizer)
     top, draft_depths = check_depths(stream, depth, draft_depth, policy)
@@ -204,51 +196,50 @@ def generate(
             stats=stats,
             texts=() if written is None else written.end(),
         )
-    read = draft_depths if policy is None else range(1, top)
     with ExitStack() as stack:
         stack.enter_context(evaluating(unwrapped(stream.model)))
         stack.enter_context(without_gradients(stream.model))
-        packed = 0
-        if limit >= PACKED_FROM:
-            packed = stack.enter_context(packed_maps(_used(stream, top, read)))
         stack.enter_context(_with_its_depth(stream, prompt))
-        room = prompt.ids.shape[1] + limit + max_draft
         if draft_depth is not None and not has_slots(stream, prompt.ids):
             raise UnsupportedModelError(
-                f"draft_depth={draft_depth}, but drafts need a cache of keys and values by token, "
-                f"from which a token can be taken back, and {stream.name} keeps another state; "
-                "leave draft_depth out"
+                f"draft_depth={draft_depth}, but drafts need a cache of keys and values from which "
+                f"tokens can be removed, and {stream.name} keeps another state; leave draft_depth "
+                "out"
             )
-        tape = tape_for(stream, prompt.ids, prompt.real, top=top, room=room, read=read)
+        drafters, read = None, () if policy is None else range(1, top)
+        if draft_depths:
+            drafters = Drafters(
+                *(stream, top, draft_depths, sampling),
+                tokens=limit,
+                longest=max_draft,
+                vocabulary=draft_vocabulary,
+                words=words,
+                always=draft_always,
+            )
+        begun = speculative.clock()
+        if limit >= PACKED_FROM:
+            used = _used(stream, top, read if drafters is None else drafters.likely)
+            stack.enter_context(packed_maps(used))
+        packed = speculative.clock()
+        room = prompt.ids.shape[1] + limit + max_draft
+        tape = tape_for(
+            *(stream, prompt.ids, prompt.real), top=top, room=room, read=draft_depths or read
+        )
         if policy is not None:
             left = decode_with_exits(tape, out, policy, sampling, generator)
             details["exit_depths"] = tuple(map(tuple, left))
         else:
-            begun = speculative.clock()
             logits = tape.last_logits(top)
             first = sampling.draw(logits, generator)
-            read_in = speculative.clock() - begun
-            if not draft_depths:
+            if drafters is None:
                 _decode(tape, out, first, sampling, generator)
             else:
-                drafters: list[Drafter] = []
-                ledger, known = Ledger(limit), unwrapped(stream.model)
-                ways = {k: (top, k, packed, sampling.do_sample) for k in draft_depths}
-                for k, way in ways.items():
-                    head = DraftHead(stream, k, sampling, draft_vocabulary, words)
-                    # Without a plain step to compare with, nothing could be told to the next text.
-                    seen = Experience() if draft_always else experience_of(known, way)
-                    pace = Pace(ledger, always=draft_always, known=seen, looking=True)
-                    # An exit has yet to see the prompt, and then runs beside the blocks.
-                    beside = len(stream.exits.get(k, ())) / top
-                    pace.prepare(read_in * beside, beside + head.share)
-                    drafters.append(Drafter(head, pace, k, max_draft))
-                chosen = Drafters(drafters, ledger, prompt.ids[prompt.real], logits)
-                decode_with_drafts(tape, out, first, chosen, sampling, generator)
-                details |= chosen.counts
+                seconds = packed - begun, speculative.clock() - packed
+                drafters.begin(prompt.ids[prompt.real], logits, *seconds)
+                decode_with_drafts(tape, out, first, drafters, sampling, generator)
+                drafters.remember()
+                details |= drafters.counts
                 details["from_draft"] = tuple(map(tuple, out.drafted))
-                for drafter in [] if draft_always else drafters:
-                    remember(known, ways[drafter.depth], drafter.pace.known)
     seconds = time.perf_counter() - start
     # Outside of inference mode, so that the result is an ordinary tensor.
     new = out.padded(pad, prompt.ids)
@@ -275,14 +266,14 @@ def generate(
 
 @contextmanager
 def _with_its_depth(stream: ResidualStream, prompt: Prompt) -> Generator[None, None, None]:
-    """Where no token can be chosen, say at which depth that begins."""
+    """If no token can be chosen, raise an error that names the first depth with NaN."""
     try:
         yield
     except NoToken as error:
         batch = {"input_ids": prompt.ids, "attention_mask": prompt.real.long()}
         stream.observe(batch).check_predictions()
         raise NonFiniteError(
-            f"{error} after some of them, though the prompt can be read; use a wider number format",
+            f"{error} after some new tokens, but not after the prompt; use a wider number format",
             stream.depth,
         ) from error
 
@@ -291,8 +282,8 @@ def _refuse_beside_answers(stream: ResidualStream, draft_depth: Any, policy: Any
     for name, value in (("draft_depth", draft_depth), ("policy", policy)):
         if value is not None:
             raise UnsupportedModelError(
-                f"{name} was given, but {stream.name} is an encoder-decoder, whose own generate "
-                f"decodes; leave {name} out and choose depth="
+                f"{name} was given, but {stream.name} is an encoder-decoder, which decodes with "
+                f"its own generate; leave {name} out, or choose depth="
             )
 
 
@@ -313,7 +304,7 @@ def _decode(
 
 
 def _used(stream: ResidualStream, top: int, read: Sequence[int]) -> nn.ModuleList:
-    """What runs where the top and these depths are read."""
+    """The modules that run if the top and these depths are read out."""
     blocks = [block.module for block in stream.blocks[:top]]
     exits = [stream.exits[depth] for depth in (*read, top) if depth in stream.exits]
     return nn.ModuleList([*blocks, *exits, stream.head])
@@ -324,7 +315,7 @@ def _words(stream: ResidualStream, given: Sequence[int] | Tensor) -> Tensor:
     whole = not (words.is_floating_point() or words.is_complex() or words.dtype == torch.bool)
     if not len(words) or not whole:
         raise SettingError(
-            f"draft_words are {len(words)} values of {words.dtype}; pass token ids of some text"
+            f"draft_words has {len(words)} values of {words.dtype}; pass token ids of some text"
         )
     low, high = int(words.min()), int(words.max())
     if low < 0 or high >= stream.classes:
@@ -341,5 +332,7 @@ def _generator(
     if seed is None:
         return generator
     if generator is not None:
-        raise SettingError(f"seed {seed} and a generator: both say what is drawn; pass one of them")
+        raise SettingError(
+            f"seed={seed} and a generator both determine the samples; pass one of them"
+        )
     return torch.Generator(device).manual_seed(seed)

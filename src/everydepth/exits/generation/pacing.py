@@ -1,35 +1,43 @@
-"""Whether and how far to draft, by what drafts, verifications and plain steps cost here."""
+"""When to draft, and how many tokens: by what drafts cost and gain on this machine.
+
+The unit of all costs is a plain step: the time one token takes without drafts. A round of n drafts
+costs `n d + v_n`: d for each draft, and v_n for one pass that verifies them all. It yields
+`1 + S_1 + ... + S_n` tokens, where S_i is the chance that the first i drafts are right.
+
+- `Experience`: the costs and chances seen so far, kept for the next text.
+- `Ledger`: how much time drafting may still lose in this text.
+- `Pace`: drafts while a gain is expected and the ledger can bear the worst case.
+"""
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import pairwise
 from statistics import median
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
-RECENT = 9  # measurements of which the median counts: a busy moment does not stay
-STEPS = 33  # the same of plain steps, by which everything else is judged
-WINDOW = 16  # rounds whose gain decides whether drafting pays: single ones depend on luck
-TRUSTED = 3  # plain steps before the first draft: the first token of all is a slow one
-REMEASURED = 32  # rounds after which a plain step is taken again: it grows with the text
-AHEAD = 8  # further drafts that are weighed: a second one may pay only with a third
-RISKED = 0.0075  # of the time plain decoding would have taken so far
-IN_ADVANCE = 2  # plain steps, or as many as are that share of all tokens asked for
-REMEMBERED = 32  # drafts of each confidence that count in the next text
-BINS = 10  # of confidence
+SHARE = 0.0175  # of plain decoding's time that drafting may lose; what is not timed has 0.25 %
+ADVANCE = 2.0  # plain steps; at most this much is lost before the text has grown to justify it
+RECENT = 15  # measurements in a median, which ignores busy moments
+TRUSTED = 3  # plain steps timed before the first draft; the very first one is slow
+REMEASURED = 32  # rounds between timed plain steps, which take longer as the text grows
+AHEAD = 8  # further drafts to consider: a second one may pay off only with a third
+HOPED = 0.75  # the chance of a draft before any is known: high, so that drafts are tried
+DOUBT = 2.0  # drafts that this hope counts for
+MEMORY = 64  # recent drafts that count
+PROVEN = 8  # drafts judged before they are known to pay off
+FADING = 512  # plain steps after which bad experience counts half, and drafts are tried again
 
 
 class Recent:
-    """The median of the last few measurements."""
+    """The median of the last few measurements; 0 if there are none."""
 
-    def __init__(self, count: int = RECENT) -> None:
-        self._values: deque[float] = deque(maxlen=count)
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=RECENT)
         self._median: float | None = 0.0
 
     def __len__(self) -> int:
@@ -41,344 +49,281 @@ class Recent:
 
     @property
     def value(self) -> float:
-        if self._median is None:  # every step adds one, few are asked for it
+        if self._median is None:
             self._median = median(self._values)
         return self._median
 
-    def settle(self) -> None:
-        """Keep what is known as a single measurement, which newer ones soon outweigh."""
-        if self._values:
-            known = self.value
-            self._values.clear()
-            self.add(known)
 
-
-class ByLength:
-    """Costs by length: medians of each length seen, lines between and beyond them.
-
-    What several cost beyond one is often another kernel, once: it says nothing of further ones.
-    """
+class Costs:
+    """The cost of a draft, and of verifying 1, 2, ... drafts, in plain steps."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Recent] = {}
-        self._found: dict[int, float] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._seen)
+        self.draft = Recent()
+        self._verify: list[Recent] = []
 
     @property
     def longest(self) -> int:
-        return max(self._seen, default=0)
+        """The most drafts that were ever verified at once."""
+        return len(self._verify)
 
-    def add(self, length: int, value: float) -> None:
-        self._seen.setdefault(length, Recent()).add(value)
-        self._found = {}
+    def verified(self, drafts: int, cost: float) -> None:
+        if drafts > self.longest:  # one more than ever before
+            self._verify.append(Recent())
+        self._verify[drafts - 1].add(cost)
 
-    def settle(self) -> None:
-        for seen in self._seen.values():
-            seen.settle()
+    def verify(self, drafts: int) -> float:
+        """The expected cost; beyond the longest, each draft adds what the last one added.
 
-    def at(self, length: int) -> float:
-        if length not in self._found:
-            self._found[length] = self._between(length)
-        return self._found[length]
+        The first draft says nothing about further ones: it often takes another kernel, once.
+        """
+        if not self._verify:
+            return 1.0
+        if drafts <= self.longest:
+            return self._verify[drafts - 1].value
+        last = self._verify[-1].value
+        added = last - self._verify[-2].value if self.longest > 1 else 0.0
+        return last + max(0.0, added) * (drafts - self.longest)
 
-    def _between(self, length: int) -> float:
-        known = sorted(self._seen)
-        low, high = next(((a, b) for a, b in pairwise(known) if length <= b), (known[-2:] * 2)[:2])
-        a, b = self._seen[low].value, self._seen[high].value
-        if length <= low or low == high:
-            return a
-        if length > high and len(known) == 2:
-            return max(a, b)
-        return max(a, a + (b - a) * (length - low) / (high - low))
-
-
-@dataclass
-class Costs:
-    """In plain steps of as many rows: one draft, verifying some, and the first blocks of verifying
-    one."""
-
-    draft: Recent = field(default_factory=Recent)
-    verify: ByLength = field(default_factory=ByLength)
-    first_blocks: Recent = field(default_factory=Recent)
-
-    def settle(self) -> None:
-        self.draft.settle()
-        self.verify.settle()
-        self.first_blocks.settle()
-
-
-def _imagined() -> tuple[list[float], list[float]]:
-    """Two drafts a bin that say that the confidence is right."""
-    return [2.0] * BINS, [2 * (i + 0.5) / BINS for i in range(BINS)]
+    def worst(self, drafts: int) -> float:
+        """An upper bound: an untried draft costs at most a plain step."""
+        known = min(drafts, self.longest)
+        return (self._verify[known - 1].value if known else 1.0) + drafts - known
 
 
 @dataclass
 class Experience:
-    """What drafts of one depth cost and were worth, also in texts before."""
+    """What is known about drafts from one depth."""
 
     costs: dict[int, Costs] = field(default_factory=dict[int, Costs])
-    """By the number of rows."""
-    chances: tuple[list[float], list[float]] = field(default_factory=_imagined)
-    """By tenths of confidence: drafts tried, and those that were right."""
-    gains: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    """Tokens and plain steps of recent rounds."""
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    """Chances of recent drafts."""
-    failed: int = 0
-    waits: int = 0
+    """By number of rows."""
+    judged: float = 0.0
+    right: float = 0.0
+    sure: float = 0.0
+    """Recent drafts that were judged, those that were right, and the sum of their confidences."""
+    idle: int = 0
+    """Plain steps since the last draft."""
 
     def of(self, rows: int) -> Costs:
-        """What is known of so many rows; at first, what is of the next number of them."""
+        """The costs for this many rows; at first those for a few more rows, if known."""
         if rows not in self.costs:
-            near = min(self.costs, key=lambda known: abs(known - rows), default=None)
+            near = min((n for n in self.costs if rows < n <= 2 * rows), default=None)
             self.costs[rows] = Costs() if near is None else deepcopy(self.costs[near])
-            self.costs[rows].settle()
         return self.costs[rows]
 
-    def settle(self) -> None:
-        """Make room for what the next text shows; one round of it may tell otherwise."""
-        self.waits = 0
-        for costs in self.costs.values():
-            costs.settle()
-        tried, right = self.chances
-        for i, count in enumerate(tried):
-            if count > REMEMBERED:
-                tried[i], right[i] = float(REMEMBERED), right[i] * REMEMBERED / count
+    @property
+    def lasting(self) -> bool:
+        """Whether the last text was drafted to its end."""
+        return self.judged >= PROVEN and self.idle == 0
+
+    @property
+    def usual(self) -> float:
+        """The chance that a draft is right."""
+        return (self.right + HOPED * DOUBT) / (self.judged + DOUBT)
+
+    def chance(self, confidence: float) -> float:
+        """The chance that a draft of this confidence is right."""
+        if not self.sure:
+            return confidence
+        mean = self.sure / self.judged
+        return min(1.0, self.usual * confidence / mean)
+
+    def learn(self, right: bool, confidence: float) -> None:
+        kept = 1 - 1 / MEMORY
+        self.judged = self.judged * kept + 1
+        self.right = self.right * kept + right
+        self.sure = self.sure * kept + confidence
 
 
 _experience: WeakKeyDictionary[nn.Module, dict[Hashable, Experience]] = WeakKeyDictionary()
 
 
-def experience_of(model: nn.Module, how: Hashable) -> Experience:
-    """A copy of what earlier texts have shown: two may be written at once."""
-    found = deepcopy(_experience.get(model, {}).get(how, Experience()))
-    found.settle()
-    return found
+def experience_of(model: nn.Module, way: Hashable) -> Experience:
+    """A copy of what earlier texts have shown, since two texts may be written at once."""
+    return deepcopy(_experience.get(model, {}).get(way, Experience()))
 
 
-def remember(model: nn.Module, how: Hashable, found: Experience) -> None:
-    """Let the next text of the same model begin with this; kept as long as the model is."""
-    _experience.setdefault(model, {})[how] = found
+def remember(model: nn.Module, way: Hashable, found: Experience) -> None:
+    """Let the next text of this model start with what is known; kept as long as the model is."""
+    _experience.setdefault(model, {})[way] = found
 
 
 class Ledger:
-    """What drafting has lost against plain steps, and what it may still lose, in plain steps.
+    """What drafting has lost against plain decoding, and what it may still lose, in plain steps.
 
-    At any time that is a share (`RISKED`) of what plain decoding would have taken so far, and the
-    same share of all that is asked for in advance, but at most two plain steps. So a text never
-    takes more than one and a half percent longer than plain decoding, wherever it runs, and what is
-    not timed here has the rest of two percent; one that ends before its time, that share and two
-    steps. What drafting won may be lost again.
+    The loss never exceeds `SHARE` of the time that plain decoding takes for the whole text, or
+    two plain steps if the text may end before that share is reached. Gains may be lost again.
 
-    tokens: so many are asked for.
+    tokens: the number of tokens asked for.
+    before: the seconds that plain decoding takes before its first step.
     """
 
-    def __init__(self, tokens: int) -> None:
-        self._asked, self._done, self._lost = tokens, 0.0, 0.0
+    def __init__(self, tokens: int, before: float = 0.0) -> None:
+        self._asked, self.before, self._done = tokens, before, 0.0
+        self._lost = 0.0
+        self._owed = 0.0  # seconds lost before a plain step was timed
         self.rows = 1
         self._plain: dict[int, Recent] = {}
 
     def expect(self, tokens: int) -> None:
-        """So many more tokens are asked for."""
+        """Announce more tokens."""
         self._asked += tokens
 
     @property
     def plain(self) -> Recent:
-        """Seconds of a plain step of as many rows as there are."""
-        if self.rows not in self._plain:
-            self._plain[self.rows] = Recent(STEPS)
-        return self._plain[self.rows]
+        """Seconds of a plain step of `rows` rows."""
+        return self._plain.setdefault(self.rows, Recent())
 
     def steps(self, seconds: float) -> float:
-        """How many plain steps take so long; as long as none was taken, those of a second."""
+        """Seconds in plain steps."""
         return seconds / (self.plain.value or 1.0)
 
     def learn_plain(self, seconds: float, *, uneven: bool = False) -> None:
-        """A step without drafts took so long; uneven: drafts have left rows of unequal lengths, and
-        what that adds to the step is their loss."""
+        """Add a plain step.
+
+        uneven: drafts have left rows of different lengths; what that adds to the step is a loss.
+        """
         if uneven and len(self.plain):
             self._lost += self.steps(seconds) - 1
         else:
             self.plain.add(seconds)
         self._done += 1
 
-    def rest(self, steps: int) -> None:
-        """So many plain steps follow that nobody times."""
-        self._done += steps
-
     def learn(self, tokens: float, seconds: float) -> None:
-        """A round with drafts brought the end nearer by so many tokens."""
+        """Add a round with drafts that brought the end nearer by `tokens`."""
         self._done += tokens
         if len(self.plain):
             self._lost += self.steps(seconds) - tokens
 
     def charge(self, seconds: float) -> None:
-        """What drafting takes beside its rounds."""
+        """Add time that drafting takes outside its rounds."""
         if len(self.plain):
             self._lost += self.steps(seconds)
+        else:
+            self._owed += seconds
 
     @property
     def left(self) -> float:
-        """Plain steps that may still be lost."""
-        return RISKED * self._done + min(IN_ADVANCE, RISKED * self._asked) - self._lost
+        """The plain steps that may still be lost."""
+        before, owed = self.steps(self.before), self.steps(self._owed)
+        ahead = min(ADVANCE, SHARE * (self._asked + before))
+        return max(SHARE * (self._done + before), ahead) - self._lost - owed
 
 
 class Pace:
-    """Decides before each round whether to draft, and after each draft whether to go on.
-
-    With S_i the chance that the first i drafts are all accepted, a round of n drafts gives
-    `E_n = S_0 + ... + S_{n-1}` tokens (the last draft, if wrong, is replaced at no cost) and costs
-    `C_n = verify_n + n draft`. From n drafts it pays to go on to m if `E_m - E_n` tokens take
-    longer than `C_m - C_n` otherwise: at the rate of recent rounds or of plain steps, whichever is
-    higher. The chance of a draft is learned while decoding, for each tenth of its confidence, as
-    are all costs.
-
-    A round is only begun, and only prolonged, if the ledger could bear that no draft is right.
-    Nobody knows what it costs to verify more drafts than ever before: anything up to as many plain
-    steps. So the first blocks are run and timed, and if all of them would cost too much, the drafts
-    that are too many are given up (`looks`, `affordable`): only those blocks are at risk.
+    """Decides before each round whether to draft, and after each draft whether to make another.
 
     ledger: shared by all depths that draft for one text.
-    always: draft in every round, whatever it costs.
-    known: from earlier texts.
-    looking: whether whoever verifies asks `affordable`; else it is reckoned with the worst.
+    always: draft in every round, even at a loss.
+    known: experience from earlier texts.
     """
 
     def __init__(
-        self,
-        ledger: Ledger,
-        *,
-        always: bool = False,
-        known: Experience | None = None,
-        looking: bool = False,
+        self, ledger: Ledger, *, always: bool = False, known: Experience | None = None
     ) -> None:
-        self._ledger, self._always, self._looking = ledger, always, looking
+        self._ledger, self._always = ledger, always
         self.known = Experience() if known is None else known
-        self._since = 0
-        self._ahead, self._extra = 0.0, 1.0
+        self._rounds = 0
+        self._ahead, self._draft, self._first = 0.0, 1.0, 1.0
 
-    def prepare(self, seconds: float, extra: float = 1.0) -> None:
-        """What is known before the first draft.
+    def prepare(self, seconds: float, draft: float, first: float = 1.0) -> None:
+        """Set what is known before the first draft.
 
-        seconds: what has to be done before it will take about so long.
-        extra: plain steps that a round of one draft takes beyond one, at most. The draft is a part
-            of a plain step, and verifying it the rest: there is a second readout.
+        seconds: an estimate of the time that preparing the first draft takes.
+        draft: an upper bound of the cost of a draft, in plain steps.
+        first: an upper bound of what verifying one draft costs beyond a plain step before
+            `bears` is asked.
         """
-        self._ahead, self._extra = seconds, extra
+        self._ahead, self._draft, self._first = seconds, draft, first
 
     @property
     def _costs(self) -> Costs:
         return self.known.of(self._ledger.rows)
 
     @property
+    def untried(self) -> bool:
+        """Whether no draft was ever verified with this many rows, so that the cost is unknown."""
+        return not self._always and self._costs.longest == 0
+
+    def _draft_cost(self) -> float:
+        costs = self._costs
+        return costs.draft.value if len(costs.draft) else self._draft
+
+    @property
     def rate(self) -> float:
-        """Tokens per plain step of recent rounds; infinite before the first, to be tried."""
-        if not self.known.gains:
-            return float("inf")
-        tokens, steps = (sum(column) for column in zip(*self.known.gains, strict=True))
-        return tokens / steps
+        """The expected tokens per plain step of a round of the best length.
+
+        Bad experience fades while nothing is drafted, so that drafts are tried again.
+        """
+        faded = 0.5 ** (self.known.idle / FADING)
+        usual, costs, draft = self.known.usual, self._costs, self._draft_cost()
+        if usual < HOPED:
+            usual = HOPED + faded * (usual - HOPED)
+        alive = tokens = 1.0
+        best = 0.0
+        for n in range(1, AHEAD + 1):
+            alive *= usual
+            tokens += alive
+            best = max(best, tokens / (n * draft + 1 + faded * (costs.verify(n) - 1)))
+        return best
 
     @property
     def pays(self) -> bool:
-        """Whether recent rounds gave more tokens than plain steps would have."""
-        return self._always or (bool(self.known.gains) and self.rate > 1)
+        """Whether drafts are known to pay off."""
+        return self._always or (self.known.judged >= PROVEN and self.rate > 1)
 
     def drafts(self) -> bool:
-        """Whether the next round drafts."""
+        """Whether to draft in the next round."""
         if self._always:
             return True
-        if not self._knows_plain:
-            self._since = 0
+        if len(self._ledger.plain) < TRUSTED or self._rounds >= REMEASURED:
+            self._rounds = 0
             return False
-        if self.known.waits > 0:  # it did not pay lately: try again, ever more rarely
-            self.known.waits -= 1
-            return False
-        return self._lacking <= 0
-
-    @property
-    def _knows_plain(self) -> bool:
-        return len(self._ledger.plain) >= TRUSTED and self._since < REMEASURED
-
-    @property
-    def _lacking(self) -> float:
-        """How much more the ledger has to bear for a round to begin."""
-        return self._worst(1) + self._ledger.steps(self._ahead) - self._ledger.left
-
-    def rest(self) -> int:
-        """Plain steps after a plain step for which there will be nothing to decide."""
-        if not self._knows_plain:
-            return 0
-        steps = self.known.waits or math.floor(self._lacking / RISKED)
-        steps = max(0, min(steps, REMEASURED))
-        self.known.waits = max(0, self.known.waits - steps)
-        return steps
+        worst = self._worst(1) + self._ledger.steps(self._ahead)
+        drafts = worst <= self._ledger.left and self.rate > 1
+        self.known.idle = 0 if drafts else self.known.idle + 1
+        return drafts
 
     def _worst(self, drafts: int) -> float:
         """What a round loses if no draft is right."""
-        costs = self._costs
-        if not costs.verify:
-            return self._extra
-        known = min(drafts, costs.verify.longest)
-        found = drafts * costs.draft.value + costs.verify.at(known) - 1
-        each = costs.first_blocks.value if self._can_look else costs.verify.at(1)
-        return found + (drafts - known) * each
-
-    @property
-    def _can_look(self) -> bool:
-        return self._looking and len(self._costs.first_blocks) > 0
+        if self.untried:
+            return self._draft + self._first
+        return drafts * self._draft_cost() + self._costs.worst(drafts) - 1
 
     def begin(self, rows: int) -> None:
+        """Start a round of drafts."""
         self._alive = [1.0] * rows
-        self._bins: list[list[int]] = []
+        self._confidence: list[Sequence[float]] = []
         self._ahead = 0.0
 
     def goes_on(self, confidence: Sequence[float]) -> bool:
-        """Note the confidences of one draft a row; True if another draft pays."""
-        tried, right = self.known.chances
-        bins = [min(int(c * BINS), BINS - 1) for c in confidence]
-        self._bins.append(bins)
-        for row, i in enumerate(bins):
-            self._alive[row] *= right[i] / tried[i]
-        costs = self._costs
-        if not costs.verify:
-            return False  # what one costs has to be seen before two are made
-        n, draft, verify = len(self._bins), costs.draft.value, costs.verify
-        alive, recent = sum(self._alive) / len(self._alive), self.known.recent
-        chance = sum(recent) / len(recent) if recent else alive
-        here, gained, left = verify.at(n), 0.0, self._ledger.left
-        value = max(self.rate if self.known.gains else 0.0, 0.0 if self._always else 1.0)
-        for m in range(n + 1, n + 1 + AHEAD):
-            if not self._always and self._worst(m) > left:
-                return False
+        """Add the confidence of a draft in each row; returns whether to make another one."""
+        self._confidence.append(confidence)
+        for row, sure in enumerate(confidence):
+            self._alive[row] *= self.known.chance(sure)
+        costs, n = self._costs, len(self._confidence)
+        if n > costs.longest:
+            return False  # see what these cost first
+        if not self._always and self._worst(n + 1) > self._ledger.left:
+            return False
+        draft, usual, here = costs.draft.value, self.known.usual, costs.verify(n)
+        value = self.rate if self._always else max(1.0, self.rate)
+        alive = sum(self._alive) / len(self._alive)
+        gained = 0.0
+        for more in range(1, AHEAD + 1):
+            alive *= usual
             gained += alive
-            alive *= chance
-            if gained > value * ((m - n) * draft + verify.at(m) - here):
+            if gained > value * (more * draft + costs.verify(n + more) - here):
                 return True
         return False
 
-    def looks(self, drafts: int) -> bool:
-        """Whether to time the first blocks that verify so many drafts, and to ask `affordable`."""
-        if self._always or not self._looking:
-            return False
-        costs = self._costs
-        return drafts > costs.verify.longest or (drafts == 1 and len(costs.first_blocks) < RECENT)
-
-    def affordable(self, drafts: int, seconds: float) -> int:
-        """How many of the drafts to verify, after their first blocks took so long."""
-        costs, took = self._costs, self._ledger.steps(seconds)
-        if drafts == 1:
-            costs.first_blocks.add(took)
-        if drafts == 1 or not self._can_look:
-            return drafts
-        expected = costs.verify.at(1) * took / costs.first_blocks.value
-        if drafts * costs.draft.value + expected - 1 <= self._ledger.left:
-            return drafts
-        kept = costs.verify.longest
-        costs.verify.add(drafts, expected)
-        del self._bins[kept:]
-        return kept
+    def bears(self, ratio: float, drafting: Sequence[float]) -> bool:
+        """Whether to verify a first draft although a few blocks took `ratio` times as long for it
+        as for a plain step."""
+        lost = self._ledger.steps(sum(drafting)) + ratio - 1
+        if lost <= self._ledger.left:
+            return True
+        self._costs.verified(1, ratio)
+        return False
 
     def learn(
         self,
@@ -387,40 +332,20 @@ class Pace:
         verifying: float,
         gained: int | None = None,
     ) -> None:
-        """What became of the drafts since `begin`, and what they and judging them took.
+        """Learn from a round.
 
-        gained: by how many tokens the end has come nearer, where it is that of the slowest row;
-            None: the mean of all rows.
+        accepted: by row, how many drafts were right; empty if the drafts were given up.
+        drafting, verifying: seconds of each draft, and of the rest of the round.
+        gained: how many tokens nearer the end is; None: the mean over rows.
         """
-        costs, steps = self._costs, self._ledger.steps
-        tried, right = self.known.chances
-        n, rows, known = len(self._bins), len(accepted), bool(costs.verify)
-        for row, count in enumerate(accepted):
-            for step, bins in enumerate(self._bins[: count + 1]):
-                tried[bins[row]] += 1
-                right[bins[row]] += step < count
+        costs, n = self._costs, len(drafting)
         for seconds in drafting:
-            costs.draft.add(steps(seconds))
-        costs.verify.add(n, steps(verifying))
-        took = sum(drafting) + verifying
-        mean = sum(min(count + 1, n) for count in accepted) / rows
-        self._ledger.learn(mean if gained is None else float(gained), took)
-        self._since += 1
-        if not known:
-            return  # one draft, whatever its confidence: it shows what drafts cost
-        self.known.gains.append((self._expected(rows), steps(took)))
-        pays = self.rate >= 1
-        self.known.failed = 0 if pays else self.known.failed + 1
-        self.known.waits = 0 if pays else min(4 * 2**self.known.failed, 256)
-
-    def _expected(self, rows: int) -> float:
-        """Tokens a row that such a round gives: chances depend less on luck than what it gave."""
-        tried, right = self.known.chances
-        alive, tokens = [1.0] * rows, 0.0
-        for bins in self._bins:
-            tokens += sum(alive)
-            for row, i in enumerate(bins):
-                chance = right[i] / tried[i]
-                alive[row] *= chance
-                self.known.recent.append(chance)
-        return tokens / rows
+            costs.draft.add(self._ledger.steps(seconds))
+        if accepted:
+            costs.verified(n, self._ledger.steps(verifying))
+        for row, count in enumerate(accepted):
+            for i in range(min(count + 1, n)):
+                self.known.learn(i < count, self._confidence[i][row])
+        tokens = 1 + sum(accepted) / max(1, len(accepted)) if gained is None else float(gained)
+        self._ledger.learn(tokens, sum(drafting) + verifying)
+        self._rounds += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psutil
 import torch
@@ -18,6 +19,7 @@ COLD = 2**24  # bytes; smaller models stay in the cache from token to token
 SHARE = 0.25  # most of the free memory that copies may take
 PACKED_FROM = 32  # tokens; for fewer, the copies cost more than they save
 MANY = 64  # rows; for more, the plain product is as fast
+KEPT = 2**30  # bytes of copies, at most, that stay after a text
 
 
 @contextmanager
@@ -30,6 +32,9 @@ def packed_maps(model: nn.Module) -> Generator[int, None, None]:
     is short or the model fits in the cache. Only plain float32 linear maps on a CPU are copied.
     The weights must not change inside the context.
 
+    Up to a GiB of copies is kept for the next text, as long as the model is; a copy whose weights
+    have changed in the meantime is made again.
+
     >>> from everydepth.exits.generation.packing import packed_maps
     >>> head, x = torch.nn.Linear(256, 20000), torch.randn(3, 256)
     >>> with packed_maps(head) as count, torch.no_grad():
@@ -39,22 +44,43 @@ def packed_maps(model: nn.Module) -> Generator[int, None, None]:
     found = {id(m): m for m in model.modules() if _is_packable(m)}
     large = [m for m in found.values() if isinstance(m, nn.Linear) and m.weight.numel() >= LARGE]
     size = sum(m.weight.nbytes for m in large)
+    new = sum(m.weight.nbytes for m in large if m not in _copies)
     with ExitStack() as stack:
-        if not COLD <= size <= SHARE * psutil.virtual_memory().available:
+        if size < COLD or new > SHARE * psutil.virtual_memory().available:
             large = []
+        if new + sum(m.weight.nbytes for m in _copies) > KEPT:
+            _copies.clear()
         for module in large:
-            stack.enter_context(_packed(module))
+            ordered = _ordered(module, keep=size <= KEPT)
+            stack.enter_context(_packed(module, ordered))
         yield len(large)
 
 
-@contextmanager
-def _packed(module: nn.Linear) -> Generator[None, None, None]:
+_copies: WeakKeyDictionary[nn.Linear, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+"""The ordered weights of a map, with what tells whether its weights have changed."""
+
+
+def _ordered(module: nn.Linear, *, keep: bool) -> Tensor:
+    """The weights in oneDNN's layout; ordering them takes ten times as long as this product."""
     weight = module.weight.detach()
-    bias = None if module.bias is None else module.bias.detach()  # pyright: ignore[reportUnnecessaryComparison]
-    operations: Any = torch.ops.mkldnn
     with torch.no_grad():
-        ordered = operations._reorder_linear_weight(weight, MANY)
-    multiply, most = operations._linear_pointwise, MANY * weight.shape[1]
+        sums = weight @ torch.arange(weight.shape[1], dtype=weight.dtype).cos()
+        known, ordered = _copies.get(module, (None, None))
+        if ordered is None or known is None or not torch.equal(known, sums):
+            ordered = _mkldnn()._reorder_linear_weight(weight, MANY)
+        if keep:
+            _copies[module] = sums, ordered
+    return ordered
+
+
+def _mkldnn() -> Any:
+    return torch.ops.mkldnn
+
+
+@contextmanager
+def _packed(module: nn.Linear, ordered: Tensor) -> Generator[None, None, None]:
+    bias = None if module.bias is None else module.bias.detach()  # pyright: ignore[reportUnnecessaryComparison]
+    multiply, most = _mkldnn()._linear_pointwise, MANY * module.weight.shape[1]
 
     def forward(x: Tensor) -> Tensor:
         if x.requires_grad or x.numel() > most:

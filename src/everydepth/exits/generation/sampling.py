@@ -96,19 +96,22 @@ class Draft:
 @dataclass(frozen=True)
 class Verdict:
     """accepted: the number of drafted tokens each row keeps.
-    correction: the token after them, if not all were accepted."""
+    following: the token after them."""
 
     accepted: Int[Tensor, " rows"]
-    correction: Int[Tensor, " rows"]
+    following: Int[Tensor, " rows"]
 
 
 def judge_greedy(logits: Float[Tensor, "rows n v"], drafts: list[Draft]) -> Verdict:
-    """Accept the tokens that full depth would have chosen."""
+    """Accept the tokens that full depth would have chosen.
+
+    logits: before each draft, and after the last one.
+    """
     most, wanted = logits.max(-1)
     check_finite(most)
-    right = wanted == torch.stack([draft.tokens for draft in drafts], 1)
+    right = wanted[:, :-1] == _tokens_of(drafts, wanted)
     accepted = right.long().cumprod(1).sum(1)
-    return Verdict(accepted, _at(wanted, accepted.clamp(max=len(drafts) - 1)))
+    return Verdict(accepted, _at(wanted, accepted))
 
 
 def judge_sampled(
@@ -117,17 +120,20 @@ def judge_sampled(
     """Accept a token x with probability min(1, p(x)/q(x)), or else sample from max(p - q, 0).
 
     Each token then has the distribution p, whatever q is.
+
+    p: before each draft, and after the last one.
     """
     rows = torch.arange(p.shape[0], device=p.device)
-    tokens = torch.stack([draft.tokens for draft in drafts], 1)
-    q = torch.stack([_probability_of(draft, rows) for draft in drafts], 1)
-    chance = p.gather(2, tokens[..., None])[..., 0] / q
-    u = torch.rand(q.shape, dtype=q.dtype, device=q.device, generator=generator)
-    right: Bool[Tensor, "rows n"] = u < chance
+    tokens = _tokens_of(drafts, rows)
+    q = torch.stack([p.new_ones(len(rows)), *(_probability_of(draft, rows) for draft in drafts)], 1)
+    chance = p[:, :-1].gather(2, tokens[..., None])[..., 0] / q[:, 1:]
+    u = torch.rand(chance.shape, dtype=q.dtype, device=q.device, generator=generator)
+    right: Bool[Tensor, "rows drafts"] = u < chance
     accepted = right.long().cumprod(1).sum(1)
-    at = accepted.clamp(max=len(drafts) - 1)
-    rest = _at(p, at)
-    for row, i in enumerate(at.tolist()):
+    rest = _at(p, accepted)
+    for row, i in enumerate(accepted.tolist()):
+        if i == len(drafts):
+            continue  # nothing was rejected
         draft = drafts[i]
         assert draft.q is not None
         if draft.ids is None:
@@ -136,8 +142,14 @@ def judge_sampled(
             rest[row].index_add_(0, draft.ids, -draft.q[row])
     rest.clamp_(min=0)
     # If p = q up to rounding, nothing remains; such a row was also rejected by rounding.
-    rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, _at(p, at))
+    rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, _at(p, accepted))
     return Verdict(accepted, torch.multinomial(rest, 1, generator=generator)[:, 0])
+
+
+def _tokens_of(drafts: list[Draft], rows: Tensor) -> Int[Tensor, "rows drafts"]:
+    if not drafts:
+        return rows.new_zeros(len(rows), 0, dtype=torch.long)
+    return torch.stack([draft.tokens for draft in drafts], 1)
 
 
 def _probability_of(draft: Draft, rows: Tensor) -> Tensor:

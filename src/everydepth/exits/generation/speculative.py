@@ -1,8 +1,8 @@
-"""Self-speculative decoding: a shallow depth drafts, all blocks verify, the cache is one."""
+"""Self-speculative decoding: a shallow depth drafts, and all blocks verify, with one cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter as clock
 from typing import Any
 
@@ -11,20 +11,29 @@ from torch import Tensor
 
 from everydepth.exits.generation.drafting import DraftHead
 from everydepth.exits.generation.output import Output
-from everydepth.exits.generation.pacing import Ledger, Pace
+from everydepth.exits.generation.pacing import (
+    Experience,
+    Ledger,
+    Pace,
+    experience_of,
+    remember,
+)
+from everydepth.exits.generation.packing import PACKED_FROM
 from everydepth.exits.generation.sampling import (
     Draft,
     Sampling,
+    Verdict,
     judge_greedy,
     judge_sampled,
 )
 from everydepth.exits.generation.tape import Tape
+from everydepth.stream import ResidualStream, unwrapped
 
-LOOK = 8  # the share of the blocks above a draft that tells what all of them cost
+PROBED = 12  # one in so many of the blocks above a draft is timed, to see what all of them cost
 
 
 class Drafter:
-    """Drafts tokens at one depth, and counts what becomes of them."""
+    """Drafts tokens at one depth, and counts how many are accepted."""
 
     def __init__(self, head: DraftHead, pace: Pace, depth: int, longest: int) -> None:
         self._head, self.pace, self.depth, self._longest = head, pace, depth, longest
@@ -32,10 +41,23 @@ class Drafter:
         self.drafted = self.accepted = 0
         self._took: list[float] = []
 
+    def prepare(self, top: int, exit_blocks: int, read_in: float) -> None:
+        """Tell the pace what a first round may cost, before anything has been timed.
+
+        read_in: the seconds in which all blocks read the prompt; the exit has yet to read it.
+        """
+        draft = (self.depth + exit_blocks) / top + self._head.share
+        few = self._few(top)
+        first = (self.depth + 3 * few) / top if few else 1.0
+        self.pace.prepare(read_in * exit_blocks / top, draft, first)
+
     def draft(
         self, tape: Tape, tokens: Tensor, limit: int, generator: torch.Generator | None
     ) -> list[Draft]:
-        """Feed certain tokens and draft what follows, as long as it pays."""
+        """Feed certain tokens and draft what follows, as long as that pays off.
+
+        The last draft is not fed.
+        """
         self.pace.begin(tape.rows)
         drafts: list[Draft] = []
         limit, self._took = min(limit, self._longest), []
@@ -50,40 +72,110 @@ class Drafter:
             if not self.pace.goes_on(confidence) or len(drafts) == limit:
                 return drafts
 
-    def affordable(self, tape: Tape, drafts: list[Draft]) -> list[Draft]:
-        """The drafts to verify: where nobody knows what so many cost, the first blocks tell."""
-        if not self.pace.looks(len(drafts)):
+    def feed_last(self, tape: Tape, drafts: list[Draft]) -> list[Draft]:
+        """Feed the last draft; returns the drafts to verify.
+
+        If no draft was ever verified, a few blocks show first what a second token costs. If that is
+        too much, the draft is given up.
+        """
+        few = self._few(tape.top)
+        if not self.pace.untried or not few:
+            tape.feed(drafts[-1].tokens)
             return drafts
-        start = clock()
-        tape.advance(self.depth + max(1, (tape.top - self.depth) // LOOK))
-        kept = self.pace.affordable(len(drafts), clock() - start)
-        if kept < len(drafts):
-            tape.forget(len(drafts) - kept)
-        return drafts[:kept]
+        alone = _seconds(lambda: tape.advance(self.depth + few))
+        tape.feed(drafts[-1].tokens)
+        tape.advance(self.depth + few)
+        both = _seconds(lambda: tape.advance(self.depth + 2 * few))
+        if self.pace.bears(both / max(alone, 1e-9), self._took):
+            return drafts
+        tape.forget(1)
+        return []
+
+    def _few(self, top: int) -> int:
+        """The number of blocks to time, twice; 0 if there are too few."""
+        above = top - self.depth
+        return max(1, above // PROBED) if above > 2 else 0
 
     def see(self, tokens: Tensor, logits: Tensor) -> None:
         """Learn from the text, and from what the full depth finds likely."""
         self._head.see(tokens, logits)
 
-    def learn(self, drafts: list[Draft], accepted: list[int], seconds: float, gained: int) -> None:
-        self.lengths.append(len(drafts))
+    def learn(self, accepted: list[int], drafts: int, seconds: float, gained: int) -> None:
+        self.lengths.append(drafts)
         self.accepted += sum(accepted)
-        self.drafted += sum(min(count + 1, len(drafts)) for count in accepted)
-        self.pace.learn(accepted, self._took, seconds, gained)
+        self.drafted += sum(min(count + 1, drafts) for count in accepted)
+        self.pace.learn(accepted if drafts else (), self._took, seconds, gained)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = clock()
+    run()
+    return clock() - start
 
 
 class Drafters:
-    """One drafter a depth; the one that gives most tokens a second goes on.
+    """The drafters of one text, one per depth; the one with the most tokens per second drafts.
 
-    prompt, logits: what a drafter sees before its first draft.
+    tokens: the number of tokens asked for.
+    longest: the most drafts in a round.
+    vocabulary, words, always: as in `generate`.
     """
 
     def __init__(
-        self, drafters: Sequence[Drafter], ledger: Ledger, prompt: Tensor, logits: Tensor
+        self,
+        stream: ResidualStream,
+        top: int,
+        depths: Sequence[int],
+        sampling: Sampling,
+        *,
+        tokens: int,
+        longest: int,
+        vocabulary: int | None = None,
+        words: Tensor | None = None,
+        always: bool = False,
     ) -> None:
-        self._drafters, self.ledger = tuple(drafters), ledger
+        self.ledger, self.lengths = Ledger(tokens), list[int]()
+        self._top, self._always, self._owner = top, always, unwrapped(stream.model)
+        self._exit_blocks = {k: len(stream.exits.get(k, ())) for k in depths}
+        self._ways = {k: (top, k, sampling.do_sample, tokens >= PACKED_FROM) for k in depths}
+        self._drafters = tuple(
+            Drafter(
+                DraftHead(stream, k, sampling, vocabulary, words),
+                Pace(self.ledger, always=always, known=self._known(k)),
+                k,
+                longest,
+            )
+            for k in depths
+        )
+        self._ahead: dict[Drafter, tuple[Tensor, Tensor]] = {}
+
+    def _known(self, depth: int) -> Experience:
+        # Drafting always takes no plain steps, the unit of all costs.
+        return Experience() if self._always else experience_of(self._owner, self._ways[depth])
+
+    @property
+    def likely(self) -> list[int]:
+        """The depths that will probably draft."""
+        return [d.depth for d in self._drafters if self._always or d.pace.known.lasting]
+
+    def begin(self, prompt: Tensor, logits: Tensor, packing: float, reading: float) -> None:
+        """Start after the prompt.
+
+        prompt, logits: what a drafter sees before its first draft.
+        packing, reading: the seconds in which weights were reordered, those of likely exits
+            included, and in which all blocks read the prompt.
+        """
         self._ahead = dict.fromkeys(self._drafters, (prompt, logits))
-        self.lengths: list[int] = []
+        self.ledger.before = packing + reading
+        beside = sum(self._exit_blocks[depth] for depth in self.likely)
+        self.ledger.charge(packing * beside / (self._top + beside))
+        for drafter in self._drafters:
+            drafter.prepare(self._top, self._exit_blocks[drafter.depth], reading)
+
+    def remember(self) -> None:
+        """Keep what was learned for the next text."""
+        for drafter in () if self._always else self._drafters:
+            remember(self._owner, self._ways[drafter.depth], drafter.pace.known)
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -94,24 +186,14 @@ class Drafters:
             "draft_depths": {d.depth: len(d.lengths) for d in self._drafters},
         }
 
-    @property
-    def _best(self) -> Drafter:
-        only, *others = self._drafters
-        return max(self._drafters, key=lambda d: d.pace.rate) if others else only
-
-    def rest(self) -> int:
-        """Plain steps before anybody has to be asked again."""
-        steps = self._best.pace.rest()
-        self.ledger.rest(steps)
-        return steps
-
     def next(self, tape: Tape) -> Drafter | None:
-        """Who drafts in this round; None for a plain step."""
-        best = self._best
+        """The drafter of this round; None for a plain step."""
+        best, *others = self._drafters
+        if others:
+            best = max(self._drafters, key=lambda d: d.pace.rate)
         if not best.pace.drafts():
             return None
         if best in self._ahead:
-            # Drafting has to pay for this, too; a text without drafts never does.
             start = clock()
             best.see(*self._ahead.pop(best))
             tape.catch_up(best.depth)
@@ -127,16 +209,14 @@ def decode_with_drafts(
     sampling: Sampling,
     generator: torch.Generator | None,
 ) -> None:
-    """Rounds of drafting and verifying.
+    """Decode in rounds, each with drafts and one verification, or a plain step.
 
-    A round feeds the last certain token and all drafts but the last, so that after n drafts the
-    full depth has judged exactly n of them: if all are right, the last is the next round's certain
-    token; else the full depth's own choice takes the place of the first wrong one. Either way a
-    round of n drafts costs n tokens, and no block sees a token twice. A round without drafts is a
-    plain step; while drafts are not to be thought of, it costs no more than one.
+    A round feeds the last certain token and all drafts. The full depth keeps the drafts before the
+    first wrong one and adds a token of its own, so n drafts give 1 to n + 1 tokens, and no block
+    sees a token twice.
     """
     new, accepted = [[token] for token in tokens.tolist()], None
-    ledger, rest = drafters.ledger, 0
+    ledger = drafters.ledger
     ledger.rows = tape.rows
     while True:
         going = out.emit(new, accepted)
@@ -146,42 +226,49 @@ def decode_with_drafts(
             rows = torch.tensor(going, device=tokens.device)
             tape.select(rows)
             tokens = tokens[rows]
-            ledger.rows, rest = tape.rows, 0
-        drafter = None if rest else drafters.next(tape)
+            ledger.rows = tape.rows
+        drafter = drafters.next(tape) if out.remaining > 1 else None
         if drafter is None:
             start = clock()
             tape.feed(tokens)
             tokens = sampling.draw(tape.last_logits(tape.top), generator)
             new, accepted = [[token] for token in tokens.tolist()], None
-            if rest:
-                rest -= 1
-            else:
-                ledger.learn_plain(clock() - start, uneven=tape.uneven)
-                rest = 0 if tape.uneven else drafters.rest()
+            ledger.learn_plain(clock() - start, uneven=tape.uneven)
             continue
-        drafts = drafter.draft(tape, tokens, out.remaining, generator)
+        drafts = drafter.draft(tape, tokens, out.remaining - 1, generator)
         start = clock()
-        drafts = drafter.affordable(tape, drafts)
+        drafts = drafter.feed_last(tape, drafts)
         drafters.lengths.append(len(drafts))
         logits = tape.logits(tape.top)
-        if sampling.do_sample:
-            verdict = judge_sampled(sampling.probabilities(logits), drafts, generator)
-        else:
-            verdict = judge_greedy(logits, drafts)
-        span, accepted = len(drafts), verdict.accepted.tolist()
-        kept = [min(count + 1, span) for count in accepted]
-        # Rows of different lengths need a mask from then on: not before drafts are known to pay.
-        level = span if drafter.pace.pays else min(kept)
-        kept = [min(count, level) for count in kept]
-        tokens = torch.where(
-            verdict.accepted >= level, drafts[level - 1].tokens, verdict.correction
-        )
-        tape.reject(kept, span)
+        verdict = _judged(logits, drafts, sampling, generator)
+        accepted = verdict.accepted.tolist()
+        kept = [count + 1 for count in accepted]
+        if not drafter.pace.pays:
+            # Rows of different lengths need a mask from then on: not before drafts pay off.
+            kept = [min(kept)] * tape.rows
+        tokens = _last(verdict, drafts, kept)
+        tape.reject(kept, len(drafts) + 1)
         drafter.see(tokens, logits[:, -1])
-        drafter.learn(drafts, accepted, clock() - start, out.nearer(kept))
         columns = [draft.tokens.tolist() for draft in drafts]
-        last = tokens.tolist()
+        drafter.learn(accepted, len(drafts), clock() - start, out.nearer(kept))
         new = [
-            [column[row] for column in columns[: min(count, level - 1)]] + [last[row]]
-            for row, count in enumerate(accepted)
+            [column[row] for column in columns[: kept[row] - 1]] + [token]
+            for row, token in enumerate(tokens.tolist())
         ]
+
+
+def _judged(
+    logits: Tensor, drafts: list[Draft], sampling: Sampling, generator: torch.Generator | None
+) -> Verdict:
+    if sampling.do_sample:
+        return judge_sampled(sampling.probabilities(logits), drafts, generator)
+    return judge_greedy(logits, drafts)
+
+
+def _last(verdict: Verdict, drafts: list[Draft], kept: list[int]) -> Tensor:
+    """The last new token of each row: an accepted draft, if the row keeps fewer than it could."""
+    place = min(kept) - 1
+    if place == len(drafts):
+        return verdict.following
+    counts = torch.tensor(kept, device=verdict.accepted.device)
+    return torch.where(verdict.accepted >= counts, drafts[place].tokens, verdict.following)
