@@ -37,6 +37,47 @@ def test_a_packed_map_gives_what_the_plain_one_gives(bias: bool, shape: tuple[in
     assert turned.shape == (6, 500)
 
 
+@pytest.mark.parametrize("change", ["in place", "through data", "a swap of columns", "replaced"])
+def test_a_copy_is_kept_until_its_weights_change(change: str) -> None:
+    torch.manual_seed(0)
+    head, x = nn.Linear(8, 500), torch.randn(3, 8)
+    with packed_maps(head):
+        pass
+    kept = packing._copies[head][1]
+    with packed_maps(head):
+        assert packing._copies[head][1] is kept
+    with torch.no_grad():
+        if change == "in place":
+            head.weight[7, 3] += 1e-3
+        elif change == "through data":
+            head.weight.data[7, 3] += 1e-3
+        elif change == "a swap of columns":
+            head.weight.data[:, [2, 5]] = head.weight.data[:, [5, 2]].clone()
+        else:
+            head.weight = nn.Parameter(torch.randn(500, 8))
+        plain = head(x)
+        with packed_maps(head):
+            torch.testing.assert_close(head(x), plain)
+    assert packing._copies[head][1] is not kept
+
+
+def test_copies_end_with_their_model_and_take_no_more_than_their_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packing._copies.clear()
+    first, second, third = (nn.Linear(8, 500) for _ in range(3))
+    monkeypatch.setattr(packing, "KEPT", 2 * first.weight.nbytes)
+    for head in (first, second, third):
+        with packed_maps(head) as count:
+            assert count == 1
+    assert [m is third for m in packing._copies] == [True]  # the others were in its way
+    del third, head
+    assert not packing._copies
+    with packed_maps(nn.ModuleList([first, second, nn.Linear(8, 500)])) as count:
+        assert count == 3
+    assert not packing._copies  # too many to keep
+
+
 def test_a_map_is_itself_again_after_an_error() -> None:
     head = nn.Linear(8, 500)
     with pytest.raises(RuntimeError, match="inner product"), packed_maps(head):

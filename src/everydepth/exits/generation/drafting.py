@@ -1,4 +1,4 @@
-"""Drafting: a cheap head for a shallow depth."""
+"""A cheap readout for drafts from a shallow depth."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from everydepth.stream import ResidualStream, plain_value
 
 
 class DraftHead:
-    """The shared readout at the draft's depth, over the tokens that are likely here.
+    """The shared readout at the draft's depth, over a list of likely tokens.
 
     The head of a large vocabulary costs more than a few small blocks. A draft need not know rare
-    tokens: one that is missing is only a draft the full depth corrects. The list is made of the
-    tokens in the text so far, of those the full depth found likely, and of those frequent in
-    `words`, a sample of other text; it is made anew when a token turns up that was missing.
+    tokens: the full depth corrects a draft whose token is missing. The list holds the tokens in the
+    text so far, those that the full depth found likely, and those that are frequent in `words`, a
+    sample of other text. It is made again when the text contains a token that is missing.
+
+    size: the length of the list; None: a sixteenth of a large vocabulary, all of a small one.
     """
 
     def __init__(
@@ -33,7 +35,7 @@ class DraftHead:
         # Only a plain linear map can be cut to some of its rows.
         self.size = size if isinstance(head, nn.Linear) and 2 * size <= vocabulary else None
         self.share = 1.0 if self.size is None else self.size / vocabulary
-        """Of the words, those to choose from."""
+        """The share of the vocabulary in the list."""
         self._ids: Tensor | None = None
         self._words, self._turn = words, 0
 
@@ -45,11 +47,11 @@ class DraftHead:
             self._likely = torch.zeros(logits.shape[-1], device=logits.device)
             self._known = torch.zeros_like(self._likely, dtype=torch.bool)
             if self._words is not None:
-                # All of the sample count as one token of the text itself.
+                # The whole sample counts as much as one token of the text itself.
                 share = torch.full(self._words.shape, 1 / len(self._words), device=logits.device)
                 self._likely.index_add_(0, self._words.to(logits.device), share)
         missing = not bool(self._known[tokens].all())
-        # Rows take turns: the words of one are enough at a time, and cost little.
+        # Rows take turns: one row at a time is enough, and costs little.
         row = logits if missing else logits[self._turn % len(logits)][None]
         self._turn += 1
         self._likely += row.float().softmax(-1).sum(0)
@@ -80,6 +82,6 @@ class DraftHead:
         head = self._stream.head
         assert isinstance(head, nn.Linear)
         self._ids, self._weight = ids, plain_value(head, "weight")[ids]
-        bias = getattr(head, "bias", None)  # None, though its type says otherwise
+        bias = getattr(head, "bias", None)  # None, although its type says otherwise
         self._bias = None if bias is None else plain_value(head, "bias")[ids]
         self._known.zero_()[ids] = True

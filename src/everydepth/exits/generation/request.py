@@ -172,9 +172,9 @@ def _tokens(name: str, given: Any) -> list[int]:
 
 
 def check_known(stream: ResidualStream, **tokens: Any) -> None:
-    """An error if one of the tokens, by the name of its setting, is none of the model's.
+    """Raise an error if a token given by the user is not in the vocabulary.
 
-    A config may say -1 for none; whoever names a token means one.
+    A config may use -1 for no token, but an explicit setting must be a token.
     """
     for name, given in tokens.items():
         for token in [] if given is None else _tokens(name, given):

@@ -29,7 +29,7 @@ from everydepth.exits.generation.sampling import (
 from everydepth.exits.generation.tape import Tape
 from everydepth.stream import ResidualStream, unwrapped
 
-PROBED = 12  # one in so many of the blocks above a draft is timed, to see what all of them cost
+PROBED = 12  # one in twelve of the blocks above a draft is timed, to estimate the cost of all
 
 
 class Drafter:

@@ -1,4 +1,4 @@
-"""A batch of growing sequences in which every block may be a few tokens behind the one before."""
+"""A batch of growing sequences, in which a block may be a few tokens behind the block below."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from everydepth.stream.taps import first_tensor, hooked
 
 
 class Tape:
-    """Tokens in slots, and how far each block has come.
+    """The tokens of a batch, in slots, and the number of slots that each block has seen.
 
-    `feed` appends tokens; `advance(to)` brings every token to depth `to`, each block running once
-    over all tokens it has not seen. A token that leaves at depth k waits there with its state: the
-    blocks above see it when a later token goes deeper, together with that token. So nothing is
-    approximated, and layers 1..k run once per token.
+    `feed` appends tokens. `advance(to)` brings every token to depth `to`; each block runs once,
+    over all tokens that it has not seen. The state of a token that stops at depth k is kept: the
+    blocks above see it together with the next token that goes deeper. So nothing is approximated,
+    and no block sees a token twice.
 
-    The rows of a batch may keep different numbers of tokens: slots a row does not keep are masked
-    out for that row, and tokens have positions of their own row.
+    Rows may keep different numbers of tokens. Slots that a row does not keep are masked for that
+    row, and positions are counted per row.
     """
 
     def __init__(
@@ -40,13 +40,15 @@ class Tape:
         room: int,
         read: Collection[int] = (),
     ) -> None:
-        """`ids` is left-padded; `real` is True at its tokens. `room`: slots to allocate ahead.
+        """Start with a prompt.
 
-        read: the depths that will be read out beside the top. An exit there sees every token, as it
-        may attend to all of them, but not before it is asked: until then their states wait.
+        ids, real: the left-padded prompt, and True at its tokens.
+        room: the number of slots to allocate.
+        read: the depths below the top that may be read out. An exit there has to see every token,
+            since it may attend to all of them; their states are kept until it is first needed.
         """
         self.stream, self.top = stream, top
-        # By exit: the first slot it has not seen, and the states that wait for it.
+        # For each exit: the first slot it has not seen, and the states it has not seen.
         self._exits = dict.fromkeys({*read, top} & {*stream.exits}, 0)
         self._outside: dict[int, list[Tensor]] = {depth: [] for depth in self._exits}
         self.cache = SlotCache(stream.depth + sum(map(len, stream.exits.values())), room)
@@ -54,7 +56,7 @@ class Tape:
         self._windows = tuple(stream.window(depth) for depth in range(1, stream.depth + 1))
         self._narrowest = min((w for w in self._windows if w is not None), default=None)
         self._same_window = len({*self._windows}) == 1
-        # Compiled or sharded, the model is not called with a cache of ours.
+        # A compiled or sharded model cannot be called with our cache.
         self._is_whole = (
             unwrapped(stream.model) is stream.model and top not in self._exits and self._same_window
         )
@@ -63,14 +65,14 @@ class Tape:
         self._tokens = ids.new_zeros(rows, room)
         self._positions = ids.new_zeros(rows, room)
         self._real = torch.zeros(rows, room, dtype=torch.bool, device=ids.device)
-        # The first slot that block l has not seen (l = 0: the embedding), and the states at depth l
-        # that block l + 1 has not seen.
+        # The first slot that block l has not seen (l = 0: the embedding), and the states at depth
+        # l that block l + 1 has not seen.
         self._seen = [0] * (top + 1)
         self._waiting: list[list[Tensor]] = [[] for _ in range(top + 1)]
         self._cursor: tuple[tuple[int, int], Cursor] | None = None
         self._bias: Tensor | None = None
         self.passes = [0] * top
-        """Token-passes of each block: rows x tokens, padding left out."""
+        """The number of tokens that each block has processed, without padding."""
         self.compactions = 0
         self._tokens[:, :length], self._real[:, :length] = ids, real
         self._positions[:, :length] = (real.cumsum(1) - 1).clamp(min=0)
@@ -82,7 +84,7 @@ class Tape:
 
     @property
     def length(self) -> int:
-        """How many slots are in use."""
+        """The number of slots in use."""
         return self._seen[0]
 
     @property
@@ -91,7 +93,7 @@ class Tape:
 
     @property
     def uneven(self) -> bool:
-        """Whether rows have kept different numbers of tokens beyond the prompt."""
+        """Whether rows have kept different numbers of tokens after the prompt."""
         return self._uneven
 
     def feed(self, tokens: Tensor) -> None:
@@ -100,7 +102,7 @@ class Tape:
         if end > self._tokens.shape[1]:
             self._grow()
         self._tokens[:, at] = tokens
-        # Drafts beyond the end of a row are thrown away, but they need some position.
+        # Drafts beyond the end of a row are discarded, but they need some position.
         fits = end <= self._limit
         self._positions[:, at] = self._next if fits else self._next.clamp(max=self._limit - 1)
         self._real[:, at] = True
@@ -109,15 +111,15 @@ class Tape:
         self._seen[0] = end
 
     def advance(self, to: int) -> Tensor:
-        """Bring every token to depth `to`; the states of those that were not yet there, as the
-        readout of that depth gets them."""
+        """Bring every token to depth `to`; returns the states of those that were not yet there, as
+        the readout of that depth needs them."""
         h = cursor = None
         for depth in range(1, to + 1):
             first, last = self._seen[depth], self._seen[depth - 1]
             if first == last:
                 continue
             states = self._waiting[depth - 1]
-            if cursor is None or len(states) > 1:  # else it is where the last step left it
+            if cursor is None or len(states) > 1:  # else the last step has left it here
                 cursor = self._started(first, last)
                 if depth > 1:
                     h = states[0] if len(states) == 1 else torch.cat(states, 1)
@@ -131,16 +133,16 @@ class Tape:
                 self._outside[depth].append(h)
                 h = self._read(depth)[:, first - last :] if depth == to else h
             self.passes[depth - 1] += sum(self._kept) if first == 0 else h.shape[0] * h.shape[1]
-        assert h is not None, "nothing was fed since the last call"
+        assert h is not None, "nothing was fed after the last call"
         return h
 
     def catch_up(self, depth: int) -> None:
-        """Let the exit at this depth, if there is one, see the tokens that wait for it."""
+        """Let the exit at this depth, if there is one, see the tokens it has not seen."""
         if self._outside.get(depth):
             self._read(depth)
 
     def _read(self, depth: int) -> Tensor:
-        """Let an exit see what waits for it."""
+        """The exit's output for the tokens it has not seen."""
         states, end = self._outside[depth], self._seen[depth]
         cursor = self._started(self._exits[depth], end)
         h = states[0] if len(states) == 1 else torch.cat(states, 1)
@@ -148,7 +150,7 @@ class Tape:
         return self.stream.exit_state(replace(cursor, depth=depth, h=h))
 
     def logits(self, to: int) -> Tensor:
-        """Bring every token to depth `to`, and read those out that were not yet there."""
+        """Bring every token to depth `to`, and read out those that were not yet there."""
         return self.stream.readout(self.advance(to), to, {})
 
     def best(self, to: int, first: int) -> Tensor:
@@ -158,13 +160,13 @@ class Tape:
         return torch.cat([self.stream.readout(x, to, {}).argmax(-1) for x in places], 1)
 
     def last_logits(self, to: int) -> Tensor:
-        """Bring every token to depth `to`, and read the last one out: `(rows, v)`."""
+        """Bring every token to depth `to`, and read out the last one: `(rows, v)`."""
         if to == self.stream.depth and self._is_plain_step():
             return self._plain_step()
         return self.stream.readout(self.advance(to)[:, -1:], to, {})[:, 0]
 
     def reject(self, kept: list[int], span: int) -> None:
-        """Of the last `span` tokens each row keeps the first `kept[row]`; all are at the top."""
+        """Keep the first `kept[row]` of the last `span` tokens, all of which are at the top."""
         longest = max(kept)
         start = self.length - span
         end = start + longest
@@ -180,12 +182,12 @@ class Tape:
         self._seen = [end] * (self.top + 1)
         self._recall_exits(end)
         self._cursor = self._bias = None
-        # Unused slots cost time in every call; moving the others costs as much as a few calls.
+        # Unused slots cost time in every call; moving the others takes as long as a few calls.
         if end - max(self._kept) > max(32, max(self._kept) // 4):
             self._compact()
 
     def forget(self, count: int) -> None:
-        """Take the last tokens back, however far each of them has come."""
+        """Remove the last tokens, at whatever depth each of them is."""
         end = self.length - count
         for depth in range(1, self.top):
             first, states = self._seen[depth + 1], self._waiting[depth]
@@ -204,7 +206,7 @@ class Tape:
             self._outside[depth] = [torch.cat(states, 1)[:, : end - seen]] if seen < end else []
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows only."""
+        """Keep only these rows."""
         kept = rows.tolist()
         self.cache.batch_select_indices(rows)
         self._tokens, self._positions = self._tokens[rows], self._positions[rows]
@@ -217,13 +219,13 @@ class Tape:
     # -- how blocks are called --------------------------------------------------------------------
 
     def _is_plain_step(self) -> bool:
-        """Whether one new token goes through every block, all of which call for the same mask."""
+        """Whether exactly one token is new to every block, and all blocks need the same mask."""
         at = self.length - 1
         even = at > 0 and all(seen == at for seen in self._seen[1:])
         return even and self._is_whole
 
     def _plain_step(self) -> Tensor:
-        """The model's own forward: no need to learn how it calls its blocks."""
+        """The model's own forward, which is faster than calling its blocks one by one."""
         at, end = self.length - 1, self.length
         self.cache.at, batch = at, self._batch(at, end)
         with ExitStack() as stack:
@@ -236,7 +238,7 @@ class Tape:
 
     @contextmanager
     def _noted(self, depth: int, batch: Mapping[str, Any]) -> Generator[None, None, None]:
-        """Keep what the block of this depth gives for the exit there."""
+        """Keep the output of the block at this depth for the exit there."""
 
         def see(_: nn.Module, __: Any, output: Any) -> None:
             h = self.stream.between(first_tensor(output), depth, batch)
@@ -246,12 +248,12 @@ class Tape:
             yield
 
     def _started(self, at: int, end: int) -> Cursor:
-        """How the blocks are called for these slots; all of them, because those above the depth
-        asked for often follow with the same slots."""
+        """A cursor with the calls of all blocks for these slots; blocks above the depth in question
+        often follow with the same slots."""
         self.cache.at = at
         if self._cursor is not None and self._cursor[0] == (at, end):
             return self._cursor[1]
-        # Where every block was given the very same arguments, the first call tells of all.
+        # If every block gets the very same arguments, the first call is enough.
         known = 1 if self._alike else self.top
         cursor = self.stream.start(self._batch(at, end), cache=self.cache, to=known)
         if self._alike:
@@ -264,7 +266,7 @@ class Tape:
         return cursor
 
     def _are_alike(self, calls: Sequence[Call]) -> bool:
-        # Masks that are None for a short text may differ later, between blocks of several kinds.
+        # Masks that are None for a short text may later differ between blocks of several kinds.
         carries = any(self.stream.carried(depth) for depth in range(1, self.top + 1))
         if carries or len(self.stream.kinds) > 1:
             return False
@@ -279,7 +281,7 @@ class Tape:
         }
 
     def _mask(self, at: int, end: int) -> Tensor | None:
-        """None where every token sees all before it; of the prompt, where the padding is."""
+        """The mask: None if every token sees all earlier ones; for the prompt, where tokens are."""
         if at == 0:
             return self._real[:, :end].long() if self._ragged else None
         narrow = self._narrowest is not None and end > self._narrowest
@@ -288,22 +290,22 @@ class Tape:
         return self._visible(at, end, self._windows[0])
 
     def _seen_by_last(self, end: int) -> Tensor:
-        """The same as `_visible` for the last token alone, without windows: it sees all slots but
-        those that are not kept, of which there are no more until the next `reject`."""
+        """As `_visible` for the last token alone, without windows: it sees all slots that its row
+        keeps, and these do not change before the next `reject`."""
         if self._bias is None:
             self._bias = attention_bias(self._real[:, None], self._dtype)
             self._bias[..., end - 1 :] = 0
         return self._bias[..., :end]
 
     def _windowed(self, cursor: Cursor, at: int, end: int) -> Cursor:
-        """Give blocks with another window than the first their own mask."""
+        """Give blocks whose window differs from the first one's their own mask."""
         return windowed(cursor, self._windows, lambda window: self._visible(at, end, window))
 
     def _visible(self, at: int, end: int, window: int | None) -> Tensor:
-        """What is added to the attention scores: 0 where a token is seen, else the lowest number.
+        """A mask to add to attention scores: 0 where a token is seen, else the lowest number.
 
-        Slots keep the order of the tokens; distances are measured in positions, because rows leave
-        out different slots.
+        Slots are in the order of the tokens, but distances are measured in positions, because rows
+        keep different slots.
         """
         slots = torch.arange(end, device=self._tokens.device)
         seen = (slots <= slots[at:, None])[None]
@@ -328,7 +330,7 @@ class Tape:
         for depth in self._exits:
             self.catch_up(depth)
         length = max(self._kept)
-        # Not kept first and then, in order, kept: rows end together, as left padding does.
+        # Slots that are not kept come first, so that rows end together, as with left padding.
         order = self._real[:, : self.length].long().argsort(dim=1, stable=True)[:, -length:]
         self.cache.compact(order)
         for slots in (self._tokens, self._positions, self._real):
