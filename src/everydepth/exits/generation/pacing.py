@@ -244,10 +244,6 @@ class Pace:
         """Whether no draft was ever verified with this many rows, so that the cost is unknown."""
         return not self._always and self._costs.longest == 0
 
-    def _draft_cost(self) -> float:
-        costs = self._costs
-        return costs.draft.value if len(costs.draft) else self._draft
-
     @property
     def rate(self) -> float:
         """The expected tokens per plain step of a round of the best length.
@@ -255,7 +251,8 @@ class Pace:
         Bad experience fades while nothing is drafted, so that drafts are tried again.
         """
         faded = 0.5 ** (self.known.idle / FADING)
-        usual, costs, draft = self.known.usual, self._costs, self._draft_cost()
+        usual, costs = self.known.usual, self._costs
+        draft = costs.draft.value  # free, as long as the cost is unknown: it has to be tried
         if usual < HOPED:
             usual = HOPED + faded * (usual - HOPED)
         alive = tokens = 1.0
@@ -287,7 +284,7 @@ class Pace:
         """What a round loses if no draft is right."""
         if self.untried:
             return self._draft + self._first
-        return drafts * self._draft_cost() + self._costs.worst(drafts) - 1
+        return drafts * self._costs.draft.value + self._costs.worst(drafts) - 1
 
     def begin(self, rows: int) -> None:
         """Start a round of drafts."""
@@ -303,7 +300,8 @@ class Pace:
         costs, n = self._costs, len(self._confidence)
         if n > costs.longest:
             return False  # see what these cost first
-        if not self._always and self._worst(n + 1) > self._ledger.left:
+        # If all of these are wrong, another round should still be possible.
+        if not self._always and self._worst(n + 1) + self._worst(1) > self._ledger.left:
             return False
         draft, usual, here = costs.draft.value, self.known.usual, costs.verify(n)
         value = self.rate if self._always else max(1.0, self.rate)
