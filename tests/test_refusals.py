@@ -30,7 +30,7 @@ from everydepth.errors import (
     UnsupportedModelError,
 )
 from everydepth.files import explained, parse_json
-from everydepth.serving import Recipe
+from everydepth.serving import Price, Recipe
 from everydepth.stream import chosen_depths
 from everydepth.tracing import BatchMetric
 
@@ -270,7 +270,62 @@ CASES: dict[str, Case] = {
         "ViTForImageClassification predicts NaN or infinity even on numbers made up",
     ),
     "arrays to trim": (trimmed, BatchError, "input_ids is a ndarray; pass a tensor"),
+    "training where nothing is learned": (
+        lambda m: torch.inference_mode()(fit)(m),
+        SettingError,
+        r"gradients are needed, but torch.inference_mode\(\) is on",
+    ),
+    "gradients where there are none": (
+        lambda m: torch.inference_mode()(ed.growth.score)(m, rows(), **QUIET),
+        SettingError,
+        r"gradients are needed, but torch.inference_mode\(\) is on",
+    ),
+    "folds of negative labels": (
+        lambda m: ed.ablations.folds([-1, 0, 1], 2),
+        DataError,
+        "label -1; use 0 or more, one label for each row",
+    ),
+    "an accuracy for no depth": (
+        lambda m: ed.tracing.effective_depth(np.zeros(0), 0.1),
+        SettingError,
+        r"accuracy has shape \(0,\); give one number for each depth",
+    ),
+    "an encoder without a tokenizer": (
+        lambda m: (m.save_pretrained("m"), ed.tracing.sentence_encoder("m")),
+        DataError,
+        "no tokenizer in m; save the encoder's there",
+    ),
+    "labels that are shifted already": (
+        lambda m: ed.trace(
+            writer(m),
+            {"input_ids": (i := torch.arange(20)[None])[:, :-1], "labels": i[:, 1:]},
+            ["loss"],
+            **QUIET,
+        ),
+        LabelError,
+        r"labels are input_ids shifted by one, .*\(labels = input_ids\)",
+    ),
     # settings: types, ranges, finiteness
+    "a size below zero": (
+        lambda m: ed.growth.scaling.shape(-7e9),
+        SettingError,
+        r"shape\(parameters=-7000000000.0\); use a number above 0",
+    ),
+    "a schedule that ends below zero": (
+        lambda m: ed.training.Cosine(final=-1.0),
+        SettingError,
+        "final=-1.0; use a number of 0 or more",
+    ),
+    "a warmup before nothing": (
+        lambda m: ed.training.Warmup(steps=3, after="x"),
+        SettingError,
+        "schedule='x'; use 'constant'",
+    ),
+    "a price in words": (
+        lambda m: Price(call="cheap", token=0.1, readout=0.1),  # type: ignore[arg-type]
+        SettingError,
+        r"Price\(call='cheap'\); use a number",
+    ),
     "rounds": (
         lambda m: ed.grow(m, rows(), rows(), rounds=-1, **QUIET),
         SettingError,

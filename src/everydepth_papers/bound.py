@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from everydepth.ablations import Taps, tapped
 from everydepth.ablations.result import Floats
 from everydepth.ablations.study import by_layer
+from everydepth.config import checked
 from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.stream import (
     Batch,
@@ -62,6 +63,7 @@ class Widths:
     gain: float | None
 
 
+@checked
 def weight_widths(stream: ResidualStream, batch: Batch, heads: int | None = None) -> Widths:
     """Read the widths from the blocks. One batch shows which linear map each branch applies first.
 
@@ -102,6 +104,7 @@ def weight_widths(stream: ResidualStream, batch: Batch, heads: int | None = None
     )
 
 
+@checked
 def upper_bound(widths: Widths, taps: Taps, form: Form = "corrected") -> tuple[Floats, Floats]:
     """`log10` of the bound on each sample's gradient norm at `x_l` and `x~_l`: `(layer, sample)`.
 
@@ -207,10 +210,12 @@ def bounded(
     return Bounded(widths=widths, norms=logs, bounds=whole)
 
 
+@checked
 def is_ordered(bound: Floats, tolerance: float = 1e-9) -> bool:
     """Theorem 2: whether the bound never rises from one layer to the next, for any sample."""
     # No difference: the bound is infinite if the entries of a token are all equal.
-    return bool((bound[1:] <= bound[:-1] + tolerance).all())
+    values = np.atleast_1d(bound)
+    return bool((values[1:] <= values[:-1] + tolerance).all())
 
 
 def _std(module: nn.Module) -> float:

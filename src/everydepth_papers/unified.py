@@ -9,6 +9,7 @@ import numpy as np
 
 from everydepth.ablations import Ablation, GradientStudy
 from everydepth.ablations.result import Floats
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.results import Result, Results, curve, defined, named, provenance, scalars
 from everydepth_papers.statistics import spearman
@@ -23,6 +24,7 @@ class UnifiedView(Results, kind="unified_view"):
         return {name: float(value) for name, value in self.result("spearman").arrays.items()}
 
 
+@checked
 def unified_view(study: GradientStudy, ablation: Ablation) -> UnifiedView:
     """Gradients, margins and accuracy of every layer side by side. The ablation needs c = 0.
 

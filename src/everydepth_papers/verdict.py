@@ -43,6 +43,7 @@ def of_interval(
     return "holds" if inside else "does not hold" if outside else "inconclusive"
 
 
+@checked
 def of_worst(
     values: Iterable[float], *, least: float = -math.inf, most: float = math.inf
 ) -> Verdict:
@@ -60,6 +61,7 @@ def of_worst(
     return "holds" if len(found) > 1 else "inconclusive"
 
 
+@checked
 def of_cases(cases: Iterable[bool]) -> Verdict:
     """Whether a statement is true in every case; inconclusive where it is in some.
 
@@ -73,6 +75,7 @@ def of_cases(cases: Iterable[bool]) -> Verdict:
     return "inconclusive" if len(found) == 2 else "holds" if True in found else "does not hold"
 
 
+@checked
 def of_all(verdicts: Iterable[Verdict]) -> Verdict:
     """Holds if it holds everywhere; does not, if it does not somewhere; else inconclusive.
 

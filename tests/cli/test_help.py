@@ -58,3 +58,8 @@ def test_help_leaves_room_for_its_words(name: str, width: int) -> None:
 def test_a_flag_that_is_off_has_no_twin_and_one_that_is_on_has() -> None:
     assert "--no-overwrite" not in shown("export")
     assert "--no-shuffle" in shown("train")
+
+
+@pytest.mark.parametrize("name", [(), ("trace",), ("plan",)])
+def test_help_is_shown_as_a_flag_without_a_value(name: tuple[str, ...]) -> None:
+    assert "--help -h Show this message and exit." in shown(*name)

@@ -25,8 +25,20 @@ def fuzzed(what: SearchStrategy[Any], check: Callable[[Any], None], *, examples:
         quick = settings(max_examples=examples, derandomize=True, phases=[Phase.generate], **common)
         quick(given(what)(check))()
         return
-    end = time.monotonic() + 2 * 60 * MINUTES / _TESTS
+    end, failed = time.monotonic() + 2 * 60 * MINUTES / _TESTS, False
+
+    def until_then(example: Any) -> None:
+        """Examples of a slow command end in time; those that shrink a failure do not."""
+        nonlocal failed
+        if not failed and time.monotonic() > end:
+            return
+        try:
+            check(example)
+        except BaseException:
+            failed = True
+            raise
+
     longer = settings(max_examples=20, phases=[Phase.generate, Phase.shrink], **common)
     while time.monotonic() < end:
         # A seed of its own each time; the failing example is printed as a call.
-        seed(random.SystemRandom().getrandbits(64))(longer(given(what)(check)))()
+        seed(random.SystemRandom().getrandbits(64))(longer(given(what)(until_then)))()

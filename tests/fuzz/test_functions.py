@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import inspect
 import shutil
 import warnings
 from collections.abc import Callable
@@ -11,50 +11,54 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
+from hypothesis import strategies as st
 from tests.fuzz.budget import fuzzed
-from tests.fuzz.values import Call, World, calls, parameters_of, reading, seeing, writing
+from tests.fuzz.surface import public
+from tests.fuzz.values import QUIET, Call, World, calls, parameters_of, reading, seeing, writing
 from tests.fuzz.watching import unchanged
 from tests.helpers.gguf_files import write_tiny
 
 import everydepth as ed
 import everydepth.data
-from everydepth.engines.gguf_cut import cut_gguf
 from everydepth.errors import EveryDepthError
-from everydepth.exits.certify import certify_depth
-from everydepth.exits.policies import Agreement, Entropy, Margin
-from everydepth.objectives import CosineDistance, Distilled, Equilibrium, LayerDropout, OwnHeads
-from everydepth.serving import ServeConfig, application
 from everydepth.stream import registry
-from everydepth.tracing import gradient_alignment, metric
-from everydepth.training import EarlyStopping, FitConfig, RunConfig
-from everydepth_papers.evidence import reproduce
-from everydepth_papers.paper import paper
+from everydepth.tracing import metric
 
-# What the reference documents beside what `everydepth` and its growth and data hold.
-DOCUMENTED: tuple[Any, ...] = (
-    certify_depth, cut_gguf, reproduce, application, gradient_alignment, paper,
-    Entropy, Margin, Agreement, CosineDistance, Distilled, LayerDropout, OwnHeads,
-    Equilibrium, FitConfig, RunConfig, EarlyStopping, ServeConfig,
-)  # fmt: skip
-
-
-def _public() -> dict[str, Callable[..., Any]]:
-    found: dict[str, Any] = {f"{f.__module__}.{f.__qualname__}": f for f in DOCUMENTED}
-    for home, module in (("", ed), ("growth.", ed.growth), ("data.", ed.data)):
-        for name in module.__all__:
-            value = getattr(module, name)
-            if inspect.isfunction(value) or (isinstance(value, type) and module is ed):
-                found[home + name] = value
-    return {k: v for k, v in found.items() if not inspect.isabstract(v)}
-
-
-PUBLIC = _public()
+PUBLIC = public()
+METHODS: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
+    "results": (
+        lambda world: ed.trace(world.model, world.rows(), ["loss", "contributions"], **QUIET),
+        ("result", "table", "plot", "figure", "save", "load"),
+    ),
+    "a result": (
+        lambda world: ed.trace(world.model, world.rows(), ["loss"], **QUIET).result("loss"),
+        ("at_depth", "label"),
+    ),
+    "a profile": (
+        lambda world: ed.profile(world.model, world.rows(), repeats=1, **QUIET),
+        ("at", "drop", "choose"),
+    ),
+    "a policy": (lambda _: ed.Confidence(threshold=0.9), ("save", "load")),
+    "a run": (lambda _: ed.Run, ("create", "open", "exists")),
+    "rows": (lambda _: everydepth.data.load_digits("test"), ("subset", "first", "split")),
+    "a corpus": (lambda _: everydepth.data.Corpus("one two three"), ("split",)),
+    "a table": (lambda _: everydepth.data.Table({"x": ["1", "2"]}), ("numbers",)),
+    "states": (
+        lambda world: ed.as_stream(world.model).observe(world.rows()),
+        ("logits", "feature", "exit_state"),
+    ),
+}
+"""What the methods of a value are called with."""
 CHANGES = {
-    "fit": ("(weights)", "(gradient)", "(mode)"),
-    "balcony": ("(requires_grad)",),
-    "generate": ("random state",),  # draws as torch does, where no seed is given
-    "insert": ("random state",),  # draws the new block as torch would
+    "everydepth.training.fitting.fit": ("(weights)", "(gradient)", "(mode)"),
+    "everydepth.training.balcony.balcony": ("(requires_grad)",),
+    "everydepth.exits.generation.generate.generate": (
+        "random state",
+    ),  # draws as torch does, where no seed is given
+    "everydepth.training.lora.with_lora": ("(requires_grad)", "random state"),
+    "everydepth.stream.insert.insert": ("random state",),  # draws the new block as torch would
 }
 """What a function is for changes this."""
 
@@ -81,20 +85,19 @@ def test_a_public_function_answers_or_says_why_not(
 ) -> None:
     function = PUBLIC[name]
     parameters = parameters_of(function)
-    if any(parameter.name in ("source", "folder") for parameter in parameters):
+    if any(parameter.name in ("source", "folder", "file") for parameter in parameters):
         worlds[0].model.save_pretrained(place / "model")  # pyright: ignore[reportCallIssue]
         write_tiny(place / "model.gguf")
     originals = [copy.deepcopy(world.model.state_dict()) for world in worlds]
 
     def check(call: Call) -> None:
-        given = call.arguments(parameters, place)
         with (
             unchanged(call.world.model, folder=place / "taken", but=CHANGES.get(name, ())),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
             try:
-                found = function(**given)
+                found = function(**call.arguments(function, parameters, place))
                 if isinstance(found, AbstractContextManager):
                     with found:
                         pass
@@ -111,3 +114,28 @@ def test_a_public_function_answers_or_says_why_not(
                 world.model.requires_grad_(True)
 
     fuzzed(calls(function, worlds), check, examples=4)
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_public_method_answers_or_says_why_not(
+    kind: str, worlds: list[World], place: Path
+) -> None:
+    make, names = METHODS[kind]
+    world = worlds[1]
+    made = make(world)
+    methods = {name: getattr(made, name) for name in names}
+
+    def check(named: tuple[str, Call]) -> None:
+        name, call = named
+        method = methods[name]
+        with unchanged(world.model, folder=place / "taken"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with contextlib.suppress(EveryDepthError):
+                method(**call.arguments(method, parameters_of(method), place))
+        plt.close("all")
+        for entry in place.iterdir():
+            if entry.name != "taken":
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    each = [st.tuples(st.just(name), calls(method, [world])) for name, method in methods.items()]
+    fuzzed(st.one_of(each), check, examples=6)

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import everydepth as ed
 from everydepth.config import Config, alternatives, hints_of, parameter_hints, settings_of
-from everydepth.serving import Served
+from everydepth.growth import scaling
+from everydepth.serving import Arrival, Price, Served
 from everydepth.tracing import BatchMetric
 from everydepth_papers.evidence import Preset, Recipe, Row
 
@@ -291,14 +292,72 @@ def right(world: World, folder: Path) -> dict[str, Callable[[], Any]]:
         "high": lambda: 1.0,
         "most": lambda: 0.5,
         "optimizer": lambda: torch.optim.SGD(model.parameters(), 0.1),
+        **dict.fromkeys(("a", "b", "bound", "x", "y", "accuracy"), lambda: np.arange(4.0)),
+        **dict.fromkeys(("parameters", "tokens"), lambda: [1e6, 2e6, 4e6, 8e6, 16e6]),
+        **dict.fromkeys(("values", "loss"), lambda: [4.0, 3.0, 2.5, 2.2, 2.1]),
+        **dict.fromkeys(("stream", "for_stream"), lambda: ed.as_stream(model)),
+        **dict.fromkeys(("depths", "numbers", "layers"), lambda: (1, 2)),
+        **dict.fromkeys(("texts", "headings"), lambda: ("one", "two")),
+        "classes": lambda: ("one", "two", "three"),
+        "columns": lambda: {"x": np.arange(3)},
+        "pixel_values": lambda: torch.zeros(4, 1, 8, 8),
+        "inputs": lambda: torch.zeros(4, 2),
+        "input_ids": lambda: torch.ones(4, 5, dtype=torch.int64),
+        "flipped": lambda: torch.tensor([0]),
+        "original": lambda: torch.tensor([1, 1, 2, 0]),
+        "rows": lambda: [("1", "2"), ("3", "4")],
+        "before": lambda: {"a": 1},
+        "file": lambda: folder / "model" / "config.json",
+        "epsilon": lambda: 0.1,
+        "rank": lambda: 2,
+        "k": lambda: 1,
+        "value": lambda: 0.5,
+        "price": lambda: Price(call=1e-3, token=1e-4, readout=1e-4),
+        "load": lambda: [Arrival(at=0.1, prompt=3, tokens=2)],
+        **dict.fromkeys(("at", "call", "token", "readout", "seconds"), lambda: 0.1),
+        **dict.fromkeys(("reason", "description", "formula", "heading", "title"), lambda: "words"),
+        "study": lambda: ed.gradient_study(model, rows(), rows(), flipped=[0], **QUIET),
+        "ablation": lambda: ed.ablate(model, rows(), **QUIET),
+        "f": lambda: lambda x: x[..., :1],
+        "verdicts": lambda: ["holds"],
+        "item": lambda: RECIPE.item,
+        "presets": lambda: RECIPE.presets,
+        "cell": lambda: RECIPE.cell,
+        "law": lambda: scaling.EPOCH,
+        "found": lambda: scaling.plan(parameters=1e6),
+        "indices": lambda: [0, 1],
+        "count": lambda: 2,
+        "fractions": lambda: [0.5, 0.5],
+        "cases": lambda: [True],
     }
+
+
+OWN: dict[str, dict[str, Any]] = {
+    "check_claims": {"model": ..., "data": ...},  # without them, networks are trained
+    "Arrival": {"prompt": 3, "tokens": 2},
+    "Deadline": {"target": 1.0},
+    "Request": {"prompt": (3, 4)},
+    "Speed": {"target": 1.0},
+    "numbers": {"name": "x"},
+    "lines": {"series": {"a": {"x": [1, 2], "y": [3.0, 2.0]}}, "axis": "step", "of": "loss"},
+    "result": {"name": "loss"},
+    "table": {"name": "loss"},
+    "plot": {"name": "loss"},
+    "scalars": {"values": {"a": 1.0}},
+    "shape": {"parameters": 1e6},
+    "label_prompts": {"labels": [0, 1], "texts": ("one", "two"), "max_length": 60},
+    "folds": {"labels": [0] * 8 + [1] * 8, "count": 2},
+    "diversity": {"tokens": [1, 2, 3, 4, 5]},
+    "rows": {"columns": {"x": [1, 2, 3]}},
+}
+"""What a function calls by a name that others use for something else; ...: is given anyway."""
 
 
 # Given wherever there is such a parameter or setting, so that an example takes a moment.
 SMALL: dict[str, Any] = {
     "progress": False, "repeats": 1, "steps": 2, "rounds": 1, "batch_size": 4, "max_new_tokens": 2,
     "new_tokens": 2, "batches": 1, "resamples": 8, "seeds": 1, "n_train": 8, "n_test": 8,
-    "evaluations": 2,
+    "evaluations": 2, "points": 50, "bootstrap": 0, "starts": 2,
 }  # fmt: skip
 
 
@@ -320,13 +379,18 @@ class Call:
     world: World
     odd: dict[str, Any]
 
-    def arguments(self, parameters: list[Parameter], folder: Path) -> dict[str, Any]:
+    def arguments(
+        self, function: Callable[..., Any], parameters: list[Parameter], folder: Path
+    ) -> dict[str, Any]:
         known, given = right(self.world, folder), {}
+        own = OWN.get(function.__name__, {})
         for parameter in parameters:
             name = parameter.name
             if name in self.odd:
                 value = self.odd[name]
                 given[name] = value.make() if isinstance(value, Odd) else value
+            elif name in own:
+                given[name] = known[name]() if own[name] is ... else own[name]
             elif name in SMALL:
                 given[name] = SMALL[name]
             elif parameter.required:
@@ -341,7 +405,10 @@ class Call:
 
 def parameters_of(function: Callable[..., Any]) -> list[Parameter]:
     """Its parameters, and the fields of the configs it takes, as settings by name."""
-    hints = parameter_hints(function.__init__ if isinstance(function, type) else function)
+    try:
+        hints = parameter_hints(function.__init__ if isinstance(function, type) else function)
+    except NameError:  # written for type checkers only
+        hints = {}
     found: list[Parameter] = []
     parameters = inspect.signature(function).parameters
     by_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -116,12 +116,15 @@ class Audit(Results, kind="audit"):
         return Table(headings=heads, rows=rows, title="Labels to review first", notes=notes)
 
 
+@checked
 def folds(labels: Tensor | Sequence[int], count: int = 5, seed: int = 0) -> Int[Tensor, " rows"]:
     """The fold of every row, 0 to count - 1, with each class spread evenly. Train model k on all
     rows outside fold k."""
     found = whole_numbers(labels, "labels").long()
     if count < 2:
         raise SettingError(f"{count} fold(s); use 2 or more")
+    if found.numel() and int(found.min()) < 0:
+        raise DataError(f"label {int(found.min())}; use 0 or more, one label for each row")
     sizes = torch.bincount(found)
     small = ((sizes > 0) & (sizes < max(count, FEWEST))).nonzero().flatten()
     if len(small):

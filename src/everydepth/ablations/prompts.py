@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from everydepth.config import checked
 from everydepth.data import Tokens
 from everydepth.errors import DataError
 from everydepth.stream import IGNORE_INDEX
@@ -15,6 +16,7 @@ from everydepth.stream import IGNORE_INDEX
 TEMPLATE = " The topic is about"
 
 
+@checked
 def label_prompts(
     texts: Sequence[str],
     labels: Tensor | Sequence[int],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from everydepth.config import checked
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream import (
     BranchRecord,
@@ -48,6 +49,7 @@ class Taps:
     last_std: Tensor
 
 
+@checked
 def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool = True) -> Taps:
     """Observe a batch and take the gradient of its losses at every connection.
 

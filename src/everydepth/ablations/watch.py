@@ -10,11 +10,13 @@ import torch
 from everydepth.ablations.memorize import Flipped, flipped_rows, memorization
 from everydepth.ablations.skips import checked_layers
 from everydepth.ablations.study import gradient_study
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.runs.callback import Callback
 from everydepth.stream.feed import Source
 
 
+@checked
 class GradientWatch(Callback):
     """A callback for `ed.fit` that measures gradient norms, margins and memorization.
 

@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from typing import Annotated, Any, cast
 
 import typer
+import typer.core
 
 from everydepth.cli.ablate import ablate
 from everydepth.cli.app import app
@@ -91,14 +92,32 @@ def _root(
 def build_app() -> typer.Typer:
     app = typer.Typer(
         name="everydepth",
+        cls=_Group,
         no_args_is_help=True,
         add_completion=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(help=_filled(_root))(with_options(_root))
     for command in (*COMMANDS, *_plugins()):
-        app.command(help=_filled(command))(with_options(command))
+        app.command(help=_filled(command), cls=_Command)(with_options(command))
     return app
+
+
+class _ShortHelp:
+    """`--help` is shown as the flag it is; typer would add `<bool>`."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = cast(Any, super()).get_help_option(ctx)
+        option.metavar = ""
+        return option
+
+
+class _Command(_ShortHelp, typer.core.TyperCommand):
+    pass
+
+
+class _Group(_ShortHelp, typer.core.TyperGroup):
+    pass
 
 
 def _filled(command: Callable[..., None]) -> str:

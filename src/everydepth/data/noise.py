@@ -14,6 +14,7 @@ from everydepth.data.sets import random_stream
 from everydepth.errors import DataError
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class NoisyLabels:
     """Labels after the noise, the flipped rows (ascending), and the labels before."""

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from everydepth.config import checked
 from everydepth.errors import DataError
 
 Batch = dict[str, Any]
@@ -72,16 +73,19 @@ class Rows(Dataset[dict[str, Any]], ABC):
         taken = {key: _take(column, chosen) for key, column in self.columns().items()}
         return {key: list(rows) if isinstance(rows, tuple) else rows for key, rows in taken.items()}
 
+    @checked
     def subset(self: R, indices: Indices) -> R:
         """The rows at `indices` (or where a boolean mask is true), in that order."""
         chosen = self._checked(indices)
         rows = {self.KEYS[key]: _take(column, chosen) for key, column in self.columns().items()}
         return replace(self, **rows)  # pyright: ignore[reportArgumentType, reportUnknownVariableType]  # a dataclass in every subclass
 
+    @checked
     def first(self: R, count: int | None) -> R:
         """The first `count` rows; all of them if there are no more, or if it is None."""
         return self if count is None else self.subset(range(min(count, len(self))))
 
+    @checked
     def split(
         self: R, fractions: Sequence[float], seed: int = 0, *, stratified: bool = False
     ) -> tuple[R, ...]:
@@ -152,6 +156,7 @@ def _take(column: Tensor | tuple[str, ...], indices: Tensor) -> Tensor | tuple[s
     return tuple(column[index] for index in indices.tolist())
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Images(Rows):
     """Labeled images; bytes until `as_float` or `normalized`."""
@@ -183,6 +188,7 @@ class Images(Rows):
         return replace(self, pixel_values=(pixels - center) / scale)
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Points(Rows):
     """Inputs and real-valued targets of a regression."""
@@ -193,6 +199,7 @@ class Points(Rows):
     labels: Float[Tensor, "rows targets"]
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Texts(Rows):
     """Texts, each with an optional second text (a sentence, an answer) and an optional label."""
@@ -205,6 +212,7 @@ class Texts(Rows):
     classes: tuple[str, ...] = ()
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Tokens(Rows):
     """Token ids ready for a model; labels are one class per row or one token per position."""
@@ -222,6 +230,7 @@ class Tokens(Rows):
     labels: Shaped[Tensor, "rows ..."] | None = None
 
 
+@checked
 @dataclass(frozen=True, repr=False)
 class Corpus:
     """One long text."""
@@ -234,12 +243,14 @@ class Corpus:
     def __repr__(self) -> str:
         return f"Corpus({len(self):,} characters)"
 
+    @checked
     def split(self, fractions: Sequence[float]) -> tuple[Corpus, ...]:
         """Consecutive parts, counted in characters."""
         bounds = _bounds(fractions, len(self.text))
         return tuple(Corpus(self.text[start:stop]) for start, stop in bounds)
 
 
+@checked
 @dataclass(frozen=True, repr=False)
 class Table:
     """Named columns of text; `numbers` parses one as numbers."""
@@ -260,6 +271,7 @@ class Table:
             )
         return self.columns[name]
 
+    @checked
     def numbers(self, name: str) -> Float[Tensor, " rows"]:
         """The column as float64."""
         values: list[float] = []

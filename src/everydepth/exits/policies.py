@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from everydepth.config import checked
 from everydepth.errors import PolicyError, SettingError, UnsupportedModelError
 from everydepth.exits.identity import Identity, identity
 from everydepth.files import explained, write_text
@@ -184,11 +185,13 @@ class Policy(ABC):
             ) from error
 
     @final
+    @checked
     def save(self, path: str | Path) -> None:
         with explained("the policy cannot be saved", PolicyError):
             write_text(Path(path), self.to_json() + "\n")
 
     @staticmethod
+    @checked
     def load(path: str | Path) -> Policy:
         with explained("the policy cannot be read", PolicyError):
             return Policy.from_json(Path(path).read_text(encoding="utf-8"))

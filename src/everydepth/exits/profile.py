@@ -120,6 +120,7 @@ class Profile(Results, kind="profile"):
     def _measured(self) -> list[int]:
         return [int(depth) for depth in self.result("quality").arrays["depth"]]
 
+    @checked
     def at(self, depth: int) -> DepthProfile:
         """All measurements of one depth."""
         if depth not in self._measured:
@@ -142,6 +143,7 @@ class Profile(Results, kind="profile"):
     def more_is_better(self) -> bool:
         return self.metric in _MORE_IS_BETTER
 
+    @checked
     def drop(self, depth: int) -> float:
         """How much worse a depth is than the full model, in units of the metric."""
         change = self.at(self.depth).quality - self.at(depth).quality

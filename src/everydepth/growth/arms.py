@@ -22,7 +22,7 @@ from everydepth.growth.optimizers import frozen_except
 from everydepth.growth.scoring import score
 from everydepth.growth.trainer import halves, repeatable, train_plainly
 from everydepth.runs.callback import Callback
-from everydepth.stream import Criterion, ResidualStream, as_stream, unwrapped
+from everydepth.stream import Criterion, ResidualStream, as_stream, differentiating, unwrapped
 from everydepth.stream.feed import Feed, size_for
 from everydepth.stream.insert import initialize, inserted
 
@@ -154,7 +154,7 @@ class Arms:
         batch = next(
             iter(Feed(self.rows, stream, batch_size=size_for(self.rows, self.config.batch_size)))
         )
-        with FlopCounterMode(display=False) as counter:
+        with differentiating(), FlopCounterMode(display=False) as counter:
             output = stream.called(batch)
             logits = stream.prediction(output)
             losses, counts = row_losses(stream, logits, batch, self.criterion, beside(output))

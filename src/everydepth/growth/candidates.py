@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from everydepth.errors import UnsupportedModelError
 from everydepth.growth.optimizers import gradients
-from everydepth.stream import Block, Call, ResidualStream, first_tensor
+from everydepth.stream import Block, Call, ResidualStream, differentiating, first_tensor
 from everydepth.stream.insert import inserted
 from everydepth.stream.maps import LinearMap
 from everydepth.stream.taps import hooked, state_in, with_state
@@ -111,7 +111,7 @@ def pairs(candidate: Candidate, call: Call, h: Tensor, g: Tensor) -> list[Pairs]
         return forward
 
     block = candidate.block
-    with ExitStack() as stack, torch.enable_grad():
+    with ExitStack() as stack, differentiating():
         entries = {id(b.entry): b.entry for b in block.branches}.values()
         handles = [m.register_forward_pre_hook(cut, with_kwargs=True) for m in entries]
         stack.enter_context(hooked(*handles))

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -19,12 +19,14 @@ from scipy.interpolate import make_interp_spline
 from scipy.optimize import minimize
 from scipy.special import huber
 
-from everydepth.config import filled
+from everydepth.config import Seed, Setting, checked, filled
 from everydepth.errors import DataError, SettingError
 from everydepth.growth.config import PlanConfig
 from everydepth.results import Results, curve, named, provenance, rows
 
 Array = Float[np.ndarray, "..."]
+_Count = Annotated[int, Setting(least=1)]
+_Resamples = Annotated[int, Setting(least=0)]
 DELTA = 1e-3
 """Threshold of the Huber loss on log residuals, as in Hoffmann et al. (2022)."""
 
@@ -73,15 +75,16 @@ class Fit:
         return {k: None if v != v else v for k, v in asdict(self).items()}
 
 
+@checked
 def fit(
     parameters: Sequence[float] | Array,
     loss: Sequence[float] | Array,
     tokens: Sequence[float] | Array | None = None,
     *,
-    bootstrap: int = 0,
-    starts: int = 40,
-    delta: float = DELTA,
-    seed: int = 0,
+    bootstrap: _Resamples = 0,
+    starts: _Count = 40,
+    delta: Annotated[float, Setting(above=0, most=100)] = DELTA,
+    seed: Seed = 0,
 ) -> Fit:
     """Fit `L = E + A / N^alpha + B / D^beta`, or without `tokens` `L = E + A / N^alpha`.
 
@@ -93,9 +96,9 @@ def fit(
     if tokens is not None:
         columns.append(np.asarray(tokens, float))
     names = ["E", "A", "alpha"] + (["B", "beta"] if tokens is not None else [])
-    points = len(columns[0])
-    if len({len(column) for column in columns}) != 1:
-        raise DataError(f"columns of {[len(c) for c in columns]} points; give equally many of each")
+    points = columns[0].size
+    if len({column.shape for column in columns}) != 1 or columns[0].ndim != 1:
+        raise DataError(f"columns of {[c.size for c in columns]} points; give equally many of each")
     if points <= len(names):
         raise DataError(
             f"{points} points for {len(names)} unknowns ({', '.join(names)}); "
@@ -268,6 +271,7 @@ class Plan:
         return {**asdict(self), "tokens_per_parameter": self.tokens_per_parameter}
 
 
+@checked
 def plan(config: PlanConfig | None = None, *, law: Fit = EPOCH, **settings: Any) -> Plan:
     """Depth, width and tokens for a number of parameters or a training budget in FLOPs.
 
@@ -308,7 +312,10 @@ def plan(config: PlanConfig | None = None, *, law: Fit = EPOCH, **settings: Any)
     )
 
 
-def shape(parameters: float, *, multiple: int = 64) -> tuple[int, int]:
+@checked
+def shape(
+    parameters: Annotated[float, Setting(above=0)], *, multiple: _Count = 64
+) -> tuple[int, int]:
     """Depth and width from Levine et al.'s projections, log-linear in N between and beyond rows."""
     logs = np.log([row[1] for row in LEVINE])
     depth = make_interp_spline(logs, [row[4] for row in LEVINE], k=1)(math.log(parameters))

@@ -31,6 +31,7 @@ from everydepth.stream import (
     Criterion,
     ResidualStream,
     as_stream,
+    differentiating,
     evaluating,
     insert,
     sites,
@@ -125,7 +126,7 @@ def _pass(
     frozen = [p for p in parameters if not p.requires_grad and p.is_floating_point()]
     with gradients(frozen, True):  # at every state, even if the model is frozen
         for batch in feed.shown("scoring", progress):
-            with torch.enable_grad():
+            with differentiating():
                 states = stream.observe(batch, calls=True)
                 z, extras = states.logits(stream.depth), beside(states.output)
                 losses, counts = row_losses(stream, z, batch, criterion, extras)

@@ -138,6 +138,7 @@ class Given(Shape, name="given"):
     values: tuple[float, ...] = setting(help="One weight for each depth, from 0 to the last.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for depth, value in enumerate(self.values):
             if not (value >= 0 and math.isfinite(value)):
                 raise SettingError(
@@ -148,7 +149,6 @@ class Given(Shape, name="given"):
                 f"all {len(self.values)} weights are 0, so nothing would be trained; "
                 "give at least one depth a weight above 0"
             )
-        super().__post_init__()
 
     def weights(self, depth: int) -> np.ndarray:
         self.check_depth(depth)

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from everydepth.config import checked
 from everydepth.results.result import Kind, Result, defined
 
 Values = Sequence[Any] | np.ndarray
 
 
+@checked
 def curve(
     name: str,
     x: Values,
@@ -90,6 +92,7 @@ def lines(
     )
 
 
+@checked
 def scalars(name: str, values: Mapping[str, float | int | None], **words: Any) -> Result:
     """Single numbers by name; those that are None are left out.
 
@@ -101,6 +104,7 @@ def scalars(name: str, values: Mapping[str, float | int | None], **words: Any) -
     return Result(name=name, kind="scalar", series=tuple(arrays), arrays=arrays, **words)
 
 
+@checked
 def rows(name: str, columns: Mapping[str, Sequence[Any]], **words: Any) -> Result:
     """A table for reading: columns of text or numbers, of equal length.
 

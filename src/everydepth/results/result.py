@@ -122,6 +122,7 @@ class Result:
 
         return "\n".join(grid_lines(self)) if self.kind == "grid" else str(table_of(self))
 
+    @checked
     def label(self, name: str) -> str:
         return self.labels.get(name, name.replace("_", " "))
 
@@ -130,14 +131,19 @@ class Result:
         own = f"{series}_{self.axis}"
         return np.asarray(self.arrays[own if own in self.arrays else self.axis])
 
+    @checked
     def at_depth(self, series: str | None = None) -> dict[int, float]:
         """Depth -> value of one series (by default the first), where defined."""
+        if series is not None and series not in self.arrays:
+            known = ", ".join(self.series)
+            raise SettingError(f"{self.name} has no series {series!r}; it has {known}")
         values = numbers(self.value if series is None else self.arrays[series])
         return {
             int(d): float(v) for d, v in zip(self.x(series), values, strict=True) if np.isfinite(v)
         }
 
 
+@checked
 def gap(name: str, kind: Kind, reason: str) -> Result:
     """A placeholder for a measurement that was requested but could not be made."""
     return Result(name=name, kind=kind, series=(), arrays={}, note=reason)

@@ -82,6 +82,7 @@ class Results:
     def __len__(self) -> int:
         return len(self.results)
 
+    @checked
     def result(self, name: str) -> Result:
         """One measurement, with its labels, unit and notes."""
         if name not in self.results:
@@ -139,6 +140,7 @@ class Results:
 
     # -- display ----------------------------------------------------------------------------------
 
+    @checked
     def table(self, name: str | None = None) -> Table:
         """One measurement, or without a name all those that share the main one's axis."""
         if name is not None:
@@ -149,6 +151,7 @@ class Results:
             return Table(headings=(), rows=(), title=str(self), notes=notes)
         return merged(every, self.main, str(self))
 
+    @checked
     def plot(self, name: str | None = None, backend: str = "matplotlib") -> Any:
         """The figure of one measurement, by default the main one.
 
@@ -158,6 +161,7 @@ class Results:
 
         return figure(self.main if name is None else self.result(name), backend)
 
+    @checked
     def figure(self, names: Sequence[str] | None = None, backend: str = "matplotlib") -> Any:
         """All drawable measurements, or the named ones, in one figure."""
         from everydepth.results.figures import sheet
@@ -209,6 +213,7 @@ class Results:
 
         return from_json(content)
 
+    @checked
     def save(self, path: str | Path) -> Path:
         """Write JSON and arrays to the folder `path`, atomically, and return the folder."""
         from everydepth.results.saving import save
@@ -216,6 +221,7 @@ class Results:
         return save(self, Path(path))
 
     @classmethod
+    @checked
     def load(cls: type[R], path: str | Path) -> R:
         """Read what `save` wrote; nothing in the files can run code.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
 
+from everydepth.config import checked
 from everydepth.environment import command_line
 from everydepth.errors import RunError
 from everydepth.files import explained, remove_leftovers, write_json
@@ -20,6 +21,7 @@ from everydepth.files import explained, remove_leftovers, write_json
 LOCK, HOLDER = ".lock", ".holder.json"
 
 
+@checked
 @contextmanager
 def held(path: str | Path) -> Generator[None, None, None]:
     """Keep other processes from writing to a run directory, creating it if needed.

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from safetensors import SafetensorError
 
+from everydepth.config import checked
 from everydepth.environment import Environment, command_line
 from everydepth.errors import RunError
 from everydepth.files import (
@@ -64,6 +65,7 @@ class Run:
     # -- start and open ---------------------------------------------------------------------------
 
     @classmethod
+    @checked
     @explained("the run cannot be started")
     def create(cls, path: str | Path, config: Mapping[str, Any], *, kind: str = "train") -> Run:
         """Start a run in a directory that does not exist, is empty, or holds a run that was killed
@@ -112,6 +114,7 @@ class Run:
         return run
 
     @classmethod
+    @checked
     def open(cls, path: str | Path) -> Run:
         """The run in a directory, of this version's format or an older one."""
         folder = Path(path)
@@ -126,6 +129,7 @@ class Run:
             return cls(folder, content["kind"], dict(content["config"]))
 
     @staticmethod
+    @checked
     @explained("the run cannot be read")
     def exists(path: str | Path) -> bool:
         return (Path(path) / "config.json").is_file()

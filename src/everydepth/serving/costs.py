@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from everydepth.config import checked
 from everydepth.serving.shared import Work
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Price:
     """Seconds per call of a block, per token in it, per token read out, and per readout call."""
@@ -27,6 +29,7 @@ class Price:
         return sum(price * count for price, count in zip(self.each, work.counts, strict=True))
 
 
+@checked
 class Costs:
     """Prices fitted to past rounds by least squares; recent rounds count more than old ones.
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.serving.costs import Price
 from everydepth.serving.shared import Work, climb
@@ -39,6 +40,7 @@ class Governor(ABC):
         del tokens, waited, seconds
 
 
+@checked
 @dataclass(frozen=True)
 class Fixed(Governor):
     """Always the same depth."""
@@ -49,6 +51,7 @@ class Fixed(Governor):
         return self.depth
 
 
+@checked
 class Target(Governor):
     """Choose the deepest depth at which 95% of requests should still meet a target.
 

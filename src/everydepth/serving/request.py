@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from everydepth.config import checked
 from everydepth.errors import BatchError, SettingError
 from everydepth.exits.generation.request import check_depths
 from everydepth.exits.generation.sampling import Sampling
@@ -20,6 +21,7 @@ from everydepth.stream import ResidualStream
 Finish = Literal["stop", "length", "cancelled"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One text to continue; depth None: what the governor says.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from everydepth.config import checked
 from everydepth.errors import DataError, SettingError
 from everydepth.exits.profile import Profile
 from everydepth.serving.costs import Price
@@ -22,6 +23,7 @@ from everydepth.serving.shared import CHUNK, Row, Work, climb, extra_blocks
 from everydepth.stream import ResidualStream
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
     """A request of a load: its arrival (seconds), its prompt and new tokens, and its depth."""
@@ -125,6 +127,7 @@ def price_of(profile: Profile | None, extra: Mapping[int, int] | None = None) ->
     return Price(call=call, token=token, readout=readout, read=read)
 
 
+@checked
 def simulate(
     stream: ResidualStream,
     load: Sequence[Arrival],

@@ -32,6 +32,7 @@ from everydepth.stream.gradients import TapGradients as TapGradients
 from everydepth.stream.gradients import observe_gradients as observe_gradients
 from everydepth.stream.insert import insert as insert
 from everydepth.stream.insert import sites as sites
+from everydepth.stream.modes import differentiating as differentiating
 from everydepth.stream.modes import evaluating as evaluating
 from everydepth.stream.registry import Family as Family
 from everydepth.stream.registry import as_stream as as_stream

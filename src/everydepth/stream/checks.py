@@ -17,7 +17,7 @@ from everydepth.config import checked
 from everydepth.errors import EveryDepthError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import IGNORE_INDEX, TOKEN_TASKS, Batch, ResidualStream
-from everydepth.stream.modes import evaluating
+from everydepth.stream.modes import differentiating, evaluating
 from everydepth.stream.registry import as_stream
 from everydepth.stream.states import States
 from everydepth.stream.taps import (
@@ -289,7 +289,7 @@ def _gradient(e: _Evidence) -> str:
     if sharded(e.stream.model):
         raise _NotApplicable("sharded parameters get their gradients after the backward pass")
     _where(check_resident, e.stream.model, "a gradient")
-    with torch.enable_grad():
+    with differentiating():
         states = e.stream.observe(e.batch)
         loss = sum(
             (states.logits(d).float().square().mean() for d in range(1, len(states))),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.stream.contract import ResidualStream
+from everydepth.stream.modes import differentiating
 from everydepth.stream.states import States
 from everydepth.stream.taps import BranchRecord, hooked, record_branches, state_in, with_state
 from everydepth.stream.targets import Targets
@@ -96,7 +97,7 @@ def observe_gradients(
     without a label have no loss and are left out.
     """
     targets = Targets.of(stream, batch, weighted=False)
-    with torch.enable_grad(), _only_the_stream(stream), record_branches(stream.blocks) as records:
+    with differentiating(), _only_the_stream(stream), record_branches(stream.blocks) as records:
         states = stream.observe(batch)
         logits = states.logits(stream.depth)
         losses = targets.sample_losses(targets.pick(logits))

@@ -1,11 +1,14 @@
-"""Eval mode as a context manager."""
+"""Eval mode and gradients as context managers."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
+
+from everydepth.errors import SettingError
 
 
 @contextmanager
@@ -18,3 +21,15 @@ def evaluating(model: nn.Module) -> Generator[None, None, None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def differentiating() -> Generator[None, None, None]:
+    """Compute gradients inside the context, even within `torch.no_grad()`."""
+    if torch.is_inference_mode_enabled():
+        raise SettingError(
+            "gradients are needed, but torch.inference_mode() is on, whose tensors can have none; "
+            "call it outside, or inside torch.no_grad()"
+        )
+    with torch.enable_grad():
+        yield

@@ -523,6 +523,7 @@ def _aligned(
     if stream.task == "causal_lm":
         if labels.ndim != 2:
             raise LabelError(f"labels of text have shape {tuple(labels.shape)}; use (rows, length)")
+        _check_unshifted(batch, labels)
         labels = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
         weights = None if weights is None else F.pad(weights[:, 1:], (0, 1))
         # A token predicts its successor if neither is padding.
@@ -530,6 +531,28 @@ def _aligned(
     if real is not None:
         labels = labels.masked_fill(~real, IGNORE_INDEX)
     return labels, weights
+
+
+_ENOUGH = 8  # labels that agree with the next tokens by chance: never
+
+
+def _check_unshifted(batch: Mapping[str, Any], labels: Tensor) -> None:
+    """Raise if every label is the next token already: shifted again, it would be the one after."""
+    ids = batch.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.shape != labels.shape or ids is labels:
+        return
+    same = labels == ids
+    if bool(same.all()):
+        return
+    known = labels != IGNORE_INDEX
+    ahead = (labels[:, :-1] == ids[:, 1:]) & known[:, :-1]
+    if int(ahead.sum()) >= _ENOUGH and bool((ahead | ~known[:, :-1]).all()):
+        if bool((same | ~known).all()):  # a text of one token, again and again
+            return
+        raise LabelError(
+            "labels are input_ids shifted by one, but position t is compared with label t + 1; "
+            "pass them as they are (labels = input_ids), or none at all"
+        )
 
 
 def _real(stream: ResidualStream, batch: Mapping[str, Any], labels: Tensor) -> Tensor:

@@ -174,6 +174,7 @@ def text_at_depth(
     )
 
 
+@checked
 def diversity(tokens: Sequence[Any]) -> float:
     """The product over n = 2, 3, 4 of unique over total n-grams; NaN for fewer than 4 tokens."""
     if len(tokens) < 4:
@@ -185,6 +186,7 @@ def diversity(tokens: Sequence[Any]) -> float:
     return total
 
 
+@checked
 @explained("the encoder cannot be read", DataError)
 def sentence_encoder(
     folder: str | Path, *, pool: Literal["mean", "first"] = "mean"
@@ -203,7 +205,12 @@ def sentence_encoder(
         )
     weight_files(place)  # raises if any is outside the folder: transformers would open it
     check_kernels(read_json(place / "config.json", DataError), place / "config.json")
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(place), trust_remote_code=False)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(place), trust_remote_code=False)
+    except ValueError as error:
+        raise DataError(
+            f"no tokenizer in {place}; save the encoder's there: tokenizer.save_pretrained(folder)"
+        ) from error
     encoder: Any = AutoModel.from_pretrained(
         str(place), use_safetensors=True, trust_remote_code=False
     ).eval()

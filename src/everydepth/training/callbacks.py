@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.runs.callback import Callback
 from everydepth.training.scoring import Evaluator
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from everydepth.training.loop import Training
 
 
+@checked
 class UntilAccuracy(Callback):
     """Stop once the accuracy on `data` (such as the training data) reaches `target` after an epoch.
 

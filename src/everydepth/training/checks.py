@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from everydepth.config import checked
 from everydepth.objectives import LayerDropout
-from everydepth.stream import Check, unwrapped
+from everydepth.stream import Check, differentiating, unwrapped
 from everydepth.stream.checks import CheckReport
 from everydepth.training.module import EveryDepth
 
@@ -66,7 +66,8 @@ def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveRepor
     for step in steps:
         net.set_progress(step, cycle)
         net.zero_grad()
-        out = net(**batch)
+        with differentiating():
+            out = net(**batch)
         assert out.loss is not None
         assert out.losses is not None
         out.loss.backward()

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
+from everydepth.config import checked
 from everydepth.errors import LabelError, SettingError
 from everydepth.stream import Criterion
 
 
+@checked
 def contrastive(scale: float = 20.0) -> Criterion:
     """A criterion for `EveryDepth(..., criterion=contrastive(), task="embedding")`.
 

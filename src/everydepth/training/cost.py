@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everydepth.stream import with_labels
+from everydepth.stream import differentiating, with_labels
 from everydepth.stream.rows import pick_rows
 from everydepth.training.config import OPTIMIZERS
 from everydepth.training.module import EveryDepth
@@ -44,11 +44,12 @@ def cost_of(
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        first = net(**piece)
-    first.loss.backward()  # also warms up the timed pass
-    start = time.perf_counter()
-    net(**piece).loss.backward()
+    with differentiating():
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            first = net(**piece)
+        first.loss.backward()  # also warms up the timed pass
+        start = time.perf_counter()
+        net(**piece).loss.backward()
     seconds = (time.perf_counter() - start) * pieces
     weights = sum(p.numel() * p.element_size() for p in net.parameters())
     trained = sum(p.numel() * p.element_size() for p in net.parameters() if p.requires_grad)

@@ -11,7 +11,7 @@ from torch import nn
 
 from everydepth.config import checked, filled
 from everydepth.errors import SettingError
-from everydepth.stream import ResidualStream, Source, check_plain, unwrapped
+from everydepth.stream import ResidualStream, Source, check_plain, differentiating, unwrapped
 from everydepth.stream.taps import replaced_forward
 from everydepth.stream.text import encoded, is_text
 from everydepth.training.callbacks import Callback
@@ -95,6 +95,7 @@ def fit(
         about=dict(about or {}),
     )
     with ExitStack() as stack:
+        stack.enter_context(differentiating())
         if place.compile:
             backend = place.compile if isinstance(place.compile, str) else "inductor"
             stack.enter_context(_compiled(net, backend))

@@ -7,12 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
+from everydepth.config import Config, setting
 from everydepth.errors import SettingError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule(ABC):
+class Schedule(Config, ABC):
     """The learning rate at a step, as a multiple of `lr`."""
 
     @abstractmethod
@@ -32,7 +34,7 @@ class Constant(Schedule):
 class Cosine(Schedule):
     """Half a cosine from 1 down to `final`."""
 
-    final: float = 0.0
+    final: float = setting(0.0, least=0)
 
     def factor(self, step: int, total_steps: int) -> float:
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * step / total_steps)) / 2
@@ -43,9 +45,9 @@ class OneCycle(Schedule):
     """A cosine from `1 / start` up to 1 over the fraction `rise` of steps, then one down to
     `1 / (start * end)`. Momentum does not change."""
 
-    rise: float = 0.3
-    start: float = 25.0
-    end: float = 1e4
+    rise: float = setting(0.3, least=0, most=1)
+    start: float = setting(25.0, above=0)
+    end: float = setting(1e4, above=0)
 
     def factor(self, step: int, total_steps: int) -> float:
         top = self.rise * total_steps - 1
@@ -59,7 +61,7 @@ class MultiStep(Schedule):
     """Multiplied by `gamma` at each of `milestones`, given as fractions of all steps."""
 
     milestones: tuple[float, ...] = (0.5, 0.75)
-    gamma: float = 0.1
+    gamma: float = setting(0.1, least=0)
 
     def factor(self, step: int, total_steps: int) -> float:
         return self.gamma ** sum(step >= share * total_steps for share in self.milestones)
@@ -69,8 +71,12 @@ class MultiStep(Schedule):
 class Warmup(Schedule):
     """Linear warmup over the first `steps`, then the schedule `after` over the rest."""
 
-    steps: int
-    after: Schedule
+    steps: int = setting(least=0)
+    after: Any = setting()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self.after)
 
     def factor(self, step: int, total_steps: int) -> float:
         if step < self.steps:
@@ -92,11 +98,7 @@ def schedule_of(schedule: str | Schedule, warmup: float | int, total_steps: int)
     """A schedule by name, or the given one, after `warmup` steps (below 1: a fraction of all)."""
     if isinstance(schedule, str):
         schedule = SCHEDULES[schedule]
-    if not callable(getattr(schedule, "factor", None)):
-        raise SettingError(
-            f"schedule={schedule!r:.80}; use {', '.join(map(repr, SCHEDULES))}, a Schedule, or a "
-            "torch scheduler together with its optimizer"
-        )
+    _check(schedule)
     steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
     if not 0 <= steps < total_steps:
         raise SettingError(
@@ -104,6 +106,14 @@ def schedule_of(schedule: str | Schedule, warmup: float | int, total_steps: int)
             "below 1"
         )
     return Warmup(steps=steps, after=schedule) if steps else schedule
+
+
+def _check(schedule: Any) -> None:
+    if not callable(getattr(schedule, "factor", None)):
+        raise SettingError(
+            f"schedule={schedule!r:.80}; use {', '.join(map(repr, SCHEDULES))}, a Schedule, or a "
+            "torch scheduler together with its optimizer"
+        )
 
 
 def _between(start: float, end: float, share: float) -> float:

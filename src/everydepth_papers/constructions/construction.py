@@ -41,6 +41,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth_papers.constructions.maps import Domain, SequenceMap
 from everydepth_papers.constructions.single_layer import SingleLayer
@@ -78,6 +79,7 @@ class Constructed:
     nonzero: int
 
 
+@checked
 def construct(
     f: Function,
     domain: Domain | None = None,

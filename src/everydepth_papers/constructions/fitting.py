@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import mse_loss
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.progress import shown
 from everydepth_papers.constructions.construction import (
@@ -33,6 +34,7 @@ class Fitted:
     steps: int
 
 
+@checked
 def fit_single_layer(
     f: Function,
     domain: Domain | None = None,

@@ -68,6 +68,16 @@ def test_a_row_stops_at_its_stop_token_and_is_padded_after_it() -> None:
     assert said.sequences[0, said.prompt_length + said.lengths[0] :].eq(PAD).all()
 
 
+@pytest.mark.parametrize("none", [-1, 10**6])
+def test_a_config_that_names_no_token_for_padding_pads_with_one_the_model_has(none: int) -> None:
+    model, rows = talkative("Llama-tied-CausalLM-left"), prompts(4)
+    free = references(model, rows, NEW)
+    model.config.pad_token_id = none  # pyright: ignore[reportAttributeAccessIssue]
+    said = generate(model, rows, max_new_tokens=NEW, eos_token_id=free[0][4])
+    assert said.tokens == references(model, rows, NEW, stop=free[0][4])
+    assert said.sequences[0, said.prompt_length + said.lengths[0] :].eq(free[0][4]).all()
+
+
 def test_several_stop_tokens_and_the_models_own() -> None:
     model, row = talkative("Llama-tied-CausalLM-left"), prompts(1)
     free = reference(model, row[0], NEW)[0]

@@ -186,8 +186,9 @@ def check_known(stream: ResidualStream, **tokens: Any) -> None:
 
 
 def pad_token(stream: ResidualStream, pad_token_id: int | None, stops: list[int]) -> int:
-    given = stream.pad_token if pad_token_id is None else pad_token_id
-    return given if given is not None else stops[0] if stops else 0
+    """What fills shorter rows; a config may name a token the model does not have, such as -1."""
+    named = (pad_token_id, stream.pad_token, *stops)
+    return next((t for t in named if t is not None and 0 <= t < stream.classes), 0)
 
 
 def _as_tensors(

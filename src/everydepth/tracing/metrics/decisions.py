@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.results.result import Result
 from everydepth.stream.states import holds_from
@@ -189,6 +190,7 @@ class Margin(_Decision):
         )
 
 
+@checked
 def effective_depth(accuracy: np.ndarray, epsilon: float) -> tuple[int, int]:
     """(absolute, relative): smallest l with `acc_l >= 1 - eps`, or `acc_l >= acc_L - eps`; else L.
 
@@ -196,6 +198,10 @@ def effective_depth(accuracy: np.ndarray, epsilon: float) -> tuple[int, int]:
     """
     if not 0 <= epsilon <= 1:
         raise SettingError(f"epsilon {epsilon}; use a number between 0 and 1")
+    if np.ndim(accuracy) != 1 or not len(accuracy):
+        raise SettingError(
+            f"accuracy has shape {np.shape(accuracy)}; give one number for each depth from 0"
+        )
     last = len(accuracy) - 1
 
     def first(enough: float) -> int:
