@@ -17,6 +17,7 @@ from torch import Tensor
 
 import everydepth as ed
 import everydepth.data
+from everydepth.ablations import folds
 from everydepth.errors import (
     BatchError,
     DataError,
@@ -281,7 +282,7 @@ CASES: dict[str, Case] = {
         r"gradients are needed, but torch.inference_mode\(\) is on",
     ),
     "folds of negative labels": (
-        lambda m: ed.ablations.folds([-1, 0, 1], 2),
+        lambda m: folds([-1, 0, 1], 2),
         DataError,
         "label -1; use 0 or more, one label for each row",
     ),
@@ -420,7 +421,7 @@ CASES: dict[str, Case] = {
     "weights": (
         lambda m: ed.weighted("1"),
         SettingError,
-        r"weighted\(weights='1'\); use several, each a number",
+        r"given: values=\('1',\); use several, each a number",
     ),
     "results": (
         lambda m: ed.Results(results=False),  # type: ignore[arg-type]

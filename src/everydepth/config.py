@@ -337,8 +337,8 @@ def _is(value: Any, kind: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return _finite(value) if kind is float else isinstance(value, int) and abs(value) < _HUGE
-    if origin in (Sequence, Iterable) and getattr(value, "shape", None) == ():
-        return False  # an array without axes
+    if origin in (Sequence, Iterable) and len(getattr(value, "shape", (0,))) != 1:
+        return False  # an array with no axis, or with several
     if origin in (Sequence, Iterable) and isinstance(value, Sequence):
         item = get_args(kind)[0]
         text = isinstance(value, str | bytes)

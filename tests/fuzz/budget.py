@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 MINUTES = float(os.environ.get("EVERYDEPTH_FUZZ", "0"))
 """Of all tests together, on two processes."""
 
-_TESTS = 150  # about as many share the minutes
+_TESTS = 210  # about as many share the minutes
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from everydepth.results import Results
 from everydepth.results.results import Number, OptionalNumber
+from everydepth_papers.evidence import Recipe
 
 PACKAGES = (
     "everydepth", "everydepth.ablations", "everydepth.data", "everydepth.exits",
@@ -29,8 +30,8 @@ MADE = {
     "Preset", "Stage",
 }  # fmt: skip
 """Classes that the library makes, and a caller only receives."""
-ELSEWHERE = {"cluster", "restart"}
-"""Functions that start a cluster of Ray; they have tests of their own."""
+ELSEWHERE = {"cluster", "restart", "with_lora"}
+"""Functions with tests of their own: they start a cluster of Ray, or change a model for good."""
 
 
 def public() -> dict[str, Callable[..., Any]]:
@@ -75,4 +76,7 @@ def _is_called(value: Any) -> bool:
     received = issubclass(value, (Results, BaseException, Number, OptionalNumber))
     written = inspect.isabstract(value) or Protocol in value.__mro__ or "__init__" not in dir(value)
     plain = value.__init__ is object.__init__  # nothing to give
-    return not (received or written or plain or value.__name__ in MADE) or value is Results
+    return (
+        not (received or written or plain or value.__name__ in MADE or value is Recipe)
+        or value is Results
+    )

@@ -57,7 +57,6 @@ CHANGES = {
     "everydepth.exits.generation.generate.generate": (
         "random state",
     ),  # draws as torch does, where no seed is given
-    "everydepth.training.lora.with_lora": ("(requires_grad)", "random state"),
     "everydepth.stream.insert.insert": ("random state",),  # draws the new block as torch would
 }
 """What a function is for changes this."""

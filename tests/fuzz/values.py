@@ -339,6 +339,7 @@ OWN: dict[str, dict[str, Any]] = {
     "Request": {"prompt": (3, 4)},
     "Speed": {"target": 1.0},
     "numbers": {"name": "x"},
+    "as_results": {"points": None},
     "lines": {"series": {"a": {"x": [1, 2], "y": [3.0, 2.0]}}, "axis": "step", "of": "loss"},
     "result": {"name": "loss"},
     "table": {"name": "loss"},

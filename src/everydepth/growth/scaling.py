@@ -325,6 +325,7 @@ def shape(
     return whole, max(1, round(rounded))
 
 
+@checked
 def as_results(law: Fit, found: Plan, points: Mapping[str, Sequence[float]] | None) -> Results:
     """A law and a plan as Results. points: what the law was fitted to, if it was fitted."""
     intervals = law.intervals or {}

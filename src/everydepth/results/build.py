@@ -58,6 +58,7 @@ def curve(
     )
 
 
+@checked
 def lines(
     name: str,
     series: Mapping[str, Mapping[str, Values]],

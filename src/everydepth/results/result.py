@@ -149,6 +149,7 @@ def gap(name: str, kind: Kind, reason: str) -> Result:
     return Result(name=name, kind=kind, series=(), arrays={}, note=reason)
 
 
+@checked
 def defined(values: np.ndarray) -> np.ndarray:
     """The values with NaN masked; unchanged if there are none."""
     values = np.asarray(values)
