@@ -14,7 +14,7 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
 from typing import get_type_hints as type_hints_of
 
-from everydepth.errors import EveryDepthError, SettingError
+from everydepth.errors import EveryDepthError, OptionError, SettingError
 
 T = TypeVar("T", bound="Config")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -194,6 +194,8 @@ def checked(function: F) -> F:
             raise SettingError(wrong)
         try:
             return function(*args, **named)
+        except OptionError as error:
+            raise _by_caller(error, function) from error.__cause__
         except EveryDepthError:
             raise
         except Exception as error:
@@ -210,6 +212,18 @@ def _check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> 
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
         known = [name for name in parameters if name != "self"]
         check_names(named, known, _name_of(function), "argument")
+
+
+def _by_caller(error: OptionError, function: Callable[..., Any]) -> OptionError:
+    """The error with what the function that passed the option on takes itself."""
+    if _name_of(function) == "as_stream":
+        return error
+    parameters = _signature(function).parameters.values()
+    known = [p.name for p in parameters if p.name != "self" and p.kind is not p.VAR_KEYWORD]
+    close = difflib.get_close_matches(error.option, known, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+    caller = f". {_name_of(function)} has no argument {error.option!r} either: {hint}"
+    return OptionError(error.message, error.option, caller)
 
 
 @cache

@@ -39,6 +39,17 @@ class SettingError(EveryDepthError, ValueError):
     """An argument with a value that is not allowed."""
 
 
+class OptionError(SettingError):
+    """An option of `as_stream` that the model's stream does not have.
+
+    caller: what the function that passed it on takes itself, if it did not come from the user.
+    """
+
+    def __init__(self, message: str, option: str, caller: str = "") -> None:
+        super().__init__(f"{message}{caller}")
+        self.message, self.option = message, option
+
+
 class DataError(EveryDepthError, ValueError):
     """Data that cannot be read, or does not look as it should."""
 

@@ -202,6 +202,22 @@ def test_an_unknown_option_of_a_family_lists_its_own() -> None:
         ed.as_stream(model, towers="text")
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m, x: ed.trace(m, x, metric="loss"), "trace has no .* did you mean 'metrics'"),
+        (lambda m, x: ed.profile(m, x, repeat=1), "profile has no .* did you mean 'repeats'"),
+        (lambda m, x: ed.ablate(m, x, qqq=1), "ablate has no argument 'qqq' .* it has model, "),
+    ],
+)
+def test_a_misspelled_argument_is_told_by_the_function_it_was_given_to(
+    call: Any, words: str, untyped: None
+) -> None:
+    model, batch = ENTRIES["ViT"].make()
+    with pytest.raises(SettingError, match=words):
+        call(model, [batch])
+
+
 def test_a_stream_followed_by_paths_knows_its_own_options() -> None:
     model, _ = ENTRIES["ViT"].make()
     stream = ed.as_stream(model, **PATHS)

@@ -416,6 +416,9 @@ def _own_loss(stream: ResidualStream, batch: Mapping[str, Any]) -> float:
     before = getattr(config, "problem_type", None)
     try:
         output = stream.call({**stream.arguments(batch, None), "labels": batch["labels"]})
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        # transformers chooses a loss by the name of the class, which may be the user's own.
+        raise _NotApplicable(f"its own loss fails: {type(e).__name__}: {e}"[:120]) from e
     finally:
         if getattr(config, "problem_type", None) != before:  # set by the first loss
             config.problem_type = before  # pyright: ignore[reportOptionalMemberAccess]

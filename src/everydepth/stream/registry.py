@@ -13,7 +13,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from everydepth.config import checked
-from everydepth.errors import DepthError, SettingError, UnsupportedModelError
+from everydepth.errors import DepthError, OptionError, SettingError, UnsupportedModelError
 from everydepth.stream.contract import ResidualStream, StreamFactory, Task
 from everydepth.stream.discovery import DiscoveredStream
 from everydepth.stream.embedding import EmbeddingStream
@@ -196,8 +196,8 @@ def _check_options(model: nn.Module, factory: StreamFactory, options: Mapping[st
         whole = ""
         if factory is not GenericStream and name in ("readout", "token", "task"):
             whole = ", or name all parts: as_stream(model, blocks=..., readout=..., token=...)"
-        raise SettingError(
-            f"{name}={value!r}, but {who} takes {_listed(known)}; leave it out{whole}"
+        raise OptionError(
+            f"{name}={value!r}, but {who} takes {_listed(known)}; leave it out{whole}", name
         )
 
 
