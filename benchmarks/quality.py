@@ -53,6 +53,9 @@ OBJECTIVES: dict[str, Objective] = {
     "end_to_end": end_to_end(),
     "lpa": lpa(),
     "lpa annealed": lpa().annealed(to=0.0, by=0.8),
+    "lpa early=0.3 annealed to 0.1": lpa(early=0.3).annealed(to=0.1, by=0.8),
+    "lpa equilibrated": lpa().equilibrated(),
+    "lpa distilled": lpa().distilled(),
     "aligned": aligned(),
     "multi_classifier": multi_classifier(),
     "layerskip": layerskip(),
@@ -250,6 +253,7 @@ def main() -> None:
     parser.add_argument("--data", default=os.environ.get("EVERYDEPTH_DATA"))
     parser.add_argument("--steps", type=int, default=sized(800, 2))
     parser.add_argument("--seeds", type=int, default=sized(3, 1))
+    parser.add_argument("--model", choices=SETTINGS, help="train only this one")
     parser.add_argument("--vit-blocks", type=int, default=6, help="give another --out, too")
     parser.add_argument("--study", action="store_true", help="half depth of other ViTs")
     parser.add_argument("--out", type=Path, default=CELLS)
@@ -263,7 +267,7 @@ def main() -> None:
     data = {split: images(args.data, split) for split in ("train", "test")}
     done = {(c["model"], c["objective"], c["seed"], c["steps"]) for c in cells}
     for seed in range(args.seeds):
-        for model in SETTINGS:
+        for model in SETTINGS if args.model is None else (args.model,):
             for objective in OBJECTIVES:
                 if (model, objective, seed, args.steps) in done:
                     continue

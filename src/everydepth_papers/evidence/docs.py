@@ -45,9 +45,9 @@ says otherwise. A dash means that the paper, or the preset, gives no such figure
 Data sets of the *small* presets are folders under `EVERYDEPTH_DATA`, named as the recipe says
 (`everydepth reproduce NAME --preset small --dry-run`): `fashion-mnist` holds the four official IDX
 files, `cifar10` the official images, text sets their official files; `*.gz` and `*.xz` are read as
-they are. `all-MiniLM-L6-v2` and `stories15M` are folders that transformers opens, `cifar-10.2` has
-the npz files of its authors. A *full* preset is for a night on one machine. Data sets of the
-*paper* presets come from the Hugging Face hub by name.
+they are. `minilm` (all-MiniLM-L6-v2) and `stories15M` are folders that transformers opens;
+`cifar-10.2` has the npz files of its authors. A *full* preset is for a night on one machine. Data
+sets of the *paper* presets come from the Hugging Face hub by name.
 """
 
 

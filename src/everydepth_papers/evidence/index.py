@@ -112,7 +112,7 @@ INDEX: tuple[Item, ...] = (
                 ([17], "transfer and shifted data"),
             )
         ),
-        ("Figure", [8], "AlignedBERT on GLUE", "tracing_glue", "a small BERT from scratch"),
+        ("Figure", [8], "AlignedBERT on GLUE", "tracing_glue", "MiniLM in place of BERT-base"),
         ("Figure", [9], "AlignedGPT", "tracing_gpt", "260,000 parameters in place of GPT-2"),
         ("Figure", [12], "COS against CKA without skips", "tracing_skips", ""),
         ("Figure", [13], "aligned training and elastic inference", "", DRAWING),

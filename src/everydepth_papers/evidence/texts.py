@@ -61,6 +61,38 @@ def majority(labels: Any) -> float:
     return round(float(counts.max() / counts.sum()), 4)
 
 
+def words_accuracy(train: Texts, test: Texts) -> float:
+    """Test accuracy of a logistic regression on words and pairs of words (TF-IDF)."""
+    from scipy.sparse import hstack
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    seen: list[Any] = []
+    for name in ("texts", "pairs"):
+        if getattr(train, name) is not None:
+            count = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True).fit(getattr(train, name))
+            seen.append([count.transform(getattr(part, name)) for part in (train, test)])
+    x, x_test = (hstack(columns) for columns in zip(*seen, strict=True))
+    model = LogisticRegression(C=10.0, max_iter=1000).fit(x, np.asarray(train.labels))
+    return round(float(model.score(x_test, np.asarray(test.labels))), 4)
+
+
+def by_length(rows: Tokens, size: int, seed: int | None = None) -> list[dict[str, Any]]:
+    """Batches of rows of about the same length, since padding costs as much as words.
+
+    seed: shuffles equally long rows, and the batches; None keeps the order of lengths.
+    """
+    from everydepth.data import batches, trim_padding
+
+    assert rows.attention_mask is not None
+    lengths = rows.attention_mask.sum(1).numpy()
+    random = None if seed is None else np.random.default_rng(seed)
+    ties = np.arange(len(lengths)) if random is None else random.permutation(len(lengths))
+    ordered = rows.subset(np.lexsort((ties, lengths)).tolist())
+    made = list(batches(ordered, size, transform=trim_padding))
+    return made if random is None else [made[i] for i in random.permutation(len(made))]
+
+
 def pretrained(name: str, task: Task = "CausalLM", **options: Any) -> tuple[Any, Any]:
     """A model and its tokenizer: `owner/name` of the hub, else a folder under EVERYDEPTH_DATA."""
     import transformers

@@ -260,7 +260,7 @@ SMALL: Cell = {
 TUNED: Cell = {**SMALL, "model": "stories260K", "lr": 1e-3}
 # Fixed before it was run.
 FULL: Cell = {
-    **SMALL, "model": "stories15M", "encoder": "all-MiniLM-L6-v2", "length": 128, "steps": 1000,
+    **SMALL, "model": "stories15M", "encoder": "minilm", "length": 128, "steps": 1000,
     "lr": 3e-4, "look": 200, "prompts": 100, "new": 64,
 }  # fmt: skip
 SMOKE: Cell = {
@@ -302,7 +302,7 @@ RECIPE = Recipe(
             cells=cells(FULL),
             seeds=3,
             cost="about 6 h, 1 core",
-            needs=("wikitext-2", "stories15M", "all-MiniLM-L6-v2"),
+            needs=("wikitext-2", "stories15M", "minilm"),
             memory_gib=4.0,
         ),
         "paper": Preset(
