@@ -50,7 +50,7 @@ def helped(cls: Class) -> str:
         return ""
     config = getattr(import_module(cls.module.path), cls.name)
     found = {f.name: f.metadata.get("setting") for f in fields(config)}
-    return "\n".join(f"{name}: {about.help}" for name, about in found.items() if about.help)
+    return "\n".join(f"{name}: {a.help}" for name, a in found.items() if a is not None and a.help)
 
 
 class Parameters(Extension):

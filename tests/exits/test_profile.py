@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from tests.zoo import ENTRIES
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
-from everydepth.errors import BatchError, BudgetError, DataError, SettingError
+from everydepth.errors import BatchError, BudgetError, SettingError
 from everydepth.exits import DepthProfile, Latency, Profile, profile
 from everydepth.exits import quality as qualities
 from everydepth.exits.driving import BlockTimes
@@ -123,19 +121,6 @@ def test_latencies_are_ordered_and_a_profile_survives_its_folder(tmp_path: Path)
     )
     assert found.table().column("depth") == [1, 2, 3, 4]
     assert found.table().markdown().count("\n") == 5
-
-
-def test_a_profile_that_was_one_json_file_still_loads(tmp_path: Path) -> None:
-    file = tmp_path / "profile.json"
-    made = made_up()
-    rows = [asdict(depth) for depth in made.depths]
-    facts = {"model": "Net", "metric": "accuracy", "batch_size": 8, "samples": 50}
-    file.write_text(json.dumps({"format": 1, **facts, "depths": rows}))
-    found = Profile.load(file)
-    assert (found.depths, found.model, found.samples) == (made.depths, "Net", 50)
-    file.write_text("{}")
-    with pytest.raises(DataError, match=r"the results in .* are incomplete"):
-        Profile.load(file)
 
 
 def test_the_profiled_model_is_left_as_it_was() -> None:

@@ -281,8 +281,8 @@ def test_a_zero_at_the_last_depth_warns_and_names_the_consequence() -> None:
             lambda: ed.layerskip(dropout=1.0),
             "layer_dropout: most=1.0; use .* to below 1",
         ),
-        (lambda: from_json(curriculum="spiral"), "has no part 'spiral'"),
-        (lambda: from_json(shape="square"), "has no part 'square'"),
+        (lambda: from_json(parts=["spiral"]), "has no part 'spiral'"),
+        (lambda: from_json(parts=[{"part": "square"}]), "has no part 'square'"),
         (lambda: ed.multi_classifier(kl=1.0, temperature=0.0), r"temperature=0.0; use a number"),
         (lambda: ed.multi_classifier(temperature=2.0), r"temperature=2.0 without kl"),
         (lambda: ed.layerskip(curriculum="gradual", every=2), "every=2 is for curriculum='rot"),
@@ -291,7 +291,7 @@ def test_a_zero_at_the_last_depth_warns_and_names_the_consequence() -> None:
             "but dropout=0; give dropout a value above 0",
         ),
         (lambda: ed.lpa().annealed().weights(0, None, 4), "call `net.set_progress"),
-        (lambda: from_json(color=1), "an objective without parts has no setting 'color'"),
+        (lambda: from_json(color=1), "an objective has no setting 'color'. It has name, parts"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(make: object, message: str) -> None:

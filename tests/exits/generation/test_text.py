@@ -95,7 +95,7 @@ def test_what_it_cannot_do_is_refused(model: nn.Module) -> None:
         generate(model, [[5]], generation_config=GenerationConfig(num_beams=4))
     with pytest.raises(SettingError, match="no tokenizer; pass tokenizer="):
         generate(model, "w5")
-    with pytest.raises(SettingError, match="pass tokenizer=, too"):
+    with pytest.raises(SettingError, match="pass tokenizer= as well"):
         generate(model, [[5]], stop="w7")
     with pytest.raises(SettingError, match="either prompts or input_ids"):
         generate(model, [[5]], input_ids=torch.tensor([[5]]))
