@@ -19,6 +19,39 @@ from everydepth.exits.generation.packing import PACKED_FROM, packed_maps
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "LARGE", 128)
     monkeypatch.setattr(packing, "COLD", 0)
+    monkeypatch.setattr(packing, "fewest_rows", lambda: 1)
+
+
+@pytest.mark.parametrize(("from_rows", "found"), [(1, 1), (4, 4), (5, 6), (1000, packing.MANY + 1)])
+def test_the_fewest_rows_are_those_from_which_ordered_weights_are_faster(
+    from_rows: int, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(x: torch.Tensor, weights: Any, product: Any) -> float:
+        plain = product is torch.nn.functional.linear
+        return len(x) * 1.0 if plain else 0.95 * (from_rows - 0.5)
+
+    monkeypatch.setattr(packing, "_seconds", seconds)
+    assert packing._fewest.__wrapped__(1) == found
+
+
+def test_fewer_rows_use_the_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "fewest_rows", lambda: 4)
+    used: list[int] = []
+    product = packing._product
+
+    def noted(x: torch.Tensor, ordered: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        used.append(len(x))
+        return product(x, ordered, bias)
+
+    monkeypatch.setattr(packing, "_product", noted)
+    head = nn.Linear(8, 500)
+    with torch.inference_mode(), packed_maps(head):
+        for rows in (1, 3, 4, 64, 65):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(head(x), x @ head.weight.T + head.bias)
+    assert used == [4, 64]
+    with packed_maps(head, rows=3) as count:
+        assert count == 0  # not worth the memory
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -219,7 +219,8 @@ def generate(
         begun = speculative.clock()
         if limit >= PACKED_FROM:
             used = _used(stream, top, read if drafters is None else drafters.likely)
-            stack.enter_context(packed_maps(used))
+            # For plain steps: a drafted text should not pay for more than they would.
+            stack.enter_context(packed_maps(used, len(prompt.ids)))
         packed = speculative.clock()
         room = prompt.ids.shape[1] + limit + max_draft
         tape = tape_for(

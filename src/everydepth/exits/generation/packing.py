@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,18 +22,21 @@ COLD = 2**24  # bytes; smaller models stay in the cache from token to token
 SHARE = 0.25  # most of the free memory that copies may take
 PACKED_FROM = 32  # tokens; for fewer, the copies cost more than they save
 MANY = 64  # rows; for more, the plain product is as fast
+CLEARLY = 0.95  # of the plain product's time: copies take memory, and the measurement is short
 KEPT = 2**30  # bytes of copies, at most, that stay after a text
 
 
 @contextmanager
-def packed_maps(model: nn.Module) -> Generator[int, None, None]:
+def packed_maps(model: nn.Module, rows: int | None = None) -> Generator[int, None, None]:
     """Inside the context, large linear maps use copies of their weights in oneDNN's layout; yields
     their number.
 
-    One row is about 1.5 times as fast, and several rows cost little more than one; the product is
-    the same up to rounding. Copies take as much memory as the weights, so there are none if memory
-    is short or the model fits in the cache. Only plain float32 linear maps on a CPU are copied.
-    The weights must not change inside the context.
+    On some CPUs this makes even one row faster, on others only several (`fewest_rows`); the product
+    is the same up to rounding. Copies take as much memory as the weights, so there are none if
+    memory is short or the model fits in the cache. Only plain float32 linear maps on a CPU are
+    copied. The weights must not change inside the context.
+
+    rows: the most rows that a product will have; None if unknown.
 
     Up to a GiB of copies is kept for the next text, as long as the model is; a copy whose weights
     have changed in the meantime is made again.
@@ -48,12 +54,51 @@ def packed_maps(model: nn.Module) -> Generator[int, None, None]:
     with ExitStack() as stack:
         if size < COLD or new > SHARE * psutil.virtual_memory().available:
             large = []
+        if large and rows is not None and rows < fewest_rows():
+            large = []
         if new + sum(m.weight.nbytes for m in _copies) > KEPT:
             _copies.clear()
         for module in large:
             ordered = _ordered(module, keep=size <= KEPT)
             stack.enter_context(_packed(module, ordered))
         yield len(large)
+
+
+def fewest_rows() -> int:
+    """From how many rows on a product with reordered weights is faster on this machine.
+
+    One row: from 1 on an AMD EPYC, from 4 on an Intel Xeon. Measured once per number of threads.
+    """
+    return _fewest(torch.get_num_threads())
+
+
+@cache
+def _fewest(threads: int) -> int:
+    del threads  # the products below use them
+    # More than a cache holds, as from token to token.
+    weights = [torch.ones(1024, 1024) for _ in range(16)]
+    ordered = [_mkldnn()._reorder_linear_weight(weight, MANY) for weight in weights]
+    for rows in (1, 2, 3, 4, 6, 8, 16, 32):
+        x, plain, packed = torch.ones(rows, 1024), math.inf, math.inf
+        for _ in range(3):  # in turn, so that both meet the same busy moments
+            plain = min(plain, _seconds(x, weights, linear))
+            packed = min(packed, _seconds(x, ordered, _product))
+        if packed < CLEARLY * plain:
+            return rows
+    return MANY + 1
+
+
+def _seconds(
+    x: Tensor, weights: Sequence[Tensor], product: Callable[[Tensor, Tensor], Tensor]
+) -> float:
+    begun = time.process_time()  # other processes may use the same cores
+    for weight in weights:
+        product(x, weight)
+    return time.process_time() - begun
+
+
+def _product(x: Tensor, ordered: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _mkldnn()._linear_pointwise(x, ordered, bias, "none", [], "")
 
 
 _copies: WeakKeyDictionary[nn.Linear, tuple[Tensor, Tensor]] = WeakKeyDictionary()
@@ -80,12 +125,12 @@ def _mkldnn() -> Any:
 @contextmanager
 def _packed(module: nn.Linear, ordered: Tensor) -> Generator[None, None, None]:
     bias = None if module.bias is None else module.bias.detach()  # pyright: ignore[reportUnnecessaryComparison]
-    multiply, most = _mkldnn()._linear_pointwise, MANY * module.weight.shape[1]
+    width, least = module.weight.shape[1], fewest_rows()
 
     def forward(x: Tensor) -> Tensor:
-        if x.requires_grad or x.numel() > most:
+        if x.requires_grad or not least * width <= x.numel() <= MANY * width:
             return linear(x, module.weight, module.bias)
-        return multiply(x, ordered, bias, "none", [], "")
+        return _product(x, ordered, bias)
 
     with replaced_forward(module, forward):
         yield
