@@ -93,8 +93,9 @@ def generate(
     draft_depth: draft at this shallower depth and verify several tokens at once. Greedy text stays
         the same token for token, and sampled text keeps its distribution. It pays off if a shallow
         depth often agrees with the last one: train for it with `lpa` or `balcony`. The cost of
-        drafts is measured while decoding, and drafting stops if it does not pay off; at worst it
-        costs two percent. If several depths are given, the fastest one is used.
+        drafts is measured while decoding, and drafting stops if it does not pay off; what it may
+        lose is limited to two percent of the time it measures. If several depths are given, the
+        fastest one is used.
     policy: read out each token at the first depth whose certainty reaches the policy's threshold.
         Every depth with a finite threshold costs a readout, so a few are better than all.
     attention_mask: False or 0 where `prompts` is padding, on the left or on the right.

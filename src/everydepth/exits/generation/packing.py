@@ -67,7 +67,7 @@ def packed_maps(model: nn.Module, rows: int | None = None) -> Generator[int, Non
 def fewest_rows() -> int:
     """From how many rows on a product with reordered weights is faster on this machine.
 
-    One row: from 1 on an AMD EPYC, from 4 on an Intel Xeon. Measured once per number of threads.
+    From 1 on an AMD EPYC, from 4 on an Intel Xeon. Measured once per number of threads.
     """
     return _fewest(torch.get_num_threads())
 
