@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from record import no_options, record, sized
+from record import no_options, record_times, sized
 from torch.nn import functional as F  # noqa: N812
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -90,7 +90,9 @@ def main() -> None:
     }
     for name, values in figures.items():
         print(name, {k: round(v, 3) for k, v in values.items()})
-    record("ablation", {"setting": {"blocks": 12, "scales": list(SCALES), "rows": ROWS}, **figures})
+    record_times(
+        "ablation", {"setting": {"blocks": 12, "scales": list(SCALES), "rows": ROWS}, **figures}
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 from peak import peak_mb
-from record import no_options, record, sized
+from record import no_options, record_times, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -137,7 +137,7 @@ def main() -> None:
     for way in WAYS:
         table.add_row(way, f"{memory[way]:.0f}", f"{best[way]:.2f}", f"{ratio[way]:.2f}")
     Console().print(table)
-    record(
+    record_times(
         "any_depth_loss",
         {
             "rounds": rounds,

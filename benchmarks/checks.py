@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from record import no_options, record, sized
+from record import no_options, record_times, sized
 from rich.console import Console
 from rich.table import Table
 from training_step import llama, vit
@@ -148,7 +148,7 @@ def main() -> None:
         figures[name] = found
         table.add_row(name, *(f"{found[column]:.4f}" for column in found))
     Console().print(table)
-    record("checks", {"rounds": ROUNDS, "wanted": WANTED, **figures})
+    record_times("checks", {"rounds": ROUNDS, "wanted": WANTED, **figures})
 
 
 if __name__ == "__main__":

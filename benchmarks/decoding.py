@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import torch
 import transformers
-from record import RESULTS, SMOKE, record, sized
+from record import RESULTS, SMOKE, record_times, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -318,7 +318,7 @@ def main() -> None:
             console.print(shown(f"{options.model.name}, {label}, {title}", rows))
     figures["early exit, LPA-trained"] = exits(model, single, [2, 4])
     console.print(shown("per-token early exit, LPA-trained", figures["early exit, LPA-trained"]))
-    record("decoding", figures)
+    record_times("decoding", figures)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from record import SMOKE, record, sized
+from record import SMOKE, record_times, sized
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
@@ -183,7 +183,7 @@ def main() -> None:
         "by_depth_from_0": found,
     }
     print(json.dumps(figures, indent=1))
-    record("embeddings", figures)
+    record_times("embeddings", figures)
 
 
 if __name__ == "__main__":

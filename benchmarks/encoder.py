@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import SMOKE, record, sized
+from record import SMOKE, record_times, sized
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, BertConfig
 from transformers import BertForSequenceClassification as Bert
@@ -178,7 +178,7 @@ def main() -> None:
             seconds = rows[-1]["cpu_seconds"]
             print(rows[-1], flush=True)
     settings = {"model": NAME, "data": "sst2", "rows": ROWS, "lr": LR, "balcony_lr": BALCONY_LR}
-    record("encoder", {**settings, "arms": rows})
+    record_times("encoder", {**settings, "arms": rows})
 
 
 if __name__ == "__main__":

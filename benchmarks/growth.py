@@ -11,7 +11,6 @@ tuned on. Written to benchmarks/results/growth.json.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from record import RESULTS, SMOKE, record, sized
+from record import SMOKE, record_times, recorded_times, sized
 from rich.console import Console
 from scipy.stats import binomtest, spearmanr
 from torch import Tensor, nn
@@ -342,12 +341,11 @@ def main() -> None:
         "site_fashion": lambda: chosen_site(fashion(), asked.models),
         "safe_fashion": lambda: safe_choice(fashion(), asked.growths),
     }
-    file = RESULTS / "growth.json"
     for part in asked.parts.split(","):
         found = measures[part]()
-        figures = json.loads(file.read_text()) if file.exists() else {}
+        figures = recorded_times("growth")
         figures.pop("machine", None)
-        record("growth", {**figures, part: found})
+        record_times("growth", {**figures, part: found})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from resource import RUSAGE_CHILDREN, getrusage
 
-from record import no_options, record, sized
+from record import no_options, record_times, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -50,7 +50,7 @@ def main() -> None:
         table.add_row(way, f"{best[way]:.2f}", f"{ratio:.2f}")
     Console().print(table)
     figures = {"rounds": ROUNDS, "wanted": LIMIT, "cpu_seconds": best, "of_import_torch": ratios}
-    record("importing", figures)
+    record_times("importing", figures)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record import record, sized
+from record import record_times, sized
 from rich.console import Console
 from rich.table import Table
 
@@ -140,7 +140,7 @@ def main() -> None:
         "worst_ratio": worst,
         "holds": worst <= 1.15,
     }
-    record("loading", result)
+    record_times("loading", result)
 
 
 if __name__ == "__main__":

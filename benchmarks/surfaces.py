@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from record import record, sized
+from record import record_times, sized
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -122,7 +122,7 @@ def main() -> None:
     for name, value in best.items():
         table.add_row(name, f"{1e6 * value:.0f}", f"{best['alone'] / value:.1f}x")
     Console().print(table)
-    print(f"wrote {record('surfaces', figures)}")
+    print(f"wrote {record_times('surfaces', figures)}")
 
 
 if __name__ == "__main__":
