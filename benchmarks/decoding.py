@@ -34,11 +34,11 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedTokenizerFast,
 )
 
 import everydepth as ed
-from everydepth.app.tales import save_tokenizer, tales
+from everydepth.app.tales import tales
+from everydepth.data.byte_tokens import byte_tokenizer
 from everydepth.environment import DATA_VARIABLE
 from everydepth.exits.generation import Generation
 from everydepth.exits.policies import Confidence
@@ -62,11 +62,10 @@ WANTED = {
 def tiny_model(folder: Path) -> Path:
     """A random model in the place of the published one."""
     folder.mkdir(exist_ok=True)
-    tokenizer = save_tokenizer(tales(40), folder)
-    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    words = byte_tokenizer(tales(40))
     words.save_pretrained(folder)
     config = LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(), hidden_size=16, intermediate_size=16,
+        vocab_size=len(words), hidden_size=16, intermediate_size=16,
         num_hidden_layers=5, num_attention_heads=2, max_position_embeddings=64, bos_token_id=0,
         eos_token_id=0,
     )  # fmt: skip

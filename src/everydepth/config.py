@@ -215,15 +215,15 @@ def _check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> 
 
 
 def _by_caller(error: OptionError, function: Callable[..., Any]) -> OptionError:
-    """The error with what the function that passed the option on takes itself."""
-    if _name_of(function) == "as_stream":
+    """The error with the arguments of the function that passed the option on."""
+    if _name_of(function) == error.owner:
         return error
     parameters = _signature(function).parameters.values()
     known = [p.name for p in parameters if p.name != "self" and p.kind is not p.VAR_KEYWORD]
     close = difflib.get_close_matches(error.option, known, 1)
     hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
     caller = f". {_name_of(function)} has no argument {error.option!r} either: {hint}"
-    return OptionError(error.message, error.option, caller)
+    return OptionError(error.message, error.option, error.owner, caller)
 
 
 @cache

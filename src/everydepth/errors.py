@@ -40,14 +40,15 @@ class SettingError(EveryDepthError, ValueError):
 
 
 class OptionError(SettingError):
-    """An option of `as_stream` that the model's stream does not have.
+    """An option that a function passed on, but that does not apply there.
 
-    caller: what the function that passed it on takes itself, if it did not come from the user.
+    option: its name. owner: the function it was passed on to. caller: the arguments of the function
+    that passed it on, as a sentence.
     """
 
-    def __init__(self, message: str, option: str, caller: str = "") -> None:
+    def __init__(self, message: str, option: str = "", owner: str = "", caller: str = "") -> None:
         super().__init__(f"{message}{caller}")
-        self.message, self.option = message, option
+        self.message, self.option, self.owner = message, option, owner
 
 
 class DataError(EveryDepthError, ValueError):

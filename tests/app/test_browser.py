@@ -174,8 +174,8 @@ def test_the_texts_follow_the_slider_and_cells_tell_their_top_five(opened: Opene
     for depth in (2, 1):
         opened.turn("ed-language-depth", depth)
         expect(page.locator("#ed-written")).to_contain_text(f"drafted at {depth}")
-        expect(page.locator(".ed-grid tr.ed-at")).to_have_attribute("data-depth", str(depth))
-    page.locator(".ed-grid td").first.hover()
+        expect(page.locator(".tokens tr.ed-at")).to_have_attribute("data-depth", str(depth))
+    page.locator(".tokens td").first.hover()
     expect(page.locator(".ed-tip div")).to_have_count(5)
     assert opened.complaints == []
 
@@ -185,8 +185,8 @@ def test_a_prompt_is_shown_and_does_not_run(opened: Opened) -> None:
     page = opened.page
     page.locator("#ed-prompt textarea").fill(HOSTILE)
     page.locator("#ed-prompt .submit-button").click()
-    expect(page.locator(".ed-grid thead")).to_contain_text("harm")
-    page.locator(".ed-grid td").first.hover()
+    expect(page.locator(".tokens thead")).to_contain_text("harm")
+    page.locator(".tokens td").first.hover()
     assert page.evaluate("window.harmed") is None
     assert page.locator("img[src='x']").count() == 0
     opened.complaints.clear()

@@ -14,10 +14,11 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 from typer.testing import CliRunner, Result
 
 from everydepth.cli.main import build_app
-from everydepth.cli.presets import PRESETS, Facts, byte_tokenizer
+from everydepth.cli.presets import PRESETS, Facts
 from everydepth.cli.train import _data
 from everydepth.config import settings_of
 from everydepth.data import Batches, batches, load_digits
+from everydepth.data.byte_tokens import byte_tokenizer
 from everydepth.data.reading import Absent
 from everydepth.errors import DataError, EveryDepthError, SettingError
 from everydepth.runs import Run

@@ -15,7 +15,7 @@ from lm_eval.tasks import TaskManager
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed
-from everydepth.cli.presets import byte_tokenizer
+from everydepth.data.byte_tokens import byte_tokenizer
 from everydepth.errors import DepthError
 from everydepth.exits.harness import DepthLM
 

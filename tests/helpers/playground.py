@@ -9,9 +9,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTForImageClassification
 
 from everydepth.app.content import SURFACE, WAYS, surface_folder
-from everydepth.app.tales import save_tokenizer, tales
+from everydepth.app.tales import tales
 from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
 from everydepth.data import load_digits, surface_data, token_blocks
+from everydepth.data.byte_tokens import byte_tokenizer
 from everydepth.runs import Run
 from everydepth.tracing import trace
 
@@ -75,7 +76,8 @@ def save_run(folder: Path, model: Any, *, data: Any = None, **config: Any) -> Pa
 def save_language_run(folder: Path) -> Path:
     texts = tales(60)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer = save_tokenizer(texts, folder.parent)
+    tokenizer = byte_tokenizer(texts).backend_tokenizer
+    tokenizer.save(str(folder.parent / "tokenizer.json"))
     ids = [i for line in tokenizer.encode_batch(texts[:8]) for i in line.ids]
     model = speaker(tokenizer.get_vocab_size())
     save_run(folder, model, data=token_blocks(ids, 32))

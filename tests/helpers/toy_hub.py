@@ -16,7 +16,7 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from everydepth.cli.presets import byte_tokenizer
+from everydepth.data.byte_tokens import byte_tokenizer
 
 ROWS, SIDE = 24, 32
 CLASSES = {"cifar10": 10, "cifar100": 100, "fashion": 10, "imagenet": 1000, "places365": 365}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.helpers.gradients import labeled
@@ -26,6 +28,33 @@ def test_spearman_agrees_with_scipy() -> None:
     a, b = np.array([1.0, 5.0, 2.0, 2.0, 9.0]), np.array([3.0, 1.0, 4.0, 1.0, 5.0])
     assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic)
     assert np.isnan(spearman(a, np.ones(5)))
+
+
+def test_ranks_that_do_not_exist_have_no_correlation() -> None:
+    assert np.isnan(spearman([], []))
+    assert np.isnan(spearman([1.0], [2.0]))
+    assert np.isnan(spearman([1.0, np.nan, 2.0], [1.0, 2.0, 3.0]))
+
+
+def test_infinite_values_have_ranks_but_no_mean() -> None:
+    assert spearman([1.0, 2.0, np.inf], [1.0, 2.0, 3.0]) == 1.0
+    assert interval([1.0, 2.0, np.inf]) == interval([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: interval([1.0, 2.0], 95), r"interval\(confidence=95.0\); use a number above 0"),
+        (lambda: interval([1.0, 2.0], 1.0), r"interval\(confidence=1.0\); use a number above 0"),
+        (lambda: interval(np.ones((2, 3))), r"values has the shape \(2, 3\); use one axis"),
+        (lambda: interval(["a", "b"]), r"interval\(values=\['a', 'b'\]\); use several, each a num"),
+        (lambda: spearman([1.0, 2.0], [1.0]), "a has 2 values and b 1; pass one of each"),
+        (lambda: spearman(np.ones((2, 2)), np.ones((2, 2))), "a has the shape .* use one axis"),
+    ],
+)
+def test_arguments_without_an_answer_are_refused(call: Any, words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        call()
 
 
 def test_the_unified_view_joins_study_and_ablation() -> None:

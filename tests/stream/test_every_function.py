@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.zoo import ENTRIES, SIZES, TEXT
 from torch import Tensor, nn
 
 import everydepth as ed
-from everydepth.errors import SettingError, UnsupportedModelError
+from everydepth.errors import OptionError, SettingError, UnsupportedModelError
 from everydepth.stream import ResidualStream, registry, sites
 from everydepth.stream.discovery import DiscoveredStream
 
@@ -216,6 +217,14 @@ def test_a_misspelled_argument_is_told_by_the_function_it_was_given_to(
     model, batch = ENTRIES["ViT"].make()
     with pytest.raises(SettingError, match=words):
         call(model, [batch])
+
+
+def test_an_unknown_option_survives_the_way_between_processes() -> None:
+    model, _ = ENTRIES["ViT"].make()
+    with pytest.raises(OptionError) as raised:
+        ed.as_stream(model, qqq=1)
+    again = copy(raised.value)  # reduces and rebuilds it, as pickling does
+    assert (str(again), again.option) == (str(raised.value), "qqq")
 
 
 def test_a_stream_followed_by_paths_knows_its_own_options() -> None:

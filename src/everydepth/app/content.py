@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from everydepth.app.tales import save_tokenizer, tales
+from everydepth.app.tales import tales
 from everydepth.data import load_digits, surface_data, token_blocks
+from everydepth.data.byte_tokens import byte_tokenizer
 from everydepth.objectives import Objective, end_to_end, lpa
 from everydepth.results.saving import is_saved
 from everydepth.runs import Run
@@ -132,7 +133,8 @@ def _tales(folder: Path, effort: Effort) -> None:
     run = folder / "tales"
     texts = tales(effort.tales)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = save_tokenizer(texts, folder)
+    tokenizer = byte_tokenizer(texts).backend_tokenizer
+    tokenizer.save(str(folder / "tokenizer.json"))
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(

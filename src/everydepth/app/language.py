@@ -12,7 +12,7 @@ from everydepth.app.shelf import Item
 from everydepth.errors import SettingError
 from everydepth.exits.generation import generate
 from everydepth.exits.generation.text import TextStream
-from everydepth.reports.markup import text, token
+from everydepth.reports.markup import text, token, token_cell, token_table
 from everydepth.results.result import Result
 from everydepth.tracing import token_grid
 
@@ -47,28 +47,17 @@ def grid_table(found: Result, depth: int | None = None) -> str:
 
     depth: the row to highlight.
     """
-    tokens, chances = found.arrays["tokens"], found.arrays["probability"]
+    tokens = found.arrays["tokens"]
     best, best_chance = found.arrays["top_text"], found.arrays["top_probability"]
-    settled, last = found.arrays["saturated_at"], len(chances) - 1
-    start = int(found.meta["prompt_tokens"])
-    first = max(0, len(tokens) - LONGEST_GRID)
-    head = "".join(
-        f'<th class="{"" if i < start else "ed-new"}">{token(tokens[i])}</th>'
-        for i in range(first, len(tokens))
-    )
-    rows: list[str] = []
-    for level in range(last, -1, -1):
-        cells = "".join(
-            _cell(best[level, i], best_chance[level, i], settled=bool(settled[i] == level))
-            for i in range(first, len(tokens))
-        )
-        at = ' class="ed-at"' if level == depth else ""
-        rows.append(f'<tr{at} data-depth="{level}"><th>{level}</th>{cells}</tr>')
-    return (
-        '<div class="ed-scroll"><table class="ed-grid"><thead><tr><th>depth</th>'
-        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        '<div class="ed-tip" hidden></div>'
-    )
+    settled, start = found.arrays["saturated_at"], int(found.meta["prompt_tokens"])
+    shown = range(max(0, len(tokens) - LONGEST_GRID), len(tokens))
+    head = [f'<th class="{"" if i < start else "ed-new"}">{token(tokens[i])}</th>' for i in shown]
+    rows = {
+        level: [_cell(words[i], chances[i], settled=bool(settled[i] == level)) for i in shown]
+        for level, (words, chances) in enumerate(zip(best, best_chance, strict=True))
+    }
+    drawn = token_table(head, rows, lambda level: ' class="ed-at"' if level == depth else "")
+    return f'{drawn}<div class="ed-tip" hidden></div>'
 
 
 def grid_words(found: Result) -> str:
@@ -177,9 +166,6 @@ def _room(item: Item, used: int) -> int:
 
 
 def _cell(words: np.ndarray, chances: np.ndarray, *, settled: bool) -> str:
-    chance = float(chances[0])
     tip = "\n".join(f"{token(w)}\t{c:.1%}" for w, c in zip(words, chances, strict=True))
-    ink = ";color:#fff" if chance > 0.55 else ""
     mark = ' class="ed-settled"' if settled else ""
-    style = f"background:rgba(0,114,178,{chance:.2f}){ink}"
-    return f'<td{mark} style="{style}" data-tip="{tip}">{token(words[0])}</td>'
+    return token_cell(words[0], float(chances[0]), f'{mark} data-tip="{tip}"')

@@ -6,9 +6,6 @@ later: shallow depths learn the grammar, deeper ones learn to look back.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
 NAMES = {"Anna": "She", "Mia": "She", "Ben": "He", "Tom": "He"}
@@ -51,21 +48,3 @@ def tales(count: int, *, seed: int = 0) -> list[str]:
     """The first `count` tales of a seed."""
     random = np.random.default_rng(seed)
     return [tale(random) for _ in range(count)]
-
-
-def save_tokenizer(texts: list[str], folder: Path, *, size: int = 400) -> Any:
-    """Train a byte-level tokenizer, which can encode any prompt, and save its tokenizer.json."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer: Any = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=["<end>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return tokenizer

@@ -57,19 +57,6 @@ class Preset:
         return self.build(facts, self.blocks if blocks is None else blocks)
 
 
-def byte_tokenizer() -> Any:
-    """An untrained tokenizer: one token per byte, and one that ends a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: number for number, letter in enumerate([*alphabet, "<|end|>"])}
-    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", pad_token="<|end|>")
-
-
 def _vit(facts: Facts, blocks: int) -> PreTrainedModel:
     from transformers import ViTConfig, ViTForImageClassification
 

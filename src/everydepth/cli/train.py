@@ -13,7 +13,7 @@ from everydepth import objectives
 from everydepth.cli.configs import Defaults
 from everydepth.cli.loading import preprocessor_file
 from everydepth.cli.options import Source
-from everydepth.cli.presets import PRESETS, Facts, byte_tokenizer
+from everydepth.cli.presets import PRESETS, Facts
 from everydepth.cli.showing import show
 from everydepth.errors import SettingError
 from everydepth.training.config import FitConfig, RunConfig
@@ -119,6 +119,7 @@ def _model(
     name: str, blocks: int | None, source: Source, scratch: Path
 ) -> tuple[PreTrainedModel, str]:
     """The network in training mode, and the location of its tokenizer or preprocessor."""
+    from everydepth.data.byte_tokens import byte_tokenizer
     from everydepth.exits.load import load as load_model
 
     if name not in PRESETS:

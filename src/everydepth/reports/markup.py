@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from itertools import zip_longest
 from typing import Any
@@ -39,6 +40,34 @@ def table(
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def token_table(
+    tokens: Sequence[str], rows: Mapping[int, Sequence[str]], more: Callable[[int], str]
+) -> str:
+    """Tokens by depth, the deepest on top, as a table whose text can be selected.
+
+    tokens: the cells of the head. rows: the cells of each depth. more: attributes of a depth's row.
+    All of it is markup.
+    """
+    body = [
+        f'<tr{more(depth)} data-depth="{depth}"><th>{depth}</th>{"".join(cells)}</tr>'
+        for depth, cells in rows.items()
+    ]
+    return (
+        f'<div class="scroll"><table class="tokens"><thead><tr><th>depth</th>{"".join(tokens)}'
+        f"</tr></thead><tbody>{''.join(reversed(body))}</tbody></table></div>"
+    )
+
+
+def token_cell(word: object, chance: float, more: str = "") -> str:
+    """A token on a background as dark as it is likely. more: attributes, as markup."""
+    if not math.isfinite(chance):
+        return f"<td{more}>{token(word)}</td>"
+    strength = min(max(chance, 0.0), 1.0)
+    ink = ";color:#fff" if strength > 0.6 else ""
+    style = f"background:rgba(0,114,178,{strength:.2f}){ink}"
+    return f'<td{more} style="{style}">{token(word)}</td>'
 
 
 def folded(summary: str, content: str) -> str:

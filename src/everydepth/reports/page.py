@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
-import numpy as np
-
 from everydepth.environment import installed_version
 from everydepth.errors import DataError
 from everydepth.reports.cards import Card, card, heading, in_order
-from everydepth.reports.markup import script_json, table, text, token
+from everydepth.reports.markup import script_json, table, text, token, token_cell, token_table
 from everydepth.reports.provenance import made_by
 from everydepth.reports.reading import RunView
 from everydepth.reports.words import UNDEFINED, gives_up, headline, start_depth
@@ -254,29 +252,17 @@ def _is_grid(chart: Chart) -> bool:
 
 
 def _token_grid(chart: Chart) -> str:
-    """Tokens as a table, so that text can be selected; the last depth is on top."""
     heat = next(mark for mark in chart.marks if isinstance(mark, Heat))
-    last = int(heat.y[-1])
-    head = "".join(f"<th>{token(word)}</th>" for word in ("depth", *chart.x.ticks))
-    rows: list[str] = []
-    for depth, words, values in reversed(list(zip(heat.y, heat.text, heat.z, strict=True))):
-        cells = "".join(_cell(word, float(v)) for word, v in zip(words, values, strict=True))
-        where = f'data-depth="{int(depth)}" data-last="{last}"'
-        rows.append(f"<tr {where}><th>{int(depth)}</th>{cells}</tr>")
+    rows = {
+        int(depth): [
+            token_cell(word, float(value), f' title="probability {value:.3f}"')
+            for word, value in zip(words, values, strict=True)
+        ]
+        for depth, words, values in zip(heat.y, heat.text, heat.z, strict=True)
+    }
+    head = [f"<th>{token(word)}</th>" for word in chart.x.ticks]
     title = f"<h3>{text(chart.title)}</h3>" if chart.title else ""
-    return (
-        f'{title}<div class="scroll"><table class="tokens"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def _cell(word: str, chance: float) -> str:
-    if not np.isfinite(chance):
-        return f"<td>{token(word)}</td>"
-    strength = min(max(chance, 0.0), 1.0)
-    ink = "#fff" if strength > 0.6 else "inherit"
-    style = f"background:rgba(0,114,178,{strength:.2f});color:{ink}"
-    return f'<td style="{style}" title="probability {chance:.3f}">{token(word)}</td>'
+    return title + token_table(head, rows, lambda _: f' data-last="{int(heat.y[-1])}"')
 
 
 def _cards(views: Sequence[RunView]) -> list[Card]:

@@ -197,7 +197,9 @@ def _check_options(model: nn.Module, factory: StreamFactory, options: Mapping[st
         if factory is not GenericStream and name in ("readout", "token", "task"):
             whole = ", or name all parts: as_stream(model, blocks=..., readout=..., token=...)"
         raise OptionError(
-            f"{name}={value!r}, but {who} takes {_listed(known)}; leave it out{whole}", name
+            f"{name}={value!r}, but {who} takes {_listed(known)}; leave it out{whole}",
+            option=name,
+            owner=as_stream.__name__,
         )
 
 

@@ -35,7 +35,7 @@ def model_and_tokenizer(name: str) -> tuple[Any, Any]:
         return load_model(folder), load_tokenizer(folder)
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from everydepth.cli.presets import byte_tokenizer
+    from everydepth.data.byte_tokens import byte_tokenizer
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}

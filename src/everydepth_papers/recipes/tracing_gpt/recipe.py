@@ -53,23 +53,6 @@ def scratch(settings: Cell) -> Any:
     )
 
 
-def byte_pairs(text: str, size: int) -> Any:
-    """A tokenizer of byte pairs, learned from the training text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    special = ["<|end|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=letters, special_tokens=special, show_progress=False
-    )
-    inner.train_from_iterator(text.splitlines(), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=special[0])
-
-
 def texts(settings: Cell) -> tuple[str, str]:
     """Training and test text."""
     from everydepth.data import Corpus, Texts, load
@@ -90,7 +73,9 @@ def texts(settings: Cell) -> tuple[str, str]:
 def model_and_tokenizer(settings: Cell, train: str) -> tuple[Any, Any]:
     name = settings["model"]
     if name == "scratch":
-        return scratch(settings), byte_pairs(train, settings["vocabulary"])
+        from everydepth.data.byte_tokens import byte_tokenizer
+
+        return scratch(settings), byte_tokenizer(train.splitlines(), settings["vocabulary"])
     return pretrained(name)
 
 

@@ -56,7 +56,7 @@ def large(width: int, layers: int, heads: int, inner: int, tied: bool) -> nn.Mod
 
 def model_and_tokenizer(name: str) -> tuple[Any, Any]:
     if name == "tiny":
-        from everydepth.cli.presets import byte_tokenizer
+        from everydepth.data.byte_tokens import byte_tokenizer
 
         return tiny(), byte_tokenizer()
     return pretrained(name)
