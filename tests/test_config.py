@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -110,3 +111,17 @@ def test_infinity_is_a_number_to_a_function_and_not_to_a_setting() -> None:
     assert of_interval(float("nan"), float("nan")) == "inconclusive"
     with pytest.raises(SettingError, match=r"of_interval\(low='x'\); use a number"):
         of_interval("x", 1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.zeros(3, device="meta"), torch.ones(3, dtype=torch.complex64), np.ones((2, 2)), b"x"],
+    ids=["meta", "complex", "table", "bytes"],
+)
+def test_an_array_that_is_no_row_of_numbers_is_named(values: object) -> None:
+    @checked
+    def largest(values: Iterable[float]) -> float:
+        return max(value for value in values if 0 <= float(value) < 9)
+
+    with pytest.raises(SettingError, match=r"(?s)largest\(values=.*; use several, each a number"):
+        largest(values)  # type: ignore[arg-type]

@@ -421,7 +421,7 @@ CASES: dict[str, Case] = {
     "weights": (
         lambda m: ed.weighted("1"),
         SettingError,
-        "the weight of depth 0 is '1'; use a number of 0 or more",
+        r"values=\('1',\); use several, each a number",
     ),
     "results": (
         lambda m: ed.Results(results=False),  # type: ignore[arg-type]

@@ -351,13 +351,14 @@ def _is(value: Any, kind: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return _finite(value) if kind is float else isinstance(value, int) and abs(value) < _HUGE
-    if origin in (Sequence, Iterable) and len(getattr(value, "shape", (0,))) != 1:
-        return False  # an array with no axis, or with several
+    if origin in (Sequence, Iterable) and hasattr(value, "shape"):  # an array
+        readable = len(value.shape) == 1 and not getattr(value, "is_meta", False)
+        several = readable and isinstance(value, origin)
+        return several and all(_fits(v, get_args(kind)[0]) for v in value.tolist())
     if origin in (Sequence, Iterable) and isinstance(value, Sequence):
         item = get_args(kind)[0]
-        text = isinstance(value, str | bytes)
-        if text:
-            return item in (str if isinstance(value, str) else int, Any)
+        if isinstance(value, str | bytes):
+            return item is Any or (isinstance(value, str) and item is str)
         return all(_fits(v, item) for v in value)
     if origin is Mapping and isinstance(value, Mapping):
         key, item = get_args(kind)
@@ -417,7 +418,7 @@ def _wanted(hint: Any, about: Setting) -> str:
             words.append(f"one of {', '.join(map(str, get_args(kind)))}")
         elif kind is float or (kind is int and float not in kinds):
             words.append(f"{_WORDS[kind]}{_range(about)}")
-        elif get_origin(kind) in (tuple, Sequence) and get_args(kind)[0] in (int, float):
+        elif get_origin(kind) in (tuple, Sequence, Iterable) and get_args(kind)[0] in (int, float):
             words.append(f"several, each {_WORDS[get_args(kind)[0]]}{_range(about)}")
         elif get_origin(kind) is Callable:
             words.append("a function")

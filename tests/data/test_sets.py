@@ -155,3 +155,8 @@ def test_a_table_gives_text_or_numbers():
         table.numbers("w")
     with pytest.raises(DataError, match=r"column 'm', but this table has 'n', 'w'; use one of"):
         table["m"]
+
+
+def test_a_single_number_is_no_column_of_rows() -> None:
+    with pytest.raises(DataError, match=r"inputs is a single number, 1.0; give one for each row"):
+        Points(torch.tensor(1.0), torch.zeros(1, 1))

@@ -90,13 +90,14 @@ def test_a_public_function_answers_or_says_why_not(
     originals = [copy.deepcopy(world.model.state_dict()) for world in worlds]
 
     def check(call: Call) -> None:
+        given = call.arguments(function, parameters, place)
         with (
             unchanged(call.world.model, folder=place / "taken", but=CHANGES.get(name, ())),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
             try:
-                found = function(**call.arguments(function, parameters, place))
+                found = function(**given)
                 if isinstance(found, AbstractContextManager):
                     with found:
                         pass
@@ -127,10 +128,11 @@ def test_a_public_method_answers_or_says_why_not(
     def check(named: tuple[str, Call]) -> None:
         name, call = named
         method = methods[name]
+        given = call.arguments(method, parameters_of(method), place)
         with unchanged(world.model, folder=place / "taken"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with contextlib.suppress(EveryDepthError):
-                method(**call.arguments(method, parameters_of(method), place))
+                method(**given)
         plt.close("all")
         for entry in place.iterdir():
             if entry.name != "taken":

@@ -246,7 +246,7 @@ def test_negative_weights_are_refused() -> None:
         ed.weighted([0.0, -1.0, 1.0])
     with pytest.raises(SettingError, match=r"lpa: early=-0.1; use a number of 0 or more"):
         ed.lpa(early=-0.1)
-    with pytest.raises(SettingError, match="depth 0 is nan"):
+    with pytest.raises(SettingError, match=r"values=\(nan, 1.0\); use several, each a number"):
         ed.weighted([math.nan, 1.0])
 
 

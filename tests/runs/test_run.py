@@ -22,7 +22,8 @@ from torch import Tensor
 
 from everydepth import files
 from everydepth.errors import RunError
-from everydepth.runs import Run, changes, checkpoint, held
+from everydepth.runs import Run, checkpoint, held
+from everydepth.runs.run import changes
 from everydepth.runs.tree import flatten, unflatten
 
 

@@ -40,6 +40,10 @@ class Rows(Dataset[dict[str, Any]], ABC):
     """Batch key -> field, for each field with rows; a field that is None is left out."""
 
     def __post_init__(self) -> None:
+        for key, column in self.columns().items():
+            if isinstance(column, Tensor) and column.ndim == 0:
+                name = self.KEYS[key]
+                raise DataError(f"{name} is a single number, {column}; give one for each row")
         lengths = {self.KEYS[key]: len(column) for key, column in self.columns().items()}
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name} has {length} rows" for name, length in lengths.items())

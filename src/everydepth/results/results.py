@@ -263,6 +263,7 @@ def named(*results: Result) -> dict[str, Result]:
     return {result.name: result for result in results}
 
 
+@checked
 def provenance(
     *,
     model: str = "",
