@@ -353,7 +353,7 @@ def _is(value: Any, kind: Any) -> bool:
         return _finite(value) if kind is float else isinstance(value, int) and abs(value) < _HUGE
     if origin in (Sequence, Iterable) and hasattr(value, "shape"):  # an array
         readable = len(value.shape) == 1 and not getattr(value, "is_meta", False)
-        several = readable and isinstance(value, origin)
+        several = readable and issubclass(type(value), origin)
         return several and all(_fits(v, get_args(kind)[0]) for v in value.tolist())
     if origin in (Sequence, Iterable) and isinstance(value, Sequence):
         item = get_args(kind)[0]
