@@ -148,3 +148,16 @@ def test_a_chunked_feed_forward_is_refused_with_the_setting_to_change() -> None:
     )
     with pytest.raises(UnsupportedModelError, match=r"chunk_size_feed_forward is 2.*forward=0"):
         ed.as_stream(hf.BertForMaskedLM(config))
+
+
+def test_a_model_that_never_runs_says_what_the_likeliest_batch_met() -> None:
+    """Of several batches that were tried: not of the last, which has another image size."""
+    config = hf.ViTConfig(
+        image_size=8, patch_size=4, num_channels=1, num_labels=3, hidden_size=8,
+        num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
+    )  # fmt: skip
+    model = hf.ViTForImageClassification(config)
+    model.config.return_dict = False  # which its own forward cannot do
+    said = r"does not run .*\('tuple' object has no attribute .*; if it runs on yours, pass one: "
+    with pytest.raises(UnsupportedModelError, match=said):
+        ed.as_stream(model)

@@ -109,11 +109,12 @@ class DiscoveredStream(ResidualStream):
             except BatchError as error:
                 errors.append(error.__cause__)
         self.check_loaded()
-        reason = f" ({errors[-1]})" if errors else ""
+        likeliest = errors[0] if errors else None
+        reason = f" ({likeliest})" if likeliest else ""
         raise UnsupportedModelError(
-            f"{type(self._inner).__name__} does not run on a made-up batch{reason}; pass a real "
-            "one: as_stream(model, example=batch)"
-        ) from (errors[-1] if errors else None)
+            f"{type(self._inner).__name__} does not run on a made-up batch{reason}; if it runs on "
+            "yours, pass one: as_stream(model, example=batch)"
+        ) from likeliest
 
     def _try(self, batch: Mapping[str, Any]) -> Any:
         """Call the model; if it rejects `use_cache`, stop passing it."""
