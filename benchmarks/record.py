@@ -63,6 +63,12 @@ def recorded_times(name: str) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
+def recorded_everywhere(name: str) -> list[dict[str, Any]]:
+    """The figures of every processor; those of the first one come first."""
+    files = (RESULTS / f"{name}.json", *sorted(RESULTS.glob(f"*/{name}.json")))
+    return [json.loads(file.read_text()) for file in files if file.is_file()]
+
+
 def _of_this_processor(name: str) -> Path:
     """results/<name>.json, or if that is of another processor, results/<processor>/<name>.json."""
     path = RESULTS / f"{name}.json"

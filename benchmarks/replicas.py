@@ -26,7 +26,7 @@ import httpx
 import psutil
 import torch
 from decoding import tiny_model
-from record import RESULTS, SMOKE, record, sized
+from record import RESULTS, SMOKE, record_times, sized
 from rich.console import Console
 
 import everydepth as ed
@@ -159,7 +159,7 @@ def main() -> None:
     with ours(folder, "--ray", "--replicas", str(given.replicas), patience=PATIENCE) as server:
         found = asyncio.run(run(server, right, given, console))
     told = {"model": folder.name, "replicas": given.replicas, "clients": given.clients}
-    console.print(record("replicas", told | {"tokens": given.tokens, "meanwhile": found}))
+    console.print(record_times("replicas", told | {"tokens": given.tokens, "meanwhile": found}))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import socket
 import subprocess
@@ -49,11 +48,12 @@ import psutil
 import torch
 from decoding import tiny_model
 from pretrained import read
-from record import RESULTS, SMOKE, record, sized
+from record import RESULTS, SMOKE, record_times, recorded_everywhere, recorded_times, sized
 from rich.console import Console
 
 import everydepth as ed
 from everydepth.environment import DATA_VARIABLE
+from everydepth.exits.generation.packing import packed_maps
 from everydepth.exits.load import load_tokenizer
 from everydepth.exits.profile import Profile
 from everydepth.serving import Arrival, Deadline, Fixed, Governor, simulate
@@ -77,8 +77,11 @@ WANTED = {
     "drafting over plain": 0.98,
     "depth k over a cut model": 1 / 1.15,
 }
+# transformers serve decodes the new tokens alone: a tokenizer like Llama's then drops the blank
+# before the first word. Our text follows the prompt, blank included.
+SAME = "same text as full depth, leading blanks aside"
 AT_ONCE = sized(64, 4)  # requests that tell what full depth sustains
-LISTS = ("at", "seconds")
+TOGETHER = (1, 5, 8, 40)  # tokens in a pass: one or eight requests, alone or with four drafts each
 READ, WRITTEN = sized((32, 96), (4, 8)), sized((8, 24), (2, 4))  # tokens: at least, at most
 
 
@@ -227,13 +230,29 @@ def servers(given: Any, console: Console) -> dict[str, Any]:
         "failed": failed,
         "load": {name: vars(given)[name] for name in ("clients", "requests", "tokens", "rounds")},
         "ways": {way: {"tokens_per_cpu_second": found} for way, found in speeds.items()},
-        "same text as full depth": {
-            way: sum(said[i] == text for i, text in texts["full depth"].items()) / len(said)
+        SAME: {
+            way: sum(said[i].lstrip() == text.lstrip() for i, text in texts["full depth"].items())
+            / len(said)
             for way, said in texts.items()
         },
+        "CPU milliseconds per token, by tokens in a pass": token_costs(whole),
         "ratios": ratios({way: max(found) for way, found in speeds.items()}, k),
         "wanted": WANTED,
     }
+
+
+@torch.no_grad()
+def token_costs(model: Any) -> dict[int, float]:
+    """What a token costs in passes over more and more of them, as the server makes them."""
+    best = dict.fromkeys(TOGETHER, float("inf"))
+    with packed_maps(model):
+        for _ in range(sized(7, 1)):
+            for count in best:
+                tokens = torch.arange(count)[:, None]
+                begin = time.process_time()
+                model(tokens, use_cache=False)
+                best[count] = min(best[count], (time.process_time() - begin) / count)
+    return {count: round(1e3 * seconds, 3) for count, seconds in best.items()}
 
 
 def ratios(best: dict[str, float], k: int) -> dict[str, float]:
@@ -382,37 +401,55 @@ def overload(given: Any, console: Console) -> dict[str, Any]:
 # -- the page -------------------------------------------------------------------------------------
 
 
-def page(found: dict[str, Any]) -> str:
-    """What docs/serving.md says between the two marks."""
-    lines = [BEGIN, ""]
-    for model, one in found["servers"].items():
-        load = one["load"]
-        lines += [
-            f"{model}, {load['clients']} clients, {load['tokens']} tokens a request; best of "
-            f"{load['rounds']} rounds, in turn:",
-            "",
-            "| server | tokens per CPU second |",
-            "|---|---|",
-        ]
-        for way, speeds in one["ways"].items():
-            name = f"`{way.replace(', batching', ' --continuous-batching')}`"
-            shown = name if way.startswith("transformers") else way
-            lines.append(f"| {shown} | {max(speeds['tokens_per_cpu_second']):.0f} |")
-        lines.append("")
-    over = found["overload"]
-    lines += [
-        f"{over['model']}, {over['requests']} requests in {over['seconds']:.0f} s, twice the "
-        f"{over['requests a second that full depth sustains']:.2f} a second that full depth "
-        f"sustains; target {over['target_seconds']:g} s, perplexity at most {over['floor']:.0f}:",
+def page(found: list[dict[str, Any]]) -> str:
+    """What docs/serving.md says between the two marks, from the figures of every processor."""
+    lines: list[str] = []
+    for one in found:
+        name = one["machine"]["processor"]["name"]
+        for model, measured in one["servers"].items():
+            lines += speeds_shown(f"{model} on one thread of an {name}", measured)
+    for one in found:
+        if one["overload"]:
+            name = one["machine"]["processor"]["name"]
+            lines += overload_shown(name, one["overload"])
+    return "\n".join([BEGIN, "", *lines, END])
+
+
+def speeds_shown(title: str, found: dict[str, Any]) -> list[str]:
+    load = found["load"]
+    lines = [
+        f"{title}, {load['clients']} clients, {load['tokens']} tokens per request, best of "
+        f"{load['rounds']} rounds in turn:",
+        "",
+        "| server | tokens per CPU second |",
+        "|---|---|",
+    ]
+    for way, speeds in found["ways"].items():
+        name = f"`{way.replace(', batching', ' --continuous-batching')}`"
+        shown = name if way.startswith("transformers") else way
+        lines.append(f"| {shown} | {max(speeds['tokens_per_cpu_second']):.0f} |")
+    costs = found.get("CPU milliseconds per token, by tokens in a pass", {})
+    if costs:
+        told = ", ".join(f"{cost:.3g} ms in a pass over {count}" for count, cost in costs.items())
+        lines += ["", f"A token costs {told}."]
+    return [*lines, ""]
+
+
+def overload_shown(processor: str, found: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{found['model']} on one thread of an {processor}, {found['requests']} requests in "
+        f"{found['seconds']:.0f} s, twice the "
+        f"{found['requests a second that full depth sustains']:.2f} per second that full depth "
+        f"sustains; target {found['target_seconds']:g} s, perplexity at most {found['floor']:.0f}:",
         "",
         "| at twice the load | p50 | p95 | mean depth | mean perplexity | lost |",
         "|---|---|---|---|---|---|",
     ]
-    for way, row in over["ways"].items():
+    for way, row in found["ways"].items():
         cells = (f"{row['p50_seconds']:.1f} s", f"{row['p95_seconds']:.1f} s")
         more = (f"{row['mean_depth']:.1f}", f"{row['mean_quality']:.1f}", f"{row.get('lost', '')}")
         lines.append(f"| {' | '.join((way, *cells, *more))} |")
-    return "\n".join([*lines, "", END])
+    return [*lines, ""]
 
 
 def draw(over: dict[str, Any]) -> None:
@@ -461,20 +498,21 @@ def main() -> None:
     if given.part == "profile":
         profiled(given, console)
         return
-    kept = json.loads((RESULTS / "serving.json").read_text())
+    if given.part == "page":
+        found = recorded_everywhere("serving")
+        text = PAGE.read_text(encoding="utf-8")
+        before, after = text.split(BEGIN)[0], text.split(END)[1]
+        PAGE.write_text(before + page(found) + after, encoding="utf-8")
+        draw(next(one["overload"] for one in found if one["overload"]))
+        return
+    kept = recorded_times("serving")
     figures = {name: kept.get(name, {}) for name in ("servers", "overload")}
     if given.part == "servers":
         figures["servers"][given.model] = servers(given, console)
         console.print(figures["servers"][given.model])
-    elif given.part == "overload":
-        figures["overload"] = overload(given, console)
     else:
-        text = PAGE.read_text(encoding="utf-8")
-        before, after = text.split(BEGIN)[0], text.split(END)[1]
-        PAGE.write_text(before + page(figures) + after, encoding="utf-8")
-        draw(figures["overload"])
-        return
-    console.print(f"wrote {record('serving', figures)}")
+        figures["overload"] = overload(given, console)
+    console.print(f"wrote {record_times('serving', figures)}")
 
 
 def smoke(given: Any, console: Console) -> None:
@@ -486,9 +524,9 @@ def smoke(given: Any, console: Console) -> None:
     copied(net.model, load_tokenizer(model), given.folder)
     profiled(given, console)
     figures = {"servers": {"tiny": servers(given, console)}, "overload": overload(given, console)}
-    console.print(page(figures))
+    record_times("serving", figures)
+    console.print(page(recorded_everywhere("serving")))
     draw(figures["overload"])
-    record("serving", figures)
 
 
 if __name__ == "__main__":

@@ -78,3 +78,8 @@ def test_times_of_another_processor_are_kept(
     assert second == first.parent / "other-cpu-2.50ghz" / "any.json"
     assert json.loads(first.read_text())["a"] == 1
     assert smoking.recorded_times("any")["b"] == 2
+    found = smoking.recorded_everywhere("any")
+    assert [one["machine"]["processor"]["name"] for one in found] == [
+        here["name"],
+        "Other CPU @ 2.50GHz",
+    ]

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from tests.helpers.tokenizing import sentencepiece
 from tests.serving.conftest import Talker
+from tokenizers import decoders
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed
 from everydepth.errors import SettingError
@@ -64,6 +67,34 @@ def test_a_completion_is_what_generate_gives_and_says_its_depth(
     assert choice["text"] == alone(talker, "Once upon", **told)
     assert choice["depth"] == depth
     assert answer["usage"]["prompt_tokens"] == len(talker.ids("Once upon"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_follows_its_prompt_though_the_tokenizer_drops_leading_blanks(
+    stream: bool,
+) -> None:
+    """Llama's decodes " upon" alone as "upon"; after "Once" it must not become "Onceupon"."""
+    tokenizer = sentencepiece()
+    parts = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(parts)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    model = LlamaForCausalLM(config).eval()
+    word = tokenizer.convert_tokens_to_ids("▁the")
+    torch.nn.init.zeros_(model.model.norm.weight)  # only the bias speaks, always the same word
+    model.lm_head.bias = torch.nn.Parameter(torch.eye(len(tokenizer))[word])
+    served = Served(name="talker", model=model, tokenizer=tokenizer)
+    with TestClient(application(served)) as client:
+        body = {"model": "talker", "prompt": "the", "max_tokens": 3, "stream": stream}
+        answer = client.post("/v1/completions", json=body).text
+    lines = [line.removeprefix("data: ") for line in answer.splitlines() if "choices" in line]
+    assert "".join(json.loads(x)["choices"][0]["text"] for x in lines) == " the the the"
+    assert tokenizer.decode([word]) == "the"
 
 
 def test_several_prompts_are_several_choices(client: TestClient, talker: Talker) -> None:

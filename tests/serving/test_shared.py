@@ -14,6 +14,7 @@ from tests.zoo import VOCABULARY
 import everydepth as ed
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.serving import Drafting, DraftTeam, Exiting, Plain, Row, SharedBatch
+from everydepth.serving.cache import RowCache
 from everydepth.stream import ResidualStream, as_stream
 
 KINDS = ("greedy", "drawn", "drafted", "exiting", "drawn exiting")
@@ -160,4 +161,30 @@ def test_a_row_that_leaves_early_leaves_the_others_as_they_were() -> None:
         batch.round()
     for i, row in enumerate(rows[1:], start=1):
         alone = ed.generate(model, [3, 4, 5 + i], max_new_tokens=6, depth=2)
+        assert row.said == alone.tokens[0]
+
+
+def test_what_a_long_row_took_is_free_again_while_short_ones_run() -> None:
+    model = talkative(decoder("Llama-untied"))
+    stream = as_stream(model)
+    batch = SharedBatch(stream, chunk=4)
+    batch.cache = RowCache(stream.depth, slots=2)
+    long = Row(Plain(stream.depth, Sampling()), [1 + i % 9 for i in range(28)], limit=1)
+    rows, teams = list[tuple[Row, dict[str, Any]]](), Teams()
+    for i, kind in enumerate(("greedy", "drafted", "exiting")):
+        way, told = course(stream, kind, stream.depth, i, [3, 4 + i], teams)
+        rows.append((Row(way, [3, 4 + i], 6), told))
+    batch.join(long)
+    while not long.said:
+        held = batch.cache.bytes
+        batch.round()
+        if long.unread == 4:
+            for row, _ in rows:
+                batch.join(row)
+    assert len(batch.rows) == 3
+    assert batch.cache.bytes < held / 2
+    while batch.rows:
+        batch.round()
+    for i, (row, told) in enumerate(rows):
+        alone = ed.generate(model, [3, 4 + i], max_new_tokens=6, eos_token_id=(), **told)
         assert row.said == alone.tokens[0]

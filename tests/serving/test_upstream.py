@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
 from time import sleep
 
@@ -75,7 +76,7 @@ def test_a_rung_gives_the_text_of_the_cut_model(
     [
         ({"depth": 1}, 400, "this server has 2, 3, 4"),
         ({"depth": 4, "draft_depth": 2}, 400, "leave it out"),
-        ({"depth": 3}, 500, "does not answer"),
+        ({"depth": 3}, 503, "server of nobody does not answer (ConnectError); send the request"),
     ],
 )
 def test_what_no_rung_can_do_is_said(
@@ -84,7 +85,58 @@ def test_what_no_rung_can_do_is_said(
     body = {"model": "talker", "prompt": "Once", "max_tokens": 2} | asked
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == status
+    assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
     assert words in answer.json()["error"]["message"]
+    others = {"model": "talker@4", "prompt": "Once", "max_tokens": 2}
+    assert client.post("/v1/completions", json=others).status_code == 200
+
+
+EVENT = b'data: {"choices": [{"token_ids": [70], "finish_reason": null}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "words"),
+    [
+        (b"", 503, "server of engine does not answer (RemoteProtocolError)"),
+        (b"HTTP/1.1 503 x\r\ncontent-length: 4\r\n\r\nfull", 503, "engine answers 503: full"),
+        (b"HTTP/1.1 429 x\r\ncontent-length: 4\r\n\r\nfull", 503, "engine answers 429: full"),
+        (b"HTTP/1.1 500 x\r\ncontent-length: 3\r\n\r\nbug", 500, "engine answers 500: bug"),
+        (b"HTTP/1.1 200 x\r\ncontent-length: 999\r\n\r\n" + EVENT, 503, "does not answer"),
+    ],
+)
+def test_an_engine_that_dies_or_refuses_is_told_from_one_that_fails(
+    talker: Talker, reply: bytes, status: int, words: str
+) -> None:
+    with replying(reply) as url:
+        engine = Upstream(ed.as_stream(talker.model), {4: Rung(url, "engine")})
+        server = Server(Menu(name="talker", depth=4, rungs=(4,)), engine, talker.tokenizer)
+        with TestClient(server.app) as client:
+            body = {"model": "talker", "prompt": "Once", "max_tokens": 2}
+            answer = client.post("/v1/completions", json=body)
+            assert (answer.status_code, "retry-after" in answer.headers) == (status, status == 503)
+            assert words in answer.json()["error"]["message"]
+            streamed = client.post("/v1/completions", json=body | {"stream": True})
+            begun = EVENT in reply
+            assert streamed.status_code == (200 if begun else status)
+            assert words in streamed.text
+            assert engine.facts["running"] == 0
+
+
+@contextmanager
+def replying(reply: bytes) -> Iterator[str]:
+    """A server that reads a request, sends this, and closes the connection."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(2**16)
+            self.request.sendall(reply)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join(20)
 
 
 def test_a_missing_engine_says_how_to_install_it(talker: Talker) -> None:

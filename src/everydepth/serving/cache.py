@@ -68,6 +68,14 @@ class RowCache:
                 if slots is not None and source < slots.shape[0]:
                     slots[target] = slots[source]
 
+    def trim(self, tokens: int) -> None:
+        """Free slots if the longest row, with this many tokens, needs less than a quarter."""
+        kept = 2 * max(tokens, self._slots)
+        for store in (self._keys, self._values):
+            for layer, slots in enumerate(store):
+                if slots is not None and slots.shape[2] > 2 * kept:
+                    store[layer] = slots[:, :, :kept].clone()
+
     def release(self) -> None:
         """Free all memory; no row is left."""
         depth = len(self._keys)

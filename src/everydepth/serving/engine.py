@@ -34,7 +34,7 @@ class Piece:
 
 
 class Stopped(EveryDepthError, RuntimeError):
-    """The engine has been shut down."""
+    """The engine, or the server behind it, does not run."""
 
 
 class Failed(EveryDepthError, RuntimeError):

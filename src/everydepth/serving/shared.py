@@ -159,7 +159,9 @@ class SharedBatch:
             self.cache.move(last.index, row.index)
             self.rows[row.index], last.index = last, row.index
         row.index = -1
-        if not self.rows:
+        if self.rows:
+            self.cache.trim(max(len(one.tokens) for one in self.rows))
+        else:
             self.cache.release()
 
     def clear(self) -> None:

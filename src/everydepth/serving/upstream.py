@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, aclosing
@@ -11,14 +12,19 @@ from typing import Any, cast
 
 import httpx
 
-from everydepth.errors import BatchError, DepthError, SettingError
+from everydepth.errors import BatchError, DepthError, EveryDepthError, SettingError
 from everydepth.serving.costs import Costs
-from everydepth.serving.engine import Failed, Piece
+from everydepth.serving.engine import Failed, Piece, Stopped
 from everydepth.serving.governor import Fixed, Governor, Load
 from everydepth.serving.request import Finish, Request
-from everydepth.serving.scheduler import Counts
+from everydepth.serving.scheduler import Busy, Counts
 from everydepth.serving.shared import Work
 from everydepth.stream import ResidualStream
+
+_log = logging.getLogger(__name__)
+
+WRONG: dict[int, type[EveryDepthError]] = {400: BatchError, 429: Busy, 503: Busy}
+"""What an engine's status code means; with any other, it failed."""
 
 
 @dataclass(eq=False)
@@ -66,7 +72,7 @@ async def events(rung: Rung, path: str, body: Any) -> AsyncGenerator[dict[str, A
         ):
             if answer.status_code != 200:
                 text = (await answer.aread()).decode(errors="replace")[:300]
-                wrong = BatchError if answer.status_code == 400 else Failed
+                wrong = WRONG.get(answer.status_code, Failed)
                 raise wrong(f"{rung.model} answers {answer.status_code}: {text}")
             async for line in answer.aiter_lines():
                 if line.removeprefix("data: ") in ("", "[DONE]"):
@@ -76,7 +82,11 @@ async def events(rung: Rung, path: str, body: Any) -> AsyncGenerator[dict[str, A
                     raise Failed(f"{rung.model}: {found['error']}")
                 yield found
     except httpx.HTTPError as error:
-        raise Failed(f"{rung.model} does not answer ({type(error).__name__})") from error
+        _log.warning("%s at %s does not answer: %r", rung.model, rung.url, error)
+        raise Stopped(
+            f"the server of {rung.model} does not answer ({type(error).__name__}); send the "
+            "request again later, or with another depth"
+        ) from error
 
 
 class Upstream:
