@@ -291,7 +291,8 @@ def provenance(
         "settings": settings,
     }
     versions = {name: installed_version(name) for name in REPORTED_PACKAGES}
-    return plain({**{k: v for k, v in given.items() if v not in (None, "")}, **facts}) | {
+    said = {k: v for k, v in given.items() if v is not None and not (isinstance(v, str) and not v)}
+    return plain({**said, **facts}) | {
         "versions": {name: found for name, found in versions.items() if found}
     }
 
