@@ -292,7 +292,7 @@ CASES: dict[str, Case] = {
         r"accuracy is float64 of shape \(0,\); give one number for each depth",
     ),
     "text as accuracies": (
-        lambda m: effective_depth(np.array(["a"]), 0.1),
+        lambda m: ed.tracing.effective_depth(np.array(["a"]), 0.1),
         SettingError,
         r"accuracy is <U1 of shape \(1,\); give one number for each depth",
     ),
