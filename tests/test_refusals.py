@@ -289,12 +289,12 @@ CASES: dict[str, Case] = {
     "an accuracy for no depth": (
         lambda m: ed.tracing.effective_depth(np.zeros(0), 0.1),
         SettingError,
-        r"accuracy is float64 of shape \(0,\); give one number for each depth",
+        r"accuracy has shape \(0,\); give one number for each depth",
     ),
     "text as accuracies": (
         lambda m: ed.tracing.effective_depth(np.array(["a"]), 0.1),
         SettingError,
-        r"accuracy is <U1 of shape \(1,\); give one number for each depth",
+        r"effective_depth\(accuracy=array\(\['a'\].*; use numbers, in memory",
     ),
     "an encoder without a tokenizer": (
         lambda m: (m.save_pretrained("m"), ed.tracing.sentence_encoder("m")),

@@ -263,7 +263,8 @@ def _misfit(
         if not about.finite and isinstance(value, float):
             continue
         if not (_fits(value, hint) and _within(value, about)):
-            return f"{_name_of(function)}({name}={value!r:.80}); use {_wanted(hint, about)}"
+            wanted = _wanted(hint, about) if _readable(value) else "numbers, in memory"
+            return f"{_name_of(function)}({name}={value!r:.80}); use {wanted}"
     return None
 
 
@@ -352,8 +353,7 @@ def _is(value: Any, kind: Any) -> bool:
             return False
         return _finite(value) if kind is float else isinstance(value, int) and abs(value) < _HUGE
     if origin in (Sequence, Iterable) and hasattr(value, "shape"):  # an array
-        readable = len(value.shape) == 1 and not getattr(value, "is_meta", False)
-        several = readable and issubclass(type(value), origin)
+        several = len(value.shape) == 1 and issubclass(type(value), origin) and _readable(value)
         return several and all(_fits(v, get_args(kind)[0]) for v in value.tolist())
     if origin in (Sequence, Iterable) and isinstance(value, Sequence):
         item = get_args(kind)[0]
@@ -366,7 +366,14 @@ def _is(value: Any, kind: Any) -> bool:
         return all(_fits(k, key) and _fits(v, item) for k, v in held.items())
     # For jaxtyping annotations, check that it is a tensor, not its shape.
     of = getattr(kind, "array_type", origin or kind)
-    return isinstance(value, of) if isinstance(of, type) and not _loose(of) else True
+    checkable = isinstance(of, type) and not _loose(of)
+    return isinstance(value, of) and _readable(value) if checkable else True
+
+
+def _readable(value: Any) -> bool:
+    """False for an array of texts or objects, and for a tensor that has no storage."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")  # only NumPy's have one
+    return kind in "biufc" and not getattr(value, "is_meta", False)
 
 
 def _loose(kind: type) -> bool:

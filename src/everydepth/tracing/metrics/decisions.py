@@ -198,20 +198,18 @@ def effective_depth(accuracy: np.ndarray, epsilon: float) -> tuple[int, int]:
     """
     if not 0 <= epsilon <= 1:
         raise SettingError(f"epsilon {epsilon}; use a number between 0 and 1")
-    found = np.asarray(accuracy)
-    if found.ndim != 1 or not len(found) or found.dtype.kind not in "biuf":
+    if np.ndim(accuracy) != 1 or not len(accuracy):
         raise SettingError(
-            f"accuracy is {found.dtype} of shape {found.shape}; give one number for each depth "
-            "from 0"
+            f"accuracy has shape {np.shape(accuracy)}; give one number for each depth from 0"
         )
-    last = len(found) - 1
+    last = len(accuracy) - 1
 
     def first(enough: float) -> int:
         # Allow for rounding: in floating point, 1 - 0.9 is a little less than 0.1.
-        at = np.flatnonzero(found >= enough - 1e-12)
-        return int(at[0]) if len(at) else last
+        found = np.flatnonzero(np.asarray(accuracy) >= enough - 1e-12)
+        return int(found[0]) if len(found) else last
 
-    return first(1 - epsilon), first(float(found[-1]) - epsilon)
+    return first(1 - epsilon), first(float(accuracy[-1]) - epsilon)
 
 
 @register_metric
