@@ -24,6 +24,9 @@ import everydepth as ed
 from everydepth.serving import ServeConfig, Served, application
 from everydepth.serving.serve import bound
 
+LONG = "the"
+"""A prompt that the model continues for 240 tokens."""
+
 
 @dataclass(frozen=True)
 class Running:
@@ -46,6 +49,8 @@ def running(talker: Talker) -> Iterator[Running]:
     served = Served(name="talker", model=talker.model, tokenizer=talker.tokenizer)
     app = application(served, ServeConfig(places=4, queue=2000))
     sock = bound("127.0.0.1", 0)
+    # What a client does not read soon fills the buffers of its connection.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
@@ -60,7 +65,7 @@ def running(talker: Talker) -> Iterator[Running]:
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not true():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)
@@ -68,7 +73,7 @@ def wait_for(true: Callable[[], bool]) -> None:
 
 def sent(running: Running, **body: Any) -> socket.socket:
     """A request on a connection of its own, of which nothing is read."""
-    content = json.dumps({"model": "talker", "prompt": "Once", "max_tokens": 240} | body).encode()
+    content = json.dumps({"model": "talker", "prompt": LONG, "max_tokens": 240} | body).encode()
     head = (
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         f"content-length: {len(content)}\r\n\r\n"
@@ -111,13 +116,22 @@ def test_a_client_that_goes_away_frees_its_place(
 
 def test_a_client_that_does_not_read_holds_up_nobody(running: Running, talker: Talker) -> None:
     said = ed.generate(talker.model, talker.ids("ab"), max_new_tokens=4).tokens[0]
-    slow = [sent(running, stream=True) for _ in range(3)]
+    slow, gone = (sent(running, stream=True, prompt=[LONG] * 4) for _ in range(2))
     body = {"model": "talker", "prompt": "ab", "max_tokens": 4}
     answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=30).json()
     assert answer["choices"][0]["text"] == talker.tokenizer.decode(said, skip_special_tokens=True)
-    for connection in slow:
-        connection.close()
-    wait_for(lambda: running.fact("running") == 0)
+    # The engine finishes these requests, though nobody has read any of it.
+    wait_for(lambda: running.fact("running") == running.fact("waiting") == 0)
+    assert running.fact("cache_bytes") == 0
+    gone.close()
+    slow.settimeout(30)
+    with slow, slow.makefile("rb") as stream:
+        received = list(iter(stream.readline, b"data: [DONE]\n"))
+    assert sum(map(len, received)) > 2**17  # more than buffers hold
+    events = [json.loads(line[6:]) for line in received if line.startswith(b"data: ")]
+    long = ed.generate(talker.model, talker.ids(LONG), max_new_tokens=240).tokens[0]
+    text = "".join(e["choices"][0]["text"] for e in events if e["choices"][0]["index"] == 3)
+    assert text == talker.tokenizer.decode(long, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("declared", [True, False])
