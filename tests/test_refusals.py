@@ -415,7 +415,7 @@ CASES: dict[str, Case] = {
     "confidence": (
         lambda m: ed.growth.paired(m, m, rows(), confidence=-1.0),
         SettingError,
-        r"paired\(confidence=-1.0\); use a number above 0.5, to below 1",
+        r"paired\(confidence=-1.0\); use a number between 0.5 and 1",
     ),
     # what is not of the annotated type
     "objective": (

@@ -52,6 +52,9 @@ class Setting:
 
 Seed = Annotated[int, Setting(least=0)]
 """A random seed; NumPy does not accept negative ones."""
+Count = Annotated[int, Setting(least=1)]
+Share = Annotated[float, Setting(above=0, below=1)]
+Positive = Annotated[float, Setting(above=0)]
 
 
 def setting(default: Any = MISSING, **about: Any) -> Any:
@@ -435,6 +438,8 @@ def _wanted(hint: Any, about: Setting) -> str:
 
 
 def _range(about: Setting) -> str:
+    if about.above is not None and about.below is not None:
+        return f" between {about.above} and {about.below}"
     if about.least is not None and about.most is None and about.below is None:
         return f" of {about.least} or more"
     low = "" if about.least is None else f" from {about.least}"

@@ -280,7 +280,7 @@ def test_folds_spread_every_class() -> None:
         assert torch.bincount(labels[where == k]).tolist() == [5, 5, 5, 5]
     with pytest.raises(DataError, match=r"class 1 has 2 sample\(s\), too few for 3 folds"):
         folds([0, 0, 0, 1, 1], 3)
-    with pytest.raises(SettingError, match=r"1 fold\(s\); use 2 or more"):
+    with pytest.raises(SettingError, match=r"folds\(count=1\); use a whole number of 2 or more"):
         folds(labels, 1)
 
 

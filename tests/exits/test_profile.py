@@ -182,7 +182,7 @@ def test_the_figure_of_quality_against_time_shows_every_depth_once() -> None:
 
 def test_bad_input_is_refused() -> None:
     model, batch = ENTRIES["ViT"].make()
-    with pytest.raises(SettingError, match="repeats=0; use 1 or more"):
+    with pytest.raises(SettingError, match=r"repeats=0\); use a whole number of 1 or more"):
         profile(model, batch, repeats=0)
     with pytest.raises(BatchError, match="the data has no batches"):
         profile(model, [])

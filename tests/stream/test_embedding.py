@@ -121,7 +121,7 @@ def test_the_contrastive_loss_is_the_share_of_the_group_in_the_softmax_over_all_
 def test_a_group_is_needed_for_each_sentence() -> None:
     with pytest.raises(LabelError, match="group number for each of the 4 rows"):
         contrastive()(torch.ones(4, 2), torch.zeros(2), {})
-    with pytest.raises(SettingError, match=r"scale=-1\.0; use a number above 0"):
+    with pytest.raises(SettingError, match=r"scale=-1\.0\); use a number above 0"):
         contrastive(-1.0)
 
 

@@ -136,7 +136,7 @@ def test_data_of_the_wrong_form_is_refused(data: Any, message: str) -> None:
     [
         ({"max_samples": 0}, "max_samples=0; use 1 or more"),
         ({"batch_size": 0}, "batch_size=0; use 1 or more"),
-        ({"memory_budget": -1}, "memory_budget=-1 bytes"),
+        ({"memory_budget": -1}, r"memory_budget=-1\); use a whole number of 0 or more"),
         ({"metrics": []}, "metrics is empty"),
         ({"metrics": ["cos_between"]}, "needs a second model; pass against="),
     ],

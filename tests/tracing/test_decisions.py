@@ -84,7 +84,7 @@ def test_an_accuracy_never_reached_gives_the_last_depth() -> None:
 
 
 def test_epsilon_is_a_share() -> None:
-    with pytest.raises(SettingError, match=r"epsilon 1\.5; use a number between 0 and 1"):
+    with pytest.raises(SettingError, match=r"epsilon=1\.5\); use a number from 0 up to 1"):
         effective_depth(np.array([0.5]), 1.5)
 
 

@@ -155,8 +155,8 @@ def test_any_local_encoder_serves_for_coherence(tokenizer: Any, tmp_path: Path) 
     ("options", "message"),
     [
         ({"prompts": []}, "no prompts; pass at least one text"),
-        ({"nucleus": 0.0}, "nucleus=0.0; use a probability above 0"),
-        ({"new_tokens": 0}, "new_tokens=0; use 1 or more"),
+        ({"nucleus": 0.0}, r"nucleus=0.0\); use a number above 0, up to 1"),
+        ({"new_tokens": 0}, r"new_tokens=0\); use a whole number of 1 or more"),
         ({"new_tokens": 32}, "1 prompt tokens .* has 32 positions; lower new_tokens to 31"),
         (
             {"prompts": ["w37"], "model": samples.gpt2(vocabulary=9)},

@@ -38,7 +38,7 @@ def test_a_probe_needs_labels_of_two_classes() -> None:
     one = {**data, "labels": torch.zeros(10, dtype=torch.long)}
     with pytest.raises(LabelError, match="all 10 training samples have label 0"):
         ed.linear_probe(samples.vit(), one, data, progress=False)
-    with pytest.raises(SettingError, match=r"strength=0\.0; use a number above 0"):
+    with pytest.raises(SettingError, match=r"strength=0\.0\); use a number above 0"):
         ed.linear_probe(samples.vit(), data, data, strength=0.0, progress=False)
 
 

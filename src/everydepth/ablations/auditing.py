@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from everydepth.ablations.result import Floats
 from everydepth.ablations.signals import Trajectories, columns, trajectories
-from everydepth.config import Seed, checked
+from everydepth.config import Seed, Setting, checked
 from everydepth.errors import BatchError, DataError, SettingError
-from everydepth.results import Result, Results, Table, curve, named, provenance, rows
+from everydepth.results import Fact, Result, Results, Table, curve, named, provenance, rows
 from everydepth.stream import ResidualStream, as_stream
 from everydepth.stream.feed import Feed, Source
 from everydepth.stream.rows import whole_numbers
@@ -41,6 +41,11 @@ class Audit(Results, kind="audit"):
     ('row', 'score', 'label', 'guess', 'prediction_depth', 'saturation', 'margin')
     """
 
+    calibrated = Fact(bool)
+    """Whether the score is a probability."""
+    noise = Fact[float | None]()
+    """The estimated share of wrong labels; None if the score is not calibrated."""
+
     @property
     def score(self) -> Floats:
         """How likely each label is wrong."""
@@ -60,16 +65,6 @@ class Audit(Results, kind="audit"):
     def signals(self) -> Mapping[str, Floats]:
         """By name, what the score is based on."""
         return self.result("signals").arrays
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether the score is a probability."""
-        return bool(self.about["calibrated"])
-
-    @property
-    def noise(self) -> float | None:
-        """The estimated share of wrong labels; None if the score is not calibrated."""
-        return self.about["noise"]
 
     @property
     def note(self) -> str:
@@ -117,12 +112,14 @@ class Audit(Results, kind="audit"):
 
 
 @checked
-def folds(labels: Tensor | Sequence[int], count: int = 5, seed: int = 0) -> Int[Tensor, " rows"]:
+def folds(
+    labels: Tensor | Sequence[int],
+    count: Annotated[int, Setting(least=2)] = 5,
+    seed: Seed = 0,
+) -> Int[Tensor, " rows"]:
     """The fold of every row, 0 to count - 1, with each class spread evenly. Train model k on all
     rows outside fold k."""
     found = whole_numbers(labels, "labels").long()
-    if count < 2:
-        raise SettingError(f"{count} fold(s); use 2 or more")
     if found.numel() and int(found.min()) < 0:
         raise DataError(f"label {int(found.min())}; use 0 or more, one label for each row")
     sizes = torch.bincount(found)

@@ -14,6 +14,7 @@ from everydepth.config import checked
 from everydepth.data import NoisyLabels
 from everydepth.errors import DataError, SettingError
 from everydepth.results import (
+    Fact,
     Number,
     OptionalNumber,
     Result,
@@ -61,21 +62,12 @@ class Memorization(Results, kind="memorization"):
     recovered = OptionalNumber("shares")
     train_accuracy = Number("shares")
     test_accuracy = OptionalNumber("shares")
-
-    @property
-    def reached(self) -> bool:
-        """Whether every training label is predicted."""
-        return bool(self.about["reached"])
-
-    @property
-    def flipped(self) -> int:
-        """The number of training samples with a wrong label."""
-        return int(self.about["flipped"])
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The interval of `memorization`."""
-        return tuple(self.about["interval"])
+    reached = Fact(bool)
+    """Whether every training label is predicted."""
+    flipped = Fact(int)
+    """The number of training samples with a wrong label."""
+    interval = Fact[tuple[float, float]](tuple)
+    """The interval of `memorization`."""
 
     @property
     def test_interval(self) -> tuple[float, float] | None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everydepth.errors import SettingError
-from everydepth.results import Better, Result, Results, defined, named, provenance
+from everydepth.results import Better, Fact, Result, Results, defined, named, provenance
 
 Floats = NDArray[np.float64]
 
@@ -35,6 +35,17 @@ class Ablation(Results, kind="ablation"):
     (3,)
     """
 
+    mode = Fact[Mode]()
+    """How it was measured."""
+    which = Fact[str]()
+    """Which skips were scaled: "both", or those of one kind of branch."""
+    layers = Fact[tuple[int, ...]](tuple)
+    """The layers, from 1."""
+    c = Fact[tuple[float, ...]](tuple)
+    """The factors on the skip."""
+    seeds = Fact[tuple[int, ...]](tuple)
+    """The seeds, one model per seed."""
+
     @classmethod
     def of(
         cls,
@@ -55,31 +66,6 @@ class Ablation(Results, kind="ablation"):
         ]
         about = provenance(mode=mode, which=which, layers=layers, c=c, seeds=seeds, **facts)
         return cls(results=named(*found), about=about)
-
-    @property
-    def mode(self) -> Mode:
-        """How it was measured."""
-        return self.about["mode"]
-
-    @property
-    def which(self) -> str:
-        """Which skips were scaled: "both", or those of one kind of branch."""
-        return self.about["which"]
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers, from 1."""
-        return tuple(self.about["layers"])
-
-    @property
-    def c(self) -> tuple[float, ...]:
-        """The factors on the skip."""
-        return tuple(self.about["c"])
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds, one model per seed."""
-        return tuple(self.about["seeds"])
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from everydepth.config import Seed, checked
+from everydepth.config import Seed, Share, checked
 from everydepth.errors import LabelError, SettingError
 from everydepth.exits.clock import ExitClock
 from everydepth.exits.identity import Identity, identity
@@ -93,9 +93,9 @@ def calibrate(
     model: nn.Module | ResidualStream,
     data: Any,
     *,
-    risk: float,
-    delta: float = 0.05,
-    against: Against = "full",
+    risk: Share,
+    delta: Share = 0.05,
+    against: Literal["full", "labels"] = "full",
     risk_of: str | RowLoss | None = None,
     policy: str | type[Policy] = Confidence,
     clock: bool = False,
@@ -128,13 +128,7 @@ def calibrate(
     >>> print(policy.certificate.note)
     risk <= 0.2 with probability 0.95, from 180 samples (full)...
     """
-    _check_share("risk", risk)
-    _check_share("delta", delta)
-    if against not in ("full", "labels"):
-        raise SettingError(f"against={against!r}; use 'full' or 'labels'")
-    loss = None
-    if risk_of is not None:
-        against, loss = _meant(risk_of)
+    compared, loss = (against, None) if risk_of is None else _meant(risk_of)
     stream = as_stream(model, **options)
     check_classifier(stream)
     chosen = policy_class(policy) if isinstance(policy, str) else policy
@@ -149,13 +143,13 @@ def calibrate(
         depths = where if depths is None else [k for k in depths if k in where]
     allowed = _allowed(stream, depths)
     outcomes = observe(stream, data, chosen, batch_size=batch_size, progress=progress, loss=loss)
-    outcomes.losses(against)  # raises if labels are missing
+    outcomes.losses(compared)  # raises if labels are missing
     found = certified(
         outcomes,
         chosen,
         risk=risk,
         delta=delta,
-        against=against,
+        against=compared,
         allowed=allowed,
         per_depth=per_depth,
         seed=seed,
@@ -393,8 +387,3 @@ def _why_not(samples: int, risk: float, delta: float, against: Against, failed: 
         f"nothing can be certified at risk {risk}, delta {delta}: {reason}; the policy runs the "
         "full model. Use more samples, a larger risk, or a model trained at every depth"
     )
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise SettingError(f"{name}={value}; use a number between 0 and 1, for example 0.05")

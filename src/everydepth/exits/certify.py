@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from everydepth.config import checked
+from everydepth.config import Share, checked
 from everydepth.errors import PolicyError, SettingError
 from everydepth.exits.calibrate import NotCertifiedWarning
 from everydepth.exits.identity import identity
@@ -25,9 +25,9 @@ def certify_depth(
     model: nn.Module | ResidualStream,
     data: Any,
     *,
-    risk: float,
-    delta: float = 0.05,
-    against: Against = "full",
+    risk: Share,
+    delta: Share = 0.05,
+    against: Literal["full", "labels"] = "full",
     batch_size: int | None = None,
     progress: bool = True,
     **options: Any,
@@ -46,10 +46,6 @@ def certify_depth(
     >>> 1 <= certified_depth(policy, ed.as_stream(model)) <= 3
     True
     """
-    if not 0 < risk < 1 or not 0 < delta < 1:
-        raise SettingError(f"risk={risk}, delta={delta}; use numbers between 0 and 1")
-    if against not in ("full", "labels"):
-        raise SettingError(f"against={against!r}; use 'full' or 'labels'")
     stream = as_stream(model, **options)
     losses = depth_risks(stream, data, against, batch_size, progress)
     depth, p, failed = stream.depth, 1.0, ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.nn.functional import cosine_similarity
 
 from everydepth.config import checked
 from everydepth.errors import DepthError, SettingError
-from everydepth.results import Results, curve, named, provenance
+from everydepth.results import Fact, Results, curve, named, provenance
 from everydepth.stream import (
     ResidualStream,
     States,
@@ -38,15 +38,10 @@ class Choice(Results, kind="choice"):
     2
     """
 
-    @property
-    def keep(self) -> tuple[int, ...]:
-        """The blocks to keep, from 1, for `at_depth(model, keep=...)`."""
-        return tuple(self.about["keep"])
-
-    @property
-    def dropped(self) -> tuple[int, ...]:
-        """The blocks to drop, the least important first."""
-        return tuple(self.about["dropped"])
+    keep = Fact[tuple[int, ...]](tuple)
+    """The blocks to keep, from 1, for `at_depth(model, keep=...)`."""
+    dropped = Fact[tuple[int, ...]](tuple)
+    """The blocks to drop, the least important first."""
 
 
 @checked
@@ -76,8 +71,6 @@ def choose_blocks(
     (2, 1)
     """
     stream = as_stream(model, **options)
-    if by not in get_args(By):
-        raise SettingError(f"by={by!r}; use one of {', '.join(get_args(By))}")
     if isinstance(keep, bool) or not 1 <= keep < stream.depth:
         raise DepthError(
             f"keep={keep!r}, but {stream.name} has {stream.depth} blocks; use 1 to "

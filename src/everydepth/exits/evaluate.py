@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from everydepth.config import checked
-from everydepth.errors import SettingError
+from everydepth.config import Count, checked
 from everydepth.exits.clock import block_seconds, block_speedup
 from everydepth.exits.measure import seconds
 from everydepth.exits.policies import Policy, layer_speedup
@@ -92,7 +91,7 @@ def evaluate(
     policy: Policy,
     *,
     batch_size: int | None = None,
-    repeats: int = 1,
+    repeats: Count = 1,
     progress: bool = True,
     **options: Any,
 ) -> Evaluation:
@@ -105,8 +104,6 @@ def evaluate(
     >>> found.agreement > 0.8, 1 <= found.mean_depth <= 3
     (True, True)
     """
-    if repeats < 1:
-        raise SettingError(f"repeats={repeats}; use 1 or more")
     stream = as_stream(model, **options)
     policy.for_stream(stream)
     depths: list[Tensor] = []

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from everydepth.config import checked
+from everydepth.config import Count, checked
 from everydepth.errors import BudgetError, SettingError
 from everydepth.exits.driving import (
     BlockTimes,
@@ -24,7 +24,7 @@ from everydepth.exits.driving import (
 from everydepth.exits.generation.rerun import has_slots
 from everydepth.exits.measure import checkpoint_bytes, parameter_count, seconds
 from everydepth.exits.quality import Totals, affordable_share, quality_of, watch
-from everydepth.results import Result, Results, curve, named, provenance
+from everydepth.results import Fact, Result, Results, curve, named, provenance
 from everydepth.stream import (
     Depths,
     ResidualStream,
@@ -81,6 +81,12 @@ class Profile(Results, kind="profile"):
     True
     """
 
+    metric = Fact(str)
+    """The measure of quality: "accuracy" or "agreement" (with the full model), where higher is
+    better, or "perplexity", "mse" or "error", where lower is better."""
+    batch_size = Fact(int)
+    """The number of rows in the timed batch."""
+
     @classmethod
     def of(
         cls,
@@ -99,17 +105,6 @@ class Profile(Results, kind="profile"):
         about = provenance(depth=last, metric=metric, batch_size=batch_size, **facts)
         found = cls(results=_measurements(depths, metric, batch_size, note), about=about)
         return found.with_results(_tradeoff(found))
-
-    @property
-    def metric(self) -> str:
-        """The measure of quality: "accuracy" or "agreement" (with the full model), where higher is
-        better, or "perplexity", "mse" or "error", where lower is better."""
-        return str(self.about["metric"])
-
-    @property
-    def batch_size(self) -> int:
-        """The number of rows in the timed batch."""
-        return int(self.about["batch_size"])
 
     @property
     def depths(self) -> tuple[DepthProfile, ...]:
@@ -342,10 +337,10 @@ def profile(
     model: nn.Module | ResidualStream,
     data: Any,
     *,
-    batch_size: int = 32,
+    batch_size: Count = 32,
     batch_sizes: Sequence[int] = (),
     depths: Depths = None,
-    repeats: int | None = None,
+    repeats: Count | None = None,
     tokens: Literal["some", "all"] = "some",
     progress: bool = True,
     **options: Any,
@@ -376,9 +371,6 @@ def profile(
     >>> ed.at_depth(model, depth).config.num_hidden_layers == depth
     True
     """
-    for name, value in (("batch_size", batch_size), ("repeats", repeats)):
-        if value is not None and value < 1:
-            raise SettingError(f"{name}={value}; use 1 or more")
     stream, started = as_stream(model, **options), time.perf_counter()
     at = chosen_depths(stream, depths, lowest=1)
     share = None

@@ -14,7 +14,7 @@ from torch import nn
 
 from everydepth.config import checked, parted
 from everydepth.growth.arms import ARMS, Arm, Arms, CompareConfig, NotAllowedError
-from everydepth.results import Result, Results, Table, lines, provenance, rows
+from everydepth.results import Fact, Result, Results, Table, lines, provenance, rows
 from everydepth.results.results import restored
 from everydepth.runs.sweep import sweep
 from everydepth.runs.together import is_main
@@ -23,6 +23,9 @@ from everydepth.stream import Criterion, ResidualStream, as_stream
 
 class Comparison(Results, kind="growth_comparison"):
     """All arms and seeds: held-out loss as a function of FLOPs spent."""
+
+    left_out = Fact[Mapping[str, str]]()
+    """Arms that this model does not support, and why."""
 
     @classmethod
     def of(cls, arms: Sequence[Arm], left_out: Mapping[str, str], **facts: Any) -> Comparison:
@@ -39,11 +42,6 @@ class Comparison(Results, kind="growth_comparison"):
     def target(self) -> dict[int, float]:
         """Per seed, the best held-out loss of training the old model longer."""
         return {arm.seed: min(arm.loss) for arm in self.arms if arm.name == "longer"}
-
-    @property
-    def left_out(self) -> Mapping[str, str]:
-        """Arms that this model does not support, and why."""
-        return self.about["left_out"]
 
     def table(self, name: str | None = None) -> Table:
         """Every arm, or the table of one measurement."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from everydepth.errors import SettingError
 from everydepth.growth.candidates import Candidate, Direction
-from everydepth.results import Result, Results, Table, curve, named, provenance, rows
+from everydepth.results import Fact, Result, Results, Table, curve, named, provenance, rows
 from everydepth.results.results import restored
 
 DEEPEN, NO, UNSURE = "deepen here", "no", "not enough data"
@@ -84,6 +84,10 @@ class Score(Results, kind="growth_score"):
 
     candidates: Mapping[int, Candidate] = field(default_factory=dict[int, Candidate])
     directions: Mapping[int, list[Direction]] = field(default_factory=dict[int, list[Direction]])
+    loss = Fact(float)
+    """The mean loss over all rows."""
+    verdict = Fact(str)
+    """The recommendation, in one sentence."""
 
     @classmethod
     def of(
@@ -105,16 +109,6 @@ class Score(Results, kind="growth_score"):
     def sites(self) -> tuple[SiteScore, ...]:
         """Every site, the shallowest first."""
         return restored(tuple[SiteScore, ...], self.about["sites"])
-
-    @property
-    def loss(self) -> float:
-        """The mean loss over all rows."""
-        return float(self.about["loss"])
-
-    @property
-    def verdict(self) -> str:
-        """The recommendation, in one sentence."""
-        return str(self.about["verdict"])
 
     def at(self, after: int) -> SiteScore:
         """The site right after depth `after`."""

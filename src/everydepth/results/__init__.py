@@ -31,9 +31,9 @@ To return Results from a verb:
                       about=provenance(model=stream.name, task=stream.task, depth=stream.depth,
                                        samples=n, seconds=s, settings=config))
 
-Methods of your own read `self["latency"]` and `self.about[...]`, so that they also work after
-loading: only `results` and `about` are saved. What cannot be saved (modules, tensors) may be an
-additional dataclass field with a default; it is missing after loading.
+Methods of your own read `self["latency"]` and `self.about[...]`, attributes are a `Number` or a
+`Fact`, so that all work after loading: only `results` and `about` are saved. What cannot be saved
+(modules, tensors) may be an additional dataclass field with a default; it is missing after loading.
 """
 
 from everydepth.results.build import curve as curve
@@ -45,6 +45,7 @@ from everydepth.results.result import Kind as Kind
 from everydepth.results.result import Result as Result
 from everydepth.results.result import defined as defined
 from everydepth.results.result import gap as gap
+from everydepth.results.results import Fact as Fact
 from everydepth.results.results import Number as Number
 from everydepth.results.results import OptionalNumber as OptionalNumber
 from everydepth.results.results import Results as Results

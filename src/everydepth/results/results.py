@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, NoneType
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from everydepth.results.table import Table
 
 FORMAT = 1
 R = TypeVar("R", bound="Results")  # not Self, which beartype cannot check on methods
+T = TypeVar("T")
 _kinds: dict[str, type[Results]] = {}
 
 
@@ -256,6 +257,22 @@ class OptionalNumber(Number):
     def __get__(self, found: Results, owner: type) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         known = self._name in found.result(self._result).arrays
         return super().__get__(found, owner) if known else None
+
+
+class Fact(Generic[T]):
+    """An attribute of `Results` that reads the provenance of its name: `steps = Fact(int)`.
+
+    read: makes the value from JSON.
+    """
+
+    def __init__(self, read: Callable[[Any], T] = lambda value: value) -> None:
+        self._read = read
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, found: Results, owner: type) -> T:
+        return self._read(found.about[self._name])
 
 
 def named(*results: Result) -> dict[str, Result]:

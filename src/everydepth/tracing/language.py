@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from everydepth.config import Seed, checked
+from everydepth.config import Count, Seed, Setting, checked
 from everydepth.errors import DataError, SettingError
 from everydepth.files import check_kernels, explained, read_json, weight_files
 from everydepth.results.result import Result, defined
@@ -40,8 +40,8 @@ def token_grid(
     tokenizer: Tokenizer,
     prompt: str,
     *,
-    new_tokens: int | None = None,
-    top: int = 5,
+    new_tokens: Annotated[int, Setting(least=0)] | None = None,
+    top: Count = 5,
     **options: Any,
 ) -> Result:
     """Each depth's top predictions at every position of a prompt and its greedy continuation.
@@ -57,8 +57,6 @@ def token_grid(
     4
     """
     stream = _causal(model, options)
-    if (new_tokens or 0) < 0 or top < 1:
-        raise SettingError(f"new_tokens={new_tokens}, top={top}; use 0 or more, and 1 or more")
     with _ready(stream):
         ids = _encoded(stream, tokenizer, prompt)
         new = new_tokens_of(stream, ids.shape[1], new_tokens, "new_tokens", 20)
@@ -103,8 +101,8 @@ def text_at_depth(
     prompts: Sequence[str],
     *,
     depths_wanted: Sequence[int] | None = None,
-    new_tokens: int | None = None,
-    nucleus: float = 0.95,
+    new_tokens: Count | None = None,
+    nucleus: Annotated[float, Setting(above=0, most=1)] = 0.95,
     seed: Seed = 0,
     encoder: SentenceEncoder | str | Path | None = None,
     **options: Any,
@@ -125,10 +123,6 @@ def text_at_depth(
     stream = _causal(model, options)
     if not prompts:
         raise SettingError("no prompts; pass at least one text")
-    if not 0 < nucleus <= 1:
-        raise SettingError(f"nucleus={nucleus}; use a probability above 0, at most 1")
-    if new_tokens is not None and new_tokens < 1:
-        raise SettingError(f"new_tokens={new_tokens}; use 1 or more")
     encode = sentence_encoder(encoder) if isinstance(encoder, (str, Path)) else encoder
     wanted = list(range(1, stream.depth + 1) if depths_wanted is None else depths_wanted)
     if not wanted:

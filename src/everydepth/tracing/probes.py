@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from everydepth.config import checked
-from everydepth.errors import LabelError, SettingError
+from everydepth.config import Positive, checked
+from everydepth.errors import LabelError
 from everydepth.results.result import Result, gap
 from everydepth.stream import IGNORE_INDEX, ResidualStream, as_stream
 from everydepth.tracing.metric import FeatureMetric
@@ -39,7 +39,7 @@ def linear_probe(
     train: Any,
     test: Any,
     *,
-    strength: float = 1.0,
+    strength: Positive = 1.0,
     max_samples: int | None = None,
     batch_size: int | None = None,
     progress: bool = True,
@@ -59,8 +59,6 @@ def linear_probe(
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    if strength <= 0:
-        raise SettingError(f"strength={strength}; use a number above 0")
     stream = as_stream(model, **options)
     how = {"max_samples": max_samples, "batch_size": batch_size, "progress": progress}
     (x, y), (x_test, y_test) = (_features(stream, data, how) for data in (train, test))

@@ -8,13 +8,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from everydepth.config import Seed, checked
+from everydepth.config import Seed, Setting, checked
 from everydepth.environment import usable_device
 from everydepth.errors import LabelError, SettingError
 from everydepth.results import Result, named, provenance
@@ -77,7 +77,7 @@ def trace(
     depths: Depths = None,
     tokens: int | None = None,
     seed: Seed = 0,
-    memory_budget: int = 2**29,
+    memory_budget: Annotated[int, Setting(least=0)] = 2**29,
     progress: bool = True,
     against: nn.Module | ResidualStream | None = None,
     **options: Any,
@@ -114,10 +114,6 @@ def trace(
     >>> print(trace)
     Trace of ViTForImageClassification: 3 blocks, 359 samples, ...
     """
-    if max_samples is not None and max_samples < 1:
-        raise SettingError(f"max_samples={max_samples}; use 1 or more, or None for all")
-    if memory_budget < 0:
-        raise SettingError(f"memory_budget={memory_budget} bytes; use 0 or more")
     stream = as_stream(model, **options)
     other = None if against is None else as_stream(against)
     feed = Feed(data, stream, batch_size=batch_size, max_samples=max_samples)

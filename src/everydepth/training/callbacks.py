@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from everydepth.config import checked
+from everydepth.config import Setting, checked
 from everydepth.errors import SettingError
 from everydepth.runs.callback import Callback
 from everydepth.training.scoring import Evaluator
@@ -28,14 +28,12 @@ class UntilAccuracy(Callback):
     def __init__(
         self,
         data: Any,
-        target: float = 1.0,
+        target: Annotated[float, Setting(above=0, most=1)] = 1.0,
         *,
         depth: int | None = None,
         stop: bool = True,
         also: Any = None,
     ) -> None:
-        if not 0 < target <= 1:
-            raise SettingError(f"target={target}; use a share above 0, up to 1")
         self.data, self.target, self.depth = data, target, depth
         self.stop, self.also = stop, also
         self.accuracy: list[float] = []

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from everydepth.config import checked
-from everydepth.errors import LabelError, SettingError
+from everydepth.config import Positive, checked
+from everydepth.errors import LabelError
 from everydepth.stream import Criterion
 
 
 @checked
-def contrastive(scale: float = 20.0) -> Criterion:
+def contrastive(scale: Positive = 20.0) -> Criterion:
     """A criterion for `EveryDepth(..., criterion=contrastive(), task="embedding")`.
 
     Labels are group numbers, one per row: a sentence and its paraphrase share one. A row's loss is
@@ -32,8 +32,6 @@ def contrastive(scale: float = 20.0) -> Criterion:
     >>> bool(loss(z, pairs, {}).mean() < 0.01 < loss(z, crossed, {}).mean())
     True
     """
-    if not 0 < scale < float("inf"):
-        raise SettingError(f"scale={scale}; use a number above 0")
 
     def loss(prediction: Tensor, labels: Any, _: Mapping[str, Any]) -> Tensor:
         rows = len(prediction)

@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from everydepth.progress import quiet_transformers
-from everydepth.results import Result, Results, curve, named, provenance
+from everydepth.results import Fact, Result, Results, curve, named, provenance
 from everydepth.results.result import readable
 from everydepth.runs import Run
 from everydepth.runs.history import history as logged_curves
@@ -38,6 +38,20 @@ class FitResult(Results, kind="fit"):
 
     history: Sequence[Mapping[str, Any]] = ()
     path: Path | None = None
+    steps = Fact(int)
+    """Completed optimizer steps."""
+    epochs = Fact(int)
+    """Completed epochs."""
+    stopped = Fact(str)
+    """ "finished", or why training ended early."""
+    seconds = Fact(float)
+    """Time of training and validation, including the time before a resume."""
+    best_step = Fact[int | None]()
+    """The step with the best early-stopping metric (by default the last depth's loss)."""
+    best_value = Fact[float | None]()
+    """The value of that metric at `best_step`."""
+    callbacks = Fact[Mapping[str, Any]]()
+    """The results of each callback, by class name."""
 
     @classmethod
     def of(
@@ -59,45 +73,10 @@ class FitResult(Results, kind="fit"):
         )
 
     @property
-    def steps(self) -> int:
-        """Completed optimizer steps."""
-        return int(self.about["steps"])
-
-    @property
-    def epochs(self) -> int:
-        """Completed epochs."""
-        return int(self.about["epochs"])
-
-    @property
-    def stopped(self) -> str:
-        """ "finished", or why training ended early."""
-        return str(self.about["stopped"])
-
-    @property
-    def seconds(self) -> float:
-        """Time of training and validation, including the time before a resume."""
-        return float(self.about["seconds"])
-
-    @property
     def valid(self) -> Scores:
         """The last validation: by metric, values at depths 1..L; empty without validation."""
         names = (name for name in self.results if name.startswith(_VALID))
         return {name.removeprefix(_VALID): tuple(self[name].tolist()) for name in names}
-
-    @property
-    def best_step(self) -> int | None:
-        """The step with the best early-stopping metric (by default the last depth's loss)."""
-        return self.about["best_step"]
-
-    @property
-    def best_value(self) -> float | None:
-        """The value of that metric at `best_step`."""
-        return self.about["best_value"]
-
-    @property
-    def callbacks(self) -> Mapping[str, Any]:
-        """The results of each callback, by class name."""
-        return self.about["callbacks"]
 
 
 _VALID = "valid_"

@@ -51,11 +51,7 @@ def decode_with_exits(
         going = out.emit([[token] for token in tokens.tolist()])
         if not out.active:
             return exits
-        if going is not None:
-            rows = torch.tensor(going, device=tokens.device)
-            tape.select(rows)
-            tokens = tokens[rows]
-        tape.feed(tokens)
+        tape.feed(tape.continued(going, tokens))
 
 
 def agreement(

@@ -297,11 +297,7 @@ def _decode(
         going = out.emit([[token] for token in tokens.tolist()])
         if not out.active:
             return
-        if going is not None:
-            rows = torch.tensor(going, device=tokens.device)
-            tape.select(rows)
-            tokens = tokens[rows]
-        tape.feed(tokens)
+        tape.feed(tape.continued(going, tokens))
         tokens = sampling.draw(tape.last_logits(tape.top), generator)
 
 

@@ -217,16 +217,12 @@ def decode_with_drafts(
     """
     new, accepted = [[token] for token in tokens.tolist()], None
     ledger = drafters.ledger
-    ledger.rows = tape.rows
     while True:
         going = out.emit(new, accepted)
         if not out.active:
             return
-        if going is not None:
-            rows = torch.tensor(going, device=tokens.device)
-            tape.select(rows)
-            tokens = tokens[rows]
-            ledger.rows = tape.rows
+        tokens = tape.continued(going, tokens)
+        ledger.rows = tape.rows
         drafter = drafters.next(tape) if out.remaining > 1 else None
         if drafter is None:
             start = clock()

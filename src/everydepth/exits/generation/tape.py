@@ -205,6 +205,14 @@ class Tape:
             self._exits[depth], states = min(seen, end), self._outside[depth]
             self._outside[depth] = [torch.cat(states, 1)[:, : end - seen]] if seen < end else []
 
+    def continued(self, going: list[int] | None, tokens: Tensor) -> Tensor:
+        """Keep only the rows `going` (None: all); returns their tokens."""
+        if going is None:
+            return tokens
+        rows = torch.tensor(going, device=tokens.device)
+        self.select(rows)
+        return tokens[rows]
+
     def select(self, rows: Tensor) -> None:
         """Keep only these rows."""
         kept = rows.tolist()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from everydepth.config import checked
+from everydepth.config import Setting, checked
 from everydepth.errors import SettingError
 from everydepth.results.result import Result
 from everydepth.stream.states import holds_from
@@ -191,13 +193,13 @@ class Margin(_Decision):
 
 
 @checked
-def effective_depth(accuracy: np.ndarray, epsilon: float) -> tuple[int, int]:
+def effective_depth(
+    accuracy: np.ndarray, epsilon: Annotated[float, Setting(least=0, most=1)]
+) -> tuple[int, int]:
     """(absolute, relative): smallest l with `acc_l >= 1 - eps`, or `acc_l >= acc_L - eps`; else L.
 
     `accuracy` holds depths 0..L.
     """
-    if not 0 <= epsilon <= 1:
-        raise SettingError(f"epsilon {epsilon}; use a number between 0 and 1")
     if np.ndim(accuracy) != 1 or not len(accuracy):
         raise SettingError(
             f"accuracy has shape {np.shape(accuracy)}; give one number for each depth from 0"
