@@ -95,7 +95,6 @@ VISION: dict[str, Callable[..., Any]] = {
     "growth.score": lambda m, **o: ed.growth.score(m, rows(), **QUIET, **o),
     "growth.jumpboard": lambda m, **o: ed.growth.jumpboard(m, rows(), after=1, **QUIET, **o),
     "growth.paired": lambda m, **o: ed.growth.paired(m, m, rows(), **o),
-    "growth.guarantee": lambda m, **o: ed.growth.guarantee(m, m, rows(), rows(), **o),
     "growth.compare": lambda m, **o: ed.growth.compare(
         m,
         rows(),

@@ -28,7 +28,7 @@ def grow(
         typer.Option(help="The split that decides (default: a third of the training split)."),
     ] = None,
     test_split: Annotated[
-        str | None, typer.Option(help="A split used only to certify the result.")
+        str | None, typer.Option(help="A split used only to judge the result.")
     ] = None,
 ) -> None:
     """Find out whether and where a deeper model would help, and grow it as long as it does.

@@ -4,8 +4,6 @@ from .comparing import Comparison as Comparison
 from .comparing import compare as compare
 from .config import GrowConfig as GrowConfig
 from .config import PlanConfig as PlanConfig
-from .guarantees import Guarantee as Guarantee
-from .guarantees import guarantee as guarantee
 from .held_out import Paired as Paired
 from .held_out import paired as paired
 from .jump import Jumpboard as Jumpboard

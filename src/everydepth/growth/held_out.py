@@ -48,6 +48,16 @@ class Paired:
             f"({self.confidence:.0%} interval {low:+.4g} to {high:+.4g}, {self.rows:,} rows)"
         )
 
+    @property
+    def lines(self) -> list[tuple[str, str, str]]:
+        """For a table: each interval's name, the gain with the interval, and the verdict."""
+        found: list[tuple[str, str, str]] = []
+        for name, (low, high) in (("bootstrap", self.bootstrap), ("bernstein", self.bernstein)):
+            verdict = "better" if low > 0 else "worse" if high < 0 else "inconclusive"
+            value = f"{self.gain:+.4g} ({low:+.4g} to {high:+.4g})"
+            found.append((f"held-out gain ({name}, {self.confidence:.0%})", value, verdict))
+        return found
+
 
 @checked
 def paired(

@@ -16,8 +16,7 @@ from everydepth.config import checked, parted, plain
 from everydepth.errors import SettingError
 from everydepth.files import remove_folder
 from everydepth.growth.config import GrowConfig
-from everydepth.growth.guarantees import guarantee
-from everydepth.growth.held_out import paired_losses
+from everydepth.growth.held_out import paired, paired_losses
 from everydepth.growth.jump import Jumpboard, best_jumpboard
 from everydepth.growth.losses import losses_of, mean_loss
 from everydepth.growth.optimizers import carried, frozen_except, twin
@@ -62,7 +61,7 @@ def grow(
 
     valid: rows used for this choice and nothing else. Since every round reuses them, round k gets
         `1 / (k (k + 1))` of the allowed error, so that the rounds together stay within it.
-    test: rows used only for the guarantee at the end.
+    test: rows used only to compare the grown model with the original at the end.
     config, settings: a `GrowConfig`, or its fields by name (`steps=50`); other settings go to
         `as_stream`.
     optimizer: the one the model was trained with; the state of old parameters is carried over.
@@ -106,7 +105,6 @@ class _Growth:
         progress: bool,
     ) -> None:
         self.test = test
-        self.board: ResidualStream | None = None  # the jumpboard of the first block kept
         self.config, self.criterion, self.progress, self.fit = config, criterion, progress, fit
         self.start_depth = first.depth
         given = unwrapped(first.model)
@@ -154,9 +152,6 @@ class _Growth:
         for after in state["inserted"]:
             grown = inserted(self.stream, after)
             self.optimizer = carried(self.optimizer, self.stream, grown, after)
-            if self.board is None and "jumpboard" in saved.skeletons:
-                self.board = as_stream(copy.deepcopy(unwrapped(grown.model)), **grown.options)
-                unwrapped(self.board.model).load_state_dict(saved.load("jumpboard"))
             self.stream = grown
         self.model.load_state_dict(saved.load("model"))
         load_optimizer(self.model, self.optimizer, saved.load("optimizer"), saved.path)
@@ -175,8 +170,6 @@ class _Growth:
             "model": self.model.state_dict(),
             "optimizer": optimizer_state(self.model, self.optimizer, keep=True),
         }
-        if self.test is not None and self.board is not None:
-            parts["jumpboard"] = unwrapped(self.board.model).state_dict()
         state = {
             "inserted": self.inserted,
             "rejected": self.rejected,
@@ -192,17 +185,9 @@ class _Growth:
             remove_folder(run.path / "rounds")
 
     def finished(self, stopped: str, first: ResidualStream) -> Grown:
-        proof = None
+        held_out = None
         if self.test is not None:
-            proof = guarantee(
-                first,
-                self.stream,
-                self.train,
-                self.test,
-                jump=self.board,
-                after=None if self.board is None else self.inserted[0],
-                criterion=self.criterion,
-            )
+            held_out = paired(first, self.stream, self.test, criterion=self.criterion)
         grown = Grown(
             model=self.model,
             optimizer=self.optimizer,
@@ -210,7 +195,7 @@ class _Growth:
             rounds=tuple(self.found),
             stopped=stopped,
             score=self.score,
-            guarantee=proof,
+            held_out=held_out,
             path=None if self.run is None else self.run.path,
         )
         if self.run is not None and is_main() and not self.run.finished:
@@ -356,8 +341,6 @@ class _Growth:
             return
         if kept == "jumpboard":
             optimizer = carried(self.optimizer, self.stream, jump.stream, jump.after)
-        if self.board is None and self.test is not None:
-            self.board = jump.stream
         self.stream, self.optimizer = streams[kept], optimizer
         self.inserted.append(jump.after)
         self.rejected = []

@@ -11,7 +11,6 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
-from everydepth.growth.guarantees import Guarantee
 from everydepth.growth.held_out import Paired
 from everydepth.growth.sites import SITE, Score, SiteScore
 from everydepth.results import Result, Results, curve, lines, named, provenance, rows
@@ -70,7 +69,7 @@ class Grown:
     """The outcome of `grow`.
 
     model: a plain model. stopped: why growing ended. score: the last one computed.
-    guarantee: the grown model compared with the original on `test`; None without test rows.
+    held_out: the grown model compared with the original on `test`; None without test rows.
     """
 
     model: nn.Module = field(repr=False)
@@ -79,26 +78,38 @@ class Grown:
     rounds: tuple[Round, ...]
     stopped: str
     score: Score | None = field(repr=False)
-    guarantee: Guarantee | None = field(repr=False)
+    held_out: Paired | None
     path: Path | None
 
     def __str__(self) -> str:
         said = [*map(str, self.rounds), f"stopped: {self.stopped}"]
-        return "\n".join(said + ([] if self.guarantee is None else [str(self.guarantee)]))
+        return "\n".join(said + ([] if self.held_out is None else [f"test rows: {self.held_out}"]))
 
     @property
     def results(self) -> Results:
-        """Every attempt and the guarantee as Results, for tables, figures and reports."""
+        """Every attempt and the outcome as Results, for tables, figures and reports."""
         found = _measurements(self.rounds, f"stopped: {self.stopped}")
         about = provenance(
             model=type(self.model).__name__,
             depth=self.depth,
             rounds=self.rounds,
             stopped=self.stopped,
-            guarantee=self.guarantee,
+            held_out=self.held_out,
         )
-        proof = [] if self.guarantee is None else [self.guarantee.result]
-        return Results(results=named(*found, *proof), about=about, kind="growth")
+        if self.held_out is not None:
+            found.append(_outcome(self.held_out))
+        return Results(results=named(*found), about=about, kind="growth")
+
+
+def _outcome(held_out: Paired) -> Result:
+    what, value, verdict = zip(*held_out.lines, strict=True)
+    return rows(
+        "held_out",
+        {"what": what, "value": value, "verdict": verdict},
+        title="Outcome on test rows",
+        about="The grown model compared with the original, on rows used for nothing else.",
+        section="growth",
+    )
 
 
 def _measurements(rounds: Sequence[Round], note: str) -> list[Result]:

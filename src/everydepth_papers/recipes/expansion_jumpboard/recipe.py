@@ -52,10 +52,11 @@ def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     """Train a network, make a jumpboard at every site, then grow by one block."""
     import torch
 
-    from everydepth.growth import grow, guarantee, jumpboard, score
+    from everydepth.growth import grow, jumpboard, score
     from everydepth.growth.losses import mean_loss
     from everydepth.objectives import end_to_end
     from everydepth.training import EveryDepth, fit
+    from everydepth_papers.guarantees import guarantee
 
     rows = images(settings["data"], "train", settings["rows"], settings["pool"])
     third = images(settings["data"], "test", settings["test_rows"], settings["pool"])

@@ -1,26 +1,26 @@
-"""Guarantees for a grown model: the theorems' bounds, and a held-out interval to act on."""
+"""Guarantees for a grown model: Theorems 1 to 3 of Depth Expansion, and an interval to act on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from torch import nn
 
-from everydepth.config import Setting, checked
-from everydepth.growth.generalization import (
+from everydepth.config import Share, checked
+from everydepth.growth.held_out import Paired, paired_losses
+from everydepth.growth.losses import losses_of
+from everydepth.results import Result, rows
+from everydepth.stream import Criterion, ResidualStream, as_stream
+from everydepth.stream.feed import Feed
+from everydepth_papers.guarantees.generalization import (
     CROSS_ENTROPY,
     Complexity,
     Theorem,
     log_covering,
     theorems,
 )
-from everydepth.growth.held_out import Paired, paired_losses
-from everydepth.growth.lipschitz import network_constants
-from everydepth.growth.losses import losses_of
-from everydepth.results import Result, rows
-from everydepth.stream import Criterion, ResidualStream, as_stream
-from everydepth.stream.feed import Feed
+from everydepth_papers.guarantees.lipschitz import network_constants
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,7 @@ class Guarantee:
     @property
     def result(self) -> Result:
         """Held-out interval, theorems and margins as a table."""
-        held, lines = self.held_out, list[tuple[str, str, str]]()
-        for name, (low, high) in (("bootstrap", held.bootstrap), ("bernstein", held.bernstein)):
-            verdict = "better" if low > 0 else "worse" if high < 0 else "inconclusive"
-            value = f"{held.gain:+.4g} ({low:+.4g} to {high:+.4g})"
-            lines.append((f"held-out gain ({name}, {held.confidence:.0%})", value, verdict))
+        lines = self.held_out.lines
         for theorem in self.theorems:
             change = f"at most {theorem.change:+.4g} (p {max(theorem.probability, 0):.2g})"
             verdict = "vacuous" if theorem.vacuous else "better"
@@ -121,7 +117,7 @@ def guarantee(
     *,
     jump: nn.Module | ResidualStream | None = None,
     after: int | None = None,
-    delta: Annotated[float, Setting(above=0, below=1)] = 0.05,
+    delta: Share = 0.05,
     lipschitz: float = CROSS_ENTROPY,
     criterion: Criterion | None = None,
     batch_size: int | None = None,
@@ -135,8 +131,9 @@ def guarantee(
         in the paper, the old blocks count as fixed, although the same rows trained them.
     lipschitz: the constant of the loss in the logits; the default is that of cross-entropy.
 
+    >>> from everydepth_papers.guarantees import guarantee
     >>> big = ed.insert(model, after=3)
-    >>> ed.growth.guarantee(model, big, train, test).vacuous
+    >>> guarantee(model, big, train, test).vacuous
     True
     """
     settings: dict[str, Any] = {"criterion": criterion, "batch_size": batch_size, **options}

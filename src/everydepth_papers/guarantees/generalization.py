@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from everydepth.errors import SettingError
-from everydepth.growth.lipschitz import NetworkConstants
+from everydepth_papers.guarantees.lipschitz import NetworkConstants
 
 CROSS_ENTROPY = math.sqrt(2)
 """Lipschitz constant of softmax cross-entropy in the logits."""

@@ -11,8 +11,8 @@ from torch import nn
 
 import everydepth as ed
 from everydepth.errors import SettingError
-from everydepth.growth.generalization import Complexity, log_covering, theorems
-from everydepth.growth.lipschitz import (
+from everydepth_papers.guarantees.generalization import Complexity, log_covering, theorems
+from everydepth_papers.guarantees.lipschitz import (
     BlockConstants,
     NetworkConstants,
     attention_constant,
