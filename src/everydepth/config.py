@@ -259,7 +259,7 @@ def _misfit(
             continue
         given_as, value = values[name], _tidied(values[name], hint)
         if value is not given_as and getattr(given_as, "shape", None) == ():
-            # An array without axes is no number, and the function gets it as it is.
+            # An array without axes is not a number; the function gets it unchanged.
             value = value if isinstance(given_as, Number) else given_as
         if infinite and about is _NO_LIMITS and _is_infinite(value, hint):
             continue

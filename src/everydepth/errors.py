@@ -8,7 +8,7 @@ class EveryDepthError(Exception):
 
 
 class UnsupportedModelError(EveryDepthError, TypeError):
-    """The model is not a residual stream we know, or not one that can do what was asked."""
+    """The model is not a residual stream we know, or does not support what was requested."""
 
 
 class DepthError(EveryDepthError, ValueError):
@@ -68,4 +68,4 @@ class BudgetError(EveryDepthError, ValueError):
 
 
 class ExportError(EveryDepthError, RuntimeError):
-    """An export that was not made; nothing of it is left on the disk."""
+    """An export that failed; nothing of it is left on disk."""

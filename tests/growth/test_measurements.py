@@ -48,8 +48,7 @@ def test_a_growth_is_shown_with_scores_rounds_search_and_certificate(tmp_path: P
     assert outcome.column("verdict") == [verdict for _, _, verdict in grown.held_out.lines]
     page = report(tmp_path / "run", tmp_path / "page.html").read_text()
     assert all(
-        message in page
-        for message in ("Would a block help here?", "Growth by round", "Outcome on")
+        message in page for message in ("Would a block help here?", "Growth by round", "Outcome on")
     )
 
 

@@ -20,6 +20,7 @@ from everydepth.errors import (
     SettingError,
     UnsupportedModelError,
 )
+from everydepth.stream.targets import check_labels
 
 VIT, LLAMA = ENTRIES["ViT"], ENTRIES["Llama-tied-CausalLM-left"]
 
@@ -78,9 +79,9 @@ def test_a_label_outside_the_head_names_the_range(label: int, shown: str) -> Non
 
 def test_ignored_labels_are_allowed_but_not_all_of_them() -> None:
     stream = ed.as_stream(VIT.make()[0])
-    stream.check_labels(torch.tensor([-100, 3]))
+    check_labels(stream, torch.tensor([-100, 3]))
     with pytest.raises(LabelError, match="all 2 labels are -100"):
-        stream.check_labels(torch.tensor([-100, -100]))
+        check_labels(stream, torch.tensor([-100, -100]))
 
 
 @pytest.mark.parametrize("block", [1, 3])

@@ -36,10 +36,10 @@ def flop_counter() -> FlopCounterMode:
 
 
 class _Untracked(ModuleTracker):
-    """Says that all runs in one module.
+    """Reports all operations as one module's.
 
-    To tell modules apart torch puts hooks on tensors, which fails without gradients on a parameter
-    that a model expands, such as a class token.
+    To tell modules apart, torch hooks tensors. Without gradients, that fails for a parameter that a
+    model expands, such as a class token.
     """
 
     def __enter__(self) -> _Untracked:

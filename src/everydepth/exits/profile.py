@@ -35,6 +35,7 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.stream.feed import Feed, first_rows, size_for
+from everydepth.stream.tree import spans
 from everydepth.stream.words import predicts_words
 
 Number = float | int
@@ -120,7 +121,7 @@ class Profile(Results, kind="profile"):
         """All measurements of one depth."""
         if depth not in self._measured:
             raise SettingError(
-                f"depth {depth}, but this profile has depths {_ranges(set(self._measured))}"
+                f"depth {depth}, but this profile has depths {spans(self._measured)}"
             )
         place = self._measured.index(depth)
         numbers: dict[str, Any] = {name: self[name][place].item() for name in ("quality", *_COUNTS)}
@@ -215,7 +216,9 @@ class Profile(Results, kind="profile"):
                     f"{best.depth}; relax it to that"
                     f"{', or use a smaller batch or a faster machine' if unit == 'ms' else ''}"
                 )
-        each = "; ".join(f"{name} by depths {_ranges(depths)}" for name, depths in fits.items())
+        each = "; ".join(
+            f"{name} by depths {spans(sorted(depths))}" for name, depths in fits.items()
+        )
         return f"no depth of {self.model} meets all limits: {each}; relax one of them"
 
     def _reached(
@@ -327,7 +330,7 @@ def _tradeoff(found: Profile) -> Result:
         about="Every depth; the line connects those that no other depth beats in both.",
         unit=quality.unit,
         section="cost",
-        note=f"no other depth beats {_ranges(front)} in both quality and batch latency",
+        note=f"no other depth beats {spans(sorted(front))} in both quality and batch latency",
     )
 
 
@@ -459,15 +462,15 @@ def observed(totals: Totals, stream: ResidualStream, batch: Mapping[str, Any]) -
 
 def _drawn(totals: Totals) -> str:
     return (
-        f"depths below the last were read at {totals.drawn:,} of {totals.count:,} tokens, drawn; ± "
-        "is the standard error; tokens='all' reads every token"
+        f"depths below the last were read at {totals.drawn:,} of {totals.count:,} tokens, drawn at "
+        "random; ± is the standard error; tokens='all' reads every token"
     )
 
 
 def _announce(stream: ResidualStream, took: float, turns: int, slow: bool, progress: bool) -> None:
     console = Console(stderr=True)
-    # Counted, timed, and cut models: in all as many blocks as one or one and a half have. One row
-    # and what it writes are little beside a batch.
+    # Counting, timing, and the cut models, which together have as many blocks as one to one and a
+    # half full models. One row and its decoding cost little next to a batch.
     passes = turns + (1.5 if slow else 3.0)
     expected = took * passes
     if progress and console.is_terminal and expected > 5:
@@ -532,9 +535,3 @@ def _decoding(times: BlockTimes, at: Sequence[int]) -> Result:
         better="higher",
         section="cost",
     )
-
-
-def _ranges(depths: set[int]) -> str:
-    low, high = min(depths), max(depths)
-    whole = len(depths) == high - low + 1
-    return f"{low}-{high}" if whole and low < high else ", ".join(map(str, sorted(depths)))

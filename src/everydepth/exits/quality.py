@@ -13,7 +13,7 @@ from everydepth.stream import TOKEN_TASKS, ResidualStream, States, Targets, has_
 from everydepth.stream.states import are_finite
 from everydepth.stream.words import row_blocks, word_statistics
 
-FEWEST = 16  # tokens to draw from a batch: fewer would tell little of how depths are related
+FEWEST = 16  # tokens to draw from a batch; fewer say little about how depths are related
 
 
 class Totals:
@@ -38,7 +38,7 @@ class Totals:
         return _exp(mean) if self.metric == "perplexity" else mean
 
     def band(self, depth: int) -> tuple[float, float]:
-        """The perplexity, a standard error below and above: that of drawing tokens."""
+        """The perplexity one standard error (of drawing tokens) below and above."""
         mean, error = self._mean(depth)
         return _exp(mean - error), _exp(mean + error)
 
@@ -46,8 +46,8 @@ class Totals:
         """The mean over all tokens, and its standard error.
 
         The loss of the last depth is known at every token, so the mean of another depth is
-        estimated by regression on it. Where the two are unrelated, as in early blocks, that is the
-        mean of the drawn tokens; where they are alike, little is left to chance.
+        estimated by regression on it. If the two are unrelated, as in early blocks, the result is
+        the mean of the drawn tokens; if they are similar, little is left to chance.
         """
         if self.count == 0:
             raise no_labels()
@@ -81,7 +81,7 @@ def quality_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Totals:
 
 
 def affordable_share(stream: ResidualStream, depths: int) -> float:
-    """Of the tokens, those that make the readouts of all depths cost no more than the blocks."""
+    """The fraction of tokens at which reading out all depths costs no more than the blocks."""
     weights = sum(p.numel() for block in stream.blocks for p in block.module.parameters())
     return min(1.0, weights / (depths * stream.linear_head("a readout").weight.numel()))
 
@@ -91,8 +91,8 @@ def watch(
 ) -> None:
     """Add one batch, at these depths.
 
-    share: of the tokens, those at which depths below the last are read, where words are swept over
-        in parts; None: all.
+    share: the fraction of tokens at which depths below the last are read, if the vocabulary is
+        processed in parts; None: all.
     """
     stream, batch = states.stream, states.batch
     if totals.metric == "perplexity" and states.output is None:
@@ -169,7 +169,7 @@ def _add_drawn(
 def _losses(
     targets: Targets, states: States, depths: Sequence[int], rows: Tensor | None = None
 ) -> list[Tensor]:
-    """Cross-entropies with a large vocabulary, in one pass over the head; rows: of these only."""
+    """Cross-entropies with a large vocabulary, in one pass over the head. rows: only these."""
     if not depths:
         return []
     inputs = [targets.head_inputs(states, depth) for depth in depths]

@@ -1,4 +1,4 @@
-"""A moment in training, at which an objective is asked for its weights."""
+"""A moment in training, for which an objective gives its weights."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Objective:
         return self + WarmedUp(over=over, start=start)
 
     def sampled(self, k: int, *, seed: int | None = None) -> Objective:
-        """Supervise the last depth and k others, sampled anew at every step; unbiased."""
+        """Supervise the last depth and k others, sampled again at every step; unbiased."""
         return replace(self, seed=self.seed if seed is None else seed) + Sampled(k=k)
 
     def equilibrated(self) -> Objective:

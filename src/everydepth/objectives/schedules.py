@@ -145,7 +145,7 @@ class Normalized(WeightSchedule, name="normalized"):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled(WeightSchedule, name="sampled"):
-    """The last depth and `k` others, sampled anew at every step.
+    """The last depth and `k` others, sampled again at every step.
 
     Their weights are divided by the probability of being sampled, which keeps the expected loss.
     """

@@ -27,7 +27,7 @@ from everydepth.stream.taps import (
     record_branches,
     with_first_tensor,
 )
-from everydepth.stream.targets import Targets
+from everydepth.stream.targets import Targets, check_labels
 from everydepth.stream.wrapping import check_copied, check_resident, sharded, unwrapped
 
 
@@ -94,7 +94,7 @@ def check_stream(model: nn.Module | ResidualStream, batch: Batch, **options: Any
     stream = as_stream(model, **options)
     batch = stream.check_batch(batch)
     if isinstance(batch.get("labels"), Tensor):
-        stream.check_labels(batch["labels"])
+        check_labels(stream, batch["labels"])
     inner = unwrapped(stream.model)
     before = _fingerprint(inner)
     clauses: dict[str, Callable[[_Evidence], str | None]] = {

@@ -11,19 +11,19 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from everydepth.errors import (
     BatchError,
     DepthError,
     EveryDepthError,
-    LabelError,
     UnsupportedModelError,
 )
 from everydepth.stream.block import Block
 from everydepth.stream.cursor import Call, CallAxes, Cursor
 from everydepth.stream.edit import BlockList, edited, lengthened, shortened
+from everydepth.stream.given import check_given
 from everydepth.stream.states import States
 from everydepth.stream.taps import (
     first_tensor,
@@ -171,7 +171,7 @@ class ResidualStream(ABC):
         return {key: value for key, value in batch.items() if key not in BESIDE_INPUTS}
 
     def completed(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A batch with the inputs that the model would make of its labels; almost none does."""
+        """A batch with the inputs that the model derives from its labels; few models do."""
         return batch
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
@@ -192,12 +192,12 @@ class ResidualStream(ABC):
 
     @property
     def idle(self) -> Sequence[nn.Module]:
-        """Modules beside the blocks and like them that the model did not call."""
+        """Modules like the blocks that the model did not call."""
         return ()
 
     @property
     def gaps(self) -> frozenset[int]:
-        """Depths after which the model itself changes the state before the next block gets it."""
+        """Depths after which the model itself changes the state before the next block."""
         return frozenset()
 
     def silent(
@@ -222,7 +222,7 @@ class ResidualStream(ABC):
         return {}
 
     def confirm(self, batch: Mapping[str, Any]) -> None:
-        """Called with every batch before it is used, for facts that only a batch can show."""
+        """Called with every batch before it is used, to check what only a batch can show."""
         del batch
 
     def trial(self) -> Mapping[str, Any] | None:
@@ -277,7 +277,7 @@ class ResidualStream(ABC):
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of blocks the model tells apart, each with masks of its own, if it does."""
+        """The kinds of blocks that the model distinguishes, each with its own masks; often none."""
         return frozenset(self._setting("config", "layer_types") or ())
 
     @property
@@ -460,7 +460,7 @@ class ResidualStream(ABC):
                 if exporting:
                     return forward(*args, **kwargs)
                 if len(calls) == known and not (self.idle and known == self.depth):
-                    raise _Started  # where more blocks may follow, only the whole forward tells
+                    raise _Started  # if more blocks may follow, only the whole forward can tell
                 given = {**dict(enumerate(args)), **kwargs}
                 return self.silent(h, len(calls), lambda: forward(*args, **kwargs), given)
 
@@ -550,58 +550,7 @@ class ResidualStream(ABC):
     @final
     def check_batch(self, batch: Batch) -> Mapping[str, Any]:
         """The batch as a mapping; raise if it is empty or lacks what the model needs."""
-        if isinstance(batch, Tensor):
-            batch = {self.inputs[0]: batch}
-        if not isinstance(batch, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise BatchError(f"a batch is {type(batch).__name__}; pass a mapping, or one tensor")
-        key = next((k for k in self.inputs if batch.get(k) is not None), None)
-        if key is None:
-            raise BatchError(
-                f"the batch has keys {sorted(batch)}, but {self.name} needs "
-                f"{' or '.join(repr(k) for k in self.inputs)}; "
-                "pass a mapping with that key, or just the tensor"
-            )
-        if not isinstance(batch[key], Tensor):
-            raise BatchError(
-                f"{key} is {type(batch[key]).__name__}; pass a tensor: torch.as_tensor({key})"
-            )
-        if batch[key].ndim == 0 or batch[key].numel() == 0:
-            raise BatchError(
-                f"the batch is empty: {key!r} has shape {tuple(batch[key].shape)}; "
-                "pass at least one row"
-            )
-        for name in ("input_ids", "decoder_input_ids"):
-            if isinstance(batch.get(name), Tensor):
-                self._check_tokens(batch[name])
-        if key == "input_ids":
-            self._check_mask(batch[key], batch.get("attention_mask"))
-        labels, rows = batch.get("labels"), batch[key].shape[0]
-        if labels is None and "label" in batch:
-            raise LabelError(
-                f"the batch has keys {sorted(batch)}: rename 'label' to 'labels', or leave it out"
-            )
-        if isinstance(labels, Tensor) and labels.shape[:1] != (rows,):
-            raise LabelError(
-                f"labels have shape {tuple(labels.shape)}, but the batch has {rows} rows; give one "
-                "label per row"
-            )
-        return self.completed(batch)
-
-    def _check_tokens(self, ids: Tensor) -> None:
-        """Raise if a token is not in the embedding. On the CPU only: elsewhere it would wait."""
-        if torch.compiler.is_compiling():  # traced tokens have no values
-            return
-        find = getattr(unwrapped(self.model), "get_input_embeddings", None)
-        with suppress(NotImplementedError):
-            embedding = None if find is None else find()
-            if not isinstance(embedding, nn.Embedding) or ids.device.type != "cpu":
-                return
-            if ids.is_floating_point() or ids.is_complex():
-                raise BatchError(
-                    f"tokens are {str(ids.dtype).removeprefix('torch.')}; pass integers: "
-                    "input_ids.long()"
-                )
-            self.check_vocabulary(int(ids.min()), int(ids.max()), embedding.num_embeddings)
+        return self.completed(check_given(self, batch))
 
     @final
     def check_vocabulary(self, low: int, high: int, size: int) -> None:
@@ -611,25 +560,6 @@ class ResidualStream(ABC):
                 f"token {low if low < 0 else high}, but the vocabulary of {self.name} has {size}; "
                 f"use 0 to {size - 1} (is this the tokenizer of another model?)"
             )
-
-    @staticmethod
-    def _check_mask(ids: Tensor, mask: Any) -> None:
-        """Raise if the mask does not fit, which transformers hides; with a cache it is longer."""
-        if isinstance(mask, Tensor) and ids.ndim == mask.ndim == 2:
-            (rows, tokens), (given, seen) = ids.shape, mask.shape
-            if given != rows or seen < tokens:
-                raise BatchError(
-                    f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}; "
-                    "give one value per token"
-                )
-            if mask.device.type != "cpu" or torch.compiler.is_compiling():
-                return
-            # Some models multiply by it, some ask whether it is 0: any other number means nothing.
-            odd = None if mask.dtype == torch.bool else mask[(mask != 0) & (mask != 1)]
-            if odd is not None and odd.numel():
-                raise BatchError(
-                    f"attention_mask holds {odd[0].item():g}; use 1 for a token, 0 for padding"
-                )
 
     @final
     def check_loaded(self) -> None:
@@ -651,29 +581,6 @@ class ResidualStream(ABC):
     def rows(self, batch: Mapping[str, Any]) -> int:
         """The number of rows of a batch."""
         return self.first_input(batch).shape[0]
-
-    @final
-    def check_labels(self, labels: Int[Tensor, "..."]) -> None:
-        """Raise if a class label does not fit the head. Waits for the device once."""
-        if self.task in ("regression", "embedding", "detection") or labels.is_floating_point():
-            return
-        real = labels[labels != IGNORE_INDEX]
-        if real.numel() == 0:
-            raise LabelError(
-                f"all {labels.numel()} labels are {IGNORE_INDEX} (ignored); "
-                "pass at least one label to learn from"
-            )
-        low, high = int(real.min()), int(real.max())
-        if low < 0 or (self.outputs is not None and high >= self.outputs):
-            wrong, last = low if low < 0 else high, "the last class"
-            if self.outputs is not None:
-                last = str(self.outputs - 1)
-            words = self.task in TOKEN_TASKS
-            raise LabelError(
-                f"label {wrong}, but the head of {self.name} has {self.outputs} classes; use 0 to "
-                f"{last}, or {IGNORE_INDEX} to ignore a position"
-                f"{' (is this the tokenizer of another model?)' if words else ''}"
-            )
 
     def _setting(self, holder: str, name: str) -> Any:
         return getattr(getattr(unwrapped(self.model), holder, None), name, None)
@@ -700,9 +607,9 @@ class ResidualStream(ABC):
 
     def _refuse(self, *_: Any) -> None:
         raise UnsupportedModelError(
-            f"{self.name} ran a block that did not run on the batch by which its {self.depth} "
-            "blocks were found, so how many run depends on the data; switch early stopping off, "
-            "and make the stream anew"
+            f"{self.name} ran a block that did not run on the batch its {self.depth} blocks were "
+            "discovered with, so how many run depends on the data; switch early stopping off, and "
+            "make a new stream"
         )
 
 

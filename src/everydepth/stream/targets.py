@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
@@ -583,9 +584,32 @@ def _check_shares(labels: Tensor) -> None:
         )
 
 
+def check_labels(stream: ResidualStream, labels: Int[Tensor, "..."]) -> None:
+    """Raise if a class label does not fit the head. Waits for the device once."""
+    if stream.task in ("regression", "embedding", "detection") or labels.is_floating_point():
+        return
+    real = labels[labels != IGNORE_INDEX]
+    if real.numel() == 0:
+        raise LabelError(
+            f"all {labels.numel()} labels are {IGNORE_INDEX} (ignored); "
+            "pass at least one label to learn from"
+        )
+    low, high = int(real.min()), int(real.max())
+    if low < 0 or (stream.outputs is not None and high >= stream.outputs):
+        wrong, last = low if low < 0 else high, "the last class"
+        if stream.outputs is not None:
+            last = str(stream.outputs - 1)
+        words = stream.task in TOKEN_TASKS
+        raise LabelError(
+            f"label {wrong}, but the head of {stream.name} has {stream.outputs} classes; use 0 to "
+            f"{last}, or {IGNORE_INDEX} to ignore a position"
+            f"{' (is this the tokenizer of another model?)' if words else ''}"
+        )
+
+
 def _check_classes(stream: ResidualStream, labels: Tensor) -> None:
     if len(labels) and stream.outputs is not None:
-        stream.check_labels(labels)
+        check_labels(stream, labels)
 
 
 def _ones_or(

@@ -23,7 +23,7 @@ class AlikeRowsWarning(UserWarning):
 
 
 def warn_if_alike(training: Training, batch: Mapping[str, Any]) -> None:
-    """Look at the first batch before it is trained on; every process takes part."""
+    """Look at the first batch before training on it; every process takes part."""
     net, last = training.net, training.net.stream.depth
     weights = net.objective.expected_weights(0, training.total_steps, last).tolist()
     below = [d for d in range(1, last) if weights[d] > 0 and net.own_head(d) is None]
@@ -38,7 +38,7 @@ def warn_if_alike(training: Training, batch: Mapping[str, Any]) -> None:
             f"at depths {', '.join(map(str, alike))} the rows of the first batch differ by at most "
             f"{100 * most:.1f} % of their size, at the last depth by {100 * found[last]:.1f} %: a "
             "readout shared with it can hardly tell them apart, and these depths may predict one "
-            "class for long. Instead, train the last depth, then exits: "
+            "class for a long time. Instead, train the last depth, then exits: "
             "ed.fit(ed.EveryDepth(model, ed.end_to_end()), train, ...); "
             f"ed.fit(ed.balcony(model, {below}), train, ...)",
             AlikeRowsWarning,
@@ -48,7 +48,7 @@ def warn_if_alike(training: Training, batch: Mapping[str, Any]) -> None:
 
 def spreads(net: EveryDepth, batch: Mapping[str, Any]) -> dict[int, float]:
     """By depth, how far features lie from their mean, relative to their size; a measure of
-    `EveryDepth`. Empty for few rows, or for several predictions a row."""
+    `EveryDepth`. Empty for few rows, or for several predictions per row."""
     states = net.stream.observe(batch)
     found: dict[int, float] = {}
     for depth in range(1, net.stream.depth + 1):

@@ -22,8 +22,8 @@ _FAILURES = (
 class Rerun(Tape):
     """A tape without slots: uses the model's own cache, or runs all tokens again each time.
 
-    A recurrent state cannot take back a token, and a block cannot catch up with the one before it,
-    so there are no drafts. With exits at several depths, earlier tokens are run again each time.
+    A recurrent state cannot undo a token, and a block cannot catch up with the one before it, so
+    there are no drafts. With exits at several depths, earlier tokens are run again each time.
 
     cached: use the model's own cache; every token then goes to the top.
     """
@@ -107,7 +107,7 @@ def tape_for(
 
 
 def has_slots(stream: ResidualStream, ids: Tensor) -> bool:
-    """Whether blocks can take back tokens and catch up, as drafting requires."""
+    """Whether blocks can undo tokens and catch up, as drafting requires."""
     return _how(stream, ids) == "slots"
 
 

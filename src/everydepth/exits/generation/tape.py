@@ -111,8 +111,8 @@ class Tape:
         self._seen[0] = end
 
     def advance(self, to: int) -> Tensor:
-        """Bring every token to depth `to`; returns the states of those that were not yet there, as
-        the readout of that depth needs them."""
+        """Bring every token to depth `to`; returns the states of those that were not there yet, as
+        that depth's readout needs them."""
         h = cursor = None
         for depth in range(1, to + 1):
             first, last = self._seen[depth], self._seen[depth - 1]
@@ -150,7 +150,7 @@ class Tape:
         return self.stream.exit_state(replace(cursor, depth=depth, h=h))
 
     def logits(self, to: int) -> Tensor:
-        """Bring every token to depth `to`, and read out those that were not yet there."""
+        """Bring every token to depth `to`, and read out those that were not there yet."""
         return self.stream.readout(self.advance(to), to, {})
 
     def best(self, to: int, first: int) -> Tensor:

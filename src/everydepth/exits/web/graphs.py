@@ -15,7 +15,7 @@ from everydepth.exits.onnx import quiet_export
 from everydepth.stream import ResidualStream, as_stream, unwrapped
 
 _LARGE = 256  # fewest entries of a tensor stored in half precision
-_HALF = ".half"  # appended to the name of such a tensor
+_HALF = ".half"  # appended to the name of a half-precision tensor
 
 
 def write_graph(

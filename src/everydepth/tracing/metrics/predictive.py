@@ -354,7 +354,7 @@ class Monotonicity(_Quality):
             return self.gap(UNLABELED)
         mean = self.sums.array("loss") / self.count
         if len(mean) == 1:
-            return self.gap("a single depth was asked for, which nothing rises from")
+            return self.gap("it needs two depths or more, and one was requested")
         rise = np.diff(mean)
         worst = int(rise.argmax())
         largest = max(float(rise[worst]), 0.0)
