@@ -474,7 +474,11 @@ def test_looking_at_a_model_leaves_nothing_behind_and_costs_one_batch_once() -> 
 
 @pytest.mark.parametrize(
     ("name", "task"),
-    [("causal:GPTJForCausalLM", "causal_lm"), ("causal:BertLMHeadModel", "masked_lm")],
+    [
+        ("causal:GPTJForCausalLM", "causal_lm"),
+        ("causal:BertLMHeadModel", "masked_lm"),
+        ("token:LiltForTokenClassification", "token_classification"),
+    ],
 )
 def test_blocks_run_once_to_be_discovered(name: str, task: str) -> None:
     model, _ = KNOWN[name].make()

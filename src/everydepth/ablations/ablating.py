@@ -22,7 +22,7 @@ from everydepth.config import checked, parted
 from everydepth.errors import NonFiniteError, SettingError
 from everydepth.runs.engine import EngineConfig
 from everydepth.stream import (
-    TOKEN_TASKS,
+    WORD_TASKS,
     ResidualStream,
     Targets,
     as_stream,
@@ -217,7 +217,7 @@ class _Sums:
 
     def metrics(self, task: str) -> dict[str, float]:
         found = {name: total / self.rows for name, total in self.totals.items()}
-        if task in TOKEN_TASKS and "loss" in found:
+        if task in WORD_TASKS and "loss" in found:
             # Beyond e^700 a float64 overflows.
             found["perplexity"] = math.exp(min(found["loss"], 700.0))
         return found

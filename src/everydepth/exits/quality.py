@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everydepth.stream import TOKEN_TASKS, ResidualStream, States, Targets, has_labels, no_labels
+from everydepth.stream import WORD_TASKS, ResidualStream, States, Targets, has_labels, no_labels
 from everydepth.stream.states import are_finite
 from everydepth.stream.words import row_blocks, word_statistics
 
@@ -69,9 +69,9 @@ def _exp(value: float) -> float:
 def quality_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Totals:
     """Empty totals with the metric that fits the task and the batch."""
     labeled = has_labels(stream, batch)
-    if stream.task == "classification":
+    if stream.task in ("classification", "token_classification"):
         metric = "accuracy" if labeled else "agreement"
-    elif labeled and stream.task in TOKEN_TASKS:
+    elif labeled and stream.task in WORD_TASKS:
         metric = "perplexity"
     elif labeled and stream.task == "regression":
         metric = "mse"

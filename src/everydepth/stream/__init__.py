@@ -8,7 +8,9 @@ from everydepth.stream.checks import StreamReport as StreamReport
 from everydepth.stream.checks import check_stream as check_stream
 from everydepth.stream.contract import BESIDE_INPUTS as BESIDE_INPUTS
 from everydepth.stream.contract import IGNORE_INDEX as IGNORE_INDEX
+from everydepth.stream.contract import LABELED_TOKEN_TASKS as LABELED_TOKEN_TASKS
 from everydepth.stream.contract import TOKEN_TASKS as TOKEN_TASKS
+from everydepth.stream.contract import WORD_TASKS as WORD_TASKS
 from everydepth.stream.contract import Batch as Batch
 from everydepth.stream.contract import ResidualStream as ResidualStream
 from everydepth.stream.contract import StreamFactory as StreamFactory

@@ -43,15 +43,22 @@ Task = Literal[
     "causal_lm",
     "masked_lm",
     "seq2seq_lm",
+    "token_classification",
     "detection",
     "embedding",
 ]
 """What the readout predicts: a class per sample, numbers per sample, the next token at every
-position, the token (or its class) at every position, the next token of a decoder's text, a class
-and a box per query, or a vector per sample."""
+position, the token at every position, the next token of a decoder's text, a class at every
+position, a class and a box per query, or a vector per sample."""
 
-TOKEN_TASKS: frozenset[Task] = frozenset(("causal_lm", "masked_lm", "seq2seq_lm"))
+WORD_TASKS: frozenset[Task] = frozenset(("causal_lm", "masked_lm", "seq2seq_lm"))
+"""The tasks in which every token predicts a word."""
+
+TOKEN_TASKS: frozenset[Task] = frozenset((*WORD_TASKS, "token_classification"))
 """The tasks in which every token predicts."""
+
+LABELED_TOKEN_TASKS: frozenset[Task] = TOKEN_TASKS - {"causal_lm"}
+"""The tasks in which labels select the tokens that count."""
 
 IGNORE_INDEX = -100
 

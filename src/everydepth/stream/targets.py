@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from everydepth.errors import LabelError, SettingError
-from everydepth.stream.contract import IGNORE_INDEX, TOKEN_TASKS, ResidualStream
+from everydepth.stream.contract import (
+    IGNORE_INDEX,
+    LABELED_TOKEN_TASKS,
+    TOKEN_TASKS,
+    WORD_TASKS,
+    ResidualStream,
+)
 from everydepth.stream.rows import pick_rows
 from everydepth.stream.states import States
 from everydepth.stream.wrapping import unwrapped
@@ -139,7 +145,7 @@ class Targets:
         """Every row that is not padding, with or without a label (-100 stands for none).
 
         With labels, a masked language model has only the labeled rows, as it can see all other
-        tokens, and an encoder-decoder too, as its padding is known by its labels.
+        tokens; so have a token classifier, and an encoder-decoder, whose labels tell its padding.
         """
         batch, shape = stream.check_batch(batch), tuple(prediction.shape[:-1])
         _weights(batch, False)
@@ -153,7 +159,7 @@ class Targets:
                 known = _real(stream, batch, labels)
                 if tuple(known.shape) != shape:
                     raise _mismatch(tuple(known.shape), prediction)
-                if stream.task in ("masked_lm", "seq2seq_lm"):
+                if stream.task in LABELED_TOKEN_TASKS:
                     real = known
                 if labels.ndim == known.ndim:
                     labels = labels.masked_fill(~known, IGNORE_INDEX)
@@ -599,7 +605,7 @@ def check_labels(stream: ResidualStream, labels: Int[Tensor, "..."]) -> None:
         wrong, last = low if low < 0 else high, "the last class"
         if stream.outputs is not None:
             last = str(stream.outputs - 1)
-        words = stream.task in TOKEN_TASKS
+        words = stream.task in WORD_TASKS
         raise LabelError(
             f"label {wrong}, but the head of {stream.name} has {stream.outputs} classes; use 0 to "
             f"{last}, or {IGNORE_INDEX} to ignore a position"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from everydepth.errors import UnsupportedModelError
 from everydepth.stream import (
+    LABELED_TOKEN_TASKS,
     Block,
     BranchRecord,
     ResidualStream,
@@ -108,7 +109,7 @@ class Observation:
     @cached_property
     def rows(self) -> Targets:
         """The rows without labels, which may be of another task if no metric needs them."""
-        if self.stream.task in ("masked_lm", "seq2seq_lm"):
+        if self.stream.task in LABELED_TOKEN_TASKS:
             return self.asked  # labels select the tokens that count
         batch = {key: value for key, value in self.states.batch.items() if key != "labels"}
         return self._drawn(Targets.every(self.stream, batch, self._shape))

@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from everydepth.stream import TOKEN_TASKS, ResidualStream, Targets, evaluating
+from everydepth.stream import WORD_TASKS, ResidualStream, Targets, evaluating
 from everydepth.stream.feed import Feed, Source, moved, size_for
 from everydepth.stream.rows import pick_rows
 from everydepth.training.module import EveryDepth
@@ -116,7 +116,7 @@ def _scores(task: str, sums: _Sums) -> Scores:
         scores["mse"] = scores["loss"]
     if len(sums.hits):
         scores["accuracy"] = tuple((sums.hits / sums.labels).tolist())
-    if task in TOKEN_TASKS:
+    if task in WORD_TASKS:
         # A float64 overflows beyond e^709.
         scores["perplexity"] = tuple(math.exp(min(loss, 700.0)) for loss in losses)
     return scores

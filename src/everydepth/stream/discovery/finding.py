@@ -360,7 +360,11 @@ class Finding:
             return sample_task(self.model)
         if self.decodes:
             return "seq2seq_lm"
-        return "causal_lm" if self._causal() else "masked_lm"
+        if self._causal():
+            return "causal_lm"
+        config, outputs = text_config(self.model), self._prediction.shape[-1]
+        classes = outputs == getattr(config, "num_labels", None) != getattr(config, "vocab_size", 0)
+        return "token_classification" if classes else "masked_lm"
 
     def _causal(self) -> bool:
         """Whether a token leaves all earlier predictions unchanged."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from everydepth.results.result import Result
-from everydepth.stream import TOKEN_TASKS, Task
+from everydepth.stream import TOKEN_TASKS, WORD_TASKS, Task
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.predictions import Predictions
@@ -186,7 +186,7 @@ class Perplexity(Loss):
     about = "The number of equally likely tokens with the same uncertainty, at each depth."
     unit = ""
     label = "perplexity"
-    tasks = TOKEN_TASKS
+    tasks = WORD_TASKS
 
     def finish(self, mean: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
