@@ -17,6 +17,7 @@ import everydepth as ed
 from everydepth.ablations import Ablation, scaled_skip
 from everydepth.data import flip_labels
 from everydepth.errors import BatchError, RunError, SettingError
+from everydepth.runs import held
 from everydepth.stream import as_stream
 
 NAMES = [
@@ -213,6 +214,12 @@ def test_a_broken_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
         ed.ablate(small, data, c=(0.5,), train=again, run=tmp_path / "run")
     saved = Ablation.load(tmp_path / "run" / "ablation")
     np.testing.assert_array_equal(saved["loss"], found["loss"])
+
+
+def test_a_run_of_trained_cells_has_one_writer(tmp_path: Path) -> None:
+    data = points()
+    with held(tmp_path / "run"), pytest.raises(RunError, match="is in use by process"):
+        ed.ablate(small, data, c=(0.0,), train=Trainer(data), run=tmp_path / "run")
 
 
 def test_cells_report_memorization_and_whether_all_was_fitted() -> None:

@@ -17,9 +17,9 @@ from everydepth.ablations.memorize import memorization
 from everydepth.ablations.result import Ablation, Floats
 from everydepth.ablations.skips import checked_layers, scaled_skip
 from everydepth.errors import SettingError
-from everydepth.runs import Run
 from everydepth.runs.cells import cell_key, run_cells
 from everydepth.runs.engine import EngineConfig
+from everydepth.runs.opening import opened
 from everydepth.stream import TOKEN_TASKS, as_stream
 from everydepth.stream.feed import Source
 
@@ -113,16 +113,13 @@ def trained_sweep(
         _cell(layer, c, seed) for seed in seeds for layer in chosen for c in scales if c != 1.0
     ]
     asked = {"layers": chosen, "c": list(scales), "which": which, "seeds": list(seeds)}
-    opened = None if run is None else Run.resumed(run, asked, kind="ablate")
-    found = run_cells(
-        cells,
-        training,
-        run=opened,
-        where=where,
-        folders=True,
-        title="training cells",
-        progress=progress,
-    ).results
+    how: dict[str, Any] = {"where": where, "folders": True, "progress": progress}
+    how["title"] = "training cells"
+    if run is None:
+        found = run_cells(cells, training, run=None, **how).results
+    else:
+        with opened(run, asked, kind="ablate") as (started, _):
+            found = run_cells(cells, training, run=started, **how).results
     first = found[cell_key(cells[0])]
     names = list(first["metrics"])
 
@@ -148,8 +145,8 @@ def trained_sweep(
             name: np.array([value(None, 1.0, seed, name) for seed in seeds]) for name in names
         },
     )
-    if opened is not None:
-        outcome.save(opened.path / "ablation")
+    if run is not None:
+        outcome.save(Path(run) / "ablation")
     return outcome
 
 

@@ -10,8 +10,7 @@ import torch
 from everydepth.ablations.memorize import Flipped, flipped_rows, memorization
 from everydepth.ablations.skips import checked_layers
 from everydepth.ablations.study import gradient_study
-from everydepth.config import checked
-from everydepth.errors import SettingError
+from everydepth.config import Count, checked
 from everydepth.runs.callback import Callback
 from everydepth.stream.feed import Source
 
@@ -38,11 +37,9 @@ class GradientWatch(Callback):
         *,
         flipped: Flipped,
         layers: Sequence[int] | None = None,
-        every: int = 1,
+        every: Count = 1,
         max_samples: int | None = 256,
     ) -> None:
-        if every < 1:
-            raise SettingError(f"every={every}; use 1 epoch or more")
         flipped_rows(flipped)
         self.clean, self.noisy, self.flipped = clean, noisy, flipped
         self.layers, self.every, self.max_samples = layers, every, max_samples

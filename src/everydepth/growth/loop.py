@@ -26,7 +26,8 @@ from everydepth.growth.sites import DEEPEN, Score, SiteScore
 from everydepth.growth.trainer import Trainer, halves, repeatable, train_plainly
 from everydepth.progress import quiet_transformers
 from everydepth.results.results import restored
-from everydepth.runs import Run, held
+from everydepth.runs import Run
+from everydepth.runs.opening import opened
 from everydepth.runs.together import is_main, on_main, wait_for_all
 from everydepth.stream import Criterion, ResidualStream, as_stream, unwrapped
 from everydepth.stream.edit import described
@@ -132,14 +133,7 @@ class _Growth:
             return
         about = {"name": self.stream.name, "depth": self.start_depth}
         config = {**plain(self.config), "model": about}
-
-        def opened() -> Run:
-            if not (resume and Run.exists(path)):
-                Run.check_free(path)
-            stack.enter_context(held(path))
-            return (Run.resumed if resume else Run.create)(path, config, kind="grow")
-
-        self.run = on_main(opened)
+        self.run, _ = stack.enter_context(opened(path, config, kind="grow", resume=resume))
         if self.run.latest() is not None:
             self._restore(self.run)
         elif is_main():

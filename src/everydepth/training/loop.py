@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from everydepth.errors import DataError, RunError, SettingError
-from everydepth.runs import Checkpoint, Run, held
+from everydepth.runs import Checkpoint, Run
 from everydepth.runs.checkpoint import STATE, whole
+from everydepth.runs.opening import opened
 from everydepth.runs.together import on_main
 from everydepth.signals import Signals
 from everydepth.stream import has_labels, unwrapped, with_labels
@@ -175,28 +176,12 @@ class Training:
         }
 
     def open_run(self, stack: ExitStack) -> None:
-        """Start or continue the run, and lock it until `stack` is closed.
-
-        All machines must see the directory.
-        """
-        path, config = self.where.run, self.describe()
-        if path is None:
+        """Start or continue the run, and lock it until `stack` is closed."""
+        if self.where.run is None:
             return
-
-        def opened() -> bool:
-            continues = self.where.resume and Run.exists(path)
-            if not continues:
-                Run.check_free(path)
-            stack.enter_context(held(path))
-            if not continues:
-                Run.create(path, config)
-                return False
-            Run.open(path).check_config(config)
-            return True
-
-        continued = on_main(opened)
+        whole_run = opened(self.where.run, self.describe(), resume=self.where.resume)
+        self.run, continued = stack.enter_context(whole_run)
         self._began = not continued
-        self.run = Run.open(path)
         # Without a checkpoint, the process died before it could write the first one.
         if continued and self.run.latest() is not None:
             saved = self.run.checkpoint()
