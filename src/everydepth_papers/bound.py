@@ -188,7 +188,7 @@ def bounded(
     widths: Widths | None = None
     norms: dict[str, list[Floats]] = {tap: [] for tap in TAPS}
     bounds: dict[Form, dict[str, list[Floats]]] = {form: {t: [] for t in TAPS} for form in FORMS}
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         for batch in Feed(data, stream, only=only, again=True):
             widths = widths or weight_widths(stream, batch, heads)
             if labeled_samples(stream, batch) is None:

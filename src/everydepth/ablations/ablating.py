@@ -132,7 +132,7 @@ def _scored(
     feed = Feed(data, stream, batch_size=size, max_samples=most, again=True)
     sums: dict[Any, _Sums] = {key: _Sums() for key in (None, *skips)}
     samples = 0
-    with torch.no_grad(), evaluating(unwrapped(stream.model)):
+    with torch.no_grad(), evaluating(stream):
         for batch in feed.shown("ablating", progress):
             samples += _sweep(stream, batch, skips, sums)
     if sums[None].rows == 0:

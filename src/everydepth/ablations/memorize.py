@@ -30,7 +30,6 @@ from everydepth.stream import (
     as_stream,
     evaluating,
     no_labels,
-    unwrapped,
 )
 from everydepth.stream.feed import Feed, Source
 from everydepth.stream.rows import as_rows, numbers_in, whole_numbers
@@ -220,7 +219,7 @@ def _hits(
     found: list[Tensor] = []
     known: list[Tensor] = []
     true: list[Tensor] = []
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         for numbers, batch in feed.numbered(what, progress):
             targets = Targets.of(stream, batch, weighted=False)
             states = stream.observe(batch)

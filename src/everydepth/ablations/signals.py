@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from everydepth.ablations.result import Floats
 from everydepth.errors import BatchError, LabelError
-from everydepth.stream import ResidualStream, Targets, evaluating, unwrapped
+from everydepth.stream import ResidualStream, Targets, evaluating
 from everydepth.stream.feed import Feed
 from everydepth.stream.states import are_finite, holds_from
 
@@ -73,7 +73,7 @@ def trajectories(stream: ResidualStream, feed: Feed, progress: bool) -> Trajecto
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     numbers: list[Tensor] = []
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         for rows, batch in feed.numbered("auditing", progress):
             targets, states = Targets.of(stream, batch, weighted=False), stream.observe(batch)
             each = [

@@ -21,7 +21,6 @@ from everydepth.stream import (
     evaluating,
     labeled_samples,
     no_labels,
-    unwrapped,
 )
 from everydepth.stream.feed import Feed, Source
 from everydepth.stream.maps import weight_spread
@@ -209,7 +208,7 @@ def gradient_study(
     how: dict[str, Any] = {"batch_size": batch_size, "max_samples": max_samples, "again": True}
     clean_rows = Feed(clean, stream, **how)
     flipped_only = Feed(noisy, stream, only=flipped_rows(flipped), **how)
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         learning = _side(stream, clean_rows, "learning", progress)
         memorization = _side(stream, flipped_only, "memorization", progress)
     return GradientStudy.of(

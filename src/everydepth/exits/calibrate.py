@@ -37,7 +37,6 @@ from everydepth.stream import (
     has_labels,
     labeled_samples,
     no_labels,
-    unwrapped,
 )
 from everydepth.stream.feed import Feed
 
@@ -137,7 +136,7 @@ def calibrate(
     timed = None
     if clock:
         feed = Feed(data, stream, batch_size=batch_size, again=True)
-        with evaluating(unwrapped(stream.model)), torch.no_grad():
+        with evaluating(stream), torch.no_grad():
             timed = ExitClock.measured(stream, feed.peek())
         where = timed.tested()
         depths = where if depths is None else [k for k in depths if k in where]
@@ -207,7 +206,7 @@ def observe(
     predicted: list[Tensor] = []
     labels: list[Tensor] = []
     costs: list[Tensor] = []
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         for batch in Feed(data, stream, batch_size=batch_size).shown("observe", progress):
             kept = labeled_samples(stream, batch) if has_labels(stream, batch) else batch
             if kept is None:

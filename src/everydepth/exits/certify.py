@@ -16,7 +16,7 @@ from everydepth.exits.calibrate import NotCertifiedWarning
 from everydepth.exits.identity import identity
 from everydepth.exits.policies import NEVER, Against, Certificate, Confidence, Policy
 from everydepth.exits.risk import bounded_p_value
-from everydepth.stream import Feed, ResidualStream, Targets, as_stream, evaluating, unwrapped
+from everydepth.stream import Feed, ResidualStream, Targets, as_stream, evaluating
 from everydepth.stream.states import are_finite
 
 
@@ -100,7 +100,7 @@ def depth_risks(
 ) -> NDArray[np.float64]:
     """`(samples, depths 1..L)`: the share of each sample's predictions that are worse."""
     found: list[NDArray[np.float64]] = []
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         for batch in Feed(data, stream, batch_size=batch_size).shown("observe", progress):
             states = stream.observe(batch)
             if against == "labels":

@@ -21,7 +21,6 @@ from everydepth.stream import (
     at_depth,
     evaluating,
     real_tokens,
-    unwrapped,
 )
 from everydepth.stream.feed import Feed
 from everydepth.stream.states import are_finite
@@ -77,7 +76,7 @@ def choose_blocks(
             f"{stream.depth - 1}"
         )
     feed = Feed(data, stream, batch_size=batch_size)
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         judged = _by_loss if by == "loss" else _by_similarity
         dropped, result = judged(stream, feed.shown("blocks", progress), stream.depth - keep, by)
     kept = [block for block in range(1, stream.depth + 1) if block not in dropped]
@@ -182,7 +181,7 @@ def _loss(stream: ResidualStream, data: list[Mapping[str, Any]], *, whole: bool 
     whole: the uncut model, for which predictions that are not finite are an error.
     """
     total = amount = 0.0
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         for batch in data:
             states = stream.observe(batch)
             targets = Targets.of(stream, batch)

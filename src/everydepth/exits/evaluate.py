@@ -23,7 +23,7 @@ from everydepth.results import (
     provenance,
     scalars,
 )
-from everydepth.stream import ResidualStream, Targets, as_stream, evaluating, has_labels, unwrapped
+from everydepth.stream import ResidualStream, Targets, as_stream, evaluating, has_labels
 from everydepth.stream.feed import Feed
 from everydepth.stream.states import are_finite
 
@@ -110,7 +110,7 @@ def evaluate(
     labels = same = 0
     right = torch.zeros(2, dtype=torch.int64)  # by the policy, by the full model
     time = torch.zeros(2, dtype=torch.float64)
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         blocks = np.empty(0)
         for batch in Feed(data, stream, batch_size=batch_size).shown("evaluate", progress):
             if not depths:

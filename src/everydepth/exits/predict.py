@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from everydepth.config import checked
 from everydepth.exits.policies import NEVER, Memory, Number, Policy
 from everydepth.exits.reading import exit_logits
-from everydepth.stream import Batch, ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.stream import Batch, ResidualStream, as_stream, evaluating
 from everydepth.stream.feed import as_batch
 from everydepth.stream.states import are_finite
 
@@ -50,7 +50,7 @@ def predict(
     """
     stream = as_stream(model, **options)
     thresholds = policy.for_stream(stream)
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         return _predict(stream, as_batch(batch, stream), policy, thresholds)
 
 

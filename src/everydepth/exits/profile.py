@@ -381,7 +381,7 @@ def profile(
         share = affordable_share(stream, len(at))
     first: Mapping[str, Any] | None = None
     took = 0.0
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         totals = None
         for batch in Feed(data, stream, batch_size=size_for(data, batch_size)).shown(
             "quality", progress

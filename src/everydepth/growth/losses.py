@@ -16,7 +16,6 @@ from everydepth.stream import (
     as_stream,
     evaluating,
     no_labels,
-    unwrapped,
 )
 from everydepth.stream.feed import Feed
 
@@ -60,7 +59,7 @@ def losses_of(
     feed = data if isinstance(data, Feed) else Feed(data, stream, batch_size=batch_size)
     sums: list[Tensor] = []
     counts: list[Tensor] = []
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         for batch in feed:
             output = stream.called(batch)
             logits = stream.prediction(output)

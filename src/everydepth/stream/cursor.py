@@ -58,8 +58,8 @@ class Call:
         mine, others = (*self.args, *self.kwargs.values()), (*other.args, *other.kwargs.values())
         return all(a is b for a, b in zip(mine, others, strict=True))
 
-    def exchanged(self, old: Tensor, new: Tensor) -> Call:
-        """The same call with the tensor `old` (by identity) replaced by `new`."""
+    def exchanged(self, old: Any, new: Any) -> Call:
+        """The same call with the argument `old` (by identity) replaced by `new`."""
         args = tuple(new if value is old else value for value in self.args)
         kwargs = {key: new if value is old else value for key, value in self.kwargs.items()}
         return Call(args, kwargs, self.key)

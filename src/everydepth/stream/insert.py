@@ -152,7 +152,7 @@ def _check_same(stream: ResidualStream, deeper: ResidualStream, after: int) -> N
         return
     found: list[torch.Tensor] = []
     for each in (stream, deeper):
-        with evaluating(unwrapped(each.model)):
+        with evaluating(each):
             found.append(each.prediction(each.call(each.arguments(batch, None))))
     if not found[0].isfinite().all():
         raise NonFiniteError(

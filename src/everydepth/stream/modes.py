@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from everydepth.errors import SettingError
+from everydepth.stream.wrapping import unwrapped
+
+if TYPE_CHECKING:
+    from everydepth.stream.contract import ResidualStream
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Generator[None, None, None]:
-    """Put the model in eval mode inside the context, then restore each module's own mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+def evaluating(model: nn.Module | ResidualStream) -> Generator[None, None, None]:
+    """Put a model in eval mode inside the context, then restore each module's own mode."""
+    inner = model if isinstance(model, nn.Module) else unwrapped(model.model)
+    modes = [(module, module.training) for module in inner.modules()]
+    inner.eval()
     try:
         yield
     finally:

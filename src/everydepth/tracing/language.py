@@ -15,7 +15,7 @@ from everydepth.config import Count, Seed, Setting, checked
 from everydepth.errors import DataError, SettingError
 from everydepth.files import check_kernels, explained, read_json, weight_files
 from everydepth.results.result import Result, defined
-from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped
+from everydepth.stream import ResidualStream, as_stream, evaluating
 from everydepth.stream.embedding import POOLS
 from everydepth.stream.states import are_finite, holds_from
 from everydepth.stream.text import encoded, new_tokens_of
@@ -296,5 +296,5 @@ def _mean(values: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def _ready(stream: ResidualStream) -> Generator[None, None, None]:
-    with torch.no_grad(), evaluating(unwrapped(stream.model)):
+    with torch.no_grad(), evaluating(stream):
         yield

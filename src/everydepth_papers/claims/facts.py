@@ -17,7 +17,7 @@ from everydepth.errors import EveryDepthError
 from everydepth.exits import Confidence, evaluate
 from everydepth.growth import jumpboard, score
 from everydepth.results.results import plain
-from everydepth.stream import Targets, as_stream, evaluating, insert, unwrapped
+from everydepth.stream import Targets, as_stream, evaluating, insert
 from everydepth.tracing import trace
 from everydepth_papers.bound import Form, bounded, is_ordered
 from everydepth_papers.evidence.gradients import raw_gradients
@@ -202,11 +202,11 @@ def _insertion(model: nn.Module, data: Batches, train: Any) -> dict[str, Any]:
     """How far the output moves when a block is inserted, at the first, middle and last site."""
     stream = as_stream(model)
     apart = 0.0
-    with torch.no_grad(), evaluating(unwrapped(stream.model)):
+    with torch.no_grad(), evaluating(stream):
         before = stream.prediction(stream.call(stream.arguments(data[0], None)))
         for after in sorted({0, stream.depth // 2, stream.depth}):
             grown = as_stream(insert(model, after=after))
-            with evaluating(unwrapped(grown.model)):
+            with evaluating(grown):
                 now = grown.prediction(grown.call(grown.arguments(data[0], None)))
             apart = max(apart, float((now - before).abs().max()))
     return {"insertion_change": apart}

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from everydepth.stream import as_stream, evaluating, unwrapped
+from everydepth.stream import as_stream, evaluating
 from everydepth.stream.gradients import disagreement_bound, observe_gradients, spectrum
 
 COORDINATES = 256  # drawn at random, of which the covariance is formed
@@ -26,7 +26,7 @@ def raw_gradients(model: nn.Module, data: Iterable[Mapping[str, Any]]) -> list[d
     """What `of_rows` says of every state, depths 0..L. data: batches that it was not fitted on."""
     stream = as_stream(model)
     rows: list[list[torch.Tensor]] = []
-    with evaluating(unwrapped(stream.model)):
+    with evaluating(stream):
         for batch in data:
             _, _, taps = observe_gradients(stream, batch)
             rows.append([g.flatten(1).double().cpu() for g in taps.states])

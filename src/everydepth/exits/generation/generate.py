@@ -36,7 +36,7 @@ from everydepth.exits.generation.speculative import Drafters, decode_with_drafts
 from everydepth.exits.generation.tape import Tape
 from everydepth.exits.generation.text import OnText, Written
 from everydepth.exits.policies import Policy
-from everydepth.stream import ResidualStream, as_stream, evaluating, unwrapped, without_gradients
+from everydepth.stream import ResidualStream, as_stream, evaluating, without_gradients
 from everydepth.stream.text import check_tokenizer
 
 _DEFAULTS = {
@@ -198,7 +198,7 @@ def generate(
             texts=() if written is None else written.end(),
         )
     with ExitStack() as stack:
-        stack.enter_context(evaluating(unwrapped(stream.model)))
+        stack.enter_context(evaluating(stream))
         stack.enter_context(without_gradients(stream.model))
         stack.enter_context(_with_its_depth(stream, prompt))
         if draft_depth is not None and not has_slots(stream, prompt.ids):
@@ -248,7 +248,7 @@ def generate(
     sequences = torch.cat([prompt.ids.masked_fill(~prompt.real, pad), new], 1)
     lengths = tuple(map(len, out.tokens))
     if policy is not None and not do_sample:
-        with evaluating(unwrapped(stream.model)), without_gradients(stream.model):
+        with evaluating(stream), without_gradients(stream.model):
             details["agreement"] = agreement(stream, prompt, new, lengths, top)
     stats = GenerationStats(
         seconds=seconds,

@@ -119,9 +119,7 @@ def _filled(stream: ResidualStream, keys: Tensor, values: Tensor) -> Any:
 
 def _with_cache(cursor: Cursor, old: Any, new: Any) -> Cursor:
     (call,) = cursor.calls
-    args = tuple(new if value is old else value for value in call.args)
-    kwargs = {key: new if value is old else value for key, value in call.kwargs.items()}
-    return replace(cursor, calls=(replace(call, args=args, kwargs=kwargs),), cache=new)
+    return replace(cursor, calls=(call.exchanged(old, new),), cache=new)
 
 
 Shape = tuple[int, int, int]
