@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from everydepth.config import Seed, Setting, checked
@@ -90,12 +89,8 @@ def paired_losses(
     *,
     confidence: float = 0.95,
     seed: int = 0,
-    draws: int | None = None,
 ) -> Paired:
-    """The same from row losses and label counts, as returned by `losses_of`.
-
-    draws: bootstrap resamples; by default 2,000, and more for high confidence.
-    """
+    """The same from row losses and label counts, as returned by `losses_of`."""
     (before, counts), (after, _) = old, new
     rows = len(before)
     if rows < 2:
@@ -106,9 +101,7 @@ def paired_losses(
     # Rows are weighted by their number of labels, so that the mean is the mean over labels.
     difference = ((before - after) * (rows / total)).numpy()
     tail = (1 - confidence) / 2
-    if draws is None:
-        draws = min(max(2000, 50 * math.ceil(1 / tail)), 20_000)
-    draws = 50 * math.ceil(draws / 50)
+    draws = min(max(2000, 50 * math.ceil(1 / tail)), 20_000)  # resamples, in groups of 50
     random = np.random.default_rng(seed)
     means = np.empty(draws)
     for start in range(0, draws, 50):
@@ -117,7 +110,7 @@ def paired_losses(
         means[start : start + 50] = difference[chosen].mean(1) / np.maximum(weight, 1e-12)
     low, high = np.quantile(means, [tail, 1 - tail])
     gain = float(difference.mean())
-    radius = bernstein_radius(difference, 1 - confidence)
+    radius = _bernstein_radius(difference, 1 - confidence)
     return Paired(
         rows=rows,
         old=float(before.sum() / total),
@@ -129,14 +122,8 @@ def paired_losses(
     )
 
 
-def bernstein_radius(values: Any, delta: float, span: float | None = None) -> float:
-    """Half the width of the two-sided empirical Bernstein interval of a mean.
-
-    span: the range of a value; by default the observed range.
-    """
-    values = torch.as_tensor(values, dtype=torch.float64)
-    n = len(values)
-    if span is None:
-        span = float(values.max() - values.min())
-    log = math.log(4 / delta)
-    return math.sqrt(2 * float(values.var()) * log / n) + 7 * span * log / (3 * (n - 1))
+def _bernstein_radius(values: np.ndarray, delta: float) -> float:
+    """Half the width of the two-sided empirical Bernstein interval of a mean."""
+    n, log = len(values), math.log(4 / delta)
+    spread = math.sqrt(2 * float(values.var(ddof=1)) * log / n)
+    return spread + 7 * float(np.ptp(values)) * log / (3 * (n - 1))

@@ -32,6 +32,7 @@ from everydepth.stream.taps import hooked
 
 MOST = 12
 """Loss evaluations in one line search."""
+FACTOR = 4.0  # between steps while longer ones help
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,6 @@ def line_search(
     *,
     armijo: float = 1e-4,
     most: int = MOST,
-    factor: float = 4.0,
 ) -> tuple[float, list[tuple[float, float]]]:
     """The best step found (0 if none meets Armijo's condition), and all that were tried.
 
@@ -191,8 +191,8 @@ def line_search(
     if slope <= 0:
         return 0.0, []
     if good(eta):
-        while len(seen) < most and value(eta * factor) < value(eta):
-            eta *= factor
+        while len(seen) < most and value(eta * FACTOR) < value(eta):
+            eta *= FACTOR
     else:
         while len(seen) < most and not good(eta):
             eta = _shorter(eta, value(eta) - start, slope)
@@ -200,7 +200,7 @@ def line_search(
         if not good(eta):
             return 0.0, list(seen.items())
     while len(seen) < most:
-        following = _parabola(seen, factor)
+        following = _parabola(seen)
         if following is None:
             break
         value(following)
@@ -216,14 +216,14 @@ def _shorter(eta: float, rise: float, slope: float) -> float:
     return min(max(guess, eta / 100), eta / 2)
 
 
-def _parabola(seen: dict[float, float], factor: float) -> float | None:
+def _parabola(seen: dict[float, float]) -> float | None:
     """The minimum of the parabola, in log eta, through the best step and its neighbors."""
     etas = sorted(seen)
     best = min(range(len(etas)), key=lambda i: seen[etas[i]])
     if best == 0:
-        return etas[0] / factor
+        return etas[0] / FACTOR
     if best == len(etas) - 1:
-        return etas[-1] * factor
+        return etas[-1] * FACTOR
     x = [math.log(etas[best + i]) for i in (-1, 0, 1)]
     y = [seen[etas[best + i]] for i in (-1, 0, 1)]
     wide = 0 if x[1] - x[0] > x[2] - x[1] else 2

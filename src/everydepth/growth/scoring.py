@@ -46,6 +46,7 @@ FEWEST = 8
 """With fewer rows there are too few sign flips for a test at 5 %."""
 HORIZON = 10
 """A site whose signal, if real, would need more than this many times the data counts as a no."""
+COORDINATES = 64  # of the gradient, whose covariance is kept
 
 
 @checked
@@ -256,11 +257,11 @@ def alignment(g: Tensor, test: Tensor) -> Alignment:
     return Alignment(cosine, disagreement_bound(mu, top, trace, n, m), m)
 
 
-def covariance(g: Tensor, *, seed: int = 0, most: int = 64) -> Covariance:
-    """A summary of the covariance that holds at most a `most` x `most` block of it."""
+def covariance(g: Tensor, *, seed: int = 0) -> Covariance:
+    """A summary of the covariance, with the block of some coordinates."""
     trace, top = spectrum(g)
     width = g.shape[1]
-    chosen = np.sort(np.random.default_rng(seed).permutation(width)[:most])
+    chosen = np.sort(np.random.default_rng(seed).permutation(width)[:COORDINATES])
     part = g[:, torch.from_numpy(chosen)]
     matrix = (part - part.mean(0)).T @ (part - part.mean(0)) / (len(g) - 1)
     scale = trace / width

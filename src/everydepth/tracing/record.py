@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from everydepth.results import Results
 
 
@@ -41,25 +39,6 @@ class Trace(Results, kind="trace"):
     def skipped(self) -> Mapping[str, str]:
         """Metrics that were left out, and why."""
         return self.about.get("skipped") or {}
-
-    def columns(self, *, main: bool = False) -> dict[str, list[float | None]]:
-        """Every curve as one value per depth 0..L; None where a metric says nothing at a depth.
-
-        main: only the first series of every metric.
-        """
-        found: dict[str, list[float | None]] = {}
-        for name, result in self.results.items():
-            if result.kind not in ("curve", "histogram") or result.is_gap:
-                continue
-            for series in result.series[:1] if main else result.series:
-                title = name if series == result.series[0] else f"{name}.{series}"
-                column: list[float | None] = [None] * (self.depth + 1)
-                values = np.ma.asarray(result.arrays[series])
-                for depth, value in zip(result.x(series), values, strict=True):
-                    if value is not np.ma.masked and 0 <= depth <= self.depth:
-                        column[int(depth)] = float(value)
-                found[title] = column
-        return found
 
     def __str__(self) -> str:
         tokens = f", {self.rows:,} predictions" if self.rows != self.samples else ""
