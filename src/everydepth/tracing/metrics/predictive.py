@@ -354,7 +354,7 @@ class Monotonicity(_Quality):
             return self.gap(UNLABELED)
         mean = self.sums.array("loss") / self.count
         if len(mean) == 1:
-            return self.gap("it needs two depths or more, and one was requested")
+            return self.gap("a single depth has no other to compare with; it needs two or more")
         rise = np.diff(mean)
         worst = int(rise.argmax())
         largest = max(float(rise[worst]), 0.0)
