@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.serving.conftest import Talker
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed
 from everydepth.errors import BatchError, DepthError, EveryDepthError, SettingError
@@ -95,6 +96,37 @@ def test_a_request_that_cannot_be_served_is_refused_before_any_work(
     with pytest.raises(error, match=words):
         scheduler.submit(request_)
     assert scheduler.counts.requests == 0
+
+
+LONG = 100_000
+
+
+@pytest.mark.slow
+def test_a_prompt_of_100_000_tokens_holds_up_no_others_and_gives_its_memory_back() -> None:
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=2 * LONG,
+    )
+    scheduler = Scheduler(ed.as_stream(LlamaForCausalLM(config).eval()))
+    short = Request(prompt=(1, 2, 3), max_tokens=16)
+    alone = scheduler.submit(short)
+    scheduler.step()
+    usual = scheduler.batch.cache.bytes
+    drained(scheduler)
+    long = scheduler.submit(Request(prompt=(5,) * LONG, max_tokens=2))
+    others = [scheduler.submit(short)]
+    while long.finish is None:
+        scheduler.step()
+        if others[-1].finish is not None:
+            others.append(scheduler.submit(short))
+    assert scheduler.batch.cache.bytes <= 2 * usual  # though another request is running
+    drained(scheduler)
+    assert len(others) > LONG // 256 // 17
+    assert [one.tokens for one in others] == [alone.tokens] * len(others)
 
 
 def test_prices_are_learned_from_rounds() -> None:
