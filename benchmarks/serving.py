@@ -81,7 +81,7 @@ WANTED = {
 # before the first word. Our text follows the prompt, blank included.
 SAME = "same text as full depth, leading blanks aside"
 AT_ONCE = sized(64, 4)  # requests that tell what full depth sustains
-TOGETHER = (1, 2, 8, 16)  # tokens in a pass: of one or eight requests, alone or with a draft each
+TOGETHER = (1, 5, 8, 40)  # tokens in a pass: one or eight requests, alone or with four drafts each
 READ, WRITTEN = sized((32, 96), (4, 8)), sized((8, 24), (2, 4))  # tokens: at least, at most
 
 
