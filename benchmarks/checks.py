@@ -33,13 +33,12 @@ WANTED = 1.01
 # By place, what stands there without the check: it gives what the check gives when all is well.
 OFF: tuple[tuple[Any, str, Any], ...] = (
     (ResidualStream, "check_batch", lambda self, batch: batch),
-    (ResidualStream, "check_labels", lambda self, labels: None),
     (ResidualStream, "check_depth", lambda self, depth, *, lowest=0: depth),
-    (ResidualStream, "_check_tokens", lambda self, ids: None),
     (ResidualStream, "_check_observed", lambda self, h: None),
     (targets, "_check_task", lambda stream: None),
     (targets, "_checked", lambda stream, batch, labels: (labels.long(), False)),
     (targets, "_check_classes", lambda stream, labels: None),
+    (targets, "_check_unshifted", lambda batch, labels: None),
     (States, "check_finite", lambda self: self),
     (States, "check_predictions", lambda self, lowest=1: self),
     (run._Run, "_check", lambda self, o: None),
