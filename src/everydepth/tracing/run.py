@@ -356,7 +356,8 @@ class _Run:
     def _check(self, o: Observation) -> None:
         # If every token predicts, features are the states: no need to copy them.
         parts = [o.states.h[i] for i in self.at] if o.by_words else [o.features]
-        if not all(bool(torch.isfinite(part).all()) for part in parts):
+        # A value that is not finite makes the sum so; a sum may also overflow, so look closer then.
+        if not all(bool(part.sum().isfinite()) for part in parts):
             o.states.check_finite()
 
     def _take(self, observation: Observation) -> None:
