@@ -279,7 +279,7 @@ def test_a_zero_at_the_last_depth_warns_and_names_the_consequence() -> None:
         ),
         (
             lambda: ed.layerskip(dropout=1.0),
-            "layer_dropout: most=1.0; use .* to below 1",
+            "layer_dropout: most=1.0; use .* between 0 and 1",
         ),
         (lambda: from_json(parts=["spiral"]), "has no part 'spiral'"),
         (lambda: from_json(parts=[{"part": "square"}]), "has no part 'square'"),

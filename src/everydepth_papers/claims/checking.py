@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from everydepth.config import checked
 from everydepth.environment import machine
 from everydepth.errors import DataError, SettingError
 from everydepth.progress import shown
@@ -32,6 +33,7 @@ PARTS = 8
 FEWEST_BLOCKS = 3
 
 
+@checked
 @kept_random_state()
 def check_claims(
     model: nn.Module | ResidualStream | None = None,
