@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from tests.helpers.results import HOSTILE, curve, every_kind, trace_of
 
-from everydepth.errors import SettingError
+from everydepth.errors import DataError, SettingError
 from everydepth.results import Result, Results, Table, gap, named, provenance, rows, scalars
 from everydepth.results import curve as lines
 
@@ -175,3 +175,21 @@ def test_rich_prints_results_as_their_table() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(trace_of(curve("accuracy", [0.5])))
     assert "depth  accuracy" in console.export_text()
+
+
+def test_what_was_not_measured_is_undefined_and_not_zero() -> None:
+    for values in ([None, 2.0], np.ma.masked_array([7.0, 2.0], mask=[True, False])):
+        found = lines("latency", [1, 2], values).arrays["value"]
+        assert np.ma.getmaskarray(found).tolist() == [True, False]
+        assert found[1] == 2.0
+
+
+def test_rows_of_different_lengths_are_no_array() -> None:
+    said = r"\[1, \[2, 3\]\] is no array .*; give numbers or words, in rows of equal length"
+    for make in (
+        lambda: lines("x", [1, [2, 3]], [1.0, 2.0]),
+        lambda: lines("x", [1, 2], [1, [2, 3]]),
+        lambda: rows("x", {"a": [1, [2, 3]]}),
+    ):
+        with pytest.raises(DataError, match=said):
+            make()

@@ -295,3 +295,13 @@ def test_an_array_that_claims_more_than_all_memory_is_refused(tmp_path: Path) ->
             packed.writestr(f"{name}.npy", npy)
     with pytest.raises(DataError, match=r"the results in .* are incomplete"):
         Results.load(folder)
+
+
+@pytest.mark.parametrize("count", ["rows", "passes"])
+def test_a_count_that_is_none_is_refused(tmp_path: Path, count: str) -> None:
+    file = trace_of(ACCURACY).save(tmp_path / "trace") / "measured.json"
+    saved = json.loads(file.read_text())
+    saved["about"][count] = "../x"
+    file.write_text(json.dumps(saved))
+    with pytest.raises(DataError, match=f"{count} is '../x', not a count"):
+        Results.load(file.parent)

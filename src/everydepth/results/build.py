@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from everydepth.config import checked
+from everydepth.errors import DataError
 from everydepth.results.result import Kind, Result, defined
 
 Values = Sequence[Any] | np.ndarray
@@ -38,14 +39,14 @@ def curve(
     (('value',), ['depth', 'value', 'value_high', 'value_low'])
     """
     several = dict(y) if isinstance(y, Mapping) else {"value": y}
-    arrays = {axis: np.array(x)} | {
+    arrays = {axis: np.array(as_array(x))} | {
         key: defined(as_array(values)) for key, values in several.items()
     }
     if low is not None and high is not None:
         first = next(iter(several))
         arrays |= {f"{first}_low": as_array(low), f"{first}_high": as_array(high)}
     if kind == "histogram":
-        counts = np.asarray(next(iter(several.values())), dtype=float)
+        counts = as_array(next(iter(several.values())), float)
         arrays["cumulative"] = counts.cumsum() / max(float(counts.sum()), 1.0)
     return Result(
         name=name,
@@ -84,7 +85,7 @@ def lines(
         axis=axis,
         series=tuple(series),
         arrays={
-            f"{key}{ends[part]}": np.array(values)
+            f"{key}{ends[part]}": np.array(as_array(values))
             for key, parts in series.items()
             for part, values in parts.items()
         },
@@ -115,8 +116,8 @@ def rows(name: str, columns: Mapping[str, Sequence[Any]], **words: Any) -> Resul
     """
     arrays: dict[str, np.ndarray] = {}
     for key, values in columns.items():
-        found = np.array(["" if v is None else v for v in values] if _is_words(values) else values)
-        arrays[key] = as_array(values) if found.dtype.kind == "O" else found
+        known = ["" if v is None else v for v in values] if _is_words(values) else values
+        arrays[key] = as_array(known).copy()
     return Result(name=name, kind="rows", series=tuple(arrays), arrays=arrays, **words)
 
 
@@ -124,9 +125,14 @@ def _is_words(values: Sequence[Any]) -> bool:
     return any(isinstance(value, str) for value in values)
 
 
-def as_array(values: Any) -> np.ndarray:
+def as_array(values: Any, dtype: type | None = None) -> np.ndarray:
     """As an array; None becomes NaN, which is masked."""
     if isinstance(values, np.ma.MaskedArray):
         return values
-    found = np.asarray(values)
-    return defined(np.array(values, dtype=float)) if found.dtype.kind == "O" else found
+    try:
+        found = np.asarray(values, dtype=dtype)
+        return defined(np.array(values, dtype=float)) if found.dtype.kind == "O" else found
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{values!r:.80} is no array ({error}); give numbers or words, in rows of equal length"
+        ) from error

@@ -152,10 +152,12 @@ def gap(name: str, kind: Kind, reason: str) -> Result:
 @checked
 def defined(values: np.ndarray) -> np.ndarray:
     """The values with NaN masked; unchanged if there are none."""
-    values = np.asarray(values)
-    if values.dtype.kind != "f" or not np.isnan(values).any():
+    values = np.asanyarray(values)  # a mask that is there stays
+    plain = np.asarray(values)
+    if plain.dtype.kind != "f" or not np.isnan(plain).any():
         return values
-    return np.ma.masked_array(np.nan_to_num(values, nan=0.0), mask=np.isnan(values))
+    undefined = np.isnan(plain) | np.ma.getmaskarray(values)
+    return np.ma.masked_array(np.nan_to_num(plain, nan=0.0), mask=undefined)
 
 
 def numbers(values: np.ndarray) -> np.ndarray:

@@ -201,7 +201,7 @@ def _check_depths(result: Result) -> None:
 
 def check_counts(about: Mapping[str, Any]) -> None:
     """Raise an error if a count is not one; a huge depth would make huge pages."""
-    for name in ("depth", "samples"):
+    for name in ("depth", "samples", "rows", "passes"):
         number = about.get(name)
         if number is not None and (type(number) is not int or number < 0):
             raise ValueError(f"{name} is {number!r:.40}, not a count")
