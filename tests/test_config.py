@@ -125,3 +125,12 @@ def test_an_array_that_is_no_row_of_numbers_is_named(values: object) -> None:
 
     with pytest.raises(SettingError, match=r"(?s)largest\(values=.*; use (several|numbers)"):
         largest(values)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_arrive_as_those_of_python() -> None:
+    @checked
+    def drawn(seed: int, *, share: float) -> tuple[type, type]:
+        torch.Generator().manual_seed(seed)  # which refuses NumPy's
+        return type(seed), type(share)
+
+    assert drawn(np.int64(2), share=np.float32(0.5)) == (int, float)

@@ -192,6 +192,8 @@ def checked(function: F) -> F:
 
     @wraps(function)
     def called(*args: Any, **named: Any) -> Any:
+        args = tuple(map(_as_python, args))
+        named = {name: _as_python(value) for name, value in named.items()}
         _check_arguments(function, named)
         if wrong := _misfit(function, args, named, _told_at_once(function), infinite=True):
             raise SettingError(wrong)
@@ -208,6 +210,12 @@ def checked(function: F) -> F:
             raise SettingError(wrong) from error
 
     return cast(F, called)
+
+
+def _as_python(value: Any) -> Any:
+    """A number of NumPy as one of Python, which torch insists on here and there."""
+    item = getattr(value, "item", None) if isinstance(value, Number) else None
+    return value if item is None else item()
 
 
 def _check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> None:
