@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 from tests.zoo.verbs import VERBS
 from torch import Tensor, nn
 
@@ -323,3 +324,35 @@ def test_the_tree_counts_one_block_and_one_module_called_repeatedly() -> None:
     text = str(ed.as_stream(Again().eval(), example=batch))
     assert "Again: 3 blocks (Mix, one module called repeatedly)" in text
     assert ": 1 block (Mix)" in str(ed.as_stream(Stopping().eval(), example=batch + 5))
+
+
+def test_a_model_of_pictures_and_text_is_followed_by_its_text() -> None:
+    """Its picture's tokens must stay where they are whenever a batch is changed to look at it."""
+    picture = 98
+    vision = hf.CLIPVisionConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+        image_size=16, patch_size=8,
+    )  # fmt: skip
+    text = hf.LlamaConfig(
+        vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+        num_attention_heads=4,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = hf.LlavaForConditionalGeneration(
+        hf.LlavaConfig(text_config=text, vision_config=vision, image_token_index=picture)
+    ).eval()
+    ids = torch.randint(0, 90, (2, 8))
+    ids[:, :4] = picture
+    batch = {"input_ids": ids, "pixel_values": torch.randn(2, 3, 16, 16)}
+    stream = ed.as_stream(model, example=batch)
+    assert (stream.depth, stream.task) == (3, "causal_lm")
+    report = ed.check_stream(stream, batch)
+    assert report.ok, report
+    assert "the batch has pixel_values beside its text" in str(report)
+    labeled = {**batch, "labels": ids.masked_fill(ids == picture, -100)}
+    traced = ed.trace(stream, labeled, ["loss"], progress=False)
+    assert traced["loss"][3] == pytest.approx(model(**labeled).loss.item(), abs=1e-5)
+    words = torch.randint(0, 90, (2, 5))
+    greedy = model.generate(words, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    found = ed.generate(stream, words, max_new_tokens=4)
+    assert found.tokens == greedy[:, 5:].tolist()

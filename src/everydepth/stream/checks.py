@@ -350,6 +350,9 @@ def _cache(e: _Evidence) -> str:
     stream, ids = e.stream, e.batch.get("input_ids")
     if stream.task != "causal_lm" or ids is None:
         raise _NotApplicable("not a causal language model")
+    beside = [k for k, v in e.batch.items() if isinstance(v, Tensor) and v.is_floating_point()]
+    if beside and beside != ["attention_mask"]:
+        raise _NotApplicable(f"the batch has {beside[0]} beside its text")
     try:
         cache = stream.new_cache()
     except UnsupportedModelError as reason:
