@@ -134,3 +134,13 @@ def test_numbers_of_numpy_arrive_as_those_of_python() -> None:
         return type(seed), type(share)
 
     assert drawn(np.int64(2), share=np.float32(0.5)) == (int, float)
+
+
+@pytest.mark.parametrize("values", [{"a": 1}, {"a"}], ids=["mapping", "set"])
+def test_the_keys_of_a_mapping_are_no_numbers(values: object) -> None:
+    @checked
+    def largest(values: Iterable[float]) -> float:
+        return max(value for value in values if value >= 0)
+
+    with pytest.raises(SettingError, match="use several, each a number"):
+        largest(values)  # type: ignore[arg-type]

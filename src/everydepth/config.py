@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, wraps
 from inspect import Signature, signature, unwrap
@@ -366,7 +366,7 @@ def _is(value: Any, kind: Any) -> bool:
     if origin in (Sequence, Iterable) and hasattr(value, "shape"):  # an array
         several = len(value.shape) == 1 and issubclass(type(value), origin) and _readable(value)
         return several and all(_fits(v, get_args(kind)[0]) for v in value.tolist())
-    if origin in (Sequence, Iterable) and isinstance(value, Sequence):
+    if origin in (Sequence, Iterable) and isinstance(value, Sequence | Mapping | Set):
         item = get_args(kind)[0]
         if isinstance(value, str | bytes):
             return item is Any or (isinstance(value, str) and item is str)

@@ -138,3 +138,13 @@ def test_attention_that_cannot_leave_out_tokens_is_refused() -> None:
     # Without its kernels the model cannot even be looked at.
     with pytest.raises(UnsupportedModelError, match="does not run on a made-up batch"):
         as_stream(model)
+
+
+@pytest.mark.parametrize("prompt", [(None,), [[1, None]], [[1.5, 2]]])
+def test_tokens_that_are_no_whole_numbers_are_refused(
+    prompt: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    model, _ = MODEL.make()
+    with pytest.raises(BatchError, match=r"token (None|1.5); pass whole numbers, or text with"):
+        generate(model, prompt)  # type: ignore[arg-type]

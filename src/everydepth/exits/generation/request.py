@@ -222,6 +222,9 @@ def _as_tensors(
         empty = next((i for i, row in enumerate(rows) if not row), None)
         where = "no rows" if empty is None else f"row {empty} has no tokens"
         raise BatchError(f"the prompt is empty: {where}; pass at least one token per row")
+    odd = [token for row in rows for token in row if not hasattr(token, "__index__")]
+    if odd:
+        raise BatchError(f"token {odd[0]!r:.40}; pass whole numbers, or text with tokenizer=")
     longest = max(map(len, rows))
     ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
     real = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
