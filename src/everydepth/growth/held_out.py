@@ -100,6 +100,7 @@ def paired_losses(
         raise no_labels()
     # Rows are weighted by their number of labels, so that the mean is the mean over labels.
     difference = ((before - after) * (rows / total)).numpy()
+    confidence = min(confidence, 1 - 1e-15)  # 1 - 1e-300 is 1
     tail = (1 - confidence) / 2
     draws = min(max(2000, 50 * math.ceil(1 / tail)), 20_000)  # resamples, in groups of 50
     random = np.random.default_rng(seed)

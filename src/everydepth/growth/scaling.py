@@ -83,7 +83,7 @@ def fit(
     *,
     bootstrap: _Resamples = 0,
     starts: _Count = 40,
-    delta: Annotated[float, Setting(above=0, most=100)] = DELTA,
+    delta: Annotated[float, Setting(least=1e-9, most=100)] = DELTA,
     seed: Seed = 0,
 ) -> Fit:
     """Fit `L = E + A / N^alpha + B / D^beta`, or without `tokens` `L = E + A / N^alpha`.
@@ -354,6 +354,9 @@ def as_results(law: Fit, found: Plan, points: Mapping[str, Sequence[float]] | No
         )
     ]
     if points is not None:
+        absent = [name for name in ("parameters", "tokens", "loss") if name not in points]
+        if absent:
+            raise SettingError(f"points without {absent[0]!r}; give parameters, tokens and loss")
         predicted = curve(
             "fit",
             law(points["parameters"], points["tokens"]),
