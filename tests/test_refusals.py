@@ -415,7 +415,7 @@ CASES: dict[str, Case] = {
     "confidence": (
         lambda m: ed.growth.paired(m, m, rows(), confidence=-1.0),
         SettingError,
-        r"paired\(confidence=-1.0\); use a number between 0.5 and 1",
+        r"paired\(confidence=-1.0\); use a number above 0.5 and below 1",
     ),
     # what is not of the annotated type
     "objective": (
@@ -426,7 +426,7 @@ CASES: dict[str, Case] = {
     "weights": (
         lambda m: ed.weighted("1"),
         SettingError,
-        r"values=\('1',\); use several, each a number",
+        "the weight of depth 0 is '1'; use a number of 0 or more",
     ),
     "results": (
         lambda m: ed.Results(results=False),  # type: ignore[arg-type]

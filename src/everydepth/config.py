@@ -447,7 +447,7 @@ def _wanted(hint: Any, about: Setting) -> str:
 
 def _range(about: Setting) -> str:
     if about.above is not None and about.below is not None:
-        return f" between {about.above} and {about.below}"
+        return f" above {about.above} and below {about.below}"
     if about.least is not None and about.most is None and about.below is None:
         return f" of {about.least} or more"
     low = "" if about.least is None else f" from {about.least}"

@@ -221,7 +221,9 @@ def test_bad_input_is_refused_with_the_next_step() -> None:
         calibrate(model, batch, risk=0.1, against="labels", progress=False)
     for name, value in (("risk", 0.0), ("risk", 1.5), ("delta", 1.0)):
         settings = {"risk": 0.1, "delta": 0.1} | {name: value}
-        with pytest.raises(SettingError, match=rf"{name}={value}\); use a number between 0 and 1"):
+        with pytest.raises(
+            SettingError, match=rf"{name}={value}\); use a number above 0 and below 1"
+        ):
             calibrate(model, batch, **settings)
     with pytest.raises(SettingError, match="policy 'hope'; use one of"):
         calibrate(model, batch, risk=0.1, policy="hope")

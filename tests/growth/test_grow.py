@@ -239,8 +239,8 @@ def test_bad_settings_say_what_is_allowed() -> None:
         ({"steps": -1}, "steps=-1; use a whole number of 0 or more"),
         ({"tries": 0}, "tries=0; use a whole number of 1 or more"),
         ({"rounds": -1}, "rounds=-1; use a whole number of 0 or more"),
-        ({"confidence": 0.2}, "confidence=0.2; use a number between 0.5 and 1"),
-        ({"alpha": 1.0}, "alpha=1.0; use a number between 0 and 1"),
+        ({"confidence": 0.2}, "confidence=0.2; use a number above 0.5 and below 1"),
+        ({"alpha": 1.0}, "alpha=1.0; use a number above 0 and below 1"),
         ({"lr": 0.0}, "lr=0.0; use a number above 0"),
         ({"resume": True}, "resume=True without run="),
     ):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar
 
 import numpy as np
@@ -138,12 +140,13 @@ class Given(Shape, name="given"):
     values: tuple[float, ...] = setting(help="One weight for each depth, from 0 to the last.")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for depth, value in enumerate(self.values):
-            if not (value >= 0 and math.isfinite(value)):
+        given = self.values if isinstance(self.values, Sequence) else ()  # pyright: ignore[reportUnnecessaryIsInstance]  # not checked yet
+        for depth, value in enumerate(given):
+            if not (isinstance(value, Real) and value >= 0 and math.isfinite(value)):
                 raise SettingError(
                     f"the weight of depth {depth} is {value!r}; use a number of 0 or more"
                 )
+        super().__post_init__()
         if not any(self.values):
             raise SettingError(
                 f"all {len(self.values)} weights are 0, so nothing would be trained; "
