@@ -366,6 +366,8 @@ def _is(value: Any, kind: Any) -> bool:
     if origin in (Sequence, Iterable) and hasattr(value, "shape"):  # an array
         several = len(value.shape) == 1 and issubclass(type(value), origin) and _readable(value)
         return several and all(_fits(v, get_args(kind)[0]) for v in value.tolist())
+    if origin is Sequence and isinstance(value, Mapping):  # its keys alone are not what it holds
+        return False
     if origin in (Sequence, Iterable) and isinstance(value, Sequence | Mapping | Set):
         item = get_args(kind)[0]
         if isinstance(value, str | bytes):

@@ -46,11 +46,11 @@ def test_infinite_values_have_ranks_but_no_mean() -> None:
     [
         (
             lambda: interval([1.0, 2.0], 95),
-            r"interval\(confidence=95.0\); use a number between",
+            r"interval\(confidence=95.0\); use a number above 0 and below 1",
         ),
         (
             lambda: interval([1.0, 2.0], 1.0),
-            r"interval\(confidence=1.0\); use a number between",
+            r"interval\(confidence=1.0\); use a number above 0 and below 1",
         ),
         (lambda: interval(np.ones((2, 3))), r"values has the shape \(2, 3\); use one axis"),
         (lambda: interval(["a", "b"]), r"interval\(values=\['a', 'b'\]\); use several, each a num"),
