@@ -27,6 +27,7 @@ from everydepth.results.results import FORMAT, Results, class_of, described, nam
 
 FILE = "measured.json"
 DEEPEST = 100_000  # blocks; a larger number can only be an attack
+COUNTS = ("depth", "samples")  # of any kind of results
 LARGEST = 512 * 2**20  # bytes of one file, unpacked
 _MASK = "!mask"  # suffix of the stored mask of a masked array; cannot be part of an array's name
 
@@ -155,7 +156,7 @@ def _results(
 ) -> Results:
     """The results that a head describes. arrays: those of one entry, by `result/array`."""
     kind, about = checked(head["kind"], str, "kind"), checked(head["about"], dict, "about")
-    check_counts(about)
+    _check_counts(about, (*COUNTS, *class_of(kind).counts))
     entries = [checked(e, dict, "a result") for e in checked(head["results"], list, "results")]
     found = named(*(_result(entry, arrays(entry)) for entry in entries))
     return class_of(kind)(results=found, about=about, kind=kind)
@@ -199,9 +200,9 @@ def _check_depths(result: Result) -> None:
         raise ValueError(f"the depths of {result.name} are not depths")
 
 
-def check_counts(about: Mapping[str, Any]) -> None:
+def _check_counts(about: Mapping[str, Any], names: tuple[str, ...]) -> None:
     """Raise an error if a count is not one; a huge depth would make huge pages."""
-    for name in ("depth", "samples", "rows", "passes"):
+    for name in names:
         number = about.get(name)
         if number is not None and (type(number) is not int or number < 0):
             raise ValueError(f"{name} is {number!r:.40}, not a count")

@@ -20,6 +20,8 @@ class Trace(Results, kind="trace"):
     3
     """
 
+    counts = ("rows", "passes")
+
     @property
     def rows(self) -> int:
         """The number of predictions: `samples`, or the number of real tokens."""
