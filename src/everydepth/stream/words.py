@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from everydepth.stream.contract import TOKEN_TASKS, ResidualStream
+from everydepth.stream.ordered import can_order, ordered, product
 
 # A product of 2,048 rows (depths times tokens) and 2,048 words runs at a core's full speed, and its
 # 16 MB of logits stay in the cache.
@@ -56,20 +57,28 @@ def word_statistics(
         _Sums(block, weight, bias, follow[start : start + block.shape[1]], frozenset(names))
         for block, start in zip(blocks, starts, strict=False)
     ]
-    scratch = _scratch(blocks, weight)
     for start in range(0, len(weight), WORDS):
-        words = slice(start, min(start + WORDS, len(weight)))
-        part, shift = weight[words], None if bias is None else bias[words]
+        words = _Words(weight, bias, start)
         for block in sums:
-            block.add(part, shift, start, scratch)
+            block.add(words)
     found = [block.found() for block in sums]
     return {name: torch.cat([f[name] for f in found], 1) for name in found[0]}
 
 
-def _scratch(blocks: Sequence[Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
-    size = max(block.shape[0] * block.shape[1] for block in blocks) * min(WORDS, len(weight))
-    wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    return weight.new_empty(size, dtype=wide), weight.new_empty(size, dtype=wide)
+class _Words:
+    """Rows of the head, for some words."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, start: int) -> None:
+        self.start = start
+        self.weight = weight[start : start + WORDS]
+        self.bias = None if bias is None else bias[start : start + WORDS]
+        self._ordered = ordered(self.weight, ROWS) if can_order(weight) else None
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The logits of all rows of `x`, which the caller may change."""
+        if self._ordered is not None:
+            return product(x, self._ordered, self.bias)
+        return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
 @dataclass(eq=False)
@@ -109,37 +118,26 @@ class _Sums:
         # Rounded as the head would: ranks compare it with logits of that dtype.
         return found.to(self.x.dtype).to(self.wide).flatten()
 
-    def add(
-        self, weight: Tensor, bias: Tensor | None, start: int, scratch: tuple[Tensor, Tensor]
-    ) -> None:
-        """Count the words from `start` on, whose rows of the head are `weight` and `bias`."""
-        z, other = (s[: self.rows * len(weight)].view(self.rows, len(weight)) for s in scratch)
-        self._logits(weight, bias, z)
+    def add(self, words: _Words) -> None:
+        """Count some words, in the order of the vocabulary."""
+        z = words.logits(self.x).to(self.wide)
         if "step" in self.names:
             depths = z.view(*self.shape, -1)
-            step = torch.sub(depths[1:], depths[:-1], out=other.view(depths.shape)[1:])
-            self.steps += torch.linalg.vector_norm(step, dim=-1).double().square()
+            step = torch.linalg.vector_norm(depths[1:] - depths[:-1], dim=-1)
+            self.steps += step.double().square()
         if "rank" in self.names:
-            self._rank(z, start, other)
+            self._rank(z, words.start)
         before = self.highest
         if self.wants_top:
-            self._add_top(z, start)
-        elif self.wants_total and (start == 0 or "error" in self.names):
+            self._add_top(z, words.start)
+        elif self.wants_total and (words.start == 0 or "error" in self.names):
             self.highest = torch.maximum(before, z.amax(1))
         if self.wants_total and not self._add_exponentials(z, before):
             # Only the loss skips the maximum after the first block, and a later logit is so much
             # higher that its exponential overflows.
-            self._logits(weight, bias, z)
+            z = words.logits(self.x).to(self.wide)
             self.highest = torch.maximum(before, z.amax(1))
             self._add_exponentials(z, before)
-
-    def _logits(self, weight: Tensor, bias: Tensor | None, z: Tensor) -> None:
-        if self.x.dtype != self.wide:
-            z.copy_(torch.nn.functional.linear(self.x, weight, bias))
-            return
-        torch.mm(self.x, weight.T, out=z)
-        if bias is not None:
-            z += bias
 
     def _add_top(self, z: Tensor, start: int) -> None:
         """Update the two highest logits; few rows have one of them in a later block."""
@@ -150,12 +148,12 @@ class _Sums:
         self.second[rows] = torch.minimum(before, first).maximum(self.second[rows]).maximum(second)
         self.highest = self.highest.index_copy(0, rows, torch.maximum(before, first))
 
-    def _rank(self, z: Tensor, start: int, other: Tensor) -> None:
+    def _rank(self, z: Tensor, start: int) -> None:
         place = self.follow.repeat(self.shape[0]) - start
         here = ((place >= 0) & (place < z.shape[1])).nonzero().flatten()
         # The target's own logit, bit for bit: it must not outrank itself.
         z[here, place[here]] = self.followed[here]
-        self.rank += torch.gt(z, self.followed[:, None], out=other).sum(1)
+        self.rank += (z > self.followed[:, None]).sum(1)
 
     def _add_exponentials(self, z: Tensor, before: Tensor) -> bool:
         """Add `exp(z - highest)`, in place of `z`; False, and nothing added, if it overflows."""

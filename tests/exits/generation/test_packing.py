@@ -37,13 +37,13 @@ def test_the_fewest_rows_are_those_from_which_ordered_weights_are_faster(
 def test_fewer_rows_use_the_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "fewest_rows", lambda: 4)
     used: list[int] = []
-    product = packing._product
+    product = packing.product
 
     def noted(x: torch.Tensor, ordered: torch.Tensor, bias: Any = None) -> torch.Tensor:
         used.append(len(x))
         return product(x, ordered, bias)
 
-    monkeypatch.setattr(packing, "_product", noted)
+    monkeypatch.setattr(packing, "product", noted)
     head = nn.Linear(8, 500)
     with torch.inference_mode(), packed_maps(head):
         for rows in (1, 3, 4, 64, 65):

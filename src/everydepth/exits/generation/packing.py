@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import psutil
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from everydepth.stream.ordered import can_order, ordered, product
 from everydepth.stream.taps import replaced_forward
 
 LARGE = 2**16  # weights; for smaller maps, their order does not matter
@@ -59,8 +59,8 @@ def packed_maps(model: nn.Module, rows: int | None = None) -> Generator[int, Non
         if new + sum(m.weight.nbytes for m in _copies) > KEPT:
             _copies.clear()
         for module in large:
-            ordered = _ordered(module, keep=size <= KEPT)
-            stack.enter_context(_packed(module, ordered))
+            copied = _copied(module, keep=size <= KEPT)
+            stack.enter_context(_packed(module, copied))
         yield len(large)
 
 
@@ -77,60 +77,52 @@ def _fewest(threads: int) -> int:
     del threads  # the products below use them
     # More than a cache holds, as from token to token.
     weights = [torch.ones(1024, 1024) for _ in range(16)]
-    ordered = [_mkldnn()._reorder_linear_weight(weight, MANY) for weight in weights]
+    copies = [ordered(weight, MANY) for weight in weights]
     for rows in (1, 2, 3, 4, 6, 8, 16, 32):
         x, plain, packed = torch.ones(rows, 1024), math.inf, math.inf
         for _ in range(3):  # in turn, so that both meet the same busy moments
             plain = min(plain, _seconds(x, weights, linear))
-            packed = min(packed, _seconds(x, ordered, _product))
+            packed = min(packed, _seconds(x, copies, product))
         if packed < CLEARLY * plain:
             return rows
     return MANY + 1
 
 
 def _seconds(
-    x: Tensor, weights: Sequence[Tensor], product: Callable[[Tensor, Tensor], Tensor]
+    x: Tensor, weights: Sequence[Tensor], multiply: Callable[[Tensor, Tensor], Tensor]
 ) -> float:
     begun = time.process_time()  # other processes may use the same cores
     for weight in weights:
-        product(x, weight)
+        multiply(x, weight)
     return time.process_time() - begun
-
-
-def _product(x: Tensor, ordered: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _mkldnn()._linear_pointwise(x, ordered, bias, "none", [], "")
 
 
 _copies: WeakKeyDictionary[nn.Linear, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 """The ordered weights of a map, with what tells whether its weights have changed."""
 
 
-def _ordered(module: nn.Linear, *, keep: bool) -> Tensor:
+def _copied(module: nn.Linear, *, keep: bool) -> Tensor:
     """The weights in oneDNN's layout; a product, cheaper than that, tells if they have changed."""
     weight = module.weight.detach()
     with torch.no_grad():
         sums = weight @ torch.arange(weight.shape[1], dtype=weight.dtype).cos()
-        known, ordered = _copies.get(module, (None, None))
-        if ordered is None or known is None or not torch.equal(known, sums):
-            ordered = _mkldnn()._reorder_linear_weight(weight, MANY)
+        known, copy = _copies.get(module, (None, None))
+        if copy is None or known is None or not torch.equal(known, sums):
+            copy = ordered(weight, MANY)
         if keep:
-            _copies[module] = sums, ordered
-    return ordered
-
-
-def _mkldnn() -> Any:
-    return torch.ops.mkldnn
+            _copies[module] = sums, copy
+    return copy
 
 
 @contextmanager
-def _packed(module: nn.Linear, ordered: Tensor) -> Generator[None, None, None]:
+def _packed(module: nn.Linear, copy: Tensor) -> Generator[None, None, None]:
     bias = None if module.bias is None else module.bias.detach()  # pyright: ignore[reportUnnecessaryComparison]
     width, least = module.weight.shape[1], fewest_rows()
 
     def forward(x: Tensor) -> Tensor:
         if x.requires_grad or not least * width <= x.numel() <= MANY * width:
             return linear(x, module.weight, module.bias)
-        return _product(x, ordered, bias)
+        return product(x, copy, bias)
 
     with replaced_forward(module, forward):
         yield
@@ -140,9 +132,4 @@ def _is_packable(module: nn.Module) -> bool:
     # Exactly this class: adapters and quantized maps compute something else.
     if type(module) is not nn.Linear or "forward" in vars(module):
         return False
-    weight = module.weight
-    plain = type(weight) is nn.Parameter and weight.dtype == torch.float32
-    known = torch.backends.mkldnn.is_available() and all(
-        hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
-    )
-    return plain and known and weight.device.type == "cpu"
+    return type(module.weight) is nn.Parameter and can_order(module.weight)
