@@ -17,7 +17,8 @@ from torch import Tensor
 
 import everydepth as ed
 import everydepth.data
-from everydepth.ablations import folds
+from everydepth.ablations import folds, label_prompts
+from everydepth.ablations.taps import tapped
 from everydepth.errors import (
     BatchError,
     DataError,
@@ -106,10 +107,47 @@ def broken(model: Any) -> Any:
     return changed
 
 
+def ids() -> dict[str, Tensor]:
+    tokens = torch.ones(2, 5, dtype=torch.int64)
+    return {"input_ids": tokens, "labels": tokens}
+
+
 COMPLEX = torch.ones(1, 3, dtype=torch.complex64)
 Case = tuple[Callable[[Any], Any], type[EveryDepthError], str]
 CASES: dict[str, Case] = {
     # what the fuzzer found
+    "a set of labels": (
+        lambda m: ed.data.flip_labels(set(), 0.1),  # type: ignore[arg-type]
+        SettingError,
+        r"flip_labels\(labels=set\(\)\); use several, each a whole number or Tensor",
+    ),
+    "a set of tokens": (
+        lambda m: ed.data.token_blocks(set(), 4),  # type: ignore[arg-type]
+        SettingError,
+        r"token_blocks\(ids=set\(\)\); use",
+    ),
+    "folds of no rows": (
+        lambda m: ed.audit((), None, folds=[]),
+        SettingError,
+        "folds= is empty; give the fold of every row",
+    ),
+    "one number as the labels of texts": (
+        lambda m: label_prompts(["a"], torch.tensor(1), ["x"], Letters(), max_length=8),
+        BatchError,
+        r"labels is int64 of shape \(\); pass a vector of integers",
+    ),
+    "tokens without storage": (
+        lambda m: tapped(
+            ed.as_stream(writer(m)), {**ids(), "input_ids": ids()["labels"].to("meta")}
+        ),
+        SettingError,
+        r"tapped\(batch=.*\); use numbers, in memory",
+    ),
+    "a class that is no policy": (
+        lambda m: ed.calibrate(m, rows(), risk=0.2, policy=int, **QUIET),  # type: ignore[arg-type]
+        SettingError,
+        r"calibrate\(policy=<class 'int'>\); use a string or a class of Policy",
+    ),
     "text without rows": (
         lambda m: ed.fit(writer(m), torch.ones(4, dtype=torch.bool), steps=1, **QUIET),
         EveryDepthError,
@@ -370,14 +408,14 @@ CASES: dict[str, Case] = {
         "Confidence with threshold 'much'; use 0 to 1",
     ),
     "register": (
-        lambda m: ed.register("x", 3),  # type: ignore[arg-type]
+        lambda m: ed.register(type(m), 3),  # type: ignore[arg-type]
         SettingError,
         r"register\(factory=3\); use a function",
     ),
     "register, class": (
         lambda m: ed.register("x", ed.as_stream),  # type: ignore[arg-type]
         SettingError,
-        r"register\('x', ...\): the first argument must be a subclass",
+        r"register\(model_class='x'\); use a class of Module",
     ),
     "register_metric": (
         lambda m: ed.register_metric(3),  # type: ignore[type-var]

@@ -304,7 +304,7 @@ _PLAIN = (bool, int, float, str, Path, NoneType)
 
 def _is_plain(kind: Any) -> bool:
     own = isinstance(kind, type) and kind.__module__.startswith("everydepth")
-    return own or kind in _PLAIN or get_origin(kind) in (Literal, Callable)
+    return own or kind in _PLAIN or get_origin(kind) in (Literal, Callable, type)
 
 
 def _with_limits(hint: Any) -> tuple[Any, Setting]:
@@ -352,9 +352,12 @@ def _fits(value: Any, hint: Any) -> bool:
 def _is(value: Any, kind: Any) -> bool:
     origin = get_origin(kind)
     if kind is Any:
-        return True
+        return _readable(value)
     if origin is Literal:
         return isinstance(value, str | int | None) and value in get_args(kind)
+    if origin is type:
+        of = get_args(kind)[0]
+        return isinstance(value, type) and (not isinstance(of, type) or issubclass(value, of))
     if origin is tuple:
         return isinstance(value, tuple) and all(
             _fits(item, get_args(kind)[0]) for item in cast(tuple[Any, ...], value)
@@ -366,7 +369,7 @@ def _is(value: Any, kind: Any) -> bool:
     if origin in (Sequence, Iterable) and hasattr(value, "shape"):  # an array
         several = len(value.shape) == 1 and issubclass(type(value), origin) and _readable(value)
         return several and all(_fits(v, get_args(kind)[0]) for v in value.tolist())
-    if origin is Sequence and isinstance(value, Mapping):  # its keys alone are not what it holds
+    if origin is Sequence and isinstance(value, Mapping | Set):  # it has no order, or only keys
         return False
     if origin in (Sequence, Iterable) and isinstance(value, Sequence | Mapping | Set):
         item = get_args(kind)[0]
@@ -384,7 +387,9 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def _readable(value: Any) -> bool:
-    """False for an array of texts or objects, and for a tensor that has no storage."""
+    """False for arrays of texts or objects and tensors without storage, also inside a mapping."""
+    if isinstance(value, Mapping):
+        return all(map(_readable, cast(Mapping[Any, Any], value).values()))
     kind = getattr(getattr(value, "dtype", None), "kind", "f")  # only NumPy's have one
     return kind in "biufc" and not getattr(value, "is_meta", False)
 
@@ -442,6 +447,8 @@ def _wanted(hint: Any, about: Setting) -> str:
             words.append(f"several, each {_WORDS[get_args(kind)[0]]}{_range(about)}")
         elif get_origin(kind) is Callable:
             words.append("a function")
+        elif get_origin(kind) is type:
+            words.append(f"a class of {getattr(get_args(kind)[0], '__name__', 'any kind')}")
         elif kind is not int:
             words.append(_WORDS.get(kind) or getattr(kind, "__name__", str(kind)))
     return " or ".join(words)

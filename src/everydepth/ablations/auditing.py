@@ -279,6 +279,8 @@ def _collected(
         feed = Feed(data, stream, batch_size=batch_size, again=True, ordered=True)
         return trajectories(stream, feed, progress)
     where = whole_numbers(folds, "folds").long()
+    if not len(where):
+        raise SettingError("folds= is empty; give the fold of every row, and one model per fold")
     if sorted(where.unique().tolist()) != list(range(len(model))):
         raise SettingError(
             f"{len(model)} models, but folds are {where.unique().tolist()}; "

@@ -12,6 +12,7 @@ from everydepth.config import checked
 from everydepth.data import Tokens
 from everydepth.errors import DataError
 from everydepth.stream import IGNORE_INDEX
+from everydepth.stream.rows import whole_numbers
 
 TEMPLATE = " The topic is about"
 
@@ -33,7 +34,7 @@ def label_prompts(
     loss_on: "label" gives targets to the label's tokens only, as `memorization` expects; "all" to
         every token, as for training a language model.
     """
-    numbers = torch.as_tensor(labels).long()
+    numbers = whole_numbers(labels, "labels").long()
     if len(numbers) != len(texts) or len(texts) == 0:
         raise DataError(
             f"{len(texts)} texts and {len(numbers)} labels; give one label per text, at least one"

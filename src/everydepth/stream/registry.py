@@ -54,11 +54,6 @@ def register(model_class: type[nn.Module], factory: StreamFactory) -> None:
     >>> ed.as_stream(Mine(model.config)).depth
     3
     """
-    if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise SettingError(
-            f"register({model_class!r}, ...): the first argument must be a subclass of "
-            "torch.nn.Module; pass the class itself, e.g. register(type(model), factory)"
-        )
     _by_class[model_class] = factory
 
 
