@@ -62,10 +62,14 @@ class PlanConfig(Config):
 
     title: ClassVar[str] = "Planning"
 
-    parameters: float | None = setting(None, above=0, help="Number of parameters, for example 7e9.")
-    flops: float | None = setting(None, above=0, help="Training budget in FLOPs, instead.")
+    parameters: float | None = setting(
+        None, least=1, most=1e30, help="Number of parameters, for example 7e9."
+    )
+    flops: float | None = setting(
+        None, least=1, most=1e60, help="Training budget in FLOPs, instead."
+    )
     tokens: float | None = setting(
-        None, above=0, help="Training tokens, if fixed; compute-optimal by default."
+        None, least=1, most=1e30, help="Training tokens, if fixed; compute-optimal by default."
     )
     multiple: int = setting(64, least=1, help="Round the width to a multiple of this.")
 
