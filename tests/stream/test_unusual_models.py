@@ -70,6 +70,42 @@ class Mix(nn.Module):
         return x + self.down(torch.tanh(self.up(self.norm(x + x.mean(1, keepdim=True)))))
 
 
+class Fused(Mix):
+    """The branch is scaled and added by one operation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.scale = nn.Parameter(torch.full((width,), 0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(x, self.down(torch.tanh(self.up(self.norm(x)))), self.scale, value=2.0)
+
+
+class FusedInPlace(Fused):
+    def forward(self, x: Tensor) -> Tensor:
+        added = self.down(torch.tanh(self.up(self.norm(x))))
+        return x.clone().addcmul_(added, self.scale, value=-0.5)
+
+
+class Interpolated(Mix):
+    """A part of the state and a part of the branch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.lerp(x, self.down(torch.tanh(self.up(self.norm(x)))), 0.4)
+
+
+class Chained(nn.Module):
+    def __init__(self, block: type[Mix]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block(8) for _ in range(3))
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x.mean(1))
+
+
 class Patched(nn.Module):
     """Rows and the four places within a patch share the first dimension of the state."""
 
@@ -356,3 +392,27 @@ def test_a_model_of_pictures_and_text_is_followed_by_its_text() -> None:
     greedy = model.generate(words, max_new_tokens=4, do_sample=False, pad_token_id=0)
     found = ed.generate(stream, words, max_new_tokens=4)
     assert found.tokens == greedy[:, 5:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("block", "weight", "scale"),
+    [(Fused, 1.0, 0.6), (FusedInPlace, 1.0, -0.15), (Interpolated, 0.6, 0.4)],
+)
+def test_a_sum_that_one_fused_operation_computes_is_found(
+    block: type[Mix], weight: float, scale: float
+) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 8), Chained(block).eval()
+    stream = ed.as_stream(model, example=x)
+    report = ed.check_stream(stream, x)
+    assert report.ok, str(report)
+    (branch,) = stream.blocks[0].branches
+    torch.testing.assert_close(torch.as_tensor(branch.weight), torch.tensor(weight))
+    torch.testing.assert_close(torch.as_tensor(branch.scale).mean(), torch.tensor(scale))
+
+
+def test_a_block_that_shrinks_its_state_cannot_be_inserted_silently() -> None:
+    model = Chained(Interpolated).eval()
+    said = "it multiplies the skip of its mlp branch by 0.6"
+    with pytest.raises(UnsupportedModelError, match=said):
+        ed.insert(model, after=1, example=torch.randn(ROWS, 5, 8))

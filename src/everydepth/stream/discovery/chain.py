@@ -249,7 +249,7 @@ def skips(recording: Recording) -> list[nn.Module]:
         if base(operation) in ("add", "add_") and len(operation.reads) > 1:
             a, b = (recording.values[key] for key in operation.reads[:2])
             computed = all(recording.producer(key) is not None for key in operation.reads[:2])
-            if computed and a.ndim > 2 and a.shape == b.shape and a.is_floating_point():
+            if computed and a.ndim > 1 and a.shape == b.shape and a.is_floating_point():
                 around = [call for call in recording.calls if call.begin <= index < call.end]
                 found.append(max(around, key=lambda call: call.level).module)
     return list(dict.fromkeys(found))

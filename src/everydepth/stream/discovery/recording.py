@@ -163,18 +163,51 @@ class _Operations(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             # A value on the meta device. Models ask whether there is padding or packing: say no.
             return args[0].dtype is torch.bool
+        fused = _fused_sum(func, args, kwargs)
+        if fused is not None:
+            summands, alpha = fused
+            reads = tuple(self._product(*summand) for summand in summands)
         output = func(*args, **kwargs)
         for memory in {_memory(tensor) for tensor in written}:
             recording.versions[memory] = recording.versions.get(memory, 0) + 1
             recording.writers[memory, recording.versions[memory]] = len(recording.operations)
-        made = recording.keys(output)
-        index = len(recording.operations)
-        for key in made:
-            recording.producers.setdefault(key, index)
-        recording.operations.append(
-            Operation(str(func).removeprefix("aten."), func, reads, made, args, kwargs)
-        )
+        if fused is not None:
+            func, args, kwargs = torch.ops.aten.add.Tensor, (), {"alpha": alpha}
+        self._record(func, reads, recording.keys(output), args, kwargs)
         return output
+
+    def _product(self, value: Tensor, factor: float | Tensor | None) -> Key:
+        """Record a product that a fused operation computes inside; returns its value."""
+        if factor is None:
+            return self.recording.key(value)
+        func, product = torch.ops.aten.mul.Tensor, value * factor
+        reads, made = self.recording.keys((value, factor)), self.recording.keys(product)
+        self._record(func, reads, made, (value, factor), {})
+        return made[0]
+
+    def _record(
+        self, func: Any, reads: Sequence[Key], made: Sequence[Key], args: Any, kwargs: Any
+    ) -> None:
+        recording = self.recording
+        for key in made:
+            recording.producers.setdefault(key, len(recording.operations))
+        name = str(func).removeprefix("aten.")
+        recording.operations.append(Operation(name, func, tuple(reads), tuple(made), args, kwargs))
+
+
+def _fused_sum(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[tuple[Tensor, float | Tensor | None], ...], float] | None:
+    """Two values and their factors, and alpha: an operation that is `first + alpha * second`."""
+    name = str(func.overloadpacket).removeprefix("aten.").rstrip("_")
+    if name == "addcmul":
+        x, a, b = args[:3]
+        return ((x, None), (a, b)), float(kwargs.get("value", 1))
+    if name == "lerp":
+        x, y, weight = args[:3]
+        if not isinstance(weight, Tensor):
+            return ((x, 1.0 - weight), (y, float(weight))), 1.0
+    return None
 
 
 class _Drops(TorchFunctionMode):
