@@ -46,7 +46,7 @@ class Results:
     kind: str = ""
 
     own_kind: ClassVar[str] = "results"
-    counts: ClassVar[tuple[str, ...]] = ()
+    counted: ClassVar[tuple[str, ...]] = ()
     """Entries of `about` that must be counts when a file is read, besides depth and samples."""
 
     def __init_subclass__(cls, *, kind: str, **arguments: Any) -> None:

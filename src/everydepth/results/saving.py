@@ -156,7 +156,7 @@ def _results(
 ) -> Results:
     """The results that a head describes. arrays: those of one entry, by `result/array`."""
     kind, about = checked(head["kind"], str, "kind"), checked(head["about"], dict, "about")
-    _check_counts(about, (*COUNTS, *class_of(kind).counts))
+    _check_counts(about, (*COUNTS, *class_of(kind).counted))
     entries = [checked(e, dict, "a result") for e in checked(head["results"], list, "results")]
     found = named(*(_result(entry, arrays(entry)) for entry in entries))
     return class_of(kind)(results=found, about=about, kind=kind)

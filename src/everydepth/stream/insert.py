@@ -253,7 +253,7 @@ def refusal(block: Block) -> str | None:
         if branch.skip is not None:
             kind = type(branch.skip).__name__
             return f"the skip of its {branch.kind} branch is not the identity ({kind})"
-        if not isinstance(branch.weight, float) or branch.weight != 1:
+        if not isinstance(branch.weight, float) or branch.weight != 1.0:
             by = f"{branch.weight:.4g}" if isinstance(branch.weight, float) else "a parameter"
             return f"it multiplies the skip of its {branch.kind} branch by {by}"
         for last in branch.last:

@@ -20,7 +20,7 @@ class Trace(Results, kind="trace"):
     3
     """
 
-    counts = ("rows", "passes")
+    counted = ("rows", "passes")
 
     @property
     def rows(self) -> int:

@@ -163,15 +163,14 @@ class _Operations(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             # A value on the meta device. Models ask whether there is padding or packing: say no.
             return args[0].dtype is torch.bool
-        fused = _fused_sum(func, args, kwargs)
-        if fused is not None:
-            summands, alpha = fused
+        summands, alpha = _fused_sum(func, args, kwargs)
+        if summands:
             reads = tuple(self._product(*summand) for summand in summands)
         output = func(*args, **kwargs)
         for memory in {_memory(tensor) for tensor in written}:
             recording.versions[memory] = recording.versions.get(memory, 0) + 1
             recording.writers[memory, recording.versions[memory]] = len(recording.operations)
-        if fused is not None:
+        if summands:
             func, args, kwargs = torch.ops.aten.add.Tensor, (), {"alpha": alpha}
         self._record(func, reads, recording.keys(output), args, kwargs)
         return output
@@ -197,8 +196,9 @@ class _Operations(TorchDispatchMode):
 
 def _fused_sum(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[tuple[Tensor, float | Tensor | None], ...], float] | None:
-    """Two values and their factors, and alpha: an operation that is `first + alpha * second`."""
+) -> tuple[tuple[tuple[Tensor, float | Tensor | None], ...], float]:
+    """The two values that an operation adds, with their factors, and what it multiplies the second
+    product with; no values if it is no fused sum."""
     name = str(func.overloadpacket).removeprefix("aten.").rstrip("_")
     if name == "addcmul":
         x, a, b = args[:3]
@@ -207,7 +207,7 @@ def _fused_sum(
         x, y, weight = args[:3]
         if not isinstance(weight, Tensor):
             return ((x, 1.0 - weight), (y, float(weight))), 1.0
-    return None
+    return (), 1.0
 
 
 class _Drops(TorchFunctionMode):
