@@ -17,6 +17,7 @@ from hypothesis import settings
 from tests.helpers.typed import sparing
 
 SEED = 0
+LONGEST = ("test_benchmarks.py", "test_examples.py", "test_blocks.py")  # half a minute a test
 
 # Before the package is imported: the hook that `--jaxtyping-packages` installs looks it up there.
 jaxtyping.jaxtyped = sparing
@@ -62,6 +63,11 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests first: one that starts last keeps a process busy while the other waits."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.hookimpl(tryfirst=True)
