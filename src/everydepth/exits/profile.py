@@ -410,9 +410,7 @@ def profile(
         counted = counted_by_depth(stream, many)
         before = counted.seconds if slow else None
         batched = times_by_depth(stream, many, turns - slow, before)
-        checked = _checked(
-            stream, many, batched, turns, (0.25, 0.75) if slow else (0.25, 0.5, 0.75)
-        )
+        checked = _checked(stream, many, batched, turns, (0.2, 0.6) if slow else (0.25, 0.5, 0.75))
         batched = batched.corrected(checked)
         single = batched if size == 1 else times_by_depth(stream, one, turns).corrected(checked)
         sizes = {
@@ -469,8 +467,8 @@ def _drawn(totals: Totals) -> str:
 
 def _announce(stream: ResidualStream, took: float, turns: int, slow: bool, progress: bool) -> None:
     console = Console(stderr=True)
-    # Counting, timing, and the cut models, which together have as many blocks as one to one and a
-    # half full models. One row and its decoding cost little next to a batch.
+    # Counting, timing, and the cut models, which together have as many blocks as 0.8 or 1.5 full
+    # models. One row and its decoding cost little next to a batch.
     passes = turns + (1.5 if slow else 3.0)
     expected = took * passes
     if progress and console.is_terminal and expected > 5:
