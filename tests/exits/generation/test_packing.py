@@ -19,7 +19,7 @@ from everydepth.exits.generation.packing import PACKED_FROM, packed_maps
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "LARGE", 128)
     monkeypatch.setattr(packing, "COLD", 0)
-    monkeypatch.setattr(packing, "fewest_rows", lambda: 1)
+    monkeypatch.setattr(packing, "fewest_rows", lambda shape, most: 1)
 
 
 @pytest.mark.parametrize(("from_rows", "found"), [(1, 1), (4, 4), (5, 6), (1000, packing.MANY + 1)])
@@ -31,11 +31,32 @@ def test_the_fewest_rows_are_those_from_which_ordered_weights_are_faster(
         return len(x) * 1.0 if plain else 0.95 * (from_rows - 0.5)
 
     monkeypatch.setattr(packing, "_seconds", seconds)
-    assert packing._fewest.__wrapped__(1) == found
+    assert packing._fewest.__wrapped__(1024, 1024, packing.MANY, 1) == found
+    assert packing._fewest.__wrapped__(1024, 1024, 4, 1) == min(found, 5)
+
+
+def test_maps_of_each_shape_are_ordered_where_that_is_faster_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "fewest_rows", lambda shape, most: 1 if shape[0] == 500 else 3)
+    wide, narrow = nn.Linear(8, 500), nn.Linear(500, 8)
+    with packed_maps(nn.ModuleList([wide, narrow]), rows=2) as count:
+        assert count == 1
+        assert "forward" in vars(wide)
+        assert "forward" not in vars(narrow)
+
+
+def test_shapes_are_timed_with_weights_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.undo()  # the function itself
+    monkeypatch.setattr(packing, "_fewest", lambda *shape: asked.append(shape[:2]) or 1)
+    assert packing.fewest_rows(torch.Size((128_000, 4096))) == 1
+    assert packing.fewest_rows((1536, 576)) == 1
+    assert asked == [(1024, 4096), (1536, 576)]
 
 
 def test_fewer_rows_use_the_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "fewest_rows", lambda: 4)
+    monkeypatch.setattr(packing, "fewest_rows", lambda shape, most: 4)
     used: list[int] = []
     product = packing.product
 

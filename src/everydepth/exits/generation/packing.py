@@ -22,6 +22,7 @@ COLD = 2**24  # bytes; smaller models stay in the cache from token to token
 SHARE = 0.25  # most of the free memory that copies may take
 PACKED_FROM = 32  # tokens; for fewer, the copies cost more than they save
 MANY = 64  # rows; for more, the plain product is as fast
+BLOCK, UNCACHED = 2**22, 2**24  # weights in one map, and in all, by which both products are timed
 CLEARLY = 0.95  # of the plain product's time: copies take memory, and the measurement is short
 KEPT = 2**30  # bytes of copies, at most, that stay after a text
 
@@ -49,43 +50,48 @@ def packed_maps(model: nn.Module, rows: int | None = None) -> Generator[int, Non
     """
     found = {id(m): m for m in model.modules() if _is_packable(m)}
     large = [m for m in found.values() if isinstance(m, nn.Linear) and m.weight.numel() >= LARGE]
+    if sum(m.weight.nbytes for m in large) < COLD:
+        large = []
+    most = MANY if rows is None else rows
+    least = {m: fewest_rows(m.weight.shape, most) for m in large}
+    large = [m for m in large if least[m] <= most]
     size = sum(m.weight.nbytes for m in large)
     new = sum(m.weight.nbytes for m in large if m not in _copies)
     with ExitStack() as stack:
-        if size < COLD or new > SHARE * psutil.virtual_memory().available:
-            large = []
-        if large and rows is not None and rows < fewest_rows():
+        if new > SHARE * psutil.virtual_memory().available:
             large = []
         if new + sum(m.weight.nbytes for m in _copies) > KEPT:
             _copies.clear()
         for module in large:
             copied = _copied(module, keep=size <= KEPT)
-            stack.enter_context(_packed(module, copied))
+            stack.enter_context(_packed(module, copied, least[module]))
         yield len(large)
 
 
-def fewest_rows() -> int:
-    """From how many rows on a product with reordered weights is faster on this machine.
+def fewest_rows(shape: Sequence[int], most: int = MANY) -> int:
+    """From how many rows on a product with reordered weights of this shape is faster on this
+    machine; more than `most` if not up to that number.
 
-    From 1 on an AMD EPYC, from 4 on an Intel Xeon. Measured once per number of threads.
+    For 1,536 x 576 weights from 1 on an AMD EPYC, for 192 x 576 from 3. Measured once.
     """
-    return _fewest(torch.get_num_threads())
+    outputs, inputs = shape
+    return _fewest(min(outputs, max(1, BLOCK // inputs)), inputs, most, torch.get_num_threads())
 
 
 @cache
-def _fewest(threads: int) -> int:
+def _fewest(outputs: int, inputs: int, most: int, threads: int) -> int:
     del threads  # the products below use them
     # More than a cache holds, as from token to token.
-    weights = [torch.ones(1024, 1024) for _ in range(16)]
+    weights = [torch.ones(outputs, inputs) for _ in range(math.ceil(UNCACHED / outputs / inputs))]
     copies = [ordered(weight, MANY) for weight in weights]
-    for rows in (1, 2, 3, 4, 6, 8, 16, 32):
-        x, plain, packed = torch.ones(rows, 1024), math.inf, math.inf
+    for rows in (n for n in (1, 2, 3, 4, 6, 8, 16, 32) if n <= most):
+        x, plain, packed = torch.ones(rows, inputs), math.inf, math.inf
         for _ in range(3):  # in turn, so that both meet the same busy moments
             plain = min(plain, _seconds(x, weights, linear))
             packed = min(packed, _seconds(x, copies, product))
         if packed < CLEARLY * plain:
             return rows
-    return MANY + 1
+    return most + 1
 
 
 def _seconds(
@@ -115,9 +121,9 @@ def _copied(module: nn.Linear, *, keep: bool) -> Tensor:
 
 
 @contextmanager
-def _packed(module: nn.Linear, copy: Tensor) -> Generator[None, None, None]:
+def _packed(module: nn.Linear, copy: Tensor, least: int) -> Generator[None, None, None]:
     bias = None if module.bias is None else module.bias.detach()  # pyright: ignore[reportUnnecessaryComparison]
-    width, least = module.weight.shape[1], fewest_rows()
+    width = module.weight.shape[1]
 
     def forward(x: Tensor) -> Tensor:
         if x.requires_grad or not least * width <= x.numel() <= MANY * width:
