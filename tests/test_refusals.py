@@ -143,6 +143,11 @@ CASES: dict[str, Case] = {
         SettingError,
         r"tapped\(batch=.*\); use numbers, in memory",
     ),
+    "a dry run in a folder with a long name": (
+        lambda m: ed.sweep({"a": [1]}, lambda a: {"b": a}, run=LONG, dry_run=True),
+        RunError,
+        "the finished cells cannot be read: File name too long",
+    ),
     "a class that is no policy": (
         lambda m: ed.calibrate(m, rows(), risk=0.2, policy=int, **QUIET),  # type: ignore[arg-type]
         SettingError,

@@ -64,6 +64,7 @@ def cell_key(cell: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@explained("the finished cells cannot be read")
 def finished_cells(cells: Sequence[Cell], path: Path) -> Outcome:
     """The cells that are already done in a run directory."""
     files = {cell_key(cell): path / "cells" / f"{cell_key(cell)}.json" for cell in cells}
