@@ -304,6 +304,28 @@ def test_an_optimizer_and_a_scheduler_may_be_objects() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
 
 
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_an_optimizer_keeps_its_learning_rates_however_training_ends(error: Any) -> None:
+    class Fail(Callback):
+        def on_step(self, training: Training) -> None:
+            if error is not None and training.step == 3:
+                raise error
+
+    network = net()
+    first, *others = network.parameters()
+    optimizer = SGD([{"params": [first], "lr": 0.1}, {"params": others, "lr": 0.2}])
+    for _ in range(2):
+        how: dict[str, Any] = {"optimizer": optimizer, "callbacks": [Fail()], "log_every": 1}
+        if error is None:
+            history = ed.fit(network, points(), steps=4, **how, **QUIET).history
+            assert history[0]["lr"] == 0.1
+            assert history[-1]["lr"] < 0.02
+        else:
+            with pytest.raises(error):
+                ed.fit(network, points(), steps=4, **how, **QUIET)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2]
+
+
 def test_weight_decay_leaves_out_biases_and_norms() -> None:
     network = net(norm=True)
     for parameter in network.parameters():

@@ -203,6 +203,18 @@ def test_resuming_is_exact_with_an_optimizer_and_a_scheduler_of_torch(tmp_path: 
     assert crashed_and_resumed(tmp_path, 7, make, steps=9, save_every=2)
 
 
+def test_resuming_is_exact_with_the_optimizer_of_the_crashed_call(tmp_path: Path) -> None:
+    network = net()
+    optimizer = SGD(network.parameters(), lr=0.1)
+    how: dict[str, Any] = {"steps": 9, "save_every": 2, "run": tmp_path / "run"} | QUIET
+    with pytest.raises(Stop.Crash):
+        ed.fit(network, points(), optimizer=optimizer, callbacks=[Stop(7)], **how)
+    ed.fit(network, points(), optimizer=optimizer, callbacks=[Stop(None)], resume=True, **how)
+    whole = net()
+    ed.fit(whole, points(), steps=9, optimizer=SGD(whole.parameters(), lr=0.1), **QUIET)
+    assert same(weights(network), weights(whole))
+
+
 def test_early_stopping_and_callbacks_go_on_where_they_were(tmp_path: Path) -> None:
     goals: list[UntilAccuracy] = []
 

@@ -159,6 +159,12 @@ class Training:
         self._untrained = [p for p in self.net.parameters() if id(p) not in trained]
         self.net.zero_grad()  # gradients from before training must not enter the first step
 
+    def restore_rates(self) -> None:
+        """Give the optimizer back the learning rates it came with, which the schedule changed."""
+        if self.schedule is not None:
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=False):
+                group["lr"] = rate
+
     def describe(self) -> dict[str, Any]:
         """Everything that determines the outcome, as JSON: the config of the run."""
         net = self.net
