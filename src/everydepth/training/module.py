@@ -147,6 +147,15 @@ class EveryDepth(nn.Module):
             self._stream = as_stream(self.model, **self._options)
         return self._stream
 
+    @property
+    def ignores_labels(self) -> bool:
+        """Whether only balconies are trained, and only to match the last depth."""
+        exits = {id(p) for found in self.stream.exits.values() for p in found.parameters()}
+        return bool(exits) and not (
+            any(self.objective.label_weights([1.0] * (self.stream.depth + 1))[:-1])
+            or any(p.requires_grad and id(p) not in exits for p in self.parameters())
+        )
+
     def set_progress(self, step: int, total_steps: int | None = None) -> None:
         """Tell the objective the current optimizer step, from 0, and the number of steps.
 
@@ -267,7 +276,7 @@ class EveryDepth(nn.Module):
     # -- the parts of a pass ----------------------------------------------------------------------
 
     def _targets(self, batch: Mapping[str, Any]) -> Targets | None:
-        if batch.get("labels") is None or (self.training and self._ignores_labels):
+        if batch.get("labels") is None or (self.training and self.ignores_labels):
             return None
         stream = self.stream
         labels = batch["labels"]
@@ -286,15 +295,6 @@ class EveryDepth(nn.Module):
         if first and len(targets) == 0:
             raise no_labels()
         return targets
-
-    @property
-    def _ignores_labels(self) -> bool:
-        """Whether only balconies are trained, and only to match the last depth."""
-        exits = {id(p) for found in self.stream.exits.values() for p in found.parameters()}
-        return bool(exits) and not (
-            any(self.objective.label_weights([1.0] * (self.stream.depth + 1))[:-1])
-            or any(p.requires_grad and id(p) not in exits for p in self.parameters())
-        )
 
     def _weights(self) -> list[float]:
         objective = self.objective
