@@ -184,6 +184,24 @@ def test_accumulating_pieces_changes_nothing(task: str) -> None:
         torch.testing.assert_close(weights(pieces)[key], value, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("unlabeled", [slice(0, 0), slice(6, 8)])
+def test_accumulating_pieces_changes_no_gradient_of_the_cosine_term(unlabeled: slice) -> None:
+    ids = torch.randint(0, 20, (8, 8), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[:4, :5] = labels[unlabeled] = -100
+
+    def trained(pieces: int) -> dict[str, Tensor]:
+        per_word = [1.0 + i % 5 for i in range(20)]
+        network = ed.EveryDepth(gpt2(), ed.cosine_regularized(5.0), class_weights=per_word)
+        data = [{"input_ids": ids, "labels": labels}]
+        ed.fit(network, data, steps=1, optimizer="sgd", grad_accumulation=pieces, **QUIET)
+        return weights(network)
+
+    whole, pieces = trained(1), trained(4)
+    for key, value in whole.items():
+        torch.testing.assert_close(pieces[key], value, atol=1e-6, rtol=1e-5)
+
+
 def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 

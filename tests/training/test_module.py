@@ -211,6 +211,9 @@ def test_items_in_batch_replace_the_number_of_labels() -> None:
     count = int((batch["labels"][:, 1:] != -100).sum())
     twice = net(**batch, num_items_in_batch=torch.tensor(2 * count)).loss
     assert close(2 * twice, net(**batch).loss, 1e-6)
+    pulled = ed.EveryDepth(model, ed.cosine_regularized(50.0))
+    half = pulled(**batch, num_items_in_batch=torch.tensor(2 * count)).regularizer
+    assert close(2 * half, pulled(**batch).regularizer, 1e-6)
 
 
 def test_a_criterion_of_your_own_gets_prediction_labels_and_context() -> None:
@@ -307,6 +310,30 @@ def test_the_cosine_regularizer_pulls_on_the_states() -> None:
     )
     assert close(out.regularizer, expected)
     assert close(out.loss, out.losses[4] + expected)
+
+
+def test_the_cosine_regularizer_weights_rows_as_the_loss_does() -> None:
+    model, batch = make(VIT, torch.tensor([0, 2, 1]))
+    per_class = torch.tensor([1.0, 2.0, 5.0, *[1.0] * 7])
+    out = ed.EveryDepth(model, ed.cosine_regularized(0.5), class_weights=per_class)(**batch)
+    states = ed.as_stream(model).observe(batch)
+    h = [states.feature(d) for d in range(5)]
+    shares = torch.tensor([1.0, 5.0, 2.0], dtype=TINY) / 8
+    expected = sum(
+        0.5 * 2 * d / 20 * (shares * (1 - F.cosine_similarity(h[d], h[4], dim=-1))).sum()
+        for d in range(1, 4)
+    )
+    assert close(out.regularizer, expected)
+
+
+def test_without_labeled_rows_the_cosine_regularizer_is_zero() -> None:
+    model, batch = make(MLM)
+    net = ed.EveryDepth(model, ed.cosine_regularized(0.5))
+    net(**batch)
+    out = net(**{**batch, "labels": torch.full_like(batch["labels"], -100)})
+    out.loss.backward()
+    assert out.loss == 0
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
 def test_each_depth_of_a_multi_classifier_has_its_own_head() -> None:
