@@ -202,6 +202,20 @@ def test_accumulating_pieces_changes_no_gradient_of_the_cosine_term(unlabeled: s
         torch.testing.assert_close(pieces[key], value, atol=1e-6, rtol=1e-5)
 
 
+def test_a_first_piece_without_labels_is_trained_on_and_a_whole_batch_is_refused() -> None:
+    ids = torch.randint(0, 20, (8, 8), generator=torch.Generator().manual_seed(0))
+    how: dict[str, Any] = {"steps": 1, "grad_accumulation": 4} | QUIET
+    labels = ids.clone()
+    labels[:2] = -100
+    network = ed.EveryDepth(gpt2())
+    before = weights(network)
+    ed.fit(network, [{"input_ids": ids, "labels": labels}], **how)
+    assert not same(weights(network), before)
+    nothing = [{"input_ids": ids, "labels": torch.full_like(ids, -100)}]
+    with pytest.raises(LabelError, match="the data has no labels: all are -100"):
+        ed.fit(ed.EveryDepth(gpt2()), nothing, **how)
+
+
 def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 

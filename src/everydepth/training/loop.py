@@ -272,6 +272,8 @@ class Training:
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
         pieces = pieces_of(batch, self.config.grad_accumulation, self.net.stream)
+        if len(pieces) > 1:
+            self.net.check_labels(batch)
         shares = shares_of(pieces, self.net, self.accelerator)
         self._losses, self._losses_read = {}, None
         total: Tensor | None = None

@@ -163,6 +163,14 @@ class EveryDepth(nn.Module):
         """
         self.step, self.total_steps, self._counts_itself = step, total_steps, False
 
+    def check_labels(self, batch: Mapping[str, Any]) -> None:
+        """Check the labels of a first batch that is trained on in pieces.
+
+        Without this, the first pass does it; but a piece may have no label to learn from.
+        """
+        if not self._labels_checked:
+            self._targets(batch)
+
     def forward(
         self,
         *,
