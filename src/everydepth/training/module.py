@@ -156,6 +156,14 @@ class EveryDepth(nn.Module):
             or any(p.requires_grad and id(p) not in exits for p in self.parameters())
         )
 
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """Whether Trainer's number of labels is the divisor of the mean loss.
+
+        Otherwise, Trainer divides the loss by the number of accumulated batches.
+        """
+        return not self.ignores_labels
+
     def set_progress(self, step: int, total_steps: int | None = None) -> None:
         """Tell the objective the current optimizer step, from 0, and the number of steps.
 
