@@ -188,14 +188,16 @@ def test_before_a_linear_head_the_mean_gradient_is_the_mean_error_through_it() -
     )
 
 
-def test_alignment_compares_two_data_sets_and_bounds_their_disagreement() -> None:
+@pytest.mark.parametrize("one_class", [False, True])
+def test_alignment_compares_two_data_sets_and_bounds_their_disagreement(one_class: bool) -> None:
     model = samples.vit()
-    a, b = (
-        ed.trace(model, samples.pictures(n, seed), ["gradient_mean"], progress=False)
-        for n, seed in ((60, 1), (40, 2))
-    )
+    sets = [samples.pictures(n, seed) for n, seed in ((60, 1), (40, 2))]
+    if one_class:  # gradients agree enough for a bound below 1
+        sets = [{**data, "labels": torch.zeros_like(data["labels"])} for data in sets]
+    a, b = (ed.trace(model, data, ["gradient_mean"], progress=False) for data in sets)
     found = gradient_alignment(a, b)
-    x, y = (vectors(model, samples.pictures(n, s)) for n, s in ((60, 1), (40, 2)))
+    x, y = (vectors(model, data) for data in sets)
+    assert (found.arrays["bound"] < 0.5).any() == one_class
     for depth in range(4):
         p, q = x[depth].mean(0), y[depth].mean(0)
         cosine = p @ q / np.linalg.norm(p) / np.linalg.norm(q)
