@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from tests.helpers.training import digits, mlp, net, points, same, vit, weights
 from torch import Tensor
 from torch.optim import SGD, lr_scheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 import everydepth as ed
 from everydepth.data import batches
@@ -165,6 +166,31 @@ def test_resuming_is_exact_with_a_loader_that_draws_from_its_own_generator(tmp_p
     def make() -> Any:
         generator = torch.Generator().manual_seed(3)
         loader = DataLoader(digits(32), batch_size=8, shuffle=True, generator=generator)
+        return ed.EveryDepth(vit(), ed.lpa()), loader, {}
+
+    assert crashed_and_resumed(tmp_path, 7, make, epochs=3, save_every=2)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_resuming_is_exact_with_a_batch_sampler_that_has_a_generator(
+    tmp_path: Path, own: bool
+) -> None:
+    class Drawn(Sampler[list[int]]):
+        def __init__(self, generator: torch.Generator) -> None:
+            self.generator = generator
+
+        def __iter__(self) -> Iterator[list[int]]:
+            order = torch.randperm(32, generator=self.generator)
+            return iter(order.view(4, 8).tolist())
+
+        def __len__(self) -> int:
+            return 4
+
+    def make() -> Any:
+        rows, generator = digits(32), torch.Generator().manual_seed(3)
+        sampler = RandomSampler(rows, generator=generator)
+        picks = Drawn(generator) if own else BatchSampler(sampler, 8, drop_last=False)
+        loader = DataLoader(rows, batch_sampler=picks)
         return ed.EveryDepth(vit(), ed.lpa()), loader, {}
 
     assert crashed_and_resumed(tmp_path, 7, make, epochs=3, save_every=2)
