@@ -31,6 +31,7 @@ from everydepth.errors import (
     RunError,
     SettingError,
 )
+from everydepth.objectives import Normalized, Objective
 from everydepth.runs import Run
 from everydepth.training import (
     Callback,
@@ -214,6 +215,35 @@ def test_a_first_piece_without_labels_is_trained_on_and_a_whole_batch_is_refused
     nothing = [{"input_ids": ids, "labels": torch.full_like(ids, -100)}]
     with pytest.raises(LabelError, match="the data has no labels: all are -100"):
         ed.fit(ed.EveryDepth(gpt2()), nothing, **how)
+
+
+@pytest.mark.filterwarnings("ignore:the last depth .* has weight 0")
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ed.weighted([0.0, 1.0, 0.0]).annealed(),
+        ed.weighted([0.0, 1.0, 0.0]).annealed() + Normalized(),
+    ],
+    ids=["annealed", "normalized"],
+)
+def test_steps_at_which_no_depth_has_a_weight_change_nothing(
+    objective: Objective, chunked: bool
+) -> None:
+    ids = torch.randint(0, 20, (8, 8), generator=torch.Generator().manual_seed(0))
+    network = ed.EveryDepth(gpt2(), objective, any_depth_loss=chunked)
+    seen: list[dict[str, Tensor]] = []
+
+    class Watch(Callback):
+        def on_step(self, training: Training) -> None:
+            seen.append(weights(training.net))
+
+    optimizer = SGD(network.parameters(), lr=0.1)
+    how: dict[str, Any] = {"optimizer": optimizer, "callbacks": [Watch()]}
+    result = ed.fit(network, [{"input_ids": ids}], steps=10, log_every=1, **how, **QUIET)
+    assert [line["loss"] == 0 for line in result.history] == [False] * 8 + [True] * 2
+    assert not same(seen[6], seen[7])
+    assert same(seen[7], seen[9])
 
 
 def gpt2() -> nn.Module:

@@ -406,8 +406,11 @@ class EveryDepth(nn.Module):
             return _Loss(terms, self._divergences(states, targets, supervised), added)
         losses = {depth: self._loss(states, depth, targets) for depth in supervised}
         weights = self._label_weights(supervised)
-        total = sum((w * losses[depth] for depth, w in weights.items() if w), start=0.0)
-        total = cast(Tensor, total if terms is None else total + terms)
+        parts = [w * losses[depth] for depth, w in weights.items() if w]
+        parts += [] if terms is None else [terms]
+        # No depth has a weight at this step: a zero that supports backward.
+        parts = parts or [self.logits_of(states, states.depth)[..., :0].sum()]
+        total = sum(parts[1:], start=parts[0])
         return _Loss(total, {depth: loss.detach() for depth, loss in losses.items()}, added)
 
     def _divergences(
