@@ -342,6 +342,15 @@ def test_schedules_agree_with_those_of_torch() -> None:
         assert found == pytest.approx(expected, abs=1e-9), ours
 
 
+@pytest.mark.parametrize("steps", [50, 100, 200, 300, 1000])
+def test_a_milestone_falls_on_its_step_despite_rounding(steps: int) -> None:
+    for percent in range(1, 100):
+        schedule = MultiStep(milestones=(percent / 100,))
+        step = -(-percent * steps // 100)
+        assert schedule.factor(step - 1, steps) == 1
+        assert schedule.factor(step, steps) == 0.1
+
+
 def test_a_warm_up_rises_linearly_and_then_follows_the_schedule() -> None:
     schedule = Warmup(steps=4, after=Cosine())
     assert [schedule.factor(step, 12) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
@@ -896,6 +905,27 @@ def test_gradients_of_what_is_not_trained_do_not_add_up_in_the_clipped_norm() ->
     ed.fit(network, data, steps=3, optimizer=optimizer, **options, **QUIET)
     assert found == pytest.approx([found[0]] * 3, rel=1e-4)
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_the_clipped_norm_is_that_of_what_is_trained() -> None:
+    norms: list[float | None] = []
+
+    class Norms(Callback):
+        def on_step(self, training: Training) -> None:
+            norms.append(training.grad_norm)
+
+    networks = net(), net()
+    for network, freezes in zip(networks, (False, True), strict=True):
+        *others, last = network.parameters()
+        for parameter in others:
+            parameter.requires_grad_(not freezes)
+        how: dict[str, Any] = {"optimizer": SGD([last], lr=1.0), "schedule": "constant"} | QUIET
+        data = [points(32).batch(range(32))]
+        ed.fit(network, data, steps=1, clip=0.01, callbacks=[Norms()], **how)
+    assert norms[0] == pytest.approx(norms[1])
+    torch.testing.assert_close(
+        list(networks[0].parameters())[-1], list(networks[1].parameters())[-1]
+    )
 
 
 def test_an_optimizer_of_another_network_is_refused() -> None:

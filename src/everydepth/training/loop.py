@@ -292,6 +292,8 @@ class Training:
         if not math.isfinite(self.loss):
             raise not_finite(self, batch)
         self._call("on_gradients")
+        for parameter in self._untrained:
+            parameter.grad = None  # or it would accumulate and count in the clipped norm
         if self.config.clip is not None:
             norm = self.accelerator.clip_grad_norm_(self.net.parameters(), self.config.clip)
             # Gathering needs every process, so it happens here and not where the norm is read.
@@ -300,8 +302,6 @@ class Training:
         optimizer = self.optimizer if self.accelerator.scaler is None else self._prepared
         optimizer.step()
         optimizer.zero_grad()
-        for parameter in self._untrained:
-            parameter.grad = None  # or it would accumulate and count in the clipped norm
         if self.scheduler is not None:
             self.scheduler.step()
         self.step += 1
