@@ -52,6 +52,23 @@ def test_an_arm_that_a_model_does_not_support_is_left_out_with_a_reason() -> Non
         compare(model, data, data, **how, arms=["longer", "stacked"])
 
 
+def test_comparing_leaves_the_model_as_it_was_and_starts_every_arm_from_it() -> None:
+    sizes = {"blocks_per_stage": (1, 1), "widths": (4, 8), "num_channels": 1, "num_labels": 3}
+    torch.manual_seed(0)
+    model = CifarResNet(CifarResNetConfig(**sizes)).train()
+    data = {"pixel_values": torch.randn(16, 1, 8, 8), "labels": torch.randint(0, 3, (16,))}
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    how = {"steps": 1, "evaluations": 1, "after": 2, "progress": False}
+    found = compare(model, data, data, **how, seeds=(0, 1), arms=["longer", "grown"])
+    after = model.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    assert all(bool((parameter.grad == 1).all()) for parameter in model.parameters())
+    start = mean_loss(model, data)
+    assert [arm.loss[0] for arm in found.arms if arm.name == "longer"] == [start, start]
+
+
 def test_a_comparison_needs_its_base_line() -> None:
     data = points(mlp(), 32)
     with pytest.raises(SettingError, match="use 'longer' and any of"):

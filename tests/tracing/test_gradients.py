@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 import everydepth as ed
 from everydepth.errors import SettingError
 from everydepth.stream import observe_gradients, record_branches
-from everydepth.tracing import gradient_alignment
+from everydepth.tracing import Trace, gradient_alignment
 
 
 def batch_of(count: int) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -188,25 +188,49 @@ def test_before_a_linear_head_the_mean_gradient_is_the_mean_error_through_it() -
     )
 
 
-def test_alignment_compares_two_data_sets_and_bounds_their_disagreement() -> None:
+@pytest.mark.parametrize("one_class", [False, True])
+def test_alignment_compares_two_data_sets_and_bounds_their_disagreement(one_class: bool) -> None:
     model = samples.vit()
-    a, b = (
-        ed.trace(model, samples.pictures(n, seed), ["gradient_mean"], progress=False)
-        for n, seed in ((60, 1), (40, 2))
-    )
+    sets = [samples.pictures(n, seed) for n, seed in ((60, 1), (40, 2))]
+    if one_class:  # gradients agree enough for a bound below 1
+        sets = [{**data, "labels": torch.zeros_like(data["labels"])} for data in sets]
+    a, b = (ed.trace(model, data, ["gradient_mean"], progress=False) for data in sets)
     found = gradient_alignment(a, b)
-    x, y = (vectors(model, samples.pictures(n, s)) for n, s in ((60, 1), (40, 2)))
+    x, y = (vectors(model, data) for data in sets)
+    assert (found.arrays["bound"] < 0.5).any() == one_class
     for depth in range(4):
         p, q = x[depth].mean(0), y[depth].mean(0)
         cosine = p @ q / np.linalg.norm(p) / np.linalg.norm(q)
         assert found.arrays["cosine"][depth] == pytest.approx(cosine, abs=1e-5)
-        covariance = np.cov(x[depth].T, bias=True)
-        kappa, mu = np.linalg.eigvalsh(covariance)[-1], p @ p
+        covariance = np.cov(x[depth].T)
+        kappa, mu = np.linalg.eigvalsh(covariance)[-1], p @ p - np.trace(covariance) / 60
+        if mu <= 0:
+            assert found.arrays["bound"][depth] == 1
+            continue
         bound = 4 * kappa / (60 * mu) + 4 * kappa / (40 * mu)
         bound += 4 * kappa * np.trace(covariance) / (60 * 40 * mu**2)
         assert found.arrays["bound"][depth] == pytest.approx(min(bound, 1), rel=1e-4)
     same = gradient_alignment(a, a)
     np.testing.assert_allclose(same.arrays["cosine"], 1)
+
+
+def test_where_the_mean_gradient_is_noise_alignment_has_no_bound() -> None:
+    # Labels drawn evenly, whatever the input, agree on no direction.
+    model = samples.mlp(regression=False, num_outputs=64)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        model.head.weight.normal_(0, 1e-3, generator=generator)
+        model.head.bias.zero_()
+
+    def traced(rows: int) -> Trace:
+        labels = torch.randint(0, 64, (rows,), generator=generator)
+        data = {"inputs": torch.randn(rows, 2, generator=generator), "labels": labels}
+        return ed.trace(model, data, ["gradient_mean"], progress=False)
+
+    large = traced(2000)
+    bounds = [gradient_alignment(traced(40), large).arrays["bound"][-1] for _ in range(10)]
+    assert np.mean(bounds) > 0.8
+    assert (gradient_alignment(traced(1), large).arrays["bound"] == 1).all()
 
 
 def test_alignment_refuses_two_models() -> None:

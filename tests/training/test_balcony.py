@@ -174,6 +174,33 @@ def test_a_labeled_batch_trains_them_by_divergence_alone() -> None:
     assert "largest relative difference" in str(ed.check_objective(net, digits(8).batch(range(8))))
 
 
+@pytest.mark.parametrize("kind", [LLAMA, "Bert-MaskedLM"])
+def test_accumulating_pieces_changes_nothing_whichever_tokens_are_labeled(kind: str) -> None:
+    def moved(pieces: int) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        net = ed.balcony(ENTRIES[kind].make()[0], [1])
+        with torch.no_grad():
+            for parameter in net.model.blocks.parameters():
+                parameter.mul_(1.5)
+        for module in net.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        ids = torch.randint(5, 20, (4, 7))
+        labels = ids.clone()
+        labels[0, 2:] = -100
+        labels[1, 1:5] = -100
+        mask = torch.ones_like(ids)
+        mask[3, 4:] = 0
+        data = [{"input_ids": ids, "attention_mask": mask, "labels": labels}]
+        how: dict[str, Any] = {"optimizer": "sgd", "schedule": "constant", "progress": False}
+        ed.fit(net, data, steps=1, lr=10.0, grad_accumulation=pieces, **how)
+        return weights(net.model.blocks)
+
+    whole, pieces = moved(1), moved(4)
+    for key, value in whole.items():
+        torch.testing.assert_close(pieces[key], value, atol=1e-6, rtol=1e-5)
+
+
 def test_it_is_saved_beside_the_plain_model_and_comes_back(tmp_path: Path) -> None:
     model = vit(dropout=0.0).eval()
     net = ed.balcony(model, [1])

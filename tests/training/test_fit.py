@@ -31,6 +31,7 @@ from everydepth.errors import (
     RunError,
     SettingError,
 )
+from everydepth.objectives import Normalized, Objective
 from everydepth.runs import Run
 from everydepth.training import (
     Callback,
@@ -184,6 +185,67 @@ def test_accumulating_pieces_changes_nothing(task: str) -> None:
         torch.testing.assert_close(weights(pieces)[key], value, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("unlabeled", [slice(0, 0), slice(6, 8)])
+def test_accumulating_pieces_changes_no_gradient_of_the_cosine_term(unlabeled: slice) -> None:
+    ids = torch.randint(0, 20, (8, 8), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[:4, :5] = labels[unlabeled] = -100
+
+    def trained(pieces: int) -> dict[str, Tensor]:
+        per_word = [1.0 + i % 5 for i in range(20)]
+        network = ed.EveryDepth(gpt2(), ed.cosine_regularized(5.0), class_weights=per_word)
+        data = [{"input_ids": ids, "labels": labels}]
+        ed.fit(network, data, steps=1, optimizer="sgd", grad_accumulation=pieces, **QUIET)
+        return weights(network)
+
+    whole, pieces = trained(1), trained(4)
+    for key, value in whole.items():
+        torch.testing.assert_close(pieces[key], value, atol=1e-6, rtol=1e-5)
+
+
+def test_a_first_piece_without_labels_is_trained_on_and_a_whole_batch_is_refused() -> None:
+    ids = torch.randint(0, 20, (8, 8), generator=torch.Generator().manual_seed(0))
+    how: dict[str, Any] = {"steps": 1, "grad_accumulation": 4} | QUIET
+    labels = ids.clone()
+    labels[:2] = -100
+    network = ed.EveryDepth(gpt2())
+    before = weights(network)
+    ed.fit(network, [{"input_ids": ids, "labels": labels}], **how)
+    assert not same(weights(network), before)
+    nothing = [{"input_ids": ids, "labels": torch.full_like(ids, -100)}]
+    with pytest.raises(LabelError, match="the data has no labels: all are -100"):
+        ed.fit(ed.EveryDepth(gpt2()), nothing, **how)
+
+
+@pytest.mark.filterwarnings("ignore:the last depth .* has weight 0")
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ed.weighted([0.0, 1.0, 0.0]).annealed(),
+        ed.weighted([0.0, 1.0, 0.0]).annealed() + Normalized(),
+    ],
+    ids=["annealed", "normalized"],
+)
+def test_steps_at_which_no_depth_has_a_weight_change_nothing(
+    objective: Objective, chunked: bool
+) -> None:
+    ids = torch.randint(0, 20, (8, 8), generator=torch.Generator().manual_seed(0))
+    network = ed.EveryDepth(gpt2(), objective, any_depth_loss=chunked)
+    seen: list[dict[str, Tensor]] = []
+
+    class Watch(Callback):
+        def on_step(self, training: Training) -> None:
+            seen.append(weights(training.net))
+
+    optimizer = SGD(network.parameters(), lr=0.1)
+    how: dict[str, Any] = {"optimizer": optimizer, "callbacks": [Watch()]}
+    result = ed.fit(network, [{"input_ids": ids}], steps=10, log_every=1, **how, **QUIET)
+    assert [line["loss"] == 0 for line in result.history] == [False] * 8 + [True] * 2
+    assert not same(seen[6], seen[7])
+    assert same(seen[7], seen[9])
+
+
 def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -280,6 +342,15 @@ def test_schedules_agree_with_those_of_torch() -> None:
         assert found == pytest.approx(expected, abs=1e-9), ours
 
 
+@pytest.mark.parametrize("steps", [50, 100, 200, 300, 1000])
+def test_a_milestone_falls_on_its_step_despite_rounding(steps: int) -> None:
+    for percent in range(1, 100):
+        schedule = MultiStep(milestones=(percent / 100,))
+        step = -(-percent * steps // 100)
+        assert schedule.factor(step - 1, steps) == 1
+        assert schedule.factor(step, steps) == 0.1
+
+
 def test_a_warm_up_rises_linearly_and_then_follows_the_schedule() -> None:
     schedule = Warmup(steps=4, after=Cosine())
     assert [schedule.factor(step, 12) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
@@ -302,6 +373,28 @@ def test_an_optimizer_and_a_scheduler_may_be_objects() -> None:
     scheduler = lr_scheduler.StepLR(optimizer, 2)
     ed.fit(network, points(), steps=4, optimizer=optimizer, schedule=scheduler, **QUIET)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_an_optimizer_keeps_its_learning_rates_however_training_ends(error: Any) -> None:
+    class Fail(Callback):
+        def on_step(self, training: Training) -> None:
+            if error is not None and training.step == 3:
+                raise error
+
+    network = net()
+    first, *others = network.parameters()
+    optimizer = SGD([{"params": [first], "lr": 0.1}, {"params": others, "lr": 0.2}])
+    for _ in range(2):
+        how: dict[str, Any] = {"optimizer": optimizer, "callbacks": [Fail()], "log_every": 1}
+        if error is None:
+            history = ed.fit(network, points(), steps=4, **how, **QUIET).history
+            assert history[0]["lr"] == 0.1
+            assert history[-1]["lr"] < 0.02
+        else:
+            with pytest.raises(error):
+                ed.fit(network, points(), steps=4, **how, **QUIET)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2]
 
 
 def test_weight_decay_leaves_out_biases_and_norms() -> None:
@@ -812,6 +905,27 @@ def test_gradients_of_what_is_not_trained_do_not_add_up_in_the_clipped_norm() ->
     ed.fit(network, data, steps=3, optimizer=optimizer, **options, **QUIET)
     assert found == pytest.approx([found[0]] * 3, rel=1e-4)
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_the_clipped_norm_is_that_of_what_is_trained() -> None:
+    norms: list[float | None] = []
+
+    class Norms(Callback):
+        def on_step(self, training: Training) -> None:
+            norms.append(training.grad_norm)
+
+    networks = net(), net()
+    for network, freezes in zip(networks, (False, True), strict=True):
+        *others, last = network.parameters()
+        for parameter in others:
+            parameter.requires_grad_(not freezes)
+        how: dict[str, Any] = {"optimizer": SGD([last], lr=1.0), "schedule": "constant"} | QUIET
+        data = [points(32).batch(range(32))]
+        ed.fit(network, data, steps=1, clip=0.01, callbacks=[Norms()], **how)
+    assert norms[0] == pytest.approx(norms[1])
+    torch.testing.assert_close(
+        list(networks[0].parameters())[-1], list(networks[1].parameters())[-1]
+    )
 
 
 def test_an_optimizer_of_another_network_is_refused() -> None:

@@ -13,6 +13,7 @@ import datasets
 import pytest
 import torch
 import torch.distributed as dist
+from tests.helpers.training import mlp
 from tests.zoo import CAUSAL, CLASSIFIERS, ENTRIES, PAD
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
@@ -211,6 +212,55 @@ def test_items_in_batch_replace_the_number_of_labels() -> None:
     count = int((batch["labels"][:, 1:] != -100).sum())
     twice = net(**batch, num_items_in_batch=torch.tensor(2 * count)).loss
     assert close(2 * twice, net(**batch).loss, 1e-6)
+    pulled = ed.EveryDepth(model, ed.cosine_regularized(50.0))
+    half = pulled(**batch, num_items_in_batch=torch.tensor(2 * count)).regularizer
+    assert close(2 * half, pulled(**batch).regularizer, 1e-6)
+
+
+def test_items_in_batch_are_counted_as_trainer_counts_labels_of_several_numbers() -> None:
+    model, batch = make(VIT, torch.rand(3, 10, dtype=TINY).softmax(-1))
+    numbers = {"inputs": torch.randn(3, 4), "labels": torch.randn(3, 2)}
+    for net, data in ((ed.EveryDepth(model), batch), (ed.EveryDepth(mlp()), numbers)):
+        for count in (data["labels"].numel(), data["labels"].ne(-100).sum()):
+            assert close(net(**data, num_items_in_batch=count).loss, net(**data).loss, 1e-6)
+
+
+@pytest.mark.parametrize("balconies", [False, True])
+def test_trainer_takes_the_same_step_in_accumulated_batches(
+    balconies: bool, tmp_path: Path
+) -> None:
+    _, batch = make(LLAMA)
+    ids = batch["input_ids"][:1].expand(4, -1).clone()
+    ids[:, 2] += torch.arange(4)
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+
+    def moved(pieces: int) -> dict[str, Tensor]:
+        model = ENTRIES[LLAMA].make()[0]
+        net = ed.balcony(model, [1, 2]) if balconies else ed.EveryDepth(model, ed.lpa())
+        settings = TrainingArguments(
+            tmp_path,
+            per_device_train_batch_size=4 // pieces,
+            gradient_accumulation_steps=pieces,
+            max_steps=1,
+            learning_rate=1.0,
+            lr_scheduler_type="constant",
+            optim="sgd",
+            max_grad_norm=0,
+            remove_unused_columns=False,
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+            save_strategy="no",
+        )
+        before = {name: p.detach().clone() for name, p in net.named_parameters()}
+        Trainer(model=net, args=settings, train_dataset=rows).train()
+        return {name: p.detach() - before[name] for name, p in net.named_parameters()}
+
+    whole, pieces = moved(1), moved(2)
+    length = torch.cat([step.flatten() for step in whole.values()]).norm()
+    apart = torch.cat([(step - pieces[name]).flatten() for name, step in whole.items()]).norm()
+    assert length > 0
+    assert apart < 1e-3 * length
 
 
 def test_a_criterion_of_your_own_gets_prediction_labels_and_context() -> None:
@@ -307,6 +357,30 @@ def test_the_cosine_regularizer_pulls_on_the_states() -> None:
     )
     assert close(out.regularizer, expected)
     assert close(out.loss, out.losses[4] + expected)
+
+
+def test_the_cosine_regularizer_weights_rows_as_the_loss_does() -> None:
+    model, batch = make(VIT, torch.tensor([0, 2, 1]))
+    per_class = torch.tensor([1.0, 2.0, 5.0, *[1.0] * 7])
+    out = ed.EveryDepth(model, ed.cosine_regularized(0.5), class_weights=per_class)(**batch)
+    states = ed.as_stream(model).observe(batch)
+    h = [states.feature(d) for d in range(5)]
+    shares = torch.tensor([1.0, 5.0, 2.0], dtype=TINY) / 8
+    expected = sum(
+        0.5 * 2 * d / 20 * (shares * (1 - F.cosine_similarity(h[d], h[4], dim=-1))).sum()
+        for d in range(1, 4)
+    )
+    assert close(out.regularizer, expected)
+
+
+def test_without_labeled_rows_the_cosine_regularizer_is_zero() -> None:
+    model, batch = make(MLM)
+    net = ed.EveryDepth(model, ed.cosine_regularized(0.5))
+    net(**batch)
+    out = net(**{**batch, "labels": torch.full_like(batch["labels"], -100)})
+    out.loss.backward()
+    assert out.loss == 0
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
 def test_each_depth_of_a_multi_classifier_has_its_own_head() -> None:

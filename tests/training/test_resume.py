@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from tests.helpers.training import digits, mlp, net, points, same, vit, weights
 from torch import Tensor
 from torch.optim import SGD, lr_scheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 import everydepth as ed
 from everydepth.data import batches
@@ -170,6 +171,31 @@ def test_resuming_is_exact_with_a_loader_that_draws_from_its_own_generator(tmp_p
     assert crashed_and_resumed(tmp_path, 7, make, epochs=3, save_every=2)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_resuming_is_exact_with_a_batch_sampler_that_has_a_generator(
+    tmp_path: Path, own: bool
+) -> None:
+    class Drawn(Sampler[list[int]]):
+        def __init__(self, generator: torch.Generator) -> None:
+            self.generator = generator
+
+        def __iter__(self) -> Iterator[list[int]]:
+            order = torch.randperm(32, generator=self.generator)
+            return iter(order.view(4, 8).tolist())
+
+        def __len__(self) -> int:
+            return 4
+
+    def make() -> Any:
+        rows, generator = digits(32), torch.Generator().manual_seed(3)
+        sampler = RandomSampler(rows, generator=generator)
+        picks = Drawn(generator) if own else BatchSampler(sampler, 8, drop_last=False)
+        loader = DataLoader(rows, batch_sampler=picks)
+        return ed.EveryDepth(vit(), ed.lpa()), loader, {}
+
+    assert crashed_and_resumed(tmp_path, 7, make, epochs=3, save_every=2)
+
+
 def test_resuming_is_exact_with_batches_that_are_augmented(tmp_path: Path) -> None:
     def noisy(batch: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
         noise = torch.randn(batch["pixel_values"].shape, generator=generator)
@@ -201,6 +227,18 @@ def test_resuming_is_exact_with_an_optimizer_and_a_scheduler_of_torch(tmp_path: 
         return network, points(), {"optimizer": optimizer, "schedule": scheduler}
 
     assert crashed_and_resumed(tmp_path, 7, make, steps=9, save_every=2)
+
+
+def test_resuming_is_exact_with_the_optimizer_of_the_crashed_call(tmp_path: Path) -> None:
+    network = net()
+    optimizer = SGD(network.parameters(), lr=0.1)
+    how: dict[str, Any] = {"steps": 9, "save_every": 2, "run": tmp_path / "run"} | QUIET
+    with pytest.raises(Stop.Crash):
+        ed.fit(network, points(), optimizer=optimizer, callbacks=[Stop(7)], **how)
+    ed.fit(network, points(), optimizer=optimizer, callbacks=[Stop(None)], resume=True, **how)
+    whole = net()
+    ed.fit(whole, points(), steps=9, optimizer=SGD(whole.parameters(), lr=0.1), **QUIET)
+    assert same(weights(network), weights(whole))
 
 
 def test_early_stopping_and_callbacks_go_on_where_they_were(tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ class Arms:
 
     def _step_flops(self, stream: ResidualStream) -> float:
         """FLOPs of one forward and backward pass, counted by torch."""
+        # On a copy: in training mode, a pass changes the statistics of batch norms.
+        stream = self._copy(stream)
         batch = next(
             iter(Feed(self.rows, stream, batch_size=size_for(self.rows, self.config.batch_size)))
         )
@@ -159,7 +161,6 @@ class Arms:
             logits = stream.prediction(output)
             losses, counts = row_losses(stream, logits, batch, self.criterion, beside(output))
             (losses.sum() / counts.sum()).backward()
-        unwrapped(stream.model).zero_grad(set_to_none=True)
         return float(counter.get_total_flops())
 
     def _jump(self, seed: int) -> tuple[ResidualStream, int, float]:

@@ -135,12 +135,13 @@ class Annealed(WeightSchedule, name="annealed"):
 
 @dataclass(frozen=True, kw_only=True)
 class Normalized(WeightSchedule, name="normalized"):
-    """Weights sum to 1 at every step."""
+    """Weights sum to 1 at every step at which a depth has one."""
 
     order: ClassVar[int] = Stage.NORMALIZE
 
     def __call__(self, weights: np.ndarray, moment: Moment) -> np.ndarray:
-        return weights / weights.sum()
+        total = weights.sum()
+        return weights / total if total > 0 else weights
 
 
 @dataclass(frozen=True, kw_only=True)

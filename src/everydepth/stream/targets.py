@@ -61,7 +61,7 @@ class Targets:
     shape: of a whole prediction, without its last dimension. rows: the flat indices of those that
     count; None for all. labels: `(n,)` classes, `(n, classes)` probabilities or `(n, outputs)`
     numbers; None if the batch has none. weights: `(n,)`. items: replaces the sum of weights in the
-    mean (for gradient accumulation).
+    mean (for gradient accumulation); `of` takes the number of labels, as Trainer counts them.
 
     >>> from everydepth.stream import Targets
     >>> stream, batch = ed.as_stream(model), test.batch(range(8))
@@ -110,12 +110,13 @@ class Targets:
                 shape=(stream.rows(batch),),
                 labels=labels,
                 weights=_ones_or(weights, (stream.rows(batch),), stream, stream.device),
-                items=items,
+                items=_of_rows(items, labels),
                 criterion=criterion,
                 context={key: value for key, value in batch.items() if key != "labels"},
             )
         _check_task(stream)
         labels, numbers = _checked(stream, batch, labels)
+        items = _of_rows(items, labels)
         if numbers:
             shape = labels.shape[:1]
             weights = _ones_or(weights, shape, stream, labels.device)
@@ -538,6 +539,14 @@ def _aligned(
     if real is not None:
         labels = labels.masked_fill(~real, IGNORE_INDEX)
     return labels, weights
+
+
+def _of_rows(items: Tensor | int | None, labels: Any) -> Tensor | int | None:
+    """The items as rows: Trainer counts each probability of a soft label, and each output."""
+    several = isinstance(labels, Tensor) and labels.is_floating_point() and labels.ndim > 1
+    if items is None or not several:
+        return items
+    return torch.as_tensor(items) / math.prod(labels.shape[1:])
 
 
 _ENOUGH = 8  # labels that agree with the next tokens by chance: never

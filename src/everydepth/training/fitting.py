@@ -100,6 +100,8 @@ def fit(
             backend = place.compile if isinstance(place.compile, str) else "inductor"
             stack.enter_context(_compiled(net, backend))
         training.prepare()
+        # An optimizer of the user's may train again, and its rates are where that begins.
+        stack.callback(training.restore_rates)
         training.open_run(stack)
         if place.trackers:
             try:

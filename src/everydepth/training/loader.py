@@ -182,7 +182,10 @@ class _FromLoader(Loader):
         return self._checked(_skipped(iter(self.loader), start))
 
     def generators(self) -> list[torch.Generator]:
-        found = [self.given.generator, getattr(self.given.sampler, "generator", None)]
+        # A loader that was given a batch sampler has a sampler of its own, which it does not use.
+        batches = self.given.batch_sampler
+        holders = (self.given, self.given.sampler, batches, getattr(batches, "sampler", None))
+        found = [getattr(holder, "generator", None) for holder in holders]
         return [g for g in dict.fromkeys(found) if isinstance(g, torch.Generator)]
 
     def describe(self) -> str:

@@ -159,6 +159,12 @@ class Training:
         self._untrained = [p for p in self.net.parameters() if id(p) not in trained]
         self.net.zero_grad()  # gradients from before training must not enter the first step
 
+    def restore_rates(self) -> None:
+        """Give the optimizer back the learning rates it came with, which the schedule changed."""
+        if self.schedule is not None:
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=False):
+                group["lr"] = rate
+
     def describe(self) -> dict[str, Any]:
         """Everything that determines the outcome, as JSON: the config of the run."""
         net = self.net
@@ -266,6 +272,8 @@ class Training:
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
         pieces = pieces_of(batch, self.config.grad_accumulation, self.net.stream)
+        if len(pieces) > 1:
+            self.net.check_labels(batch)
         shares = shares_of(pieces, self.net, self.accelerator)
         self._losses, self._losses_read = {}, None
         total: Tensor | None = None
@@ -284,6 +292,8 @@ class Training:
         if not math.isfinite(self.loss):
             raise not_finite(self, batch)
         self._call("on_gradients")
+        for parameter in self._untrained:
+            parameter.grad = None  # or it would accumulate and count in the clipped norm
         if self.config.clip is not None:
             norm = self.accelerator.clip_grad_norm_(self.net.parameters(), self.config.clip)
             # Gathering needs every process, so it happens here and not where the norm is read.
@@ -292,8 +302,6 @@ class Training:
         optimizer = self.optimizer if self.accelerator.scaler is None else self._prepared
         optimizer.step()
         optimizer.zero_grad()
-        for parameter in self._untrained:
-            parameter.grad = None  # or it would accumulate and count in the clipped norm
         if self.scheduler is not None:
             self.scheduler.step()
         self.step += 1

@@ -147,12 +147,37 @@ class EveryDepth(nn.Module):
             self._stream = as_stream(self.model, **self._options)
         return self._stream
 
+    @property
+    def ignores_labels(self) -> bool:
+        """Whether only balconies are trained, and only to match the last depth."""
+        exits = {id(p) for found in self.stream.exits.values() for p in found.parameters()}
+        return bool(exits) and not (
+            any(self.objective.label_weights([1.0] * (self.stream.depth + 1))[:-1])
+            or any(p.requires_grad and id(p) not in exits for p in self.parameters())
+        )
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """Whether Trainer's number of labels is the divisor of the mean loss.
+
+        Otherwise, Trainer divides the loss by the number of accumulated batches.
+        """
+        return not self.ignores_labels
+
     def set_progress(self, step: int, total_steps: int | None = None) -> None:
         """Tell the objective the current optimizer step, from 0, and the number of steps.
 
         Without it, the network counts its passes in training mode.
         """
         self.step, self.total_steps, self._counts_itself = step, total_steps, False
+
+    def check_labels(self, batch: Mapping[str, Any]) -> None:
+        """Check the labels of a first batch that is trained on in pieces.
+
+        Without this, the first pass does it; but a piece may have no label to learn from.
+        """
+        if not self._labels_checked:
+            self._targets(batch)
 
     def forward(
         self,
@@ -267,7 +292,7 @@ class EveryDepth(nn.Module):
     # -- the parts of a pass ----------------------------------------------------------------------
 
     def _targets(self, batch: Mapping[str, Any]) -> Targets | None:
-        if batch.get("labels") is None or (self.training and self._ignores_labels):
+        if batch.get("labels") is None or (self.training and self.ignores_labels):
             return None
         stream = self.stream
         labels = batch["labels"]
@@ -286,15 +311,6 @@ class EveryDepth(nn.Module):
         if first and len(targets) == 0:
             raise no_labels()
         return targets
-
-    @property
-    def _ignores_labels(self) -> bool:
-        """Whether only balconies are trained, and only to match the last depth."""
-        exits = {id(p) for found in self.stream.exits.values() for p in found.parameters()}
-        return bool(exits) and not (
-            any(self.objective.label_weights([1.0] * (self.stream.depth + 1))[:-1])
-            or any(p.requires_grad and id(p) not in exits for p in self.parameters())
-        )
 
     def _weights(self) -> list[float]:
         objective = self.objective
@@ -390,8 +406,11 @@ class EveryDepth(nn.Module):
             return _Loss(terms, self._divergences(states, targets, supervised), added)
         losses = {depth: self._loss(states, depth, targets) for depth in supervised}
         weights = self._label_weights(supervised)
-        total = sum((w * losses[depth] for depth, w in weights.items() if w), start=0.0)
-        total = cast(Tensor, total if terms is None else total + terms)
+        parts = [w * losses[depth] for depth, w in weights.items() if w]
+        parts += [] if terms is None else [terms]
+        # No depth has a weight at this step: a zero that supports backward.
+        parts = parts or [self.logits_of(states, states.depth)[..., :0].sum()]
+        total = sum(parts[1:], start=parts[0])
         return _Loss(total, {depth: loss.detach() for depth, loss in losses.items()}, added)
 
     def _divergences(

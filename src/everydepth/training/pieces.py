@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from everydepth.stream import TOKEN_TASKS, ResidualStream, Targets, has_labels
+from everydepth.stream import LABELED_TOKEN_TASKS, TOKEN_TASKS, ResidualStream, Targets, has_labels
 from everydepth.stream.rows import pick_rows
 from everydepth.training.loader import Batch
 from everydepth.training.module import EveryDepth
@@ -44,13 +44,17 @@ def shares_of(
 
 
 def _amount(piece: Batch, net: EveryDepth) -> Tensor:
-    if not has_labels(net.stream, piece):
-        mask = piece.get("attention_mask")
-        tokens = net.stream.task in TOKEN_TASKS
-        if tokens and isinstance(mask, Tensor):
-            return (mask != 0).sum()
-        return torch.tensor(net.stream.rows(piece))
-    targets = Targets.of(
-        net.stream, piece, class_weights=net.class_weights, criterion=net.criterion, check=False
-    )
-    return targets.amount
+    """What the mean loss of a piece is a mean over, as in `EveryDepth`."""
+    stream = net.stream
+    if has_labels(stream, piece) and not net.ignores_labels:
+        targets = Targets.of(
+            stream, piece, class_weights=net.class_weights, criterion=net.criterion, check=False
+        )
+        return targets.amount
+    if stream.task in LABELED_TOKEN_TASKS and piece.get("labels") is not None:
+        # Labels from which nothing is learned still select the tokens; see `Targets.every`.
+        return Targets.of(stream, piece, weighted=False, check=False).amount
+    mask = piece.get("decoder_attention_mask" if stream.task == "seq2seq_lm" else "attention_mask")
+    if stream.task in TOKEN_TASKS and isinstance(mask, Tensor):
+        return (mask != 0).sum()
+    return torch.tensor(stream.rows(piece))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -260,6 +262,11 @@ def _covariance(n: int, total: Tensor, products: Tensor) -> np.ndarray:
     return array(products / n - torch.outer(total, total) / n**2)
 
 
+def _of_population(variance: float, samples: int) -> float:
+    """An unbiased estimate, from the variance of these samples; one sample says nothing."""
+    return float(variance) * samples / (samples - 1) if samples > 1 else math.inf
+
+
 @checked
 def gradient_alignment(train: Trace, test: Trace) -> Result:
     """Whether the mean gradients of two data sets point the same way, at every depth.
@@ -291,9 +298,12 @@ def gradient_alignment(train: Trace, test: Trace) -> Result:
         lengths = np.linalg.norm(x) * np.linalg.norm(y)
         if lengths > 0:
             cosine[i] = x @ y / lengths
-        mu, top, total = a.value[i] ** 2, a.arrays["largest_variance"][i], a.arrays["variance"][i]
-        if mu > 0:
-            bound[i] = disagreement_bound(float(mu), float(top), float(total), n, m)
+        # The traces have the variance of the samples; the theorem asks for the population's.
+        trace = _of_population(a.arrays["variance"][i], n)
+        top = _of_population(a.arrays["largest_variance"][i], a.meta["largest_variance_from"])
+        # Unbiased: the squared norm of a mean of n rows is too large by trace / n.
+        mu = float(a.value[i]) ** 2 - trace / n
+        bound[i] = disagreement_bound(mu, top, trace, n, m)
     undefined = np.flatnonzero(np.isnan(cosine))
     where = ", ".join(map(str, undefined))
     return Result(
