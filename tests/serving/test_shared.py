@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.generation import DECODERS, decoder, talkative
 from tests.zoo import VOCABULARY
 
 import everydepth as ed
+from everydepth.errors import UnsupportedModelError
 from everydepth.exits.generation.sampling import Sampling
-from everydepth.serving import Drafting, DraftTeam, Exiting, Plain, Row, SharedBatch
+from everydepth.serving import (
+    Drafting,
+    DraftTeam,
+    Exiting,
+    Plain,
+    Row,
+    Scheduler,
+    Served,
+    SharedBatch,
+    application,
+)
 from everydepth.serving.cache import RowCache
 from everydepth.stream import ResidualStream, as_stream
 
@@ -188,3 +201,31 @@ def test_what_a_long_row_took_is_free_again_while_short_ones_run() -> None:
     for i, (row, told) in enumerate(rows):
         alone = ed.generate(model, [3, 4 + i], max_new_tokens=6, eos_token_id=(), **told)
         assert row.said == alone.tokens[0]
+
+
+STATE = {"vocab_size": 50, "hidden_size": 16, "eos_token_id": None}
+HEADS = {"intermediate_size": 32, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: hf.RecurrentGemmaForCausalLM(
+            hf.RecurrentGemmaConfig(**STATE, **HEADS, num_hidden_layers=3, lru_width=16)
+        ),
+        lambda: hf.MambaForCausalLM(hf.MambaConfig(**STATE, num_hidden_layers=2, state_size=4)),
+        lambda: hf.OpenAIGPTLMHeadModel(
+            hf.OpenAIGPTConfig(vocab_size=50, n_positions=32, n_embd=16, n_layer=2, n_head=2)
+        ),
+    ],
+    ids=["recurrent blocks", "state space", "no cache"],
+)
+def test_a_model_without_a_slot_for_each_token_is_refused_at_the_start(
+    model: Callable[[], torch.nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    net = model().eval()
+    served = Served(name="tiny", model=net, tokenizer=object())
+    for start in (SharedBatch, Scheduler, lambda _: application(served)):
+        with pytest.raises(UnsupportedModelError, match="state; serve it with --engine vllm"):
+            start(as_stream(net))

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from everydepth.errors import UnsupportedModelError
+from everydepth.exits.generation.rerun import has_slots
 from everydepth.exits.generation.visible import attention_bias, windowed
 from everydepth.serving.cache import RowCache
 from everydepth.serving.courses import Asked, Course, Said, Team
@@ -139,6 +141,12 @@ class SharedBatch:
     """
 
     def __init__(self, stream: ResidualStream, *, chunk: int = CHUNK) -> None:
+        few = torch.arange(min(4, stream.classes), device=stream.device)
+        if not has_slots(stream, few[None]):
+            raise UnsupportedModelError(
+                "requests share a batch by a cache of keys and values, with a slot for each token, "
+                f"and {stream.name} keeps another state; serve it with --engine vllm"
+            )
         self.stream, self.chunk = stream, chunk
         self.cache = RowCache(stream.depth + sum(extra_blocks(stream).values()))
         self.rows: list[Row] = []
