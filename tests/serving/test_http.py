@@ -16,7 +16,7 @@ from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed
-from everydepth.errors import SettingError
+from everydepth.errors import PolicyError, SettingError
 from everydepth.exits.policies import Certificate
 from everydepth.exits.profile import DepthProfile, Latency, Profile
 from everydepth.serving import ServeConfig, Served, application
@@ -313,6 +313,18 @@ def test_no_text_is_served_of_predictions_that_are_no_numbers(talker: Talker) ->
         assert "NaN or infinite" in answer.json()["error"]["message"]
         # below the block that is broken, the model is as good as before
         assert client.post("/v1/completions", json=body | {"depth": 1}).status_code == 200
+
+
+def test_a_policy_of_another_model_is_refused_before_the_server_starts(talker: Talker) -> None:
+    foreign = ed.Confidence(threshold=(0.5, 0.5))  # for a model of three depths
+    served = Served(
+        name="talker",
+        model=talker.model,
+        tokenizer=talker.tokenizer,
+        policies={"foreign": foreign},
+    )
+    with pytest.raises(PolicyError, match="policy 'foreign': this policy has thresholds for 3"):
+        application(served)
 
 
 def test_a_body_of_unknown_length_is_counted(client: TestClient) -> None:

@@ -213,6 +213,9 @@ class _Call:
         self._kept: list[int] | None = None
 
     def hand(self, ticket: Ticket, tokens: list[int]) -> None:
+        if ticket.error is not None:
+            self.give(ticket.error)
+            return
         assert ticket.depth is not None
         if self._whole and self._kept is not None:
             self._kept.extend(tokens)

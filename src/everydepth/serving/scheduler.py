@@ -90,7 +90,10 @@ class Scheduler:
     def submit(
         self, request: Request, on_tokens: Callable[[Ticket, list[int]], None] | None = None
     ) -> Ticket:
-        """Add a request to the queue; `on_tokens` is called with its new tokens."""
+        """Add a request to the queue; `on_tokens` is called with its new tokens.
+
+        It is called once, without tokens, if the request cannot begin.
+        """
         request.check(self.stream)
         if len(self.queue) >= self._most:
             self.counts.refused += 1
@@ -163,12 +166,22 @@ class Scheduler:
                 if request.policy is not None or depth <= (request.draft_depth or 0):
                     depth = self.stream.depth
             ticket.depth, ticket.begun = depth, now
-            course = request.course(self.stream, depth, self.teams)
+            self.queue.popleft()
+            try:
+                course = request.course(self.stream, depth, self.teams)
+            except EveryDepthError as error:
+                self._turn_away(ticket, error)
+                continue
             row = Row(course, request.prompt, request.max_tokens, request.ends)
             ticket.row = row
-            self.queue.popleft()
             self.running[row] = ticket
             self.batch.join(row)
+
+    def _turn_away(self, ticket: Ticket, error: EveryDepthError) -> None:
+        ticket.error, ticket.finish, ticket.ended = error, "cancelled", self._clock()
+        self.counts.cancelled += 1
+        if ticket.on_tokens is not None:
+            ticket.on_tokens(ticket, [])
 
     def _deliver(self, ticket: Ticket, tokens: list[int], now: float) -> None:
         assert ticket.row is not None
