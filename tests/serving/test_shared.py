@@ -14,13 +14,14 @@ from tests.helpers.generation import DECODERS, decoder, talkative
 from tests.zoo import VOCABULARY
 
 import everydepth as ed
-from everydepth.errors import UnsupportedModelError
+from everydepth.errors import BatchError, UnsupportedModelError
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.serving import (
     Drafting,
     DraftTeam,
     Exiting,
     Plain,
+    Request,
     Row,
     Scheduler,
     Served,
@@ -229,3 +230,36 @@ def test_a_model_without_a_slot_for_each_token_is_refused_at_the_start(
     for start in (SharedBatch, Scheduler, lambda _: application(served)):
         with pytest.raises(UnsupportedModelError, match="state; serve it with --engine vllm"):
             start(as_stream(net))
+
+
+def test_rows_stay_where_positions_are_rotated_in_the_same_way_for_all() -> None:
+    torch.manual_seed(0)
+    rope = {"rope_type": "longrope", "rope_theta": 100.0}
+    config = hf.Phi3Config(
+        **STATE,
+        **HEADS,
+        num_hidden_layers=2,
+        max_position_embeddings=128,
+        original_max_position_embeddings=32,
+        pad_token_id=0,
+        rope_parameters=rope | {"short_factor": [1.0] * 4, "long_factor": [9.0] * 4},
+    )
+    model = hf.Phi3ForCausalLM(config).double().eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(4)
+    stream = as_stream(model)
+    batch, prompts = SharedBatch(stream), [[1 + 7 * i % 47 for i in range(n)] for n in (3, 26)]
+    rows = [Row(Plain(stream.depth, Sampling()), prompt, limit=6) for prompt in prompts]
+    for row in rows:
+        batch.join(row)
+    over = Row(Plain(stream.depth, Sampling()), [3] * 26, limit=7)
+    with pytest.raises(BatchError, match="= 33, but beyond 32 tokens Phi3ForCausalLM rotates"):
+        batch.join(over)
+    with pytest.raises(BatchError, match="lower max_tokens, or serve the model with --engine vllm"):
+        Scheduler(stream).submit(Request(prompt=(3,) * 26, max_tokens=7))
+    while batch.rows:
+        batch.round()
+    for row, prompt in zip(rows, prompts, strict=True):
+        alone = ed.generate(model, prompt, max_new_tokens=6, eos_token_id=())
+        assert row.said == alone.tokens[0]

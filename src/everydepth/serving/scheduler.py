@@ -13,7 +13,7 @@ from everydepth.serving.costs import Costs, Price
 from everydepth.serving.drafts import DraftTeams
 from everydepth.serving.governor import Fixed, Governor, Load
 from everydepth.serving.request import Request, Ticket
-from everydepth.serving.shared import Row, SharedBatch, Work, extra_blocks
+from everydepth.serving.shared import Row, SharedBatch, Work, check_length, extra_blocks
 from everydepth.stream import ResidualStream
 
 
@@ -95,6 +95,7 @@ class Scheduler:
         It is called once, without tokens, if the request cannot begin.
         """
         request.check(self.stream)
+        check_length(self.stream, len(request.prompt), request.max_tokens)
         if len(self.queue) >= self._most:
             self.counts.refused += 1
             raise Busy(f"{len(self.queue)} requests are already waiting; try again later")
