@@ -123,3 +123,17 @@ def test_pieces_add_up_to_the_text_though_characters_are_several_tokens(text: st
         stream = TextStream(tokenizer, before=ids[:first])
         pieces = [stream.add([token]) for token in ids[first:]]
         assert prompt + "".join(pieces) + stream.add([], last=True) == whole
+
+
+def test_a_long_stop_string_is_compared_only_as_far_as_there_is_text() -> None:
+    cuts: list[object] = []
+
+    class Stop(str):
+        def __getitem__(self, part: object) -> str:
+            cuts.append(part)
+            return super().__getitem__(part)  # pyright: ignore[reportArgumentType]
+
+    stream = TextStream(WORDS, [Stop("y" * 20_000)])
+    text = "".join(stream.add([token]) for token in (5, 6, 7)) + stream.add([], last=True)
+    assert text == WORDS.decode([5, 6, 7])
+    assert len(cuts) <= len(text)

@@ -81,7 +81,8 @@ class TextStream:
 
 def _overlap(text: str, stop: str) -> int:
     """The length of the longest end of a text that begins the stop string."""
-    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)
+    most = min(len(stop) - 1, len(text))
+    return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class Written:
