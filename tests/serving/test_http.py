@@ -166,6 +166,19 @@ def test_unknown_fields_inside_others_are_refused(
     assert words in answer.json()["error"]["message"]
 
 
+def test_messages_that_the_chat_template_refuses_get_its_words(talker: Talker) -> None:
+    tokenizer = copy.deepcopy(talker.tokenizer)
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    )
+    served = Served(name="talker", model=talker.model, tokenizer=tokenizer)
+    body = {"model": "talker", "messages": [{"role": "system", "content": "Hi"}]}
+    with TestClient(application(served), raise_server_exceptions=False) as client:
+        answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "these messages: no system role" in answer.json()["error"]["message"]
+
+
 def test_the_parts_of_a_streamed_chat_add_up_to_one_message(
     client: TestClient, talker: Talker
 ) -> None:
