@@ -20,6 +20,7 @@ from everydepth.errors import PolicyError, SettingError
 from everydepth.exits.policies import Certificate
 from everydepth.exits.profile import DepthProfile, Latency, Profile
 from everydepth.serving import ServeConfig, Served, application
+from everydepth.serving.bodies import Completion
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +212,14 @@ def test_fields_that_change_no_answer_are_passed_over(client: TestClient) -> Non
     assert same["choices"] == plain["choices"]
 
 
+@pytest.mark.parametrize("name", sorted(Completion.model_fields.keys() - {"model", "prompt"}))
+def test_a_field_that_is_null_is_as_good_as_missing(client: TestClient, name: str) -> None:
+    plain = {"model": "talker", "prompt": "ab", "max_tokens": 64}
+    found, wanted = (client.post("/v1/completions", json=b) for b in (plain | {name: None}, plain))
+    assert found.status_code == 200, found.text
+    assert found.json()["choices"] == wanted.json()["choices"]
+
+
 def test_models_lists_every_depth(client: TestClient) -> None:
     listed = client.get("/v1/models").json()["data"]
     assert [one["id"] for one in listed] == ["talker", *(f"talker@{k}" for k in range(1, 5))]
@@ -296,6 +305,7 @@ def test_a_request_that_makes_no_sense_gets_a_status_and_a_reason(
     "body",
     [
         b'{"model": "talker", "prompt": "\\ud800"}',
+        b'{"model": "talker", "prompt": "a", "\\ud800": 1}',
         b'{"model": "talker", "prompt": [-1]}',
         b'{"model": "talker", "prompt": [1000000000000000000000000]}',
         b'{"model": "talker", "prompt": "a", "temperature": 1, "seed": 1000000000000000000000000}',
