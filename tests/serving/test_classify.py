@@ -22,7 +22,7 @@ from transformers import (
 )
 
 import everydepth as ed
-from everydepth.errors import SettingError
+from everydepth.errors import PolicyError, SettingError
 from everydepth.serving import Busy, ServeConfig, Served, application
 from everydepth.serving.classify import Classifier, at_depths
 from everydepth.stream import as_stream
@@ -159,3 +159,23 @@ def test_texts_of_different_lengths_are_one_batch(talker: Talker) -> None:
         long = client.post("/v1/classify", json={"model": "bert", "input": "y" * 40})
         assert long.status_code == 400
         assert "32" in long.json()["error"]["message"]
+
+
+def test_an_input_that_fails_costs_those_of_other_policies_nothing(
+    vit: ViTForImageClassification,
+) -> None:
+    classifier = Classifier(
+        as_stream(vit.float()), lambda rows: {"pixel_values": torch.stack(list(rows))}
+    )
+    foreign = ed.Confidence(threshold=(0.5, 0.5, 0.5))  # for a model of four depths
+
+    async def asked() -> list[Any]:
+        row = torch.zeros(3, 8, 8)
+        several = [classifier.run([row], 3, policy) for policy in (None, foreign, None)]
+        found = await asyncio.gather(*several, return_exceptions=True)
+        classifier.stop()
+        return found
+
+    first, wrong, last = asyncio.run(asked())
+    assert isinstance(wrong, PolicyError)
+    assert first[0].depth == last[0].depth == 3

@@ -180,3 +180,28 @@ def test_on_a_busy_server_drafts_that_are_never_right_cost_next_to_nothing(talke
 
     plain = took(None)
     assert plain < took(1) <= 1.02 * plain
+
+
+def test_a_row_that_moves_between_two_drafts_is_judged_against_its_own() -> None:
+    model = talkative(decoder(DECODERS[0]))
+    rest = as_stream(model).depth - 1
+    stream = as_stream(ed.balcony(model, [1], blocks=rest).eval())  # its drafts are always right
+    batch, team = SharedBatch(stream), DraftTeam(stream, 1, stream.depth, always=True)
+    # The last row takes the place of each of these, while the others draft.
+    leaving = [Row(Plain(stream.depth, Sampling()), [3], limit=2 + i) for i in range(6)]
+    prompts = [[3, 4, 5 + i] for i in range(4)]
+    rows = [Row(Drafting(team, prompt=prompt, tokens=20), prompt, limit=20) for prompt in prompts]
+    for row in (*leaving, *rows):
+        batch.join(row)
+    right = list[tuple[list[int], list[float]]]()
+    with (
+        patch.object(Pace, "goes_on", lambda *_: team.drafted < 3),
+        patch.object(Pace, "learn", lambda _, accepted, took, *__: right.append((accepted, took))),
+    ):
+        while batch.rows:
+            batch.round()
+    assert len(right) > 2
+    assert all(count == len(took) for accepted, took in right for count in accepted)
+    for row, prompt in zip(rows, prompts, strict=True):
+        told = {"max_new_tokens": 20, "eos_token_id": ()}
+        assert row.said == ed.generate(model, prompt, **told).tokens[0]

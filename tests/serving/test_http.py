@@ -16,10 +16,11 @@ from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed
-from everydepth.errors import SettingError
+from everydepth.errors import PolicyError, SettingError
 from everydepth.exits.policies import Certificate
 from everydepth.exits.profile import DepthProfile, Latency, Profile
 from everydepth.serving import ServeConfig, Served, application
+from everydepth.serving.bodies import Completion
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +167,19 @@ def test_unknown_fields_inside_others_are_refused(
     assert words in answer.json()["error"]["message"]
 
 
+def test_messages_that_the_chat_template_refuses_get_its_words(talker: Talker) -> None:
+    tokenizer = copy.deepcopy(talker.tokenizer)
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    )
+    served = Served(name="talker", model=talker.model, tokenizer=tokenizer)
+    body = {"model": "talker", "messages": [{"role": "system", "content": "Hi"}]}
+    with TestClient(application(served), raise_server_exceptions=False) as client:
+        answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "these messages: no system role" in answer.json()["error"]["message"]
+
+
 def test_the_parts_of_a_streamed_chat_add_up_to_one_message(
     client: TestClient, talker: Talker
 ) -> None:
@@ -196,6 +210,14 @@ def test_fields_that_change_no_answer_are_passed_over(client: TestClient) -> Non
     }
     plain, same = (complete(client, prompt="Once", **body) for body in ({}, more))
     assert same["choices"] == plain["choices"]
+
+
+@pytest.mark.parametrize("name", sorted(Completion.model_fields.keys() - {"model", "prompt"}))
+def test_a_field_that_is_null_is_as_good_as_missing(client: TestClient, name: str) -> None:
+    plain = {"model": "talker", "prompt": "ab", "max_tokens": 64}
+    found, wanted = (client.post("/v1/completions", json=b) for b in (plain | {name: None}, plain))
+    assert found.status_code == 200, found.text
+    assert found.json()["choices"] == wanted.json()["choices"]
 
 
 def test_models_lists_every_depth(client: TestClient) -> None:
@@ -283,6 +305,7 @@ def test_a_request_that_makes_no_sense_gets_a_status_and_a_reason(
     "body",
     [
         b'{"model": "talker", "prompt": "\\ud800"}',
+        b'{"model": "talker", "prompt": "a", "\\ud800": 1}',
         b'{"model": "talker", "prompt": [-1]}',
         b'{"model": "talker", "prompt": [1000000000000000000000000]}',
         b'{"model": "talker", "prompt": "a", "temperature": 1, "seed": 1000000000000000000000000}',
@@ -313,6 +336,18 @@ def test_no_text_is_served_of_predictions_that_are_no_numbers(talker: Talker) ->
         assert "NaN or infinite" in answer.json()["error"]["message"]
         # below the block that is broken, the model is as good as before
         assert client.post("/v1/completions", json=body | {"depth": 1}).status_code == 200
+
+
+def test_a_policy_of_another_model_is_refused_before_the_server_starts(talker: Talker) -> None:
+    foreign = ed.Confidence(threshold=(0.5, 0.5))  # for a model of three depths
+    served = Served(
+        name="talker",
+        model=talker.model,
+        tokenizer=talker.tokenizer,
+        policies={"foreign": foreign},
+    )
+    with pytest.raises(PolicyError, match="policy 'foreign': this policy has thresholds for 3"):
+        application(served)
 
 
 def test_a_body_of_unknown_length_is_counted(client: TestClient) -> None:

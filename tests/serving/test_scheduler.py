@@ -10,7 +10,7 @@ from tests.serving.conftest import Talker
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed
-from everydepth.errors import BatchError, DepthError, EveryDepthError, SettingError
+from everydepth.errors import BatchError, DepthError, EveryDepthError, PolicyError, SettingError
 from everydepth.exits.profile import DepthProfile, Latency, Profile
 from everydepth.results import curve
 from everydepth.serving import (
@@ -24,6 +24,7 @@ from everydepth.serving import (
     Request,
     Scheduler,
     Speed,
+    Ticket,
     Work,
     read_load,
     simulate,
@@ -96,6 +97,23 @@ def test_a_request_that_cannot_be_served_is_refused_before_any_work(
     with pytest.raises(error, match=words):
         scheduler.submit(request_)
     assert scheduler.counts.requests == 0
+
+
+def test_a_request_that_cannot_begin_is_turned_away_and_the_others_go_on(talker: Talker) -> None:
+    scheduler = Scheduler(ed.as_stream(talker.model))
+    foreign = ed.Confidence(threshold=(0.5, 0.5))  # for a model of three depths
+    told: list[Ticket] = []
+    first = scheduler.submit(Request(prompt=(5, 6), max_tokens=3))
+    scheduler.step()
+    wrong = scheduler.submit(
+        Request(prompt=(5, 6), max_tokens=3, policy=foreign), lambda ticket, _: told.append(ticket)
+    )
+    last = scheduler.submit(Request(prompt=(5, 6), max_tokens=3))
+    drained(scheduler)
+    assert isinstance(wrong.error, PolicyError)
+    assert (wrong.finish, told, scheduler.counts.cancelled) == ("cancelled", [wrong], 1)
+    assert first.tokens == last.tokens
+    assert (first.finish, last.finish) == ("length", "length")
 
 
 LONG = 100_000

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.generation import DECODERS, decoder, talkative
 from tests.zoo import VOCABULARY
 
 import everydepth as ed
+from everydepth.errors import BatchError, UnsupportedModelError
 from everydepth.exits.generation.sampling import Sampling
-from everydepth.serving import Drafting, DraftTeam, Exiting, Plain, Row, SharedBatch
+from everydepth.serving import (
+    Drafting,
+    DraftTeam,
+    Exiting,
+    Plain,
+    Request,
+    Row,
+    Scheduler,
+    Served,
+    SharedBatch,
+    application,
+)
 from everydepth.serving.cache import RowCache
 from everydepth.stream import ResidualStream, as_stream
 
@@ -187,4 +201,65 @@ def test_what_a_long_row_took_is_free_again_while_short_ones_run() -> None:
         batch.round()
     for i, (row, told) in enumerate(rows):
         alone = ed.generate(model, [3, 4 + i], max_new_tokens=6, eos_token_id=(), **told)
+        assert row.said == alone.tokens[0]
+
+
+STATE = {"vocab_size": 50, "hidden_size": 16, "eos_token_id": None}
+HEADS = {"intermediate_size": 32, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: hf.RecurrentGemmaForCausalLM(
+            hf.RecurrentGemmaConfig(**STATE, **HEADS, num_hidden_layers=3, lru_width=16)
+        ),
+        lambda: hf.MambaForCausalLM(hf.MambaConfig(**STATE, num_hidden_layers=2, state_size=4)),
+        lambda: hf.OpenAIGPTLMHeadModel(
+            hf.OpenAIGPTConfig(vocab_size=50, n_positions=32, n_embd=16, n_layer=2, n_head=2)
+        ),
+    ],
+    ids=["recurrent blocks", "state space", "no cache"],
+)
+def test_a_model_without_a_slot_for_each_token_is_refused_at_the_start(
+    model: Callable[[], torch.nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    net = model().eval()
+    served = Served(name="tiny", model=net, tokenizer=object())
+    for start in (SharedBatch, Scheduler, lambda _: application(served)):
+        with pytest.raises(UnsupportedModelError, match="state; serve it with --engine vllm"):
+            start(as_stream(net))
+
+
+def test_rows_stay_where_positions_are_rotated_in_the_same_way_for_all() -> None:
+    torch.manual_seed(0)
+    rope = {"rope_type": "longrope", "rope_theta": 100.0}
+    config = hf.Phi3Config(
+        **STATE,
+        **HEADS,
+        num_hidden_layers=2,
+        max_position_embeddings=128,
+        original_max_position_embeddings=32,
+        pad_token_id=0,
+        rope_parameters=rope | {"short_factor": [1.0] * 4, "long_factor": [9.0] * 4},
+    )
+    model = hf.Phi3ForCausalLM(config).double().eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(4)
+    stream = as_stream(model)
+    batch, prompts = SharedBatch(stream), [[1 + 7 * i % 47 for i in range(n)] for n in (3, 26)]
+    rows = [Row(Plain(stream.depth, Sampling()), prompt, limit=6) for prompt in prompts]
+    for row in rows:
+        batch.join(row)
+    over = Row(Plain(stream.depth, Sampling()), [3] * 26, limit=7)
+    with pytest.raises(BatchError, match="= 33, but beyond 32 tokens Phi3ForCausalLM rotates"):
+        batch.join(over)
+    with pytest.raises(BatchError, match="lower max_tokens, or serve the model with --engine vllm"):
+        Scheduler(stream).submit(Request(prompt=(3,) * 26, max_tokens=7))
+    while batch.rows:
+        batch.round()
+    for row, prompt in zip(rows, prompts, strict=True):
+        alone = ed.generate(model, prompt, max_new_tokens=6, eos_token_id=())
         assert row.said == alone.tokens[0]

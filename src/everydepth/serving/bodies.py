@@ -36,12 +36,16 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, body: Any) -> Any:
-        if isinstance(body, dict):
-            for name in body.keys() - cls.model_fields:
-                harmless = cls.neutral.get(name, (None,))
-                if harmless and body[name] not in (None, *harmless):
-                    raise ValueError(f"{name} is not supported here; leave it out")
-        return body
+        if not isinstance(body, dict):
+            return body
+        given = {name: value for name, value in body.items() if value is not None}
+        for name in given.keys() - cls.model_fields:
+            harmless = cls.neutral.get(name, (None,))
+            if harmless and given[name] not in harmless:
+                # Half of a surrogate pair cannot be sent back as it is.
+                shown = ascii(name)[1:-1]
+                raise ValueError(f"{shown} is not supported here; leave it out")
+        return given
 
 
 class StreamOptions(Body):

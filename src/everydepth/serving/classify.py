@@ -96,38 +96,38 @@ class Classifier:
             items = [item for item in items if not item.answer.cancelled()]
             if not items:
                 continue
-            try:
-                answers = await asyncio.to_thread(self._answers, items)
-            except Exception as error:  # noqa: BLE001 - passed on to those who wait
-                for item in items:
-                    if not item.answer.done():
-                        item.answer.set_exception(error)
-                continue
-            for item, answer in zip(items, answers, strict=True):
+            self._counts["requests_total"] += len(items)
+            for policy in dict.fromkeys(item.policy for item in items):
+                await self._settle([item for item in items if item.policy == policy], policy)
+
+    async def _settle(self, items: list[_Item], policy: Policy | None) -> None:
+        try:
+            answers = await asyncio.to_thread(self._answers, items, policy)
+        except Exception as error:  # noqa: BLE001 - passed on to those who wait
+            for item in items:
                 if not item.answer.done():
-                    item.answer.set_result(answer)
+                    item.answer.set_exception(error)
+            return
+        for item, answer in zip(items, answers, strict=True):
+            if not item.answer.done():
+                item.answer.set_result(answer)
 
     @torch.inference_mode()
-    def _answers(self, items: list[_Item]) -> list[Answer]:
-        self._counts["requests_total"] += len(items)
-        found: dict[_Item, Answer] = {}
-        for policy in dict.fromkeys(item.policy for item in items):
-            chosen = [item for item in items if item.policy is policy]
-            batch = self._prepare([item.row for item in chosen])
-            self._counts["batches_total"] += 1
-            if policy is None:
-                logits = at_depths(self.stream, batch, [item.depth for item in chosen])
-                depths = [item.depth for item in chosen]
-            else:
-                seen = predict(self.stream, batch, policy=policy)
-                logits, depths = seen.logits, seen.depths.tolist()
-            if not bool(are_finite(logits).all()):
-                self.stream.observe(batch).check_predictions()
-            self._counts["passes_total"] += sum(depths)
-            best, label = logits.float().softmax(-1).max(-1)
-            told = zip(chosen, label.tolist(), best.tolist(), depths, strict=True)
-            found |= {item: Answer(*rest) for item, *rest in told}
-        return [found[item] for item in items]
+    def _answers(self, items: list[_Item], policy: Policy | None) -> list[Answer]:
+        batch = self._prepare([item.row for item in items])
+        self._counts["batches_total"] += 1
+        if policy is None:
+            depths = [item.depth for item in items]
+            logits = at_depths(self.stream, batch, depths)
+        else:
+            seen = predict(self.stream, batch, policy=policy)
+            logits, depths = seen.logits, seen.depths.tolist()
+        if not bool(are_finite(logits).all()):
+            self.stream.observe(batch).check_predictions()
+        self._counts["passes_total"] += sum(depths)
+        best, label = logits.float().softmax(-1).max(-1)
+        told = zip(label.tolist(), best.tolist(), depths, strict=True)
+        return [Answer(*one) for one in told]
 
 
 def at_depths(stream: ResidualStream, batch: Mapping[str, Tensor], depths: Sequence[int]) -> Tensor:

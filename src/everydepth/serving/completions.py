@@ -77,8 +77,15 @@ class Server:
             raise SettingError(
                 f"{self.menu.name} has no chat template; send the text to /v1/completions"
             )
+        from jinja2 import TemplateError
+
         said = [{"role": message.role, "content": message.text} for message in messages]
-        found = self.tokenizer.apply_chat_template(said, add_generation_prompt=True)
+        try:
+            found = self.tokenizer.apply_chat_template(said, add_generation_prompt=True)
+        except TemplateError as error:
+            raise BatchError(
+                f"the chat template of {self.menu.name} does not take these messages: {error}"
+            ) from error
         return list(found if isinstance(found, list) else found["input_ids"])
 
     def _asked(self, body: Wanted, prompt: list[int]) -> Asked:

@@ -97,10 +97,15 @@ class DraftTeam(Team):
                 self._over()
 
     def see(self, depth: int, asked: Sequence[Asked]) -> list[Said | None]:
+        # Rows change their places in the batch as others leave, but drafts keep their order.
+        order = {course: i for i, course in enumerate(self._members)}
+        members = sorted(
+            (one for one in asked if one.course in order), key=lambda one: order[one.course]
+        )
         if depth == self.depth:
-            return self._drafted([one.h for one in asked], min(one.remaining for one in asked))
+            told = self._drafted([one.h for one in members], min(one.remaining for one in asked))
+            return [told[order[one.course]] for one in asked]
         said: dict[Course, Said] = {}
-        members = [one for one in asked if self.drafting(one.course)]
         plain = [one for one in asked if not self.drafting(one.course)]
         if members:
             said |= self._judged(members)

@@ -85,15 +85,18 @@ class Embedded:
         self._open: set[_Call] = set()
         self._given: list[tuple[_Call, Piece | EveryDepthError]] = []
         self._thread: threading.Thread | None = None
+        self._stopping = False
 
     def start(self) -> None:
         model = unwrapped(self.scheduler.stream.model).eval()
         if self._packed:
             self._held.enter_context(packed_maps(model))
+        self._stopping = False
         self._thread = threading.Thread(target=self._work, name="everydepth-engine", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
+        self._stopping = True
         self._inbox.put(None)
         if self._thread is not None:
             self._thread.join()
@@ -102,7 +105,7 @@ class Embedded:
 
     @property
     def ready(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive() and not self._stopping
 
     @property
     def facts(self) -> Mapping[str, float]:
@@ -117,11 +120,12 @@ class Embedded:
 
     async def run(self, request: Request) -> AsyncGenerator[Piece, None]:
         request.check(self.scheduler.stream)
-        if not self.ready:
-            raise Stopped("the engine does not run; start the server again")
         call = _Call(asyncio.get_running_loop(), self._given, whole=request.whole)
         self._inbox.put(lambda: self._submit(request, call))
         try:
+            # Only now: what is in the inbox before the engine begins to stop is answered.
+            if not self.ready:
+                raise Stopped("the engine does not run; start the server again")
             while True:
                 piece = await call.pieces.get()
                 if isinstance(piece, EveryDepthError):
@@ -144,6 +148,11 @@ class Embedded:
                     self._failed(self.scheduler.give_up(), error)
                 self._hand_over()
         finally:
+            with suppress(queue.Empty):
+                while True:
+                    change = self._inbox.get_nowait()
+                    if change is not None:
+                        change()
             for call in self._open:
                 call.give(Stopped("the server is shutting down; send it again"))
             self._hand_over()
@@ -213,6 +222,9 @@ class _Call:
         self._kept: list[int] | None = None
 
     def hand(self, ticket: Ticket, tokens: list[int]) -> None:
+        if ticket.error is not None:
+            self.give(ticket.error)
+            return
         assert ticket.depth is not None
         if self._whole and self._kept is not None:
             self._kept.extend(tokens)

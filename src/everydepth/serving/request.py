@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from everydepth.config import checked
-from everydepth.errors import BatchError, SettingError
+from everydepth.errors import BatchError, EveryDepthError, SettingError
 from everydepth.exits.generation.request import check_depths
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.exits.policies import Policy
@@ -70,7 +70,10 @@ class Request:
 
 @dataclass(eq=False)
 class Ticket:
-    """The progress of a request: its row, depth, times and tokens."""
+    """The progress of a request: its row, depth, times and tokens.
+
+    error: why it was cancelled, if it could not begin.
+    """
 
     request: Request
     arrived: float
@@ -81,6 +84,7 @@ class Ticket:
     first: float | None = None
     ended: float | None = None
     finish: Finish | None = None
+    error: EveryDepthError | None = None
     tokens: list[int] = field(default_factory=list[int])
 
     @property

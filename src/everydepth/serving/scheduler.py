@@ -13,7 +13,7 @@ from everydepth.serving.costs import Costs, Price
 from everydepth.serving.drafts import DraftTeams
 from everydepth.serving.governor import Fixed, Governor, Load
 from everydepth.serving.request import Request, Ticket
-from everydepth.serving.shared import Row, SharedBatch, Work, extra_blocks
+from everydepth.serving.shared import Row, SharedBatch, Work, check_length, extra_blocks
 from everydepth.stream import ResidualStream
 
 
@@ -90,8 +90,12 @@ class Scheduler:
     def submit(
         self, request: Request, on_tokens: Callable[[Ticket, list[int]], None] | None = None
     ) -> Ticket:
-        """Add a request to the queue; `on_tokens` is called with its new tokens."""
+        """Add a request to the queue; `on_tokens` is called with its new tokens.
+
+        It is called once, without tokens, if the request cannot begin.
+        """
         request.check(self.stream)
+        check_length(self.stream, len(request.prompt), request.max_tokens)
         if len(self.queue) >= self._most:
             self.counts.refused += 1
             raise Busy(f"{len(self.queue)} requests are already waiting; try again later")
@@ -163,12 +167,22 @@ class Scheduler:
                 if request.policy is not None or depth <= (request.draft_depth or 0):
                     depth = self.stream.depth
             ticket.depth, ticket.begun = depth, now
-            course = request.course(self.stream, depth, self.teams)
+            self.queue.popleft()
+            try:
+                course = request.course(self.stream, depth, self.teams)
+            except EveryDepthError as error:
+                self._turn_away(ticket, error)
+                continue
             row = Row(course, request.prompt, request.max_tokens, request.ends)
             ticket.row = row
-            self.queue.popleft()
             self.running[row] = ticket
             self.batch.join(row)
+
+    def _turn_away(self, ticket: Ticket, error: EveryDepthError) -> None:
+        ticket.error, ticket.finish, ticket.ended = error, "cancelled", self._clock()
+        self.counts.cancelled += 1
+        if ticket.on_tokens is not None:
+            ticket.on_tokens(ticket, [])
 
     def _deliver(self, ticket: Ticket, tokens: list[int], now: float) -> None:
         assert ticket.row is not None

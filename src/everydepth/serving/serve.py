@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from everydepth.config import checked
 from everydepth.environment import require
-from everydepth.errors import SettingError
+from everydepth.errors import PolicyError, SettingError
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
 from everydepth.serving.config import ServeConfig
@@ -122,6 +122,11 @@ def application(
     )
     if "@" in served.name or not served.name:
         raise SettingError(f"the model is called {served.name!r}; choose a name without @")
+    for name, policy in served.policies.items():
+        try:
+            policy.thresholds(stream)
+        except PolicyError as error:
+            raise PolicyError(f"policy {name!r}: {error}") from error
     if stream.task == "causal_lm":
         return _language(served, stream, menu, config, key)
     if stream.task == "classification":

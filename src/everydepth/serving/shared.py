@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from everydepth.errors import BatchError, UnsupportedModelError
+from everydepth.exits.generation.rerun import has_slots
 from everydepth.exits.generation.visible import attention_bias, windowed
 from everydepth.serving.cache import RowCache
 from everydepth.serving.courses import Asked, Course, Said, Team
-from everydepth.stream import Cursor, ResidualStream
+from everydepth.stream import Cursor, ResidualStream, unwrapped
+from everydepth.stream.discovery.structure import text_config
 
 CHUNK = 256
 """The most tokens of a prompt per round, so that long prompts do not block other requests."""
@@ -108,6 +111,25 @@ def extra_blocks(stream: ResidualStream) -> dict[int, int]:
     return {depth: len(blocks) for depth, blocks in stream.exits.items()}
 
 
+def check_length(stream: ResidualStream, prompt: int, new: int) -> None:
+    """Raise an error if a row could get longer than rows of a shared batch may be.
+
+    LongRoPE rotates all tokens of a call by the factors for its largest position, so that a row
+    beyond the limit of the short ones would change what other rows say.
+    """
+    rope = getattr(text_config(unwrapped(stream.model)), "rope_parameters", None) or {}
+    # One set of parameters, or one for each type of layer.
+    kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, Mapping)]
+    long = [kind for kind in kinds if kind.get("rope_type") == "longrope"]
+    most = min((kind["original_max_position_embeddings"] for kind in long), default=None)
+    if most is not None and prompt + new > most:
+        raise BatchError(
+            f"{prompt} prompt tokens + {new} new ones = {prompt + new}, but beyond {most} tokens "
+            f"{stream.name} rotates positions in another way, which rows of a batch cannot share; "
+            "shorten the prompt, lower max_tokens, or serve the model with --engine vllm"
+        )
+
+
 @dataclass
 class _Group:
     """Rows with `count` tokens each for the next block, which sees the slots up to `end`."""
@@ -139,6 +161,12 @@ class SharedBatch:
     """
 
     def __init__(self, stream: ResidualStream, *, chunk: int = CHUNK) -> None:
+        few = torch.arange(min(4, stream.classes), device=stream.device)
+        if not has_slots(stream, few[None]):
+            raise UnsupportedModelError(
+                "requests share a batch by a cache of keys and values, with a slot for each token, "
+                f"and {stream.name} keeps another state; serve it with --engine vllm"
+            )
         self.stream, self.chunk = stream, chunk
         self.cache = RowCache(stream.depth + sum(extra_blocks(stream).values()))
         self.rows: list[Row] = []
@@ -148,6 +176,7 @@ class SharedBatch:
         self._dtype = next(stream.model.parameters()).dtype
 
     def join(self, row: Row) -> None:
+        check_length(self.stream, len(row.tokens), row.limit)
         row.index = len(self.rows)
         self.rows.append(row)
 

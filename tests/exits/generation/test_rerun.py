@@ -76,3 +76,10 @@ def test_keys_and_values_by_token_are_recognized_by_what_they_give() -> None:
     assert not isinstance(tape_for(stream, ids, ids >= 0, top=3, room=12), Rerun)
     other = ed.as_stream(jamba())
     assert isinstance(tape_for(other, ids % 50, ids >= 0, top=3, room=12), Rerun)
+
+
+def test_one_block_alone_has_slots_too() -> None:
+    torch.manual_seed(0)
+    shape = SMALL | {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    stream = ed.as_stream(hf.LlamaForCausalLM(hf.LlamaConfig(**shape)).eval())
+    assert has_slots(stream, torch.tensor([[3, 1, 2]]))

@@ -145,6 +145,17 @@ def test_probabilities_are_those_of_transformers(setting: dict[str, float]) -> N
     torch.testing.assert_close(ours, theirs.softmax(-1), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("setting", [{"temperature": 1e-40}, {"top_p": 1e-50}], ids=str)
+def test_settings_that_leave_one_token_leave_the_most_likely(
+    setting: dict[str, float], dtype: torch.dtype
+) -> None:
+    logits = (30 * torch.randn(4, 50, generator=torch.Generator().manual_seed(0))).to(dtype)
+    p = Sampling(do_sample=True, **setting).probabilities(logits)  # pyright: ignore[reportArgumentType]
+    best = torch.nn.functional.one_hot(logits.argmax(-1), 50)
+    torch.testing.assert_close(p, best.to(p), atol=0, rtol=0)
+
+
 def test_greedy_keeps_the_drafts_before_the_first_wrong_one() -> None:
     wanted = torch.tensor([[3, 1, 4, 0], [2, 2, 2, 1]])
     logits = torch.nn.functional.one_hot(wanted, 5).double()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.helpers.generation import padded, prompts, talkative
+from tests.helpers.tokenizing import sentencepiece
 from tests.helpers.words import Words
+from tokenizers import decoders
 from torch import nn
 from transformers import GenerationConfig
 
 from everydepth.errors import SettingError
 from everydepth.exits.generation import generate, stream_text
+from everydepth.exits.generation.text import TextStream
 
 NEW = 9
 WORDS = Words()
@@ -101,3 +104,36 @@ def test_what_it_cannot_do_is_refused(model: nn.Module) -> None:
         generate(model, [[5]], input_ids=torch.tensor([[5]]))
     with pytest.raises(SettingError, match="there is no text without a tokenizer"):
         _ = generate(model, [[5]], max_new_tokens=2).text
+
+
+@pytest.mark.parametrize(
+    "text", ["世界の" * 12, "a🙂" * 9 + "é🙂🙂" * 9], ids=["three bytes each", "one to four"]
+)
+def test_pieces_add_up_to_the_text_though_characters_are_several_tokens(text: str) -> None:
+    tokenizer = sentencepiece()
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(parts)
+    ids = tokenizer(text)["input_ids"]
+    whole = tokenizer.decode(ids, skip_special_tokens=True)
+    assert whole.strip() == text
+    for first in range(len(ids)):
+        prompt = tokenizer.decode(ids[:first], skip_special_tokens=True)
+        if "\N{REPLACEMENT CHARACTER}" in prompt:
+            continue  # it ends inside a character
+        stream = TextStream(tokenizer, before=ids[:first])
+        pieces = [stream.add([token]) for token in ids[first:]]
+        assert prompt + "".join(pieces) + stream.add([], last=True) == whole
+
+
+def test_a_long_stop_string_is_compared_only_as_far_as_there_is_text() -> None:
+    cuts: list[object] = []
+
+    class Stop(str):
+        def __getitem__(self, part: object) -> str:
+            cuts.append(part)
+            return super().__getitem__(part)  # pyright: ignore[reportArgumentType]
+
+    stream = TextStream(WORDS, [Stop("y" * 20_000)])
+    text = "".join(stream.add([token]) for token in (5, 6, 7)) + stream.add([], last=True)
+    assert text == WORDS.decode([5, 6, 7])
+    assert len(cuts) <= len(text)

@@ -155,7 +155,8 @@ def _by_slots(stream: ResidualStream, text: Tensor) -> Tensor:
     tape.last_logits(stream.depth)
     for place in (-2, -1):
         tape.feed(text[:, place])
-        tape.advance(1)
+        if stream.depth > 1:
+            tape.advance(1)
     return tape.last_logits(stream.depth)
 
 

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from everydepth.errors import NonFiniteError, SettingError
 
+COLDEST = 1e-6
+"""Lower temperatures count as this one: in float32, 1 over the lowest of them is infinite."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -44,9 +47,11 @@ class Sampling:
 
     def probabilities(self, logits: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
         """The distribution to sample from."""
-        check_finite(logits.amax(-1))
+        most = logits.amax(-1, keepdim=True)
+        check_finite(most)
         logits = logits.float() if logits.dtype != torch.float64 else logits
-        logits = logits / self.temperature
+        # Relative to the largest, which then stays finite at any temperature.
+        logits = (logits - most) / max(self.temperature, COLDEST)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k).values[..., -1:]
             logits = logits.masked_fill(logits < least, -torch.inf)
@@ -55,6 +60,7 @@ class Sampling:
             ordered, order = p.sort(-1, descending=True)
             # A token stays if those before it do not reach top_p.
             out = ordered.cumsum(-1) - ordered >= self.top_p
+            out[..., 0] = False  # in float32, a tiny top_p is 0
             p = p.masked_fill(torch.zeros_like(out).scatter(-1, order, out), 0)
             p = p / p.sum(-1, keepdim=True)
         return p

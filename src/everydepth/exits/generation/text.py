@@ -27,15 +27,17 @@ class TextStream:
     """
 
     WINDOW = 16
+    BYTES = 4  # of a character, at most
 
     def __init__(
         self, tokenizer: Any, stops: Sequence[str] = (), before: Sequence[int] = ()
     ) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
-        self._tokens = list(before[-self.WINDOW :])
+        self._tokens = list(before[-self.WINDOW - self.BYTES + 1 :])
         # The window; the text before `_upto` is held back or has been returned.
-        self._from, self._upto = 0, len(self._tokens)
-        self._before = self._decode(0, self._upto)
+        self._upto = len(self._tokens)
+        self._from = self._start()
+        self._before = self._decode(self._from, self._upto)
         self._held = ""
         self.stopped = False
 
@@ -49,9 +51,19 @@ class TextStream:
             self._held += whole[len(self._before) :]
             self._before, self._upto = whole, len(self._tokens)
             if self._upto - self._from > 2 * self.WINDOW:
-                self._from = self._upto - self.WINDOW
+                self._from = self._start()
                 self._before = self._decode(self._from, self._upto)
         return self._released(last)
+
+    def _start(self) -> int:
+        """The start of a new window, outside a character whose bytes are tokens, if possible.
+
+        Some tokenizers decode a run of bytes that is not UTF-8 as nothing but replacement
+        characters, whatever whole characters are in it.
+        """
+        latest = max(0, self._upto - self.WINDOW)
+        starts = range(latest, max(0, latest - self.BYTES + 1) - 1, -1)
+        return next((at for at in starts if HALF not in self._decode(at, self._upto)), latest)
 
     def _decode(self, first: int, end: int) -> str:
         return str(self._tokenizer.decode(self._tokens[first:end], skip_special_tokens=True))
@@ -69,7 +81,8 @@ class TextStream:
 
 def _overlap(text: str, stop: str) -> int:
     """The length of the longest end of a text that begins the stop string."""
-    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)
+    most = min(len(stop) - 1, len(text))
+    return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class Written:
