@@ -14,7 +14,7 @@ import everydepth as ed
 from everydepth.errors import UnsupportedModelError
 from everydepth.growth import score
 from everydepth.objectives.layer_dropout import observe_kept
-from everydepth.stream import sites
+from everydepth.stream import record_branches, sites
 
 ROWS, CLASSES = 4, 5
 
@@ -416,3 +416,80 @@ def test_a_block_that_shrinks_its_state_cannot_be_inserted_silently() -> None:
     said = "it multiplies the skip of its mlp branch by 0.6"
     with pytest.raises(UnsupportedModelError, match=said):
         ed.insert(model, after=1, example=torch.randn(ROWS, 5, 8))
+
+
+class InPlace(Mix):
+    """Adds to the memory of its state, which then holds the next one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += self.down(torch.tanh(self.up(self.norm(x))))
+        return x
+
+
+class ActivatedInPlace(Mix):
+    """Writes over its state before it reads it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.act(x))))
+
+
+class Entered(nn.Module):
+    """Linear maps around blocks; what follows them writes over the last state, too."""
+
+    def __init__(self, block: type[Mix]) -> None:
+        super().__init__()
+        self.inp, self.out = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+        self.blocks = nn.ModuleList(block(8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x.relu_().mean(1))
+
+
+@pytest.mark.parametrize("block", [InPlace, ActivatedInPlace])
+@torch.no_grad()
+def test_a_model_that_writes_over_its_states_predicts_what_its_cut_models_do(
+    block: type[Mix],
+) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 6), Entered(block).eval()
+    stream = ed.as_stream(model, example=x)
+    states, cursor = stream.observe(x), stream.start(x)
+    assert torch.equal(states[0], model.inp(x))
+    assert torch.equal(states.output, model(x))
+    for depth in (1, 2, 3):
+        want = ed.at_depth(stream, depth)(x)
+        for _ in range(2):  # reading out leaves the state as it is
+            torch.testing.assert_close(states.logits(depth), want)
+            torch.testing.assert_close(stream.logits(stream.advance(cursor, depth)), want)
+
+
+@torch.no_grad()
+def test_branches_of_a_block_that_adds_in_place_are_recorded_as_they_were() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 6), Entered(InPlace).eval()
+    stream = ed.as_stream(model, example=x)
+    with record_branches(stream.blocks) as records:
+        states = stream.observe(x)
+    for number, (record,) in enumerate(records, start=1):
+        torch.testing.assert_close(record.x, states[number - 1])
+        torch.testing.assert_close(record.x + record.out, states[number])
+
+
+def test_the_profile_of_a_model_that_adds_in_place_tells_its_depths_apart() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(300, 2, 6), Entered(InPlace).eval()
+    with torch.no_grad():
+        labels = model(x).argmax(-1)
+        found = [
+            float((ed.at_depth(model, d)(x).argmax(-1) == labels).float().mean()) for d in (1, 2)
+        ]
+    profile = ed.profile(model, (x, labels), repeats=1, progress=False)
+    assert [profile.at(depth).quality for depth in (1, 2)] == pytest.approx(found)
+    assert max(found) < 1 == profile.at(3).quality

@@ -98,6 +98,7 @@ class Block:
 
     parallel: all branches read the same `x` and share one skip.
     plain: the module returns the state itself; False if it may return a tuple that starts with it.
+    overwrites: the state, or one between its branches, is written over once it was read.
 
     >>> block = ed.as_stream(model).blocks[0]
     >>> type(block.module).__name__, [branch.kind for branch in block.branches]
@@ -108,6 +109,7 @@ class Block:
     branches: tuple[Branch, ...] = ()
     parallel: bool = False
     plain: bool = True
+    overwrites: bool = False
 
     @property
     def heads(self) -> int | None:

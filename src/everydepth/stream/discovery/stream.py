@@ -175,7 +175,7 @@ class DiscoveredStream(ResidualStream):
         found = self.structure
         if found.readout.how == "modules":
             assert found.readout.pick is not None
-            return found.readout.pick(self._arrived(h, depth, batch), batch)
+            return found.readout.pick(self._arrived(self.given(h), depth, batch), batch)
         if found.readout.how == "head":
             assert found.readout.parts.linear is not None
             return found.tail.input_of(found.readout.parts.linear, h, depth, batch)
@@ -192,7 +192,7 @@ class DiscoveredStream(ResidualStream):
         found = self.structure
         self.check_depth(depth)
         if found.readout.exact:
-            return found.readout.read(self._arrived(h, depth, batch), batch)
+            return found.readout.read(self._arrived(self.given(h), depth, batch), batch)
         return self.prediction(found.tail.output(h, depth, batch))
 
     def _arrived(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
@@ -357,6 +357,10 @@ class DiscoveredStream(ResidualStream):
     @property
     def slotted(self) -> bool | None:
         return None if self._caches and self.task == "causal_lm" else False
+
+    @property
+    def overwrites(self) -> bool:
+        return self.structure.tail.overwrites
 
     @property
     def row_axis(self) -> int:
