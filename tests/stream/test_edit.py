@@ -204,3 +204,36 @@ def test_the_tower_that_is_not_cut_keeps_its_config() -> None:
     small = shortened(model, model.text_model.encoder.layers, 1, share=False)
     assert small.config.text_config.num_hidden_layers == 1
     assert small.config.vision_config.num_hidden_layers == 4
+
+
+class Adding(nn.Module):
+    def __init__(self, width: int, branch: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.branch = nn.LayerNorm(width), branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(self.norm(x))
+
+
+class OneBranch(nn.Module):
+    """All blocks share the branch and have a norm of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        branch = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+        self.blocks = nn.ModuleList(Adding(8, branch) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_what_kept_and_dropped_blocks_share_is_copied() -> None:
+    model = OneBranch()
+    small = shortened(model, model.blocks, 2, share=False)
+    own = {parameter.data_ptr() for parameter in model.parameters()}
+    assert not own & {parameter.data_ptr() for parameter in small.parameters()}
+    assert small.blocks[0].branch is small.blocks[1].branch
+    shared = shortened(model, model.blocks, 2, share=True)
+    assert {parameter.data_ptr() for parameter in shared.parameters()} < own

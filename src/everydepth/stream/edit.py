@@ -93,7 +93,9 @@ def copy_without(model: Model, dropped: Iterable[nn.Module], *, share: bool) -> 
     share: copy no tensors at all, so that both models have the same parameters and buffers.
     """
     check_copied(model)
-    left = {id(module) for root in dropped for module in root.modules()}
+    dropped = set(dropped)
+    stay = _outside(model, dropped)
+    left = {id(module) for root in dropped for module in root.modules() if module not in stay}
     kept = {
         id(tensor)
         for module in model.modules()
@@ -107,6 +109,18 @@ def copy_without(model: Model, dropped: Iterable[nn.Module], *, share: bool) -> 
     if not share:
         fetch(model, copied, left)
     return copied
+
+
+def _outside(model: nn.Module, dropped: set[nn.Module]) -> set[nn.Module]:
+    """The modules that the model reaches other than through `dropped` ones."""
+    found: set[nn.Module] = set()
+    todo = [model]
+    while todo:
+        module = todo.pop()
+        if module not in found and module not in dropped:
+            found.add(module)
+            todo.extend(module.children())
+    return found
 
 
 def block_copy(block: nn.Module) -> nn.Module:
