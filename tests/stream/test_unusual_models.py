@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -493,3 +494,64 @@ def test_the_profile_of_a_model_that_adds_in_place_tells_its_depths_apart() -> N
     profile = ed.profile(model, (x, labels), repeats=1, progress=False)
     assert [profile.at(depth).quality for depth in (1, 2)] == pytest.approx(found)
     assert max(found) < 1 == profile.at(3).quality
+
+
+class Normed(nn.Module):
+    """Batch norms before, in and after its blocks, and an instance norm that keeps statistics."""
+
+    def __init__(self, *, gap: bool = False) -> None:
+        super().__init__()
+        instance = nn.InstanceNorm2d(8, track_running_stats=True)
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 2, 2), nn.BatchNorm2d(8), instance)
+        self.blocks = nn.ModuleList(NormedConv(8) for _ in range(3))
+        self.gap = nn.BatchNorm2d(8) if gap else nn.Identity()
+        self.norm = nn.BatchNorm2d(8, momentum=None)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        for number, block in enumerate(self.blocks):
+            x = block(self.gap(x) if number == 1 else x)
+        return self.out(torch.relu(self.norm(x)).mean((2, 3)))
+
+
+class NormedConv(Conv):
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 3 * self.last(torch.relu(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_reading_out_in_training_mode_leaves_running_statistics_alone(gap: bool) -> None:
+    torch.manual_seed(0)
+    model = Normed(gap=gap).train()
+    stream = ed.as_stream(model, example=images())
+    plain = deepcopy(model)
+    with torch.no_grad():
+        plain(images())
+        states = stream.observe(images())
+        for depth in range(4):
+            states.logits(depth)
+            whole = stream.normed(states.feature(depth), depth)
+            # The batch's own statistics normalize it, so another row changes a prediction.
+            part = stream.feature(states[depth][:2], depth, {"image": images()[:2]})
+            alike = torch.allclose(stream.normed(part, depth), whole[:2], atol=1e-3)
+            assert alike is (depth == 0)  # which the instance norm has just normalized
+            if depth in stream.gaps:
+                stream.between(states[depth], depth, states.batch)
+    for (name, found), (_, want) in zip(model.named_buffers(), plain.named_buffers(), strict=True):
+        torch.testing.assert_close(found, want, msg=name)
+
+
+def test_an_error_in_a_readout_leaves_norms_as_they_were() -> None:
+    torch.manual_seed(0)
+    model = Normed().train()
+    stream = ed.as_stream(model, example=images())
+    with pytest.raises(RuntimeError, match="7 elements"):
+        stream.readout(torch.zeros(ROWS, 7, 4, 4), 1, {"image": images()})
+    norms = [module for module in model.modules() if hasattr(module, "momentum")]
+    assert all(norm.track_running_stats for norm in norms)
+    assert [norm.momentum for norm in norms] == [0.1, 0.1, 0.1, 0.1, 0.1, None]

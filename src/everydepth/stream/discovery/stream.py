@@ -26,7 +26,7 @@ from everydepth.stream.discovery.structure import (
     prediction_in,
     text_config,
 )
-from everydepth.stream.modes import evaluating
+from everydepth.stream.modes import evaluating, tracking, without_tracking
 from everydepth.stream.rows import row_axes, select_rows
 from everydepth.stream.wrapping import unwrapped
 
@@ -173,27 +173,31 @@ class DiscoveredStream(ResidualStream):
 
     def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         found = self.structure
-        if found.readout.how == "modules":
-            assert found.readout.pick is not None
-            return found.readout.pick(self._arrived(self.given(h), depth, batch), batch)
-        if found.readout.how == "head":
-            assert found.readout.parts.linear is not None
-            return found.tail.input_of(found.readout.parts.linear, h, depth, batch)
-        return self.prediction(found.tail.output(h, depth, batch))
+        with without_tracking(self._norms):
+            if found.readout.how == "modules":
+                assert found.readout.pick is not None
+                return found.readout.pick(self._arrived(self.given(h), depth, batch), batch)
+            if found.readout.how == "head":
+                assert found.readout.parts.linear is not None
+                return found.tail.input_of(found.readout.parts.linear, h, depth, batch)
+            return self.prediction(found.tail.output(h, depth, batch))
 
     def normed(self, feature: Tensor, depth: int) -> Tensor:
         readout = self.structure.readout
         if readout.how == "modules":
-            for step in readout.parts.before:
-                feature = step(feature)
+            with without_tracking(self._norms):
+                for step in readout.parts.before:
+                    feature = step(feature)
         return feature
 
     def readout(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         found = self.structure
-        self.check_depth(depth)
-        if found.readout.exact:
-            return found.readout.read(self._arrived(self.given(h), depth, batch), batch)
-        return self.prediction(found.tail.output(h, depth, batch))
+        # The prediction of the model itself counts as its own pass: a driven one has no other.
+        other = self.check_depth(depth) < self.depth
+        with without_tracking(self._norms if other else ()):
+            if found.readout.exact:
+                return found.readout.read(self._arrived(self.given(h), depth, batch), batch)
+            return self.prediction(found.tail.output(h, depth, batch))
 
     def _arrived(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         """The output of the last block if all blocks after `depth` were silent."""
@@ -204,7 +208,13 @@ class DiscoveredStream(ResidualStream):
         found = self.structure
         if depth == len(found.blocks) or found.tail.direct[depth - 1]:
             return h
-        return found.tail.following(h, depth, batch)
+        with without_tracking(self._norms):
+            return found.tail.following(h, depth, batch)
+
+    @cached_property
+    def _norms(self) -> Sequence[nn.Module]:
+        """Only the model's own pass updates their running statistics."""
+        return tracking(self._inner)
 
     @property
     def idle(self) -> Sequence[nn.Module]:
