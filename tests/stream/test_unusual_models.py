@@ -555,3 +555,61 @@ def test_an_error_in_a_readout_leaves_norms_as_they_were() -> None:
     norms = [module for module in model.modules() if hasattr(module, "momentum")]
     assert all(norm.track_running_stats for norm in norms)
     assert [norm.momentum for norm in norms] == [0.1, 0.1, 0.1, 0.1, 0.1, None]
+
+
+class Pooled(nn.Module):
+    """Averages all tokens, or the real ones if it is told which these are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(20, 8), nn.LayerNorm(8)
+        self.blocks = nn.ModuleList(Adding(8) for _ in range(3))
+        self.out, self.calls = nn.Linear(8, CLASSES), []
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.calls.append(len(tokens))
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x)
+        if mask is None:
+            return self.out(self.norm(x.mean(1)))
+        return self.out(self.norm((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)))
+
+
+class Adding(Mix):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+@torch.no_grad()
+def test_every_depth_uses_an_optional_mask_that_the_made_up_batch_lacked() -> None:
+    torch.manual_seed(0)
+    tokens, mask = torch.randint(0, 20, (ROWS, 6)), torch.ones(ROWS, 6)
+    mask[1:, 3:] = 0
+    model = Pooled().eval()
+    stream = ed.as_stream(model)
+    assert "the mean -> norm -> out" in str(stream)
+    plain, masked = {"tokens": tokens}, {"tokens": tokens, "mask": mask}
+    held = [(batch, stream.observe(batch)) for batch in (plain, masked, plain)]
+    for batch, states in held:
+        for depth in (1, 2, 3):
+            want = ed.at_depth(stream, depth)(**batch)
+            torch.testing.assert_close(states.logits(depth), want)
+            feature = stream.normed(states.feature(depth), depth)
+            torch.testing.assert_close(stream.head(feature), want)
+    assert not torch.allclose(held[0][1].logits(1), held[1][1].logits(1), atol=1e-3)
+
+
+def test_a_model_is_discovered_once_for_each_set_of_inputs() -> None:
+    tokens = torch.arange(ROWS * 4).view(ROWS, 4)
+    model = Pooled().eval()
+    stream = ed.as_stream(model, example=tokens)
+    masked = {"tokens": tokens, "mask": torch.ones(ROWS, 4)}
+    for batch in (masked, {"tokens": tokens}, {**masked, "labels": tokens[:, 0], "more": 1}):
+        stream.observe(batch)
+    model.calls.clear()
+    again = ed.as_stream(model)
+    for batch in (masked, {"tokens": tokens}):
+        stream.observe(batch)
+        again.observe(batch)
+    assert model.calls == [ROWS] * 4
