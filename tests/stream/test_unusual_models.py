@@ -613,3 +613,32 @@ def test_a_model_is_discovered_once_for_each_set_of_inputs() -> None:
         stream.observe(batch)
         again.observe(batch)
     assert model.calls == [ROWS] * 4
+
+
+class Gated(Mix):
+    """Learns how much of its branch it adds: nothing at first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.gate * self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def test_a_learned_scale_of_a_branch_is_followed_after_training() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 8), Chained(Gated).eval()
+    stream = ed.as_stream(model, example=x)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.gate.fill_(0.5)
+        h = model.blocks[0](x) - x
+        for block in model.blocks[1:]:
+            h = block(h)
+        with ed.scaled_skip(stream, layer=1, c=0.0):
+            torch.testing.assert_close(model(x), model.out(h.mean(1)))
+    branch = stream.blocks[0].branches[0]
+    assert branch.scale is model.blocks[0].gate
+    names = ["down.bias", "down.weight", "gate", "norm.bias", "norm.weight", "up.bias", "up.weight"]
+    assert sorted(dict(model.blocks[0].named_parameters())) == names

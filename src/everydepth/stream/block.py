@@ -30,7 +30,7 @@ class Branch:
     others: further last maps, such as those of the other experts of a mixture.
     weights: if a last map holds several matrices (experts in one module), the parameters that are
         zero in a silent branch; empty if all are.
-    scale, weight: constants by which the block multiplies `out` and the skip.
+    scale, weight: constants or parameters by which the block multiplies `out` and the skip.
     beside: it reads the same `x` as the previous branch and is part of the same sum.
     turn: the permutation of axes that the block applies to `out` before the sum, if its modules
         use another layout (channels last).
