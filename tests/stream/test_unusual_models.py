@@ -642,3 +642,41 @@ def test_a_learned_scale_of_a_branch_is_followed_after_training() -> None:
     assert branch.scale is model.blocks[0].gate
     names = ["down.bias", "down.weight", "gate", "norm.bias", "norm.weight", "up.bias", "up.weight"]
     assert sorted(dict(model.blocks[0].named_parameters())) == names
+
+
+class Packing(nn.Module):
+    """In eval mode, without gradients and with padding, its encoder packs rows of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.words, self.encoder = nn.Embedding(20, 16), nn.TransformerEncoder(layer, 3)
+        self.out = nn.Linear(16, CLASSES)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        padding = None if attention_mask is None else attention_mask == 0
+        return self.out(self.encoder(self.words(input_ids), src_key_padding_mask=padding)[:, 0])
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_rows_that_the_model_would_pack_are_observed_and_driven() -> None:
+    torch.manual_seed(0)
+    model = Packing().eval()
+    mask = torch.ones(ROWS, 6, dtype=torch.long)
+    mask[1:, 3:] = 0
+    batch = {"input_ids": torch.randint(0, 20, (ROWS, 6)), "attention_mask": mask}
+    stream = ed.as_stream(model)
+    states, cursor = stream.observe(batch), stream.start(batch)
+    torch.testing.assert_close(stream.prediction(states.output), model(**batch))
+    assert {tuple(h.shape) for h in states} == {(ROWS, 6, 16)}
+    for depth in (1, 2, 3):
+        want = ed.at_depth(stream, depth)(**batch)
+        torch.testing.assert_close(states.logits(depth), want)
+        torch.testing.assert_close(stream.logits(stream.advance(cursor, depth)), want)
+    part = stream.advance(cursor, 1).select(torch.tensor([0, 2]))
+    torch.testing.assert_close(stream.logits(stream.advance(part)), model(**batch)[[0, 2]])
+    assert model.encoder.use_nested_tensor
+    with pytest.raises(AssertionError, match="4-D query"):
+        stream.observe({"input_ids": torch.zeros(2, 3, 4, dtype=torch.long)})
+    assert model.encoder.use_nested_tensor

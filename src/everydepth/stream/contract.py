@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cached_property
 from operator import index
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast, final
@@ -24,6 +25,7 @@ from everydepth.stream.block import Block
 from everydepth.stream.cursor import Call, CallAxes, Cursor
 from everydepth.stream.edit import BlockList, edited, lengthened, shortened
 from everydepth.stream.given import check_given
+from everydepth.stream.modes import packing, without_packing
 from everydepth.stream.states import States
 from everydepth.stream.taps import (
     first_tensor,
@@ -442,7 +444,7 @@ class ResidualStream(ABC):
             return self.call(arguments)
         refusing = [module.register_forward_pre_hook(self._refuse) for module in self.idle]
         try:
-            with hooked(*refusing):
+            with hooked(*refusing), without_packing(self._encoders):
                 return self.call(arguments)
         except (EveryDepthError, torch.OutOfMemoryError):
             raise
@@ -603,6 +605,10 @@ class ResidualStream(ABC):
     def rows(self, batch: Mapping[str, Any]) -> int:
         """The number of rows of a batch."""
         return self.first_input(batch).shape[0]
+
+    @cached_property
+    def _encoders(self) -> tuple[nn.TransformerEncoder, ...]:
+        return packing(unwrapped(self.model))
 
     def _setting(self, holder: str, name: str) -> Any:
         return getattr(getattr(unwrapped(self.model), holder, None), name, None)

@@ -1,4 +1,4 @@
-"""Eval mode, running statistics and gradients as context managers."""
+"""Eval mode, running statistics, packing and gradients as context managers."""
 
 from __future__ import annotations
 
@@ -49,6 +49,27 @@ def without_tracking(norms: Iterable[Any]) -> Generator[None, None, None]:
     finally:
         for norm, momentum in changed:
             norm.track_running_stats, norm.momentum = True, momentum
+
+
+def packing(model: nn.Module) -> tuple[nn.TransformerEncoder, ...]:
+    """The encoders of a model that may pack rows into nested tensors."""
+    return tuple(m for m in model.modules() if isinstance(m, nn.TransformerEncoder))
+
+
+@contextmanager
+def without_packing(encoders: Iterable[nn.TransformerEncoder]) -> Generator[None, None, None]:
+    """Keep padded rows as they are inside the context.
+
+    Packed rows are nested tensors, which have no shape and few operations.
+    """
+    before = [(encoder, encoder.use_nested_tensor) for encoder in encoders]
+    for encoder, _ in before:
+        encoder.use_nested_tensor = False
+    try:
+        yield
+    finally:
+        for encoder, packs in before:
+            encoder.use_nested_tensor = packs
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from everydepth.stream.discovery.structure import (
     prediction_in,
     text_config,
 )
-from everydepth.stream.modes import evaluating, tracking, without_tracking
+from everydepth.stream.modes import evaluating, tracking, without_packing, without_tracking
 from everydepth.stream.rows import row_axes, select_rows
 from everydepth.stream.wrapping import unwrapped
 
@@ -193,7 +193,8 @@ class DiscoveredStream(ResidualStream):
         return finding.structure()
 
     def _output(self, batch: Mapping[str, Any]) -> Any:
-        return self.call(self.arguments(batch, None))
+        with without_packing(self._encoders):
+            return self.call(self.arguments(batch, None))
 
     @property
     def task(self) -> Task:  # pyright: ignore[reportIncompatibleVariableOverride]
