@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers as hf
 from tests.helpers.rows import more_rows
 from tests.zoo import CLASSIFIERS, ENTRIES, Entry
 from torch import Tensor, nn
 
+import everydepth as ed
 from everydepth.errors import BatchError, PolicyError
 from everydepth.exits import evaluate, predict
 from everydepth.exits.calibrate import observe
@@ -181,3 +183,26 @@ def test_evaluation_without_labels_reports_agreement_only() -> None:
     result = evaluate(model, [batch], Patience(threshold=1.0), progress=False)
     assert result.accuracy is None
     assert 0 <= result.agreement <= 1
+
+
+def test_rows_leave_early_with_positions_of_their_own_after_a_batch_without() -> None:
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=3,
+        num_attention_heads=2, pad_token_id=0, num_labels=3,
+    )  # fmt: skip
+    model = hf.LlamaForSequenceClassification(config).eval()
+    torch.nn.init.normal_(model.score.weight)
+    stream, ids = ed.as_stream(model), torch.randint(1, 50, (8, 6))
+    mask = torch.ones_like(ids)
+    ids[1:, :3], mask[1:, :3] = 0, 0
+    padded = {"input_ids": ids, "attention_mask": mask}
+    placed = {**padded, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    for batch in ({"input_ids": torch.randint(1, 50, (8, 6))}, placed, padded, placed):
+        with torch.no_grad():
+            states = stream.observe(batch)
+            half = float(states.logits(1).softmax(-1).amax(-1).median())
+        found = ed.predict(stream, batch, policy=ed.Confidence(threshold=half))
+        assert len(set(found.depths.tolist())) > 1
+        for row, depth in enumerate(found.depths.tolist()):
+            torch.testing.assert_close(found.logits[row], states.logits(depth)[row])

@@ -12,6 +12,7 @@ import transformers as hf
 from tests.zoo import ENTRIES, SIZES, TEXT
 from torch import Tensor, nn
 
+import everydepth as ed
 from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.stream import edited, lengthened, shortened
 from everydepth.stream.edit import block_copy
@@ -204,3 +205,90 @@ def test_the_tower_that_is_not_cut_keeps_its_config() -> None:
     small = shortened(model, model.text_model.encoder.layers, 1, share=False)
     assert small.config.text_config.num_hidden_layers == 1
     assert small.config.vision_config.num_hidden_layers == 4
+
+
+class Adding(nn.Module):
+    def __init__(self, width: int, branch: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.branch = nn.LayerNorm(width), branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(self.norm(x))
+
+
+class OneBranch(nn.Module):
+    """All blocks share the branch and have a norm of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        branch = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+        self.blocks = nn.ModuleList(Adding(8, branch) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_what_kept_and_dropped_blocks_share_is_copied() -> None:
+    model = OneBranch()
+    small = shortened(model, model.blocks, 2, share=False)
+    own = {parameter.data_ptr() for parameter in model.parameters()}
+    assert not own & {parameter.data_ptr() for parameter in small.parameters()}
+    assert small.blocks[0].branch is small.blocks[1].branch
+    shared = shortened(model, model.blocks, 2, share=True)
+    assert {parameter.data_ptr() for parameter in shared.parameters()} < own
+
+
+class Described(nn.Module):
+    """Its config is a dictionary."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+        shapes = zip(config["layer_names"], range(config["n_layer"]), strict=True)
+        self.blocks = nn.ModuleList(Adding(8, nn.Linear(8, 8)) for _ in shapes)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x)
+
+
+def test_a_config_that_is_a_dictionary_is_corrected() -> None:
+    model = Described({"n_layer": 4, "layer_names": ["a", "b", "c", "d"]}).eval()
+    x = torch.randn(2, 8)
+    stream = ed.as_stream(model, example=x)
+    small = ed.at_depth(stream, 2)
+    assert small.config == {"n_layer": 2, "layer_names": ["a", "b"]}
+    assert model.config == {"n_layer": 4, "layer_names": ["a", "b", "c", "d"]}
+    with torch.no_grad():
+        torch.testing.assert_close(small(x), stream.observe(x).logits(2))
+        big = ed.insert(stream, after=4)
+        assert torch.equal(big(x), model(x))
+    assert big.config["n_layer"] == 5
+
+
+class TwoLists(Described):
+    """A list for each stage, counted by one field."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__({**config, "n_layer": 0, "layer_names": []})
+        self.config = config
+        self.stages = nn.ModuleList(
+            nn.ModuleList(Adding(8, nn.Linear(8, 8)) for _ in range(count))
+            for count in config["depths"]
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            for block in stage:
+                x = block(x)
+        return self.out(x)
+
+
+def test_stages_in_a_dictionary_are_corrected() -> None:
+    model = TwoLists({"depths": [2, 3]}).eval()
+    small = ed.at_depth(model, 3, example=torch.randn(2, 8))
+    assert (small.config, model.config) == ({"depths": [2, 1]}, {"depths": [2, 3]})

@@ -166,3 +166,19 @@ def test_sentence_transformers_opens_an_exported_depth(tmp_path: Path, how: str)
     with torch.no_grad():
         expected = ed.as_stream(model, **options).observe(given).logits(2)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_last_of_many_tokens_is_found_in_half_precision() -> None:
+    """Half precision counts to 256 at most."""
+    config = hf.LlamaConfig(**SIZES, num_key_value_heads=1)
+    model = hf.LlamaModel(config).to(torch.bfloat16).eval()
+    ids = torch.randint(3, 60, (2, 300), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, 290:] = 0
+    given = {"input_ids": ids, "attention_mask": mask}
+    for how, places in (("first", (0, 0)), ("last", (299, 289))):
+        with torch.no_grad():
+            tokens = model(**given).last_hidden_state
+            states = ed.as_stream(model, task="embedding", token=how).observe(given)
+        expected = torch.stack([row[place] for row, place in zip(tokens, places, strict=True)])
+        assert torch.equal(states.logits(3), expected)

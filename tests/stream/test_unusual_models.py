@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import everydepth as ed
 from everydepth.errors import UnsupportedModelError
 from everydepth.growth import score
 from everydepth.objectives.layer_dropout import observe_kept
-from everydepth.stream import sites
+from everydepth.stream import record_branches, sites
 
 ROWS, CLASSES = 4, 5
 
@@ -416,3 +417,266 @@ def test_a_block_that_shrinks_its_state_cannot_be_inserted_silently() -> None:
     said = "it multiplies the skip of its mlp branch by 0.6"
     with pytest.raises(UnsupportedModelError, match=said):
         ed.insert(model, after=1, example=torch.randn(ROWS, 5, 8))
+
+
+class InPlace(Mix):
+    """Adds to the memory of its state, which then holds the next one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += self.down(torch.tanh(self.up(self.norm(x))))
+        return x
+
+
+class ActivatedInPlace(Mix):
+    """Writes over its state before it reads it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.act(x))))
+
+
+class Entered(nn.Module):
+    """Linear maps around blocks; what follows them writes over the last state, too."""
+
+    def __init__(self, block: type[Mix]) -> None:
+        super().__init__()
+        self.inp, self.out = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+        self.blocks = nn.ModuleList(block(8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x.relu_().mean(1))
+
+
+@pytest.mark.parametrize("block", [InPlace, ActivatedInPlace])
+@torch.no_grad()
+def test_a_model_that_writes_over_its_states_predicts_what_its_cut_models_do(
+    block: type[Mix],
+) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 6), Entered(block).eval()
+    stream = ed.as_stream(model, example=x)
+    states, cursor = stream.observe(x), stream.start(x)
+    assert torch.equal(states[0], model.inp(x))
+    assert torch.equal(states.output, model(x))
+    for depth in (1, 2, 3):
+        want = ed.at_depth(stream, depth)(x)
+        for _ in range(2):  # reading out leaves the state as it is
+            torch.testing.assert_close(states.logits(depth), want)
+            torch.testing.assert_close(stream.logits(stream.advance(cursor, depth)), want)
+
+
+@torch.no_grad()
+def test_branches_of_a_block_that_adds_in_place_are_recorded_as_they_were() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 6), Entered(InPlace).eval()
+    stream = ed.as_stream(model, example=x)
+    with record_branches(stream.blocks) as records:
+        states = stream.observe(x)
+    for number, (record,) in enumerate(records, start=1):
+        torch.testing.assert_close(record.x, states[number - 1])
+        torch.testing.assert_close(record.x + record.out, states[number])
+
+
+def test_the_profile_of_a_model_that_adds_in_place_tells_its_depths_apart() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(300, 2, 6), Entered(InPlace).eval()
+    with torch.no_grad():
+        labels = model(x).argmax(-1)
+        found = [
+            float((ed.at_depth(model, d)(x).argmax(-1) == labels).float().mean()) for d in (1, 2)
+        ]
+    profile = ed.profile(model, (x, labels), repeats=1, progress=False)
+    assert [profile.at(depth).quality for depth in (1, 2)] == pytest.approx(found)
+    assert max(found) < 1 == profile.at(3).quality
+
+
+class Normed(nn.Module):
+    """Batch norms before, in and after its blocks, and an instance norm that keeps statistics."""
+
+    def __init__(self, *, gap: bool = False) -> None:
+        super().__init__()
+        instance = nn.InstanceNorm2d(8, track_running_stats=True)
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 2, 2), nn.BatchNorm2d(8), instance)
+        self.blocks = nn.ModuleList(NormedConv(8) for _ in range(3))
+        self.gap = nn.BatchNorm2d(8) if gap else nn.Identity()
+        self.norm = nn.BatchNorm2d(8, momentum=None)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        for number, block in enumerate(self.blocks):
+            x = block(self.gap(x) if number == 1 else x)
+        return self.out(torch.relu(self.norm(x)).mean((2, 3)))
+
+
+class NormedConv(Conv):
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 3 * self.last(torch.relu(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_reading_out_in_training_mode_leaves_running_statistics_alone(gap: bool) -> None:
+    torch.manual_seed(0)
+    model = Normed(gap=gap).train()
+    stream = ed.as_stream(model, example=images())
+    plain = deepcopy(model)
+    with torch.no_grad():
+        plain(images())
+        states = stream.observe(images())
+        for depth in range(4):
+            states.logits(depth)
+            whole = stream.normed(states.feature(depth), depth)
+            # The batch's own statistics normalize it, so another row changes a prediction.
+            part = stream.feature(states[depth][:2], depth, {"image": images()[:2]})
+            alike = torch.allclose(stream.normed(part, depth), whole[:2], atol=1e-3)
+            assert alike is (depth == 0)  # which the instance norm has just normalized
+            if depth in stream.gaps:
+                stream.between(states[depth], depth, states.batch)
+    for (name, found), (_, want) in zip(model.named_buffers(), plain.named_buffers(), strict=True):
+        torch.testing.assert_close(found, want, msg=name)
+
+
+def test_an_error_in_a_readout_leaves_norms_as_they_were() -> None:
+    torch.manual_seed(0)
+    model = Normed().train()
+    stream = ed.as_stream(model, example=images())
+    with pytest.raises(RuntimeError, match="7 elements"):
+        stream.readout(torch.zeros(ROWS, 7, 4, 4), 1, {"image": images()})
+    norms = [module for module in model.modules() if hasattr(module, "momentum")]
+    assert all(norm.track_running_stats for norm in norms)
+    assert [norm.momentum for norm in norms] == [0.1, 0.1, 0.1, 0.1, 0.1, None]
+
+
+class Pooled(nn.Module):
+    """Averages all tokens, or the real ones if it is told which these are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(20, 8), nn.LayerNorm(8)
+        self.blocks = nn.ModuleList(Adding(8) for _ in range(3))
+        self.out, self.calls = nn.Linear(8, CLASSES), []
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.calls.append(len(tokens))
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x)
+        if mask is None:
+            return self.out(self.norm(x.mean(1)))
+        return self.out(self.norm((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)))
+
+
+class Adding(Mix):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+@torch.no_grad()
+def test_every_depth_uses_an_optional_mask_that_the_made_up_batch_lacked() -> None:
+    torch.manual_seed(0)
+    tokens, mask = torch.randint(0, 20, (ROWS, 6)), torch.ones(ROWS, 6)
+    mask[1:, 3:] = 0
+    model = Pooled().eval()
+    stream = ed.as_stream(model)
+    assert "the mean -> norm -> out" in str(stream)
+    plain, masked = {"tokens": tokens}, {"tokens": tokens, "mask": mask}
+    held = [(batch, stream.observe(batch)) for batch in (plain, masked, plain)]
+    for batch, states in held:
+        for depth in (1, 2, 3):
+            want = ed.at_depth(stream, depth)(**batch)
+            torch.testing.assert_close(states.logits(depth), want)
+            feature = stream.normed(states.feature(depth), depth)
+            torch.testing.assert_close(stream.head(feature), want)
+    assert not torch.allclose(held[0][1].logits(1), held[1][1].logits(1), atol=1e-3)
+
+
+def test_a_model_is_discovered_once_for_each_set_of_inputs() -> None:
+    tokens = torch.arange(ROWS * 4).view(ROWS, 4)
+    model = Pooled().eval()
+    stream = ed.as_stream(model, example=tokens)
+    masked = {"tokens": tokens, "mask": torch.ones(ROWS, 4)}
+    for batch in (masked, {"tokens": tokens}, {**masked, "labels": tokens[:, 0], "more": 1}):
+        stream.observe(batch)
+    model.calls.clear()
+    again = ed.as_stream(model)
+    for batch in (masked, {"tokens": tokens}):
+        stream.observe(batch)
+        again.observe(batch)
+    assert model.calls == [ROWS] * 4
+
+
+class Gated(Mix):
+    """Learns how much of its branch it adds: nothing at first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.gate * self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def test_a_learned_scale_of_a_branch_is_followed_after_training() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 8), Chained(Gated).eval()
+    stream = ed.as_stream(model, example=x)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.gate.fill_(0.5)
+        h = model.blocks[0](x) - x
+        for block in model.blocks[1:]:
+            h = block(h)
+        with ed.scaled_skip(stream, layer=1, c=0.0):
+            torch.testing.assert_close(model(x), model.out(h.mean(1)))
+    branch = stream.blocks[0].branches[0]
+    assert branch.scale is model.blocks[0].gate
+    names = ["down.bias", "down.weight", "gate", "norm.bias", "norm.weight", "up.bias", "up.weight"]
+    assert sorted(dict(model.blocks[0].named_parameters())) == names
+
+
+class Packing(nn.Module):
+    """In eval mode, without gradients and with padding, its encoder packs rows of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.words, self.encoder = nn.Embedding(20, 16), nn.TransformerEncoder(layer, 3)
+        self.out = nn.Linear(16, CLASSES)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        padding = None if attention_mask is None else attention_mask == 0
+        return self.out(self.encoder(self.words(input_ids), src_key_padding_mask=padding)[:, 0])
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_rows_that_the_model_would_pack_are_observed_and_driven() -> None:
+    torch.manual_seed(0)
+    model = Packing().eval()
+    mask = torch.ones(ROWS, 6, dtype=torch.long)
+    mask[1:, 3:] = 0
+    batch = {"input_ids": torch.randint(0, 20, (ROWS, 6)), "attention_mask": mask}
+    stream = ed.as_stream(model)
+    states, cursor = stream.observe(batch), stream.start(batch)
+    torch.testing.assert_close(stream.prediction(states.output), model(**batch))
+    assert {tuple(h.shape) for h in states} == {(ROWS, 6, 16)}
+    for depth in (1, 2, 3):
+        want = ed.at_depth(stream, depth)(**batch)
+        torch.testing.assert_close(states.logits(depth), want)
+        torch.testing.assert_close(stream.logits(stream.advance(cursor, depth)), want)
+    part = stream.advance(cursor, 1).select(torch.tensor([0, 2]))
+    torch.testing.assert_close(stream.logits(stream.advance(part)), model(**batch)[[0, 2]])
+    assert model.encoder.use_nested_tensor
+    with pytest.raises(AssertionError, match="4-D query"):
+        stream.observe({"input_ids": torch.zeros(2, 3, 4, dtype=torch.long)})
+    assert model.encoder.use_nested_tensor

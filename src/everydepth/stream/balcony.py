@@ -174,7 +174,7 @@ class BalconyStream(StreamAround):
         h, depth = cursor.h, cursor.depth
         for block, like in zip(self._exits.get(depth, ()), self._likes.get(depth, ()), strict=True):
             # Same masks and positions as the block it is like, but a cache slot of its own.
-            output = cursor.calls[like - 1](block, h)
+            output = cursor.calls[like - 1](block, self.given(h))
             h = self.inner.between(first_tensor(output), depth, cursor.batch)
         return h
 

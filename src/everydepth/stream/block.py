@@ -30,7 +30,7 @@ class Branch:
     others: further last maps, such as those of the other experts of a mixture.
     weights: if a last map holds several matrices (experts in one module), the parameters that are
         zero in a silent branch; empty if all are.
-    scale, weight: constants by which the block multiplies `out` and the skip.
+    scale, weight: constants or parameters by which the block multiplies `out` and the skip.
     beside: it reads the same `x` as the previous branch and is part of the same sum.
     turn: the permutation of axes that the block applies to `out` before the sum, if its modules
         use another layout (channels last).
@@ -98,6 +98,7 @@ class Block:
 
     parallel: all branches read the same `x` and share one skip.
     plain: the module returns the state itself; False if it may return a tuple that starts with it.
+    overwrites: the state, or one between its branches, is written over once it was read.
 
     >>> block = ed.as_stream(model).blocks[0]
     >>> type(block.module).__name__, [branch.kind for branch in block.branches]
@@ -108,6 +109,7 @@ class Block:
     branches: tuple[Branch, ...] = ()
     parallel: bool = False
     plain: bool = True
+    overwrites: bool = False
 
     @property
     def heads(self) -> int | None:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cached_property
 from operator import index
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast, final
@@ -24,6 +25,7 @@ from everydepth.stream.block import Block
 from everydepth.stream.cursor import Call, CallAxes, Cursor
 from everydepth.stream.edit import BlockList, edited, lengthened, shortened
 from everydepth.stream.given import check_given
+from everydepth.stream.modes import packing, without_packing
 from everydepth.stream.states import States
 from everydepth.stream.taps import (
     first_tensor,
@@ -33,6 +35,7 @@ from everydepth.stream.taps import (
     replaced_forward,
     state_in,
     with_first_tensor,
+    with_state,
 )
 from everydepth.stream.tree import tree
 from everydepth.stream.wrapping import device_of, unwrapped, without_values
@@ -259,6 +262,11 @@ class ResidualStream(ABC):
         return None
 
     @property
+    def overwrites(self) -> bool:
+        """Whether the model writes over states, so that it must be given copies of them."""
+        return False
+
+    @property
     def row_axis(self) -> int:
         """The batch dimension of a state."""
         return 0
@@ -369,6 +377,11 @@ class ResidualStream(ABC):
         return self.head
 
     @final
+    def given(self, h: Tensor) -> Tensor:
+        """A state as it is given to the model: a copy if the model would write over it."""
+        return h.clone() if self.overwrites else h
+
+    @final
     @_untraced
     def observe(
         self,
@@ -390,17 +403,21 @@ class ResidualStream(ABC):
         h: list[Tensor] = []
         last: list[Tensor] = []
         seen: list[Call] = []
+        overwrites = self.overwrites
 
-        def see_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def see_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if in_silence():
-                return
+                return None
             h.append(state_in(args, kwargs))
             if calls:
                 seen.append(Call.of(args, kwargs))
+            return with_state(args, kwargs, h[-1].clone()) if overwrites else None
 
-        def see_output(_: nn.Module, __: Any, output: Any) -> None:
-            if not in_silence():
-                last[:] = [first_tensor(output)]
+        def see_output(_: nn.Module, __: Any, output: Any) -> Any:
+            if in_silence():
+                return None
+            last[:] = [first_tensor(output)]
+            return with_first_tensor(output, last[0].clone()) if overwrites else None
 
         # One module may serve as several blocks. The input of a block is the previous output.
         modules = list(dict.fromkeys(block.module for block in self.blocks))
@@ -427,7 +444,7 @@ class ResidualStream(ABC):
             return self.call(arguments)
         refusing = [module.register_forward_pre_hook(self._refuse) for module in self.idle]
         try:
-            with hooked(*refusing):
+            with hooked(*refusing), without_packing(self._encoders):
                 return self.call(arguments)
         except (EveryDepthError, torch.OutOfMemoryError):
             raise
@@ -463,7 +480,7 @@ class ResidualStream(ABC):
             def note(*args: Any, **kwargs: Any) -> Any:
                 h = state_in(args, kwargs)
                 calls.append(Call.of(args, kwargs))
-                embedded.append(h)
+                embedded.append(self.given(h))
                 if exporting:
                     return forward(*args, **kwargs)
                 if len(calls) == known and not (self.idle and known == self.depth):
@@ -507,7 +524,7 @@ class ResidualStream(ABC):
             )
         depth = cursor.depth + 1
         block = self.blocks[cursor.depth]
-        output = cursor.calls[cursor.depth](block.module, cursor.h)
+        output = cursor.calls[cursor.depth](block.module, self.given(cursor.h))
         h = self.between(first_tensor(output), depth, cursor.batch)
         carried = self.carried(depth) if depth < len(cursor.calls) else {}
         if not carried:
@@ -588,6 +605,10 @@ class ResidualStream(ABC):
     def rows(self, batch: Mapping[str, Any]) -> int:
         """The number of rows of a batch."""
         return self.first_input(batch).shape[0]
+
+    @cached_property
+    def _encoders(self) -> tuple[nn.TransformerEncoder, ...]:
+        return packing(unwrapped(self.model))
 
     def _setting(self, holder: str, name: str) -> Any:
         return getattr(getattr(unwrapped(self.model), holder, None), name, None)

@@ -93,7 +93,9 @@ def copy_without(model: Model, dropped: Iterable[nn.Module], *, share: bool) -> 
     share: copy no tensors at all, so that both models have the same parameters and buffers.
     """
     check_copied(model)
-    left = {id(module) for root in dropped for module in root.modules()}
+    dropped = set(dropped)
+    stay = _outside(model, dropped)
+    left = {id(module) for root in dropped for module in root.modules() if module not in stay}
     kept = {
         id(tensor)
         for module in model.modules()
@@ -107,6 +109,18 @@ def copy_without(model: Model, dropped: Iterable[nn.Module], *, share: bool) -> 
     if not share:
         fetch(model, copied, left)
     return copied
+
+
+def _outside(model: nn.Module, dropped: set[nn.Module]) -> set[nn.Module]:
+    """The modules that the model reaches other than through `dropped` ones."""
+    found: set[nn.Module] = set()
+    todo = [model]
+    while todo:
+        module = todo.pop()
+        if module not in found and module not in dropped:
+            found.add(module)
+            todo.extend(module.children())
+    return found
 
 
 def block_copy(block: nn.Module) -> nn.Module:
@@ -189,15 +203,15 @@ class _Count:
             config = getattr(config, name)
         try:
             if self.index is not None:
-                counts = list(getattr(config, self.name))
+                counts = list(fields(config)[self.name])
                 counts[self.index] = len(order)
-                setattr(config, self.name, counts)
+                put(config, self.name, counts)
                 return
-            setattr(config, self.name, len(order))
-            for key, value in list(vars(config).items()):
+            put(config, self.name, len(order))
+            for key, value in list(fields(config).items()):
                 per_block = isinstance(value, (list, tuple)) and len(value) == before
                 if per_block and _COUNTS.search(key) and not others & set(key.split("_")):
-                    setattr(config, key, type(value)([value[old] for old in order]))
+                    put(config, key, type(value)([value[old] for old in order]))
         except AttributeError as error:
             raise UnsupportedModelError(
                 f"{self.name} of {type(config).__name__} cannot be set to {len(order)} "
@@ -249,7 +263,7 @@ def _correct(
 
 def _counts(route: tuple[str, ...], config: Any, before: int) -> Iterator[_Count]:
     """The fields of one config that might count `before` blocks."""
-    for name, value in vars(config).items():
+    for name, value in fields(config).items():
         if _COUNTS.search(name) and type(value) is int and value == before:
             yield _Count(route, name)
         elif _COUNTS.search(name) and isinstance(value, (list, tuple)):
@@ -291,7 +305,7 @@ def _part_by_block(model: nn.Module, path: str, order: Sequence[int], before: in
     A model built from the updated config shows which tensors these are: their sizes differ.
     """
     tree = _tree(getattr(model, "config", None))
-    if not any(_PARTS.search(name) and value for _, c in tree for name, value in _fields(c)):
+    if not any(_PARTS.search(name) and value for _, c in tree for name, value in fields(c).items()):
         return
     built = _built(type(model), copy.deepcopy(model.config))
     wanted = {} if built is None else dict(built.named_parameters())
@@ -320,14 +334,23 @@ def _take_parts(model: nn.Module, name: str, axis: int, order: Sequence[int], be
     setattr(module, own, nn.Parameter(kept, requires_grad=parameter.requires_grad))
 
 
-def _fields(config: Any) -> Iterable[tuple[str, Any]]:
-    return vars(config).items() if hasattr(config, "__dict__") else ()
+def fields(config: Any) -> Mapping[str, Any]:
+    """The fields of a config, which is an object or a dictionary."""
+    return config if isinstance(config, dict) else getattr(config, "__dict__", {})
+
+
+def put(config: Any, name: str, value: Any) -> None:
+    """Set a field of a config."""
+    if isinstance(config, dict):
+        config[name] = value
+    else:
+        setattr(config, name, value)
 
 
 def _tree(config: Any, route: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """A config and its nested configs, each with its route (see `_Count`)."""
     yield route, config
-    for name, value in _fields(config):
+    for name, value in fields(config).items():
         if hasattr(value, "to_dict") and hasattr(value, "__dict__"):
             yield from _tree(value, (*route, name))
 
@@ -442,15 +465,15 @@ def _described(
     if not ratios or not _close(min(ratios), max(ratios)):
         return built
     for _, config in _tree(model.config):
-        for name, value in list(_fields(config)):
+        for name, value in list(fields(config).items()):
             if type(value) is not float or value == 0.0:
                 continue
-            setattr(config, name, value * ratios[0])
+            put(config, name, value * ratios[0])
             other = _built(type(model), copy.deepcopy(model.config))
             told = {} if other is None else _numbers(other)
             if other is not None and all(_close(told.get(k, v), v) for k, v in own.items()):
                 return other
-            setattr(config, name, value)
+            put(config, name, value)
     return built
 
 

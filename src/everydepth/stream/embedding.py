@@ -29,8 +29,8 @@ def _mean(tokens: Tensor, batch: Mapping[str, Any]) -> Tensor:
 
 def _end(tokens: Tensor, batch: Mapping[str, Any], *, last: bool) -> Tensor:
     """The first or last token that is not padding, on either side."""
-    real = _mask(tokens, batch)
-    places = torch.arange(1, real.shape[1] + 1, device=real.device, dtype=real.dtype)
+    real = _mask(tokens, batch) != 0
+    places = torch.arange(1, real.shape[1] + 1, device=real.device)
     score = places if last else real.shape[1] + 1 - places
     at = (score * real).argmax(1)
     return tokens[torch.arange(len(tokens), device=tokens.device), at]

@@ -1,10 +1,10 @@
-"""Eval mode and gradients as context managers."""
+"""Eval mode, running statistics, packing and gradients as context managers."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -27,6 +27,49 @@ def evaluating(model: nn.Module | ResidualStream) -> Generator[None, None, None]
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def tracking(model: nn.Module) -> tuple[nn.Module, ...]:
+    """The norms of a model that keep running statistics."""
+    return tuple(m for m in model.modules() if getattr(m, "track_running_stats", False))
+
+
+@contextmanager
+def without_tracking(norms: Iterable[Any]) -> Generator[None, None, None]:
+    """Leave the running statistics of these norms alone inside the context.
+
+    In training mode they still compute with those of the batch.
+    """
+    changed = [(n, n.momentum) for n in norms if n.training and n.track_running_stats]
+    for norm, _ in changed:
+        # Instance norms update their statistics whatever the flag says, by this share.
+        norm.track_running_stats, norm.momentum = False, 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in changed:
+            norm.track_running_stats, norm.momentum = True, momentum
+
+
+def packing(model: nn.Module) -> tuple[nn.TransformerEncoder, ...]:
+    """The encoders of a model that may pack rows into nested tensors."""
+    return tuple(m for m in model.modules() if isinstance(m, nn.TransformerEncoder))
+
+
+@contextmanager
+def without_packing(encoders: Iterable[nn.TransformerEncoder]) -> Generator[None, None, None]:
+    """Keep padded rows as they are inside the context.
+
+    Packed rows are nested tensors, which have no shape and few operations.
+    """
+    before = [(encoder, encoder.use_nested_tensor) for encoder in encoders]
+    for encoder, _ in before:
+        encoder.use_nested_tensor = False
+    try:
+        yield
+    finally:
+        for encoder, packs in before:
+            encoder.use_nested_tensor = packs
 
 
 @contextmanager

@@ -164,9 +164,10 @@ def record_branches(
 
         def see_x(i: int) -> Callable[..., None]:
             def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                if in_silence():
+                if in_silence() or i in xs:
                     return
-                xs.setdefault(i, state_in(args, kwargs))
+                x = state_in(args, kwargs)
+                xs[i] = x.clone() if blocks[indices[0]].overwrites else x
 
             return hook
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from everydepth.stream.block import Block, Branch, BranchKind
 from everydepth.stream.discovery.chain import Link
 from everydepth.stream.discovery.recording import Key, ModuleCall, Operation, Recording
-from everydepth.stream.discovery.residual import KEEPS, MOVES, Paths, Sum, Turned, base
+from everydepth.stream.discovery.residual import KEEPS, MOVES, Paths, Sum, Turned, base, times
 
 
 class NotFound(Exception):
@@ -110,7 +110,7 @@ class BlockParts:
             return [_Part(key, scale, call)]
         value, more = self.paths.factor(key)
         if value != key:
-            return self._split(value, scale * more)
+            return self._split(value, times(scale, more))
         operation = self.recording.producer(key)
         if (
             operation is not None

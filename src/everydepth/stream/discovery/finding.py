@@ -198,10 +198,13 @@ class Finding:
         missing: dict[int, str] = {}
         for number, link in enumerate(chain.links, start=1):
             try:
-                blocks.append(BlockParts(self.record, link).block())
+                block = BlockParts(self.record, link).block()
             except NotFound as reason:
                 missing[number] = str(reason)
-                blocks.append(Block(module=link.call.module, plain=link.call.plain))
+                block = Block(module=link.call.module, plain=link.call.plain)
+            read = (link.call.state, *(each.x for each in link.sums))
+            over = any(key is not None and self.record.overwritten(key) for key in read)
+            blocks.append(replace(block, overwrites=over))
         following = (*chain.links[1:], None)
         forms = [
             Form.of(link.call, None if after is None else after.call)
@@ -211,7 +214,8 @@ class Finding:
             same(self.record, link.call.given, after.call.state)
             for link, after in zip(chain.links, chain.links[1:], strict=False)
         ]
-        return Tail(self.run, blocks, forms, _skips(chain), direct), missing
+        over = self.record.overwritten(chain.end) or any(block.overwrites for block in blocks)
+        return Tail(self.run, blocks, forms, _skips(chain), direct, over), missing
 
     def _check_tail(self, chain: Chain, tail: Tail) -> None:
         """Raise if the prediction does not depend on the end of the chain alone."""
@@ -326,7 +330,7 @@ class Finding:
         for name, pick in picks(text_config(self.model)).items():
             ready = Readout("modules", head, found, pick, name, late)
             try:
-                pairs = [(ready.read(state, given), z) for state, given, z in wanted]
+                pairs = [(ready.read(tail.given(state), given), z) for state, given, z in wanted]
             except (*FAILURES, EveryDepthError):
                 continue
             if all(identical(a, z) for a, z in pairs):

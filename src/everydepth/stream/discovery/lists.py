@@ -16,6 +16,8 @@ from everydepth.stream.edit import (
     copy_without,
     correct_configs,
     edited,
+    fields,
+    put,
     settle,
 )
 
@@ -89,10 +91,9 @@ def _has_place(
 def _stages(model: nn.Module, before: list[int], after: list[int]) -> bool:
     """Update the config field that lists the number of blocks per stage; whether there was one."""
     config = getattr(model, "config", None)
-    fields = {} if config is None else vars(config)
-    names = [name for name, value in fields.items() if value == before]
+    names = [name for name, value in fields(config).items() if value == before]
     for name in names:
-        setattr(config, name, after)
+        put(config, name, after)
     return bool(names)
 
 

@@ -97,6 +97,10 @@ class Recording:
     def keys(self, values: Any) -> tuple[Key, ...]:
         return tuple(self.key(tensor) for tensor in tensors_in(values))
 
+    def overwritten(self, key: Key) -> bool:
+        """Whether the memory of a value was written to after it was made."""
+        return self.versions.get(_memory(self.tensors[key[0]]), 0) > key[1]
+
     def producer(self, key: Key) -> Operation | None:
         """The operation that made a value; None for inputs and parameters."""
         index = self.producers.get(key)

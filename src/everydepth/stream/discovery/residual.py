@@ -39,7 +39,11 @@ class Times(nn.Module):
 
     def __init__(self, factor: float | Tensor) -> None:
         super().__init__()
-        self.factor = factor
+        self._factor = (factor,)  # not a parameter of this module: it is the model's
+
+    @property
+    def factor(self) -> float | Tensor:
+        return self._factor[0]
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
@@ -204,8 +208,11 @@ class Paths:
                     value, constant = operation.reads[1], a
                 else:
                     return key, scale
-                constant = constant.detach() if isinstance(constant, Tensor) else float(constant)
-                scale = scale / constant if name.startswith("div") else scale * constant
+                if not isinstance(constant, Tensor):
+                    constant = float(constant)
+                elif not isinstance(constant, nn.Parameter):
+                    constant = constant.detach()
+                scale = scale / constant if name.startswith("div") else times(scale, constant)
                 key = value
             else:
                 return key, scale
@@ -265,8 +272,8 @@ class Paths:
             before, skip = self._on_skip(before, side, out)
             x = before[-1].end if before else start
             found = Sum(
-                x, side, out, end, skip=skip, weight=_times(weight, weights[i]),
-                scale=_times(scale, weights[1 - i]),
+                x, side, out, end, skip=skip, weight=times(weight, weights[i]),
+                scale=times(scale, weights[1 - i]),
             )  # fmt: skip
             options.append((*before, found))
         if options:
@@ -308,7 +315,7 @@ class Paths:
                     module = nn.Sequential(*steps) if first else call.module
                     found = Sum(
                         x, sides[i], out, end, skip=Skip(module, (call,)),
-                        weight=_times(weight, weights[i]), scale=_times(scale, weights[1 - i]),
+                        weight=times(weight, weights[i]), scale=times(scale, weights[1 - i]),
                     )  # fmt: skip
                     options.append((effort, (*before, found)))
         return min(options, key=lambda option: option[0])[1] if options else None
@@ -372,8 +379,11 @@ class Paths:
         return [operations[i] for i in sorted(seen)]
 
 
-def _times(a: float | Tensor, b: float) -> float | Tensor:
-    return a if b == 1.0 else a * b
+def times(a: float | Tensor, b: float | Tensor) -> float | Tensor:
+    """A product; of 1 and a parameter the parameter itself, which training changes."""
+    if isinstance(a, float) and a == 1.0:
+        return b
+    return a if isinstance(b, float) and b == 1.0 else a * b
 
 
 def _mixes(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from everydepth.errors import BatchError, UnsupportedModelError
 from everydepth.stream.block import Block
-from everydepth.stream.contract import IGNORE_INDEX, ResidualStream, Task
+from everydepth.stream.contract import BESIDE_INPUTS, IGNORE_INDEX, ResidualStream, Task
 from everydepth.stream.cursor import CallAxes
 from everydepth.stream.discovery.example import ROWS, examples, parameters_of
 from everydepth.stream.discovery.finding import Finding, doubled
@@ -26,14 +26,21 @@ from everydepth.stream.discovery.structure import (
     prediction_in,
     text_config,
 )
-from everydepth.stream.modes import evaluating
+from everydepth.stream.modes import evaluating, tracking, without_packing, without_tracking
 from everydepth.stream.rows import row_axes, select_rows
 from everydepth.stream.wrapping import unwrapped
+
+# Inputs with which a model computes the same things, of tokens at other places.
+_PLACES = ("position_ids", "cache_position")
+Names = frozenset[str]
 
 
 @final
 class DiscoveredStream(ResidualStream):
     """The residual stream of any model, discovered on its first batch or a made-up one.
+
+    A model may compute something else with an optional input, such as the mean of the real tokens
+    with a mask, so it is discovered again on the first batch with an input that was not there yet.
 
     stream: which of several chains to follow, as part of its path.
     example: a batch to run now; by default one is made up from the model's config.
@@ -51,7 +58,9 @@ class DiscoveredStream(ResidualStream):
         self._names, self._more = parameters_of(self._inner)
         self._stream = stream
         self._found: Structure | None = None
-        self._axes: Sequence[Any] | None = None
+        # By the names of a batch's inputs.
+        self._facts: dict[Names, Structure] = {}
+        self._axes: dict[Names, Sequence[Any]] = {}
         main = getattr(self._inner, "main_input_name", None)
         first = main if main in self._names else (self._names[0] if self._names else "input")
         text = ("input_ids", "inputs_embeds") if first == "input_ids" else ()
@@ -76,20 +85,51 @@ class DiscoveredStream(ResidualStream):
         """Restore an earlier discovery of this model; whether there was one that still holds."""
         known = recall(self._inner, (self.model, self._stream))
         if known is not None:
-            self._found, self._more = known
+            self._facts, self._more = known
+            self._found = next(iter(self._facts.values()))
         return known is not None
 
-    def _keep(self, found: Structure) -> None:
+    def _keep(self, found: Structure, names: Names | None = None) -> None:
+        """names: of the inputs it holds for, by default those of the batch it was found on."""
         self._found = found
         if found.batch:  # there is none if the model has no weights yet
-            remember(self._inner, (self.model, self._stream), (found, self._more))
+            self._facts[self._given_names(found.batch) if names is None else names] = found
+            remember(self._inner, (self.model, self._stream), (self._facts, self._more))
 
     def confirm(self, batch: Mapping[str, Any]) -> None:
-        if self._found is None and not self._recalled():
-            # Recording keeps every value, so use a few rows of a large batch.
-            rows = self.rows(batch)
-            few = batch if rows <= ROWS else select_rows(batch, torch.arange(ROWS), rows)
+        if self._chosen(batch):
+            return
+        # Recording keeps every value, so use a few rows of a large batch.
+        rows = self.rows(batch)
+        few = batch if rows <= ROWS else select_rows(batch, torch.arange(ROWS), rows)
+        try:
             self._keep(self._look(few))
+        except BatchError:
+            if self._found is None:
+                raise
+            # It only runs with a cache that is not part of the batch, or not at all.
+            self._keep(self._found, self._given_names(batch))
+
+    def _chosen(self, batch: Mapping[str, Any]) -> bool:
+        """Choose what was found with the inputs of this batch; whether there is such."""
+        if self._found is None and not self._recalled():
+            return False
+        assert self._found is not None
+        names = self._given_names(batch)
+        fitting = [known for known in self._facts if names <= known]
+        if fitting:
+            self._found = self._facts[min(fitting, key=len)]
+        return bool(fitting) or not self._found.batch
+
+    def _given_names(self, batch: Mapping[str, Any]) -> Names:
+        """The names of a batch's inputs that may change what the model computes."""
+        return frozenset(
+            key
+            for key, value in batch.items()
+            if value is not None
+            and (key in self._names or self._more)
+            and key not in (*BESIDE_INPUTS, *_PLACES)
+        )
 
     def trial(self) -> Mapping[str, Any]:
         weights = (p.dtype for p in self._inner.parameters() if p.is_floating_point())
@@ -153,7 +193,8 @@ class DiscoveredStream(ResidualStream):
         return finding.structure()
 
     def _output(self, batch: Mapping[str, Any]) -> Any:
-        return self.call(self.arguments(batch, None))
+        with without_packing(self._encoders):
+            return self.call(self.arguments(batch, None))
 
     @property
     def task(self) -> Task:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -172,28 +213,34 @@ class DiscoveredStream(ResidualStream):
         return self.structure.outputs
 
     def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        self._chosen(batch)
         found = self.structure
-        if found.readout.how == "modules":
-            assert found.readout.pick is not None
-            return found.readout.pick(self._arrived(h, depth, batch), batch)
-        if found.readout.how == "head":
-            assert found.readout.parts.linear is not None
-            return found.tail.input_of(found.readout.parts.linear, h, depth, batch)
-        return self.prediction(found.tail.output(h, depth, batch))
+        with without_tracking(self._norms):
+            if found.readout.how == "modules":
+                assert found.readout.pick is not None
+                return found.readout.pick(self._arrived(self.given(h), depth, batch), batch)
+            if found.readout.how == "head":
+                assert found.readout.parts.linear is not None
+                return found.tail.input_of(found.readout.parts.linear, h, depth, batch)
+            return self.prediction(found.tail.output(h, depth, batch))
 
     def normed(self, feature: Tensor, depth: int) -> Tensor:
         readout = self.structure.readout
         if readout.how == "modules":
-            for step in readout.parts.before:
-                feature = step(feature)
+            with without_tracking(self._norms):
+                for step in readout.parts.before:
+                    feature = step(feature)
         return feature
 
     def readout(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        self._chosen(batch)
         found = self.structure
-        self.check_depth(depth)
-        if found.readout.exact:
-            return found.readout.read(self._arrived(h, depth, batch), batch)
-        return self.prediction(found.tail.output(h, depth, batch))
+        # The prediction of the model itself counts as its own pass: a driven one has no other.
+        other = self.check_depth(depth) < self.depth
+        with without_tracking(self._norms if other else ()):
+            if found.readout.exact:
+                return found.readout.read(self._arrived(self.given(h), depth, batch), batch)
+            return self.prediction(found.tail.output(h, depth, batch))
 
     def _arrived(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         """The output of the last block if all blocks after `depth` were silent."""
@@ -204,7 +251,13 @@ class DiscoveredStream(ResidualStream):
         found = self.structure
         if depth == len(found.blocks) or found.tail.direct[depth - 1]:
             return h
-        return found.tail.following(h, depth, batch)
+        with without_tracking(self._norms):
+            return found.tail.following(h, depth, batch)
+
+    @cached_property
+    def _norms(self) -> Sequence[nn.Module]:
+        """Only the model's own pass updates their running statistics."""
+        return tracking(self._inner)
 
     @property
     def idle(self) -> Sequence[nn.Module]:
@@ -359,6 +412,10 @@ class DiscoveredStream(ResidualStream):
         return None if self._caches and self.task == "causal_lm" else False
 
     @property
+    def overwrites(self) -> bool:
+        return self.structure.tail.overwrites
+
+    @property
     def row_axis(self) -> int:
         return self.structure.axis
 
@@ -371,16 +428,20 @@ class DiscoveredStream(ResidualStream):
         return self._call_axes
 
     def _call_axes(self, batch: Mapping[str, Any]) -> Sequence[Any]:
-        """Measured once on a batch with every row twice: batch dimensions double."""
-        if self._axes is None:
+        """Measured on a batch with every row twice: batch dimensions double.
+
+        Once for each set of inputs: with positions of its own, every row has its own rotary table.
+        """
+        names = frozenset(key for key, value in batch.items() if value is not None)
+        if names not in self._axes:
             twice = doubled(batch, self.rows(batch))
             with torch.no_grad(), evaluating(self._inner):
                 pair = self.start(batch).calls, self.start(twice).calls
-            self._axes = [
+            self._axes[names] = [
                 (row_axes(one.args, two.args), row_axes(dict(one.kwargs), dict(two.kwargs)))
                 for one, two in zip(*pair, strict=True)
             ]
-        return self._axes
+        return self._axes[names]
 
     def window(self, depth: int) -> int | None:
         config = text_config(self._inner)

@@ -27,6 +27,7 @@ class Tail:
     forms: the form of each block's output.
     skips: block (from 1) -> the module on its skip, if that changes the shape.
     direct: for each depth but the last, whether the next block receives the output unchanged.
+    overwrites: the model writes over some of the states.
     """
 
     call: Callable[[Mapping[str, Any]], Any]
@@ -34,6 +35,11 @@ class Tail:
     forms: Sequence[Form]
     skips: Mapping[int, nn.Module] = field(default_factory=dict[int, nn.Module])
     direct: Sequence[bool] = ()
+    overwrites: bool = False
+
+    def given(self, h: Tensor) -> Tensor:
+        """A state as it is given to the model: a copy if the model would write over it."""
+        return h.clone() if self.overwrites else h
 
     def silent(self, h: Tensor, number: int, given: Mapping[str | int, Any]) -> Any:
         """The output of a silent block: the state, through its skip if that changes the shape."""
@@ -119,6 +125,8 @@ class Tail:
         reached: gets the input of block `stop`, where the forward ends.
         """
         calls = 0
+        inputs = {number: self.given(h) for number, h in inputs.items()}
+        outputs = {number: self.given(h) for number, h in outputs.items()}
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
