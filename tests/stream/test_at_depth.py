@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from tests.zoo import CAUSAL, ENTRIES, Entry
-from torch import nn
+from torch import Tensor, nn
 
 import everydepth as ed
+from everydepth.errors import UnsupportedModelError
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
@@ -72,3 +73,55 @@ def test_a_cut_language_model_generates(name: str) -> None:
     model, batch = ENTRIES[name].make()
     out = ed.at_depth(model, 2).generate(**batch, max_new_tokens=3, do_sample=False, pad_token_id=1)
     assert out.shape == (3, 10)
+
+
+class Weighted(nn.Module):
+    """Two ways to count blocks other than by going through their list."""
+
+    def __init__(self, counts: str) -> None:
+        super().__init__()
+        self.counts, self.number = counts, 4
+        self.inp, self.out = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(Branched() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for place in range(self.number if self.counts == "number" else len(self.blocks)):
+            weight = (place + 1) / len(self.blocks) if self.counts == "share" else 1.0
+            x = self.blocks[place](x, weight)
+        return self.out(x)
+
+
+class Branched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor, weight: float) -> Tensor:
+        return x + weight * self.down(torch.tanh(self.up(self.norm(x))))
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ("number", r"with blocks \[1, 2\] does not run \(IndexError.*needs all 4, whatever"),
+        ("share", "with 2 of its 4 blocks does not predict what it does at depth 2"),
+    ],
+)
+def test_a_model_that_counts_its_blocks_in_its_own_way_is_not_cut(counts: str, said: str) -> None:
+    torch.manual_seed(0)
+    model = Weighted(counts).train()
+    for give in ({"depth": 2}, {"keep": [1, 2]}):
+        with pytest.raises(UnsupportedModelError, match=said):
+            ed.at_depth(model, **give)
+    assert model.training
+    assert "forward" not in vars(model)
+    small = ed.at_depth(Weighted("list").train(), keep=[1, 3])
+    assert len(small.blocks) == 2
+    assert small.training
+
+
+def test_blocks_that_are_needed_are_named_in_the_error() -> None:
+    said = r"with blocks \[1, 3\] does not run .* instead \(predict and observe"
+    with pytest.raises(UnsupportedModelError, match=said):
+        ed.at_depth(Weighted("number").eval(), keep=[1, 3])

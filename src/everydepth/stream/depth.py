@@ -6,13 +6,17 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, overload
 
+import torch
 from torch import nn
 
 from everydepth.config import checked
-from everydepth.errors import DepthError
+from everydepth.errors import DepthError, UnsupportedModelError
 from everydepth.stream.contract import ResidualStream
+from everydepth.stream.discovery.structure import FAILURES, close
+from everydepth.stream.modes import evaluating
 from everydepth.stream.registry import as_stream
-from everydepth.stream.wrapping import rewrapped
+from everydepth.stream.taps import replaced_forward
+from everydepth.stream.wrapping import rewrapped, unwrapped, without_values
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -68,10 +72,47 @@ def at_depth(
             f"depth={depth} and keep={keep}; give one of them: how many blocks to keep, or which"
         )
     if depth is not None:
-        small = stream.truncated(stream.check_depth(depth, lowest=1), share=share)
+        numbers = list(range(1, stream.check_depth(depth, lowest=1) + 1))
+        small = stream.truncated(len(numbers), share=share)
     else:
-        small = stream.kept(_checked(stream, list(keep or ())), share=share)
+        numbers = _checked(stream, list(keep or ()))
+        small = stream.kept(numbers, share=share)
+    _check_runs(stream, small, numbers)
     return rewrapped(stream.model, small)
+
+
+@torch.no_grad()
+def _check_runs(stream: ResidualStream, small: nn.Module, numbers: list[int]) -> None:
+    """Raise if a model cut to these blocks does not run, or is not the depth that it should be.
+
+    Only of a model without a config of Hugging Face, which says how many blocks there are: the
+    forward of any other may count them in its own way.
+    """
+    inner, depth = unwrapped(stream.model), len(numbers)
+    config = getattr(inner, "config", None)
+    if hasattr(config, "to_dict") or without_values(inner) is not None:
+        return
+    batch = stream.trial()
+    if not batch:
+        return
+    instead = "run the full model at a depth instead (predict and observe need no cut model)"
+    with evaluating(stream), evaluating(small):
+        wanted = stream.observe(batch).logits(depth)
+        try:
+            with replaced_forward(inner, small.forward):
+                found = stream.prediction(stream.call(stream.arguments(batch, None)))
+        except FAILURES as error:
+            raise UnsupportedModelError(
+                f"{stream.name} with blocks {numbers} does not run ({type(error).__name__}: "
+                f"{error}): its forward needs all {stream.depth}, whatever its list holds; "
+                f"{instead}"
+            ) from error
+    if numbers[-1] == depth and not close(found, wanted):
+        raise UnsupportedModelError(
+            f"{stream.name} with {depth} of its {stream.depth} blocks does not predict what it "
+            f"does at depth {depth}: its forward depends on their number, or the model also reads "
+            f"later blocks; {instead}"
+        )
 
 
 def _checked(stream: ResidualStream, keep: list[int]) -> list[int]:
