@@ -483,6 +483,13 @@ def test_branches_of_a_block_that_adds_in_place_are_recorded_as_they_were() -> N
         torch.testing.assert_close(record.x + record.out, states[number])
 
 
+def test_growing_a_model_that_writes_over_its_states_is_refused() -> None:
+    x = torch.randn(ROWS, 5, 6)
+    stream = ed.as_stream(Entered(InPlace).eval(), example=x)
+    with pytest.raises(UnsupportedModelError, match="write over the state they are given"):
+        score(stream, (x, torch.arange(ROWS) % CLASSES), progress=False)
+
+
 def test_the_profile_of_a_model_that_adds_in_place_tells_its_depths_apart() -> None:
     torch.manual_seed(0)
     x, model = torch.randn(300, 2, 6), Entered(InPlace).eval()

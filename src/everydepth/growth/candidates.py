@@ -45,6 +45,11 @@ class Candidate:
 
 def candidate(stream: ResidualStream, after: int, *, seed: int, init: str = "fresh") -> Candidate:
     """A block for one site, drawn with its own seed; the global random state is unchanged."""
+    if stream.overwrites:
+        raise UnsupportedModelError(
+            f"blocks of {stream.name} write over the state they are given, and a new block is "
+            "scored by that state; use operations that do not: x = x + ..., inplace=False"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1_000_003 * seed + after)
         deeper = inserted(stream, after, init=init, share=True, trainable=True)
