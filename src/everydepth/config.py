@@ -356,8 +356,9 @@ def _is(value: Any, kind: Any) -> bool:
     if origin is Literal:
         return isinstance(value, str | int | None) and value in get_args(kind)
     if origin is type:
-        of = get_args(kind)[0]
-        return isinstance(value, type) and (not isinstance(of, type) or issubclass(value, of))
+        base = get_args(kind)[0]
+        known = isinstance(base, type) and base.__name__ != "Any"  # Any is a class, too
+        return isinstance(value, type) and (not known or issubclass(value, base))
     if origin is tuple:
         return isinstance(value, tuple) and all(
             _fits(item, get_args(kind)[0]) for item in cast(tuple[Any, ...], value)
@@ -448,7 +449,7 @@ def _wanted(hint: Any, about: Setting) -> str:
         elif get_origin(kind) is Callable:
             words.append("a function")
         elif get_origin(kind) is type:
-            words.append(f"a class of {getattr(get_args(kind)[0], '__name__', 'any kind')}")
+            words.append(f"a class of {getattr(get_args(kind)[0], '__name__', 'Any')}")
         elif kind is not int:
             words.append(_WORDS.get(kind) or getattr(kind, "__name__", str(kind)))
     return " or ".join(words)

@@ -115,6 +115,8 @@ class DiscoveredStream(ResidualStream):
         if self._found is None and not self._recalled():
             return False
         assert self._found is not None
+        if torch.compiler.is_compiling():  # chosen before, by what is not traced
+            return True
         names = self._given_names(batch)
         fitting = [known for known in self._facts if names <= known]
         if fitting:
