@@ -1,15 +1,16 @@
 """What profiling, drafting and training cost on a language model as published.
 
-    python benchmarks/real_model.py FOLDER [FOLDER...] [--part profile drafting training tuned]
-        [--rows 1 8] [--tokens 64 128 256]
+    python benchmarks/real_model.py FOLDER [FOLDER...]
+        [--part profile drafting training quoting tuned] [--rows 1 8] [--tokens 64 128 256]
 
 Each FOLDER holds a causal language model of Hugging Face, never trained for early depths: the worst
-case for drafts, whose depth is given. Part `tuned` wants one with balconies instead (`everydepth
-reproduce smollm2` saves such), and lets each of them draft after the first 32 tokens of rows of
-WikiText-2's test text, by default settings; every text is written once, the first of all included,
-which knows nothing of what drafts cost here. One thread, CPU seconds; other parts take turns and
-keep the best of several rounds. The clock that profiles and drafts read is CPU time here, too, as
-cores may be shared. Parts are recorded one by one in benchmarks/results/real_model.json.
+case for drafts, whose depth is given. Part `quoting` writes on after the first 32 tokens of rows of
+WikiText-2's test text, with drafts from the text itself, by default settings; every text is written
+once, the first of all included, which knows nothing of what drafts cost here. Part `tuned` wants a
+model with balconies (`everydepth reproduce smollm2` saves such), and lets them draft, too. One
+thread, CPU seconds; other parts take turns and keep the best of several rounds. The clock that
+profiles and drafts read is CPU time here, too, as cores may be shared. Parts are recorded one by
+one in benchmarks/results/real_model.json.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ from everydepth.stream.balcony import Balcony, has_balconies
 TINY: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 8}
 ROUNDS = sized(3, 1)
 NEW = sized(128, 8)
-TUNED_NEW = sized((64, 128, 256), (8,))
+LENGTHS = sized((64, 128, 256), (8,))
+TEXTS = sized(6, 1)
+LOOKED_UP = 10  # drafts of transformers' prompt lookup, as its documentation has it
 ROWS, LENGTH = sized((8, 128), (2, 8))
 STEP_TOKENS = sized(256, 8)
 WANTED = {
@@ -159,30 +162,34 @@ def drafted(model: Any) -> dict[str, Any]:
     return found
 
 
-def tuned(
-    model: Any, sizes: tuple[int, ...] = (1, ROWS), lengths: tuple[int, ...] = TUNED_NEW
+def written(
+    model: Any, tokenizer: Any, sizes: tuple[int, ...], lengths: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Drafts of the first two balconies, for batches of these sizes and texts of these lengths."""
-    stream = ed.as_stream(model)
-    tokenizer = load_tokenizer()
+    """Drafts from the text, and from the first two balconies of a model that has some, for batches
+    of these sizes and texts of these lengths."""
     found: dict[str, Any] = {}
     for rows in sizes:
-        batches = wikitext(tokenizer, 3 if rows == 1 else 1, rows)
+        batches = wikitext(tokenizer, TEXTS if rows == 1 else 1, rows)
         for new in lengths:
-            found[f"{rows} rows, {new} tokens"] = _decoded(model, stream, batches, new)
+            found[f"{rows} rows, {new} tokens"] = _decoded(model, batches, new)
     return found
 
 
-def _decoded(model: Any, stream: Any, batches: list[Tensor], new: int) -> dict[str, Any]:
-    plain: Any = model.model
+def _decoded(model: Any, batches: list[Tensor], new: int) -> dict[str, Any]:
+    plain: Any = model.model if isinstance(model, Balcony) else model
+    # No token ends a text, here and there: `min_new_tokens` would forbid that token instead.
+    theirs: dict[str, Any] = {"eos_token_id": -1, "do_sample": False, "pad_token_id": 0}
+    theirs |= {"max_new_tokens": new}
     ways: dict[str, Callable[[Tensor], Any]] = {
-        # No token ends a text, here and there: `min_new_tokens` would forbid that token instead.
-        "transformers": lambda ids: plain.generate(
-            ids, max_new_tokens=new, eos_token_id=-1, do_sample=False, pad_token_id=0
-        ),
+        "transformers": lambda ids: plain.generate(ids, **theirs),
         "plain": lambda ids: ed.generate(model, ids, max_new_tokens=new, eos_token_id=()),
     }
-    for k in sorted(stream.exits)[:2]:
+    if len(batches[0]) == 1:  # it takes no more rows
+        ways["transformers, prompt lookup"] = lambda ids: plain.generate(
+            ids, prompt_lookup_num_tokens=LOOKED_UP, **theirs
+        )
+    balconies = sorted(ed.as_stream(model).exits)[:2]
+    for k in (0, *balconies, *((0, k) for k in balconies)):
         ways[f"draft_depth={k}"] = lambda ids, k=k: ed.generate(
             model, ids, max_new_tokens=new, eos_token_id=(), draft_depth=k
         )
@@ -196,26 +203,28 @@ def _decoded(model: Any, stream: Any, batches: list[Tensor], new: int) -> dict[s
                 taken[name][i] = time.process_time() - begin
     total = {name: max(sum(times), 1e-9) for name, times in taken.items()}
     drafts = [name for name in ways if "=" in name]
+    quicker = [name for name in ways if name != "transformers"]
     return {
         "seconds of each text": taken,
-        "plain over transformers": total["transformers"] / total["plain"],
-        "drafting over transformers": {n: total["transformers"] / total[n] for n in drafts},
+        "over transformers": {n: total["transformers"] / total[n] for n in quicker},
         "drafting over plain": {n: total["plain"] / total[n] for n in drafts},
         "acceptance": {n: [s.stats.acceptance for s in said[n]] for n in drafts},
         "rounds that drafted": {n: [len(s.stats.draft_lengths) for s in said[n]] for n in drafts},
         "same tokens": all(
-            torch.equal(a, b.sequences)
-            for name in ("plain", *drafts)
+            torch.equal(a, getattr(b, "sequences", b))
+            for name in quicker
             for a, b in zip(said["transformers"], said[name], strict=True)
         ),
     }
 
 
-def load_tokenizer() -> Any:
-    """That of the model the balconies stand beside; of a tiny one, none."""
-    if SMOKE:
+def tokenizer_of(folder: Path | None) -> Any:
+    """Balconies have that of the model they stand beside; a tiny model has none."""
+    if folder is None:
         return None
-    return AutoTokenizer.from_pretrained(Path(os.environ.get(DATA_VARIABLE, "."), "smollm2"))
+    if has_balconies(folder):
+        folder = Path(os.environ.get(DATA_VARIABLE, "."), "smollm2")
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def wikitext(tokenizer: Any, count: int, rows: int) -> list[Tensor]:
@@ -250,19 +259,21 @@ PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "profile": profiled,
     "drafting": drafted,
     "training": trained,
-    "tuned": tuned,
 }
+WRITTEN = ["quoting", "tuned"]
 
 
-UNTUNED = [part for part in PARTS if part != "tuned"]
+UNTUNED = [*PARTS, "quoting"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="*", type=Path, help="With --smoke they may be left out.")
-    parser.add_argument("--part", nargs="+", choices=list(PARTS), default=UNTUNED)
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, ROWS], help="Of part tuned.")
-    parser.add_argument("--tokens", nargs="+", type=int, default=TUNED_NEW, help="Of part tuned.")
+    parser.add_argument("--part", nargs="+", choices=[*PARTS, *WRITTEN], default=UNTUNED)
+    parser.add_argument(
+        "--rows", nargs="+", type=int, default=[1, ROWS], help="Of parts quoting and tuned."
+    )
+    parser.add_argument("--tokens", nargs="+", type=int, default=LENGTHS, help="Of both.")
     options = parser.parse_args()
     if not options.folders and not SMOKE:
         parser.error("the folder of a causal language model is needed")
@@ -275,8 +286,9 @@ def main() -> None:
                 parser.error(f"{folder} has no balconies for the part tuned; leave it out")
             if part == "tuned" and folder is None:
                 model = Balcony(model, [2, 4])
-            if part == "tuned":
-                found = tuned(model, tuple(options.rows), tuple(options.tokens))
+            if part in WRITTEN:
+                sizes = tuple(options.rows), tuple(options.tokens)
+                found = written(model, tokenizer_of(folder), *sizes)
             else:
                 found = {"rounds": ROUNDS, "new tokens": NEW, **PARTS[part](model)}
             print(folder, part, json.dumps(found, indent=1), flush=True)

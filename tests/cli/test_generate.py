@@ -70,6 +70,14 @@ def test_drafting_prints_the_same_text_and_how_much_was_accepted(folder: Path) -
     assert "of drafts accepted" in drafted.stderr
 
 
+def test_the_text_itself_and_a_depth_can_both_draft(folder: Path) -> None:
+    plain = run(str(folder), "-p", "two two two", "-n", "12")
+    both = ("--draft-depth", "0", "--draft-depth", "1", "--draft-always")
+    drafted = run(str(folder), "-p", "two two two", "-n", "12", *both)
+    assert drafted.stdout == plain.stdout
+    assert "of drafts accepted" in drafted.stderr
+
+
 def test_a_depth_prints_what_that_depth_says(folder: Path) -> None:
     result = run(str(folder), "-p", "six two", "-n", "8", "--depth", "1")
     assert result.stdout == expected(folder, "six two", 8, depth=1)

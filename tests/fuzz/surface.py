@@ -21,13 +21,13 @@ PACKAGES = (
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 MADE = {
-    "BlockRecords", "Checkpoint", "Coupling", "Cut", "DepthFit", "DepthProfile", "DraftTeam",
+    "BlockRecords", "Checkpoint", "Coupling", "Cut", "DepthFit", "DepthProfile", "DepthTeam",
     "Drafting", "EveryDepthOutput", "Exiting", "FeatureRows", "Fit", "Generation", "Grown",
     "Guarantee", "Jumpboard", "Latency", "Load", "Menu", "Moment", "ObjectiveReport",
     "Observation", "Paired", "Pass", "Plain", "Plan", "Prediction", "Round", "Row", "Said",
-    "ScaledSkip", "SiteScore", "Taps", "Ticket", "Training", "Widths", "Work", "Block", "Branch",
-    "Cursor", "States", "Certificate", "Batches", "Scheduler", "SharedBatch", "Paper", "Premise",
-    "Preset", "Stage",
+    "ScaledSkip", "SiteScore", "Taps", "TextTeam", "Ticket", "Training", "Widths", "Work", "Block",
+    "Branch", "Cursor", "States", "Certificate", "Batches", "Scheduler", "SharedBatch", "Paper",
+    "Premise", "Preset", "Stage",
 }  # fmt: skip
 """Classes that the library makes, and a caller only receives."""
 ELSEWHERE = {"cluster", "restart", "with_lora"}

@@ -53,6 +53,7 @@ def alone(talker: Talker, prompt: str, **told: Any) -> str:
         ({"model": "talker@2"}, {"depth": 2}, 2),
         ({"depth": 3}, {"depth": 3}, 3),
         ({"draft_depth": 1}, {}, 4),
+        ({"draft_depth": 0}, {}, 4),
         (
             {"temperature": 0.7, "seed": 5, "top_p": 0.9},
             {"do_sample": True, "temperature": 0.7, "seed": 5, "top_p": 0.9},

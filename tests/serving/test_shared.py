@@ -17,8 +17,8 @@ import everydepth as ed
 from everydepth.errors import BatchError, UnsupportedModelError
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.serving import (
+    DepthTeam,
     Drafting,
-    DraftTeam,
     Exiting,
     Plain,
     Request,
@@ -26,19 +26,26 @@ from everydepth.serving import (
     Scheduler,
     Served,
     SharedBatch,
+    TextTeam,
     application,
 )
 from everydepth.serving.cache import RowCache
 from everydepth.stream import ResidualStream, as_stream
 
-KINDS = ("greedy", "drawn", "drafted", "exiting", "drawn exiting")
+KINDS = ("greedy", "drawn", "drafted", "quoted", "exiting", "drawn exiting")
 POLICY = ed.Confidence(threshold=0.2)
-Teams = dict[int, DraftTeam]
+Teams = dict[int, DepthTeam | TextTeam]
 Load = list[tuple[str, int, list[int], int]]
 
 
 def course(
-    stream: ResidualStream, kind: str, depth: int, seed: int, prompt: list[int], teams: Teams
+    stream: ResidualStream,
+    kind: str,
+    depth: int,
+    seed: int,
+    prompt: list[int],
+    limit: int,
+    teams: Teams,
 ) -> Any:
     """How a row climbs, and what `generate` is told to do the same."""
     sampling, told, generator = Sampling(), {}, None
@@ -49,11 +56,12 @@ def course(
     if kind.endswith("exiting"):
         way = Exiting(stream, POLICY, stream.depth, sampling, generator)
         return way, told | {"policy": POLICY}
-    if kind == "drafted":
-        draft = min(depth, stream.depth - 1)
+    if kind in ("drafted", "quoted"):
+        draft = min(depth, stream.depth - 1) if kind == "drafted" else 0
         if draft not in teams:
-            teams[draft] = DraftTeam(stream, draft, stream.depth, always=True)
-        return Drafting(teams[draft], prompt=prompt, tokens=99), {"draft_depth": draft}
+            team = DepthTeam if draft else TextTeam
+            teams[draft] = team(stream, draft, stream.depth, always=True)
+        return Drafting(teams[draft], prompt=prompt, tokens=limit), {"draft_depth": draft}
     return Plain(depth, sampling, generator), told | {"depth": depth}
 
 
@@ -69,7 +77,7 @@ def check_model(model: torch.nn.Module, load: Load, pause: int, chunk: int) -> N
     while waiting or batch.rows:
         if waiting and rounds % pause == 0:
             seed, (kind, depth, prompt, limit) = waiting.pop(0)
-            way, told = course(stream, kind, min(depth, stream.depth), seed, prompt, teams)
+            way, told = course(stream, kind, min(depth, stream.depth), seed, prompt, limit, teams)
             row = Row(way, prompt, limit, stream.end_tokens)
             rows.append((row, prompt, limit, told))
             batch.join(row)
@@ -116,7 +124,7 @@ def test_all_kinds_share_a_batch_on_every_decoder(name: str) -> None:
     load = [
         (kind, depth, [3 + (7 * i + depth) % (VOCABULARY - 3) for i in range(length)], 6)
         for kind, depth, length in zip(
-            KINDS * 2, (1, 2, 1, 3, 3, 1, 2, 1, 3, 2), range(1, 11), strict=True
+            KINDS * 2, (1, 2, 1, 3, 3, 1, 2, 1, 3, 2, 3, 1), range(1, 13), strict=True
         )
     ]
     check(name, load, pause=2, chunk=5)
@@ -186,7 +194,7 @@ def test_what_a_long_row_took_is_free_again_while_short_ones_run() -> None:
     long = Row(Plain(stream.depth, Sampling()), [1 + i % 9 for i in range(28)], limit=1)
     rows, teams = list[tuple[Row, dict[str, Any]]](), Teams()
     for i, kind in enumerate(("greedy", "drafted", "exiting")):
-        way, told = course(stream, kind, stream.depth, i, [3, 4 + i], teams)
+        way, told = course(stream, kind, stream.depth, i, [3, 4 + i], 6, teams)
         rows.append((Row(way, [3, 4 + i], 6), told))
     batch.join(long)
     while not long.said:

@@ -23,7 +23,11 @@ def generate(
         int | None, typer.Option(help="Use only the first N blocks (default: all).")
     ] = None,
     draft_depth: Annotated[
-        int | None, typer.Option(help="Draft with the first N blocks: same text, faster.")
+        list[int] | None,
+        typer.Option(
+            help="Draft with the first N blocks, or with 0 from the text itself, which gains where "
+            "it repeats itself: same text, faster. Repeatable; the fastest drafts."
+        ),
     ] = None,
     draft_always: Annotated[
         bool, typer.Option("--draft-always", help="Draft even if it is slower.")
@@ -48,9 +52,9 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="With --sample: makes it repeatable.")] = None,
     device: Device = None,
 ) -> None:
-    """Continue a text with a language model at any depth, or faster by drafting at a shallow one.
+    """Continue a text with a language model at any depth, or faster by drafting.
 
-    $ everydepth generate MODEL -p "Once upon a time" --draft-depth 2
+    $ everydepth generate MODEL -p "Once upon a time" --draft-depth 0 --draft-depth 2
 
     The text goes to standard output as it is written, its speed to standard error.
     """
@@ -78,7 +82,7 @@ def generate(
         ids,
         max_new_tokens=max_new_tokens,
         depth=depth,
-        draft_depth=draft_depth,
+        draft_depth=draft_depth or None,
         draft_always=draft_always,
         do_sample=sample,
         temperature=temperature,
@@ -92,7 +96,7 @@ def generate(
     else:
         for row, new in zip(ids, said.tokens, strict=True):
             typer.echo(tokenizer.decode(row + new, skip_special_tokens=True))
-    typer.echo(_summary(said.stats, drafting=draft_depth is not None), err=True)
+    typer.echo(_summary(said.stats, drafting=bool(draft_depth)), err=True)
 
 
 def _say(text: str) -> None:

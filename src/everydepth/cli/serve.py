@@ -62,8 +62,9 @@ def serve(
 
     A language model answers /v1/completions and /v1/chat/completions (streamed with "stream":
     true), a classifier /v1/classify. "model": "name@4" or "depth": 4 chooses a depth,
-    "draft_depth": 2 drafts at one, and "policy" exits early. Every answer reports its depth.
-    /v1/models lists the depths, /metrics is for Prometheus; /health and /ready need no key.
+    "draft_depth": 2 drafts at one (0: from the text itself), and "policy" exits early. Every answer
+    reports its depth. /v1/models lists the depths, /metrics is for Prometheus; /health and /ready
+    need no key.
 
     Set EVERYDEPTH_API_KEY in the environment to require that key from clients.
     """

@@ -5,8 +5,9 @@ from .courses import Course as Course
 from .courses import Exiting as Exiting
 from .courses import Plain as Plain
 from .courses import Said as Said
+from .drafts import DepthTeam as DepthTeam
 from .drafts import Drafting as Drafting
-from .drafts import DraftTeam as DraftTeam
+from .drafts import TextTeam as TextTeam
 from .governor import Deadline as Deadline
 from .governor import Fixed as Fixed
 from .governor import Governor as Governor

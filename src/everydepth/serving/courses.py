@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,8 +45,9 @@ class Team(ABC):
     """Courses that decide together."""
 
     @abstractmethod
-    def begin(self, courses: Sequence[Course]) -> None:
-        """Called at the beginning of a round, with the courses in it."""
+    def begin(self, courses: Sequence[Course]) -> Mapping[Course, Sequence[int]]:
+        """Called at the beginning of a round, with the courses in it; returns the tokens that
+        some of them read ahead in this round."""
 
     @abstractmethod
     def see(self, depth: int, asked: Sequence[Asked]) -> list[Said | None]:

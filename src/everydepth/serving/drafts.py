@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from statistics import mean
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from everydepth.exits.generation.drafting import DraftHead
+from everydepth.exits.generation.lookup import Lookup, Text
 from everydepth.exits.generation.pacing import Ledger, Pace
 from everydepth.exits.generation.sampling import (
     Draft,
@@ -25,19 +29,20 @@ LONGEST = 16
 
 
 class DraftTeam(Team):
-    """Rows with the same draft depth and top depth, which draft and are judged in the same rounds.
+    """Rows that are drafted in the same way, and judged by the same depth in the same rounds.
 
-    So they share one readout over the likely words, the blocks above run once for all drafts, and
-    one `Pace` learns from all requests what drafts, verifications and plain rounds cost, given
-    whatever else is in the batch. When drafting does not pay off, rounds are plain.
+    So the blocks run once for all drafts, and one `Pace` learns from all requests what drafts,
+    verifications and plain rounds cost, given whatever else is in the batch. When drafting does
+    not pay off, rounds are plain.
 
+    depth: the depth that drafts; 0 is the text itself.
     always: draft in every round, even if it is slower.
     """
 
     def __init__(
         self,
         stream: ResidualStream,
-        draft_depth: int,
+        depth: int,
         top: int,
         sampling: Sampling | None = None,
         generator: torch.Generator | None = None,
@@ -45,18 +50,18 @@ class DraftTeam(Team):
         always: bool = False,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._clock = clock
-        self.depth, self.top = draft_depth, top
+        self._stream, self._clock = stream, clock
+        self.depth, self.top = depth, top
         self.sampling, self.generator = sampling or Sampling(), generator
-        self._head = DraftHead(stream, draft_depth, self.sampling, None)
         self._ledger = Ledger(0)
         self._pace = Pace(self._ledger, always=always)
+        # At most, a draft of the model costs a plain step; one of the text costs nothing.
+        self._pace.prepare(0.0, float(depth > 0))
         self._since: float | None = None
         # The current drafts: the rows that take part, the drafts, and their times.
         self._members: Sequence[Course] = ()
         self._drafts: list[Draft] = []
         self._took: list[float] = []
-        self._torn = self._complete = False
 
     def expect(self, tokens: int) -> None:
         """Announce a request for more tokens."""
@@ -72,29 +77,17 @@ class DraftTeam(Team):
 
     # -- called by the batch ----------------------------------------------------------------------
 
-    def begin(self, courses: Sequence[Course]) -> None:
+    def begin(self, courses: Sequence[Course]) -> Mapping[Course, Sequence[int]]:
         ready = [course for course in courses if isinstance(course, Drafting) and course.read]
         if not ready:
             self._over()
             self._since = None
-            return
+            return {}
         if self._since is None:
             self._since = self._clock()
         if not self._drafts:
             self._ledger.rows = len(ready)
-            if self._pace.drafts():
-                self._prepare(ready)
-                self._members = ready
-                self._pace.begin(len(ready))
-            return
-        kept = [i for i, course in enumerate(self._members) if course in ready]
-        if len(kept) < len(self._members):  # a row has left: judge the drafts so far
-            self._torn = True
-            self._members = [self._members[i] for i in kept]
-            rows = torch.tensor(kept, device=self._drafts[0].tokens.device)
-            self._drafts = [_of_rows(draft, rows) for draft in self._drafts]
-            if not kept:
-                self._over()
+        return self._begun(ready)
 
     def see(self, depth: int, asked: Sequence[Asked]) -> list[Said | None]:
         # Rows change their places in the batch as others leave, but drafts keep their order.
@@ -115,54 +108,48 @@ class DraftTeam(Team):
             said[one.course] = self._plain(one)
         return [said[one.course] for one in asked]
 
-    # -- internal ---------------------------------------------------------------------------------
+    # -- what a way of drafting adds --------------------------------------------------------------
 
-    def _prepare(self, courses: Sequence[Drafting]) -> None:
-        """Show the head the prompts; drafts pay for that, and a text without drafts does not."""
-        start = self._clock()
-        for course in courses:
-            if course.unseen is not None:
-                self._head.see(*course.unseen)
-                course.unseen = None
-        took = self._clock() - start
-        self._ledger.charge(took)
-        self._since = start if self._since is None else self._since + took
+    @abstractmethod
+    def _begun(self, ready: Sequence[Drafting]) -> Mapping[Course, Sequence[int]]:
+        """`begin` for these rows, which have read their prompts."""
+
+    def _drafted(self, states: Sequence[Tensor], most: int) -> list[Said | None]:
+        """`see` at the depth that drafts, for the rows that take part."""
+        raise NotImplementedError(f"depth {self.depth} has no readout to draft with")
+
+    def _learn(self, judged: list[int], following: Tensor, logits: Tensor) -> None:
+        """Learn from a round. judged: how many drafts of each row were right."""
+        if judged:
+            self._pace.learn(judged, self._took, self._elapsed())
+
+    def _over(self) -> None:
+        self._members, self._drafts, self._took = (), [], []
+
+    # -- internal ---------------------------------------------------------------------------------
 
     def _plain(self, one: Asked) -> Said:
         course = one.course
         assert isinstance(course, Drafting)
         if not course.read:
-            prompt = torch.tensor(course.prompt, device=one.logits.device)
+            prompt = torch.tensor(course.text.tokens, device=one.logits.device)
             course.read, course.unseen = True, (prompt, one.logits.clone())
-        return Said((int(self.sampling.draw(one.logits, self.generator)),))
-
-    def _drafted(self, states: Sequence[Tensor], most: int) -> list[Said | None]:
-        """Draft and feed another token, or let the top depth judge those that were fed."""
-        if self._torn or self._complete or most == 1:
-            return [None] * len(states)
-        draft = self._head.draft(torch.cat([h[:, -1:] for h in states]), self.generator)
-        self._drafts.append(draft)
-        confidence = draft.confidence.tolist()
-        self._took.append(self._elapsed())
-        more = self._pace.goes_on(confidence)
-        self._complete = not more or len(self._drafts) == min(most - 1, LONGEST)
-        return [Said((), feed=token) for token in draft.tokens.tolist()]
+        return course.says(int(self.sampling.draw(one.logits, self.generator)))
 
     def _judged(self, members: Sequence[Asked]) -> dict[Course, Said]:
         drafts = self._drafts
         logits = torch.stack([one.logits for one in members])
         verdict = self._verdict(logits, drafts)
         accepted, columns = verdict.accepted.tolist(), [d.tokens.tolist() for d in drafts]
-        if drafts and not self._torn:
-            self._pace.learn(accepted, self._took, self._elapsed())
-        self._head.see(verdict.following, logits[:, -1])
+        self._learn(accepted if drafts else [], verdict.following, logits[:, -1])
         self._over()
         said: dict[Course, Said] = {}
         for row, (one, count, token) in enumerate(
             zip(members, accepted, verdict.following.tolist(), strict=True)
         ):
+            assert isinstance(one.course, Drafting)
             kept = [column[row] for column in columns[:count]]
-            said[one.course] = Said((*kept, token), dropped=len(drafts) - count)
+            said[one.course] = one.course.says(*kept, token, dropped=len(drafts) - count)
         return said
 
     def _verdict(self, logits: Tensor, drafts: list[Draft]) -> Verdict:
@@ -176,9 +163,93 @@ class DraftTeam(Team):
         self._since = now
         return 0.0 if since is None else now - since
 
+
+class DepthTeam(DraftTeam):
+    """Rows drafted by a depth of the model, with one readout over the likely words for all.
+
+    A draft takes a round of its own, in which other rows of the batch go on.
+    """
+
+    _torn = _complete = False
+
+    @cached_property
+    def _head(self) -> DraftHead:
+        return DraftHead(self._stream, self.depth, self.sampling, None)
+
+    def _begun(self, ready: Sequence[Drafting]) -> Mapping[Course, Sequence[int]]:
+        if not self._drafts:
+            if self._pace.drafts():
+                self._prepare(ready)
+                self._members = ready
+                self._pace.begin(len(ready))
+            return {}
+        kept = [i for i, course in enumerate(self._members) if course in ready]
+        if len(kept) < len(self._members):  # a row has left: judge the drafts so far
+            self._torn = True
+            self._members = [self._members[i] for i in kept]
+            rows = torch.tensor(kept, device=self._drafts[0].tokens.device)
+            self._drafts = [_of_rows(draft, rows) for draft in self._drafts]
+            if not kept:
+                self._over()
+        return {}
+
+    def _prepare(self, courses: Sequence[Drafting]) -> None:
+        """Show the head the prompts; drafts pay for that, and a text without drafts does not."""
+        start = self._clock()
+        for course in courses:
+            if course.unseen is not None:
+                self._head.see(*course.unseen)
+                course.unseen = None
+        took = self._clock() - start
+        self._ledger.charge(took)
+        self._since = start if self._since is None else self._since + took
+
+    def _drafted(self, states: Sequence[Tensor], most: int) -> list[Said | None]:
+        """Draft and feed another token, or let the top depth judge those that were fed."""
+        if self._torn or self._complete or most == 1:
+            return [None] * len(states)
+        draft = self._head.draft(torch.cat([h[:, -1:] for h in states]), self.generator)
+        self._drafts.append(draft)
+        confidence = draft.confidence.tolist()
+        self._took.append(self._elapsed())
+        more = self._pace.goes_on(confidence)
+        self._complete = not more or len(self._drafts) == min(most - 1, LONGEST)
+        return [Said((), feed=token) for token in draft.tokens.tolist()]
+
+    def _learn(self, judged: list[int], following: Tensor, logits: Tensor) -> None:
+        super()._learn([] if self._torn else judged, following, logits)
+        self._head.see(following, logits)
+
     def _over(self) -> None:
-        self._members, self._drafts, self._took = (), [], []
+        super()._over()
         self._torn = self._complete = False
+
+
+class TextTeam(DraftTeam):
+    """Rows drafted by what followed the same words in their own text; no block runs for that.
+
+    All drafts are made at once, and judged in the same round. Rows get equally many, so that they
+    share the calls of the blocks; those of a row that has nothing to quote are wrong.
+    """
+
+    def _begun(self, ready: Sequence[Drafting]) -> Mapping[Course, Sequence[int]]:
+        most = min(LONGEST, min(course.left for course in ready) - 1)
+        if most < 1:
+            return {}
+        found = Lookup([course.text for course in ready], most)
+        first = mean(map(self._pace.known.chance, found.confidence(0)))
+        if first == 0 or not self._pace.drafts(first):
+            return {}
+        self._members = ready
+        self._pace.begin(len(ready))
+        more = True
+        while more and len(self._drafts) < most:
+            draft = found.draft(len(self._drafts), self.sampling, self._stream.device)
+            self._drafts.append(draft)
+            self._took.append(self._elapsed())
+            more = self._pace.goes_on(draft.confidence.tolist())
+        tokens = torch.stack([draft.tokens for draft in self._drafts], 1).tolist()
+        return dict(zip(ready, tokens, strict=True))
 
 
 def _of_rows(draft: Draft, rows: Tensor) -> Draft:
@@ -187,7 +258,7 @@ def _of_rows(draft: Draft, rows: Tensor) -> Draft:
 
 
 class Drafting(Course):
-    """Several tokens per round: drafted at a shallow depth, and judged by the top depth.
+    """Several tokens per round: drafted in the team's way, and judged by the top depth.
 
     tokens: the most the request may get.
     """
@@ -195,9 +266,11 @@ class Drafting(Course):
     def __init__(self, team: DraftTeam, *, prompt: Sequence[int], tokens: int) -> None:
         super().__init__(team.top, team.sampling, team.generator)
         self._team = team
-        self.prompt, self.read = list(prompt), False
+        self.text, self.left = Text(prompt), tokens
+        self.read = False
+        """Whether all of the prompt has been read."""
         self.unseen: tuple[Tensor, Tensor] | None = None
-        """The prompt and the logits after it, if the draft head has not seen them."""
+        """The prompt and the logits after it, if no drafter has seen them."""
         team.expect(tokens)
 
     @property
@@ -206,11 +279,11 @@ class Drafting(Course):
 
     @property
     def stops(self) -> tuple[int, ...]:
-        return (self.team.depth, self.top) if self.team.drafting(self) else (self.top,)
+        return self.reads if self.team.drafting(self) else (self.top,)
 
     @property
     def reads(self) -> tuple[int, ...]:
-        return self.team.depth, self.top
+        return (self.team.depth, self.top) if self.team.depth else (self.top,)
 
     def wants(self, depth: int) -> int:
         if not self.team.drafting(self):
@@ -219,6 +292,12 @@ class Drafting(Course):
 
     def see(self, depth: int, asked: Asked) -> Said | None:
         return self.team.see(depth, [asked])[0]
+
+    def says(self, *tokens: int, dropped: int = 0) -> Said:
+        """These tokens are final."""
+        self.text.extend(tokens)
+        self.left -= len(tokens)
+        return Said(tokens, dropped=dropped)
 
 
 class DraftTeams:
@@ -236,8 +315,8 @@ class DraftTeams:
     ) -> DraftTeam:
         if not sampling.do_sample and (draft_depth, top) in self._known:
             return self._known[draft_depth, top]
-        depths = draft_depth, top
-        team = DraftTeam(self._stream, *depths, sampling, generator, clock=self._clock)
+        kind = DepthTeam if draft_depth else TextTeam
+        team = kind(self._stream, draft_depth, top, sampling, generator, clock=self._clock)
         if not sampling.do_sample:
-            self._known[depths] = team
+            self._known[draft_depth, top] = team
         return team

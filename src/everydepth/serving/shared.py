@@ -56,6 +56,11 @@ class Row:
         """The number of tokens that passed the exit at this depth without going through it."""
         return self.reached[depth] - self.looked.get(depth, 0)
 
+    def read_ahead(self, tokens: Sequence[int]) -> None:
+        """Also read these, which may be taken back."""
+        self.tokens.extend(tokens)
+        self.unread += len(tokens)
+
     def hear(self, said: Said) -> list[int]:
         """Apply what its course says; returns the new tokens."""
         if said.dropped:
@@ -203,8 +208,10 @@ class SharedBatch:
         """Run one round; returns each row's new tokens. Rows that are done have left."""
         said: list[tuple[Row, list[int]]] = []
         self.work = Work()
-        for team, courses in _by_team([row.course for row in self.rows]).items():
-            team.begin(courses)
+        rows = {row.course: row for row in self.rows}
+        for team, courses in _by_team(rows).items():
+            for course, tokens in team.begin(courses).items():
+                rows[course].read_ahead(tokens)
         groups = self._fed()
         depth = 0
         while groups:

@@ -26,11 +26,12 @@ PROMPT = torch.tensor([[5, 6, 7], [8, 9, 10]])
         (
             {"draft_depth": 4},
             DepthError,
-            "draft_depth 4, but it must be below depth 4, which decides; use 1 to 3",
+            "draft_depth 4, but it must be below depth 4, which decides; use 0 to draft from the "
+            "text itself, or 1 to 3 for that many blocks",
         ),
-        ({"draft_depth": 0}, DepthError, "draft_depth 0, but it must be below"),
-        ({"draft_depth": 2, "depth": 2}, DepthError, "below depth 2, which decides; use 1 to 1"),
-        ({"draft_depth": 1, "depth": 1}, DepthError, "with one block, leave it out"),
+        ({"draft_depth": (0, -1)}, DepthError, "draft_depth -1, but it must be below"),
+        ({"draft_depth": 2, "depth": 2}, DepthError, "below depth 2, .*, or 1 to 1 for"),
+        ({"draft_depth": 1, "depth": 1}, DepthError, "use 0 to draft from the text itself$"),
         (
             {"draft_depth": 1, "policy": Confidence(threshold=0.5)},
             SettingError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -97,15 +98,23 @@ def test_plain_steps_beside_an_exit_run_the_model_as_it_is() -> None:
     # Nobody drafts at first, and the balcony has to see those tokens later.
     with pytest.MonkeyPatch.context() as patch:
         turns = [True] * NEW + [False] * 6
-        patch.setattr(Pace, "drafts", lambda _: turns.pop())
+        patch.setattr(Pace, "drafts", lambda *_: turns.pop())
         said = decode(net, rows, max_new_tokens=NEW, draft_depth=2, eos_token_id=())
     assert said.tokens == references(model, rows, NEW)
     assert said.stats.draft_lengths
 
 
+def test_all_depths_are_tried_if_drafts_are_always_made() -> None:
+    model, rows = talkative("Llama-untied-CausalLM-left", quiet_after=1), prompts(2)
+    told: dict[str, Any] = {"draft_depth": (1, 2, 3), "draft_always": True, "max_draft": 1}
+    said = decode(model, rows, max_new_tokens=NEW, eos_token_id=(), **told)
+    assert said.tokens == references(model, rows, NEW)
+    assert min(said.stats.draft_depths.values()) > 0
+
+
 def test_given_up_drafts_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = talkative("Llama-untied-CausalLM-left", quiet_after=1), prompts(3)
-    monkeypatch.setattr(Pace, "drafts", lambda _: True)
+    monkeypatch.setattr(Pace, "drafts", lambda *_: True)
     monkeypatch.setattr(Pace, "untried", True)
     monkeypatch.setattr(Pace, "bears", lambda *_: False)
     said = decode(model, rows, max_new_tokens=NEW, draft_depth=1, eos_token_id=())
@@ -117,7 +126,7 @@ def test_given_up_drafts_change_no_token(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_draft_is_verified_after_a_few_blocks_were_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = talkative("Llama-untied-CausalLM-left", quiet_after=1), prompts(1)
     asked = list[float]()
-    monkeypatch.setattr(Pace, "drafts", lambda _: True)
+    monkeypatch.setattr(Pace, "drafts", lambda *_: True)
     monkeypatch.setattr(Pace, "bears", lambda _, ratio, __: asked.append(ratio) or True)
     said = decode(model, rows, max_new_tokens=NEW, draft_depth=1, eos_token_id=())
     assert said.tokens == references(model, rows, NEW)

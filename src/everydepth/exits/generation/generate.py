@@ -94,8 +94,9 @@ def generate(
         the same token for token, and sampled text keeps its distribution. It pays off if a shallow
         depth often agrees with the last one: train for it with `lpa` or `balcony`. The cost of
         drafts is measured while decoding, and drafting stops if it does not pay off; what it may
-        lose is limited to two percent of the time it measures. If several depths are given, the
-        fastest one is used.
+        lose is limited to two percent of the time it measures. 0 drafts from the text itself, what
+        followed the same words before: no block runs for that, and text that quotes or repeats
+        itself gains. If several depths are given, as in `(0, 4)`, the fastest one drafts.
     policy: read out each token at the first depth whose certainty reaches the policy's threshold.
         Every depth with a finite threshold costs a readout, so a few are better than all.
     attention_mask: False or 0 where `prompts` is padding, on the left or on the right.
@@ -210,7 +211,7 @@ def generate(
         drafters, read = None, () if policy is None else range(1, top)
         if draft_depths:
             drafters = Drafters(
-                *(stream, top, draft_depths, sampling),
+                *(stream, prompt, top, draft_depths, sampling),
                 tokens=limit,
                 longest=max_draft,
                 vocabulary=draft_vocabulary,
@@ -224,9 +225,8 @@ def generate(
             stack.enter_context(packed_maps(used, len(prompt.ids)))
         packed = speculative.clock()
         room = prompt.ids.shape[1] + limit + max_draft
-        tape = tape_for(
-            *(stream, prompt.ids, prompt.real), top=top, room=room, read=draft_depths or read
-        )
+        read = [k for k in draft_depths if k] or read
+        tape = tape_for(*(stream, prompt.ids, prompt.real), top=top, room=room, read=read)
         if policy is not None:
             left = decode_with_exits(tape, out, policy, sampling, generator)
             details["exit_depths"] = tuple(map(tuple, left))
@@ -237,7 +237,7 @@ def generate(
                 _decode(tape, out, first, sampling, generator)
             else:
                 seconds = packed - begun, speculative.clock() - packed
-                drafters.begin(prompt.ids[prompt.real], logits, *seconds)
+                drafters.begin(logits, *seconds)
                 decode_with_drafts(tape, out, first, drafters, sampling, generator)
                 drafters.remember()
                 details |= drafters.counts

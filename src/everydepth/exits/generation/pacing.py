@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 from weakref import WeakKeyDictionary
 
@@ -244,21 +245,24 @@ class Pace:
         """Whether no draft was ever verified with this many rows, so that the cost is unknown."""
         return not self._always and self._costs.longest == 0
 
-    @property
-    def rate(self) -> float:
+    def rate(self, first: float | None = None) -> float:
         """The expected tokens per plain step of a round of the best length.
 
         Bad experience fades while nothing is drafted, so that drafts are tried again.
+
+        first: the chance of the first draft; None: the usual one.
         """
         faded = 0.5 ** (self.known.idle / FADING)
         usual, costs = self.known.usual, self._costs
+        if self._always and not costs.longest:
+            return inf  # costs are in seconds then; without any there is nothing to compare
         draft = costs.draft.value  # free, as long as the cost is unknown: it has to be tried
         if usual < HOPED:
             usual = HOPED + faded * (usual - HOPED)
         alive = tokens = 1.0
         best = 0.0
         for n in range(1, AHEAD + 1):
-            alive *= usual
+            alive *= usual if n > 1 or first is None else first
             tokens += alive
             best = max(best, tokens / (n * draft + 1 + faded * (costs.verify(n) - 1)))
         return best
@@ -266,17 +270,17 @@ class Pace:
     @property
     def pays(self) -> bool:
         """Whether drafts are known to pay off."""
-        return self._always or (self.known.judged >= PROVEN and self.rate > 1)
+        return self._always or (self.known.judged >= PROVEN and self.rate() > 1)
 
-    def drafts(self) -> bool:
-        """Whether to draft in the next round."""
+    def drafts(self, first: float | None = None) -> bool:
+        """Whether to draft in the next round; first: as for `rate`."""
         if self._always:
             return True
         if len(self._ledger.plain) < TRUSTED or self._rounds >= REMEASURED:
             self._rounds = 0
             return False
         worst = self._worst(1) + self._ledger.steps(self._ahead)
-        drafts = worst <= self._ledger.left and self.rate > 1
+        drafts = worst <= self._ledger.left and self.rate(first) > 1
         self.known.idle = 0 if drafts else self.known.idle + 1
         return drafts
 
@@ -304,7 +308,7 @@ class Pace:
         if not self._always and self._worst(n + 1) + self._worst(1) > self._ledger.left:
             return False
         draft, usual, here = costs.draft.value, self.known.usual, costs.verify(n)
-        value = self.rate if self._always else max(1.0, self.rate)
+        value = self.rate() if self._always else max(1.0, self.rate())
         alive = sum(self._alive) / len(self._alive)
         gained = 0.0
         for more in range(1, AHEAD + 1):
@@ -343,7 +347,9 @@ class Pace:
             costs.verified(n, self._ledger.steps(verifying))
         for row, count in enumerate(accepted):
             for i in range(min(count + 1, n)):
-                self.known.learn(i < count, self._confidence[i][row])
+                # Without any confidence it was none: the row only kept the others company.
+                if self._confidence[i][row]:
+                    self.known.learn(i < count, self._confidence[i][row])
         tokens = 1 + sum(accepted) / max(1, len(accepted)) if gained is None else float(gained)
         self._ledger.learn(tokens, sum(drafting) + verifying)
         self._rounds += 1

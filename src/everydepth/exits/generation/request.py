@@ -109,7 +109,7 @@ def check_depths(
     draft_depth: int | Sequence[int] | None,
     policy: Any,
 ) -> tuple[int, tuple[int, ...]]:
-    """The depth that decides, and the draft depths."""
+    """The depth that decides, and the draft depths; 0 is the text itself."""
     top = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
     if draft_depth is None:
         return top, ()
@@ -120,12 +120,13 @@ def check_depths(
         )
     given: list[Any] = np.atleast_1d(cast(Any, draft_depth)).tolist()
     for k in given:
-        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k < top:
-            allowed = f"use 1 to {top - 1}" if top > 1 else "with one block, leave it out"
+        if not isinstance(k, int) or isinstance(k, bool) or not 0 <= k < top:
+            blocks = f", or 1 to {top - 1} for that many blocks" if top > 1 else ""
             raise DepthError(
-                f"draft_depth {k!r}, but it must be below depth {top}, which decides; {allowed}"
+                f"draft_depth {k!r}, but it must be below depth {top}, which decides; use 0 to "
+                f"draft from the text itself{blocks}"
             )
-    return top, tuple(given)
+    return top, tuple(dict.fromkeys(given))
 
 
 def check_prompt(

@@ -21,7 +21,7 @@ class GenerationStats:
     draft_lengths: tokens drafted in each round; empty without drafting.
     drafted, accepted: draft tokens up to and including the first wrong one of each round, and those
         of them that were right.
-    draft_depths: the number of rounds in which each depth drafted.
+    draft_depths: the number of rounds in which each depth drafted; 0 is the text itself.
     from_draft: for each row, whether each token was an accepted draft; empty without drafting.
     exit_depths: for each row, the depth at which each token was read out.
     agreement: the share of tokens that full depth would have chosen for the same text; only for

@@ -145,7 +145,7 @@ def judge_sampled(
         if draft.ids is None:
             rest[row] -= draft.q[row]
         else:
-            rest[row].index_add_(0, draft.ids, -draft.q[row])
+            rest[row].index_add_(0, draft.ids, -draft.q[row].to(rest.dtype))
     rest.clamp_(min=0)
     # If p = q up to rounding, nothing remains; such a row was also rejected by rounding.
     rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, _at(p, accepted))

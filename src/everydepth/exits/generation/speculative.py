@@ -1,7 +1,8 @@
-"""Self-speculative decoding: a shallow depth drafts, and all blocks verify, with one cache."""
+"""Self-speculative decoding: a shallow depth or the text itself drafts, and all blocks verify."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from time import perf_counter as clock
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from everydepth.exits.generation.drafting import DraftHead
+from everydepth.exits.generation.lookup import Lookup, Text
 from everydepth.exits.generation.output import Output
 from everydepth.exits.generation.pacing import (
     Experience,
@@ -19,6 +21,7 @@ from everydepth.exits.generation.pacing import (
     remember,
 )
 from everydepth.exits.generation.packing import PACKED_FROM
+from everydepth.exits.generation.request import Prompt
 from everydepth.exits.generation.sampling import (
     Draft,
     Sampling,
@@ -32,24 +35,44 @@ from everydepth.stream import ResidualStream, unwrapped
 PROBED = 12  # one in twelve of the blocks above a draft is timed, to estimate the cost of all
 
 
-class Drafter:
-    """Drafts tokens at one depth, and counts how many are accepted."""
+class Drafter(ABC):
+    """Drafts tokens in one way, and counts how many are accepted.
 
-    def __init__(self, head: DraftHead, pace: Pace, depth: int, longest: int) -> None:
-        self._head, self.pace, self.depth, self._longest = head, pace, depth, longest
+    depth: the number of blocks that a draft takes.
+    exits: the number of blocks of that depth's own exit.
+    share: an upper bound of what its readout costs, as a share of the vocabulary's.
+    """
+
+    exits = 0
+    share = 0.0
+
+    def __init__(self, pace: Pace, depth: int, longest: int) -> None:
+        self.pace, self.depth, self.longest = pace, depth, longest
         self.lengths: list[int] = []
         self.drafted = self.accepted = 0
         self._took: list[float] = []
 
-    def prepare(self, top: int, exit_blocks: int, read_in: float) -> None:
+    def prepare(self, top: int, read_in: float) -> None:
         """Tell the pace what a first round may cost, before anything has been timed.
 
         read_in: the seconds in which all blocks read the prompt; the exit has yet to read it.
         """
-        draft = (self.depth + exit_blocks) / top + self._head.share
+        draft = (self.depth + self.exits) / top + self.share
         few = self._few(top)
         first = (self.depth + 3 * few) / top if few else 1.0
-        self.pace.prepare(read_in * exit_blocks / top, draft, first)
+        self.pace.prepare(read_in * self.exits / top, draft, first)
+
+    def look(self, out: Output) -> None:  # noqa: B027 (a depth need not look)
+        """See what can be drafted after the text so far."""
+
+    @property
+    def first(self) -> float | None:
+        """The chance of the first draft; None if nothing is known but the usual one."""
+        return None
+
+    @abstractmethod
+    def drafted_at(self, place: int, tape: Tape, generator: torch.Generator | None) -> Draft:
+        """The draft at this place of the round, after what was fed."""
 
     def draft(
         self, tape: Tape, tokens: Tensor, limit: int, generator: torch.Generator | None
@@ -60,11 +83,11 @@ class Drafter:
         """
         self.pace.begin(tape.rows)
         drafts: list[Draft] = []
-        limit, self._took = min(limit, self._longest), []
+        limit, self._took = min(limit, self.longest), []
         while True:
             start = clock()
             tape.feed(tokens)
-            draft = self._head.draft(tape.advance(self.depth)[:, -1:], generator)
+            draft = self.drafted_at(len(drafts), tape, generator)
             drafts.append(draft)
             tokens = draft.tokens
             confidence = draft.confidence.tolist()  # waits for the device
@@ -96,15 +119,54 @@ class Drafter:
         above = top - self.depth
         return max(1, above // PROBED) if above > 2 else 0
 
-    def see(self, tokens: Tensor, logits: Tensor) -> None:
+    def see(self, tokens: Tensor, logits: Tensor) -> None:  # noqa: B027 (the text need not see)
         """Learn from the text, and from what the full depth finds likely."""
-        self._head.see(tokens, logits)
 
     def learn(self, accepted: list[int], drafts: int, seconds: float, gained: int) -> None:
         self.lengths.append(drafts)
         self.accepted += sum(accepted)
         self.drafted += sum(min(count + 1, drafts) for count in accepted)
         self.pace.learn(accepted if drafts else (), self._took, seconds, gained)
+
+
+class DepthDrafter(Drafter):
+    """Drafts at a depth of the model."""
+
+    def __init__(self, head: DraftHead, exits: int, pace: Pace, depth: int, longest: int) -> None:
+        super().__init__(pace, depth, longest)
+        self._head, self.exits, self.share = head, exits, head.share
+
+    def drafted_at(self, place: int, tape: Tape, generator: torch.Generator | None) -> Draft:
+        return self._head.draft(tape.advance(self.depth)[:, -1:], generator)
+
+    def see(self, tokens: Tensor, logits: Tensor) -> None:
+        self._head.see(tokens, logits)
+
+
+class TextDrafter(Drafter):
+    """Drafts what followed the same words earlier in the text; depth 0, since no block runs."""
+
+    def __init__(self, prompt: Prompt, sampling: Sampling, pace: Pace, longest: int) -> None:
+        super().__init__(pace, 0, longest)
+        self._sampling, self._device = sampling, prompt.ids.device
+        self._texts = [
+            Text(ids[real].tolist()) for ids, real in zip(prompt.ids, prompt.real, strict=True)
+        ]
+        self._read = [0] * len(self._texts)  # how many of the new tokens a text has
+
+    def look(self, out: Output) -> None:
+        for row in out.active:
+            self._texts[row].extend(out.tokens[row][self._read[row] :])
+            self._read[row] = len(out.tokens[row])
+        self._found = Lookup([self._texts[row] for row in out.active], self.longest)
+
+    @property
+    def first(self) -> float:
+        sure = self._found.confidence(0)
+        return sum(map(self.pace.known.chance, sure)) / len(sure)
+
+    def drafted_at(self, place: int, tape: Tape, generator: torch.Generator | None) -> Draft:
+        return self._found.draft(place, self._sampling, self._device)
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -124,6 +186,7 @@ class Drafters:
     def __init__(
         self,
         stream: ResidualStream,
+        prompt: Prompt,
         top: int,
         depths: Sequence[int],
         sampling: Sampling,
@@ -135,18 +198,18 @@ class Drafters:
         always: bool = False,
     ) -> None:
         self.ledger, self.lengths = Ledger(tokens), list[int]()
-        self._top, self._always, self._owner = top, always, unwrapped(stream.model)
-        self._exit_blocks = {k: len(stream.exits.get(k, ())) for k in depths}
+        self._prompt, self._top, self._always = prompt, top, always
+        self._owner = unwrapped(stream.model)
         self._ways = {k: (top, k, sampling.do_sample, tokens >= PACKED_FROM) for k in depths}
-        self._drafters = tuple(
-            Drafter(
-                DraftHead(stream, k, sampling, vocabulary, words),
-                Pace(self.ledger, always=always, known=self._known(k)),
-                k,
-                longest,
-            )
-            for k in depths
-        )
+
+        def drafter(depth: int) -> Drafter:
+            pace = Pace(self.ledger, always=always, known=self._known(depth))
+            if depth == 0:
+                return TextDrafter(prompt, sampling, pace, longest)
+            head = DraftHead(stream, depth, sampling, vocabulary, words)
+            return DepthDrafter(head, len(stream.exits.get(depth, ())), pace, depth, longest)
+
+        self._drafters = tuple(map(drafter, depths))
         self._ahead: dict[Drafter, tuple[Tensor, Tensor]] = {}
 
     def _known(self, depth: int) -> Experience:
@@ -155,22 +218,24 @@ class Drafters:
 
     @property
     def likely(self) -> list[int]:
-        """The depths that will probably draft."""
-        return [d.depth for d in self._drafters if self._always or d.pace.known.lasting]
+        """The depths of the model that will probably draft."""
+        likely = (d for d in self._drafters if self._always or d.pace.known.lasting)
+        return [d.depth for d in likely if d.depth]
 
-    def begin(self, prompt: Tensor, logits: Tensor, packing: float, reading: float) -> None:
+    def begin(self, logits: Tensor, packing: float, reading: float) -> None:
         """Start after the prompt.
 
-        prompt, logits: what a drafter sees before its first draft.
+        logits: those after the prompt, which a drafter sees before its first draft.
         packing, reading: the seconds in which weights were reordered, those of likely exits
             included, and in which all blocks read the prompt.
         """
-        self._ahead = dict.fromkeys(self._drafters, (prompt, logits))
+        self._ahead = dict.fromkeys(self._drafters, (self._prompt.ids[self._prompt.real], logits))
         self.ledger.before = packing + reading
-        beside = sum(self._exit_blocks[depth] for depth in self.likely)
+        likely = self.likely
+        beside = sum(d.exits for d in self._drafters if d.depth in likely)
         self.ledger.charge(packing * beside / (self._top + beside))
         for drafter in self._drafters:
-            drafter.prepare(self._top, self._exit_blocks[drafter.depth], reading)
+            drafter.prepare(self._top, reading)
 
     def remember(self) -> None:
         """Keep what was learned for the next text."""
@@ -186,12 +251,15 @@ class Drafters:
             "draft_depths": {d.depth: len(d.lengths) for d in self._drafters},
         }
 
-    def next(self, tape: Tape) -> Drafter | None:
+    def next(self, tape: Tape, out: Output) -> Drafter | None:
         """The drafter of this round; None for a plain step."""
-        best, *others = self._drafters
-        if others:
-            best = max(self._drafters, key=lambda d: d.pace.rate)
-        if not best.pace.drafts():
+        start = clock()
+        for drafter in self._drafters:
+            drafter.look(out)
+        able = [d for d in self._drafters if d.first != 0]
+        best = max(able, key=lambda d: d.pace.rate(d.first), default=None)
+        self.ledger.charge(clock() - start)
+        if best is None or not best.pace.drafts(best.first):
             return None
         if best in self._ahead:
             start = clock()
@@ -223,7 +291,7 @@ def decode_with_drafts(
             return
         tokens = tape.continued(going, tokens)
         ledger.rows = tape.rows
-        drafter = drafters.next(tape) if out.remaining > 1 else None
+        drafter = drafters.next(tape, out) if out.remaining > 1 else None
         if drafter is None:
             start = clock()
             tape.feed(tokens)
