@@ -96,8 +96,8 @@ def test_a_text_that_repeats_itself_takes_fewer_passes() -> None:
         model, row, max_new_tokens=NEW, eos_token_id=(), draft_depth=0, draft_always=True
     )
     assert said.tokens == plain.tokens == always.tokens == references(model, row, NEW)
-    assert always.stats.accepted > NEW / 2
-    assert len(always.stats.draft_lengths) < NEW / 2
+    assert always.stats.drafted - always.stats.accepted <= 3
+    assert len(always.stats.draft_lengths) <= 3 + NEW / 2
 
 
 def test_nothing_is_drafted_after_a_token_that_is_new() -> None:

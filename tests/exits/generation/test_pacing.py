@@ -313,6 +313,17 @@ def test_depths_that_take_turns_share_what_may_be_lost() -> None:
     assert not second.drafts()
 
 
+def test_what_the_ledger_keeps_for_others_is_not_risked() -> None:
+    make = paces()
+    dear, cheap = make(), make()
+    dear.prepare(0.0, 0.9, 0.9)
+    cheap.prepare(0.0, 0.0, 0.3)
+    assert dear.worst + cheap.worst > ADVANCE > dear.worst
+    assert dear.drafts()
+    assert not dear.drafts(None, cheap.worst)
+    assert cheap.drafts()
+
+
 @pytest.mark.parametrize(("ratio", "kept"), [(2.0, False), (1.1, True)])
 def test_a_draft_is_given_up_if_a_few_blocks_show_that_it_costs_too_much(
     ratio: float, kept: bool

@@ -272,15 +272,23 @@ class Pace:
         """Whether drafts are known to pay off."""
         return self._always or (self.known.judged >= PROVEN and self.rate() > 1)
 
-    def drafts(self, first: float | None = None) -> bool:
-        """Whether to draft in the next round; first: as for `rate`."""
+    @property
+    def worst(self) -> float:
+        """What the next round loses if its only draft is wrong."""
+        return self._worst(1) + self._ledger.steps(self._ahead)
+
+    def drafts(self, first: float | None = None, kept: float = 0.0) -> bool:
+        """Whether to draft in the next round.
+
+        first: as for `rate`.
+        kept: what the ledger keeps for others.
+        """
         if self._always:
             return True
         if len(self._ledger.plain) < TRUSTED or self._rounds >= REMEASURED:
             self._rounds = 0
             return False
-        worst = self._worst(1) + self._ledger.steps(self._ahead)
-        drafts = worst <= self._ledger.left and self.rate(first) > 1
+        drafts = self.worst <= self._ledger.left - kept and self.rate(first) > 1
         self.known.idle = 0 if drafts else self.known.idle + 1
         return drafts
 

@@ -259,7 +259,7 @@ class Drafters:
         able = [d for d in self._drafters if d.first != 0]
         best = max(able, key=lambda d: d.pace.rate(d.first), default=None)
         self.ledger.charge(clock() - start)
-        if best is None or not best.pace.drafts(best.first):
+        if best is None or not best.pace.drafts(best.first, self._kept(best)):
             return None
         if best in self._ahead:
             start = clock()
@@ -267,6 +267,11 @@ class Drafters:
             tape.catch_up(best.depth)
             self.ledger.charge(clock() - start)
         return best
+
+    def _kept(self, best: Drafter) -> float:
+        """What a dear way of drafting leaves for the cheaper ones, so that these are tried, too."""
+        worst = [d.pace.worst for d in self._drafters]
+        return max((one for one in worst if one < best.pace.worst), default=0.0)
 
 
 def decode_with_drafts(
