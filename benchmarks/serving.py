@@ -196,6 +196,7 @@ def servers(given: Any, console: Console) -> dict[str, Any]:
         ways: dict[str, tuple[Server, dict[str, Any]]] = {
             "full depth": (mine, {}),
             f"full depth, asked to draft at depth {k}": (mine, {"draft_depth": k}),
+            "full depth, asked to draft from the text": (mine, {"draft_depth": 0}),
             f"depth {k}": (mine, {"depth": k}),
             f"model cut to {k}": (stack.enter_context(ours(folder / "half")), {}),
         }
@@ -261,6 +262,10 @@ def ratios(best: dict[str, float], k: int) -> dict[str, float]:
         "over transformers serve": ("full depth", "transformers serve"),
         "over transformers serve, batching": ("full depth", "transformers serve, batching"),
         "drafting over plain": (f"full depth, asked to draft at depth {k}", "full depth"),
+        "drafting from the text over plain": (
+            "full depth, asked to draft from the text",
+            "full depth",
+        ),
         "drafting over plain, tuned": ("tuned, drafting", "tuned, full depth"),
         "depth k over a cut model": (f"depth {k}", f"model cut to {k}"),
     }

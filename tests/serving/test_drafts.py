@@ -13,7 +13,7 @@ from torch import nn
 
 import everydepth as ed
 from everydepth.exits.generation.drafting import DraftHead
-from everydepth.exits.generation.pacing import Pace
+from everydepth.exits.generation.pacing import Ledger, Pace
 from everydepth.exits.generation.sampling import Draft, Sampling
 from everydepth.serving import (
     Course,
@@ -125,6 +125,33 @@ def test_rows_that_quote_themselves_get_several_tokens_in_one_round() -> None:
     for row, prompt in zip(rows, prompts, strict=True):
         alone = ed.generate(model, prompt, max_new_tokens=14, eos_token_id=())
         assert row.said == alone.tokens[0]
+
+
+def test_rounds_in_which_a_prompt_is_read_are_plain_and_teach_nothing() -> None:
+    stream = as_stream(talkative(decoder(DECODERS[0]), quiet_after=0, scale=0.0))
+    for draft_depth, kind in ((0, TextTeam), (1, DepthTeam)):
+        batch, team = SharedBatch(stream, chunk=2), kind(stream, draft_depth, 4, always=True)
+        first, second = [5, 9, 12] * 2, [3, 4] * 3
+        row = Row(Drafting(team, prompt=first, tokens=20), first, limit=20)
+        other = Row(Drafting(team, prompt=second, tokens=20), second, limit=20)
+        batch.join(row)
+        while len(row.said) < 2:
+            batch.round()
+        while team.drafted:  # its drafts are judged first
+            batch.round()
+        batch.join(other)
+        with patch.object(Ledger, "learn_plain") as learned:
+            for _ in range(3):
+                before = len(row.said)
+                batch.round()
+                assert len(row.said) == before + 1
+            assert len(other.said) == 1
+        learned.assert_not_called()
+        while batch.rows:
+            batch.round()
+        for one, prompt in ((row, first), (other, second)):
+            told = {"max_new_tokens": 20, "eos_token_id": ()}
+            assert one.said == ed.generate(stream, prompt, **told).tokens[0]
 
 
 def test_requests_that_draft_get_the_text_of_the_full_depth_from_a_scheduler() -> None:

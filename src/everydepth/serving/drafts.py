@@ -33,7 +33,8 @@ class DraftTeam(Team):
 
     So the blocks run once for all drafts, and one `Pace` learns from all requests what drafts,
     verifications and plain rounds cost, given whatever else is in the batch. When drafting does
-    not pay off, rounds are plain.
+    not pay off, rounds are plain; so are those in which one of them still reads its prompt, whose
+    time says nothing about other rounds.
 
     depth: the depth that drafts; 0 is the text itself.
     always: draft in every round, even if it is slower.
@@ -58,6 +59,7 @@ class DraftTeam(Team):
         # At most, a draft of the model costs a plain step; one of the text costs nothing.
         self._pace.prepare(0.0, float(depth > 0))
         self._since: float | None = None
+        self._reading = False
         # The current drafts: the rows that take part, the drafts, and their times.
         self._members: Sequence[Course] = ()
         self._drafts: list[Draft] = []
@@ -79,6 +81,7 @@ class DraftTeam(Team):
 
     def begin(self, courses: Sequence[Course]) -> Mapping[Course, Sequence[int]]:
         ready = [course for course in courses if isinstance(course, Drafting) and course.read]
+        self._reading = len(ready) < len(courses)
         if not ready:
             self._over()
             self._since = None
@@ -103,7 +106,9 @@ class DraftTeam(Team):
         if members:
             said |= self._judged(members)
         elif any(isinstance(one.course, Drafting) and one.course.read for one in plain):
-            self._ledger.learn_plain(self._elapsed())
+            took = self._elapsed()
+            if not self._reading:
+                self._ledger.learn_plain(took)
         for one in plain:
             said[one.course] = self._plain(one)
         return [said[one.course] for one in asked]
@@ -178,13 +183,14 @@ class DepthTeam(DraftTeam):
 
     def _begun(self, ready: Sequence[Drafting]) -> Mapping[Course, Sequence[int]]:
         if not self._drafts:
-            if self._pace.drafts():
+            if not self._reading and self._pace.drafts():
                 self._prepare(ready)
                 self._members = ready
                 self._pace.begin(len(ready))
             return {}
+        self._torn |= self._reading  # judge the drafts so far
         kept = [i for i, course in enumerate(self._members) if course in ready]
-        if len(kept) < len(self._members):  # a row has left: judge the drafts so far
+        if len(kept) < len(self._members):  # a row has left
             self._torn = True
             self._members = [self._members[i] for i in kept]
             rows = torch.tensor(kept, device=self._drafts[0].tokens.device)
@@ -234,7 +240,7 @@ class TextTeam(DraftTeam):
 
     def _begun(self, ready: Sequence[Drafting]) -> Mapping[Course, Sequence[int]]:
         most = min(LONGEST, min(course.left for course in ready) - 1)
-        if most < 1:
+        if most < 1 or self._reading:
             return {}
         found = Lookup([course.text for course in ready], most)
         first = mean(map(self._pace.known.chance, found.confidence(0)))

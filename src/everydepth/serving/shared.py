@@ -232,7 +232,8 @@ class SharedBatch:
         """All rows with their unread tokens, grouped by the number of tokens."""
         counts: dict[int, list[Row]] = {}
         for row in self.rows:
-            count = min(row.unread, self.chunk)
+            # Drafts of a text are read at once; only prompts are long.
+            count = row.unread if row.said else min(row.unread, self.chunk)
             row.unread -= count
             row.reached[0] = len(row.tokens) - row.unread
             counts.setdefault(count, []).append(row)
