@@ -53,9 +53,13 @@ def checked_too(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     found: set[str] = set()
     for owner in owners:
         for name, value in list(vars(owner).items()):
-            if inspect.isfunction(value) and value in typed.hot:
-                monkeypatch.setattr(owner, name, typed.hot[value])
-                found.add(value.__qualname__)
+            kind = type(value) if isinstance(value, property | classmethod | staticmethod) else None
+            function = getattr(value, "fget", getattr(value, "__func__", value))
+            if inspect.isfunction(function) and function in typed.hot:
+                checked = typed.hot[function]
+                monkeypatch.setattr(owner, name, checked if kind is None else kind(checked))
+                found.add(function.__qualname__)
+    assert found == {function.__qualname__ for function in typed.hot}
     return found
 
 
@@ -74,5 +78,16 @@ def test_what_runs_for_every_operation_keeps_its_types(name: str, checked_too: s
     assert {"tensors_in", "Recording.key", "ModuleCall.__init__", "base"} <= checked_too
     model, batch = ENTRIES[name].make()
     assert ed.check_stream(model, batch).ok
+
+
+def test_what_runs_for_every_token_keeps_its_types(checked_too: set[str]) -> None:
+    assert {"Pace.drafts", "Experience.of", "Recent.__init__", "Ledger.plain"} <= checked_too
+    model, batch = ENTRIES["Llama-untied-CausalLM-left"].make()
+    found = ed.generate(model, batch["input_ids"], max_new_tokens=20, draft_depth=1)
+    assert found.sequences.shape[0] == 3
+
+
+@pytest.mark.usefixtures("checked_too")
+def test_a_wrong_type_in_what_runs_for_every_operation_is_then_an_error() -> None:
     with pytest.raises(BeartypeCallHintParamViolation):
         recording.Recording().key("no tensor")  # pyright: ignore[reportArgumentType]

@@ -18,8 +18,15 @@ from typing import Any, get_type_hints
 
 import jaxtyping
 
-HOT = ("everydepth.stream.discovery.recording", "everydepth.stream.discovery.residual")
-"""Modules whose functions run several times for every operation of a model that is followed."""
+HOT = (
+    "everydepth.stream.discovery.recording",
+    "everydepth.stream.discovery.residual",
+    "everydepth.exits.generation.pacing",
+)
+"""Modules whose functions run several times for every operation of a model or simulated token."""
+
+# By torch and contextlib: a test could not put the checked one in its place.
+_WRAPPED = ("__torch_dispatch__", "recording")
 
 hot: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Their functions, with what checks each."""
@@ -44,7 +51,7 @@ def sparing(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
         checked, config = typechecker(what), jaxtyping.config
         if checked is what:  # no annotation says anything
             return what
-        if what.__module__ in HOT:
+        if what.__module__ in HOT and what.__name__ not in _WRAPPED:
             hot[what] = checked
             return what
 
