@@ -1,4 +1,4 @@
-"""What each of two processes does, all scenarios in one launch; every one leaves a run directory."""
+"""What each of two processes does, in one launch; every scenario leaves a run directory."""
 
 from __future__ import annotations
 
