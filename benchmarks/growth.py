@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from record import SMOKE, record_times, recorded_times, sized
+from record import record_times, recorded_times, sized
 from rich.console import Console
 from scipy.stats import binomtest, spearmanr
 from torch import Tensor, nn
@@ -63,9 +63,6 @@ def digits() -> Parts:
 
 
 def fashion() -> Parts:
-    if SMOKE:
-        return digits()
-
     def small(split: str, rows: int) -> Images:
         images = load("fashion-mnist", kind=Images, split=split).subset(range(rows)).as_float()
         return replace(images, pixel_values=nn.functional.avg_pool2d(images.pixel_values, 2))
@@ -325,8 +322,9 @@ def main() -> None:
     parser.add_argument("--growths", type=int, default=sized(40, 1))
     parser.add_argument("--models", type=int, default=sized(12, 2))
     parser.add_argument("--trials", type=int, default=sized(1000, 2))
+    on_fashion = sized(",site_fashion,safe_fashion", "")  # the same code on other data
     parser.add_argument(
-        "--parts", default="cost,search,site,safe,calibration,site_fashion,safe_fashion",
+        "--parts", default=f"cost,search,site,safe,calibration{on_fashion}",
         help="the others stay as they are",
     )  # fmt: skip
     asked = parser.parse_args()

@@ -17,7 +17,8 @@ from hypothesis import settings
 from tests.helpers.typed import sparing
 
 SEED = 0
-LONGEST = ("test_benchmarks.py", "test_examples.py", "test_blocks.py")  # half a minute a test
+# Files with a test, or a fixture, that takes ten seconds or more.
+LONGEST = ("test_benchmarks.py", "test_examples.py", "test_blocks.py", "test_distributed.py")
 
 # Before the package is imported: the hook that `--jaxtyping-packages` installs looks it up there.
 jaxtyping.jaxtyped = sparing

@@ -41,9 +41,9 @@ def test_an_example_is_read_at_one_sitting(file: Path) -> None:
     assert file.read_text().startswith('"""'), "say first what it shows"
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_examples_run(half: int) -> None:
-    check(FILES[half::2])
+@pytest.mark.timeout(600)  # every one of them
+def test_examples_run() -> None:
+    check(FILES)
 
 
 def test_the_demo_runs_from_its_first_line_to_its_last(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fuzz.watching import tree
+from tests.helpers.folders import tree
 from tests.helpers.training import vit
 
 import everydepth as ed

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import torch
-from tests.serving.conftest import Talker, talker  # noqa: F401 - a fixture
+from tests.helpers.talking import Talker, talker  # noqa: F401 - a fixture
 from typer.testing import CliRunner
 
 import everydepth as ed

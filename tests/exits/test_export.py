@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.zoo import ENTRIES
+from tests.zoo import ENTRIES, MODELS
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -30,7 +30,7 @@ from everydepth.stream import as_stream
 
 STOCK = {
     name: entry
-    for name, entry in ENTRIES.items()
+    for name, entry in MODELS.items()
     if not name.startswith(("CifarResNet", "ResidualMLP", "CLIPModel"))
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.helpers.folders import tree
 from torch import nn
 
 _HOOKS = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
@@ -37,15 +37,6 @@ def _random() -> dict[str, Any]:
         "grad mode": torch.is_grad_enabled(),
         "default dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),
-    }
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """The files of a folder by what they hold; locks are of this process."""
-    return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name not in (".lock", ".holder.json")
     }
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers import two_processes
 from tests.helpers.growth import SETTINGS, long_growth, mlp, points, teacher_data
-from tests.helpers.processes import ROOT, in_two
+from tests.helpers.processes import ROOT
 from tests.zoo import ENTRIES
 from torch import nn
 from torch.optim import SGD, AdamW
@@ -196,6 +197,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from everydepth.runs import Run
+from tests.helpers import two_processes
 from tests.helpers.growth import long_growth
 
 def log(run, entry, own=Run.log):
@@ -266,22 +268,9 @@ def test_a_paired_interval_covers_the_true_difference() -> None:
     assert detected == 100
 
 
-SCRIPT = """
-import sys, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-from tests.helpers.growth import mlp, points
-from everydepth.growth import grow
-teacher = mlp(7, num_hidden_layers=4, hidden_size=24)
-train, valid = (points(teacher, n, seed=s, scale=6.0) for n, s in ((256, 0), (300, 1)))
-found = grow(mlp(), train, valid, steps=10, rounds=1, lr=3e-3, progress=False, run=sys.argv[1])
-assert found.rounds[0].accepted
-torch.save(found.model.state_dict(), f"{sys.argv[1]}.{dist.get_rank()}")
-"""
-
-
-def test_two_processes_grow_the_same_model(tmp_path: Path) -> None:
-    in_two("-c", SCRIPT, str(tmp_path / "run"))
-    first, second = (torch.load(f"{tmp_path / 'run'}.{rank}") for rank in (0, 1))
+def test_two_processes_grow_the_same_model(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = two_processes.made(tmp_path_factory)
+    first, second = (torch.load(folder / f"grown-{rank}") for rank in (0, 1))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[k], second[k]) for k in first)
-    assert ed.Run.open(tmp_path / "run").finished
+    assert ed.Run.open(folder / "grown").finished

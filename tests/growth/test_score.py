@@ -39,7 +39,15 @@ FALCON = Entry(
 )
 
 
-@pytest.mark.parametrize("entry", [*GROWABLE.values(), FALCON], ids=[*GROWABLE, "Falcon"])
+# A decoder that classifies has the blocks of one that writes: one of them shows its loss.
+SCORED = {
+    name: entry
+    for name, entry in {**GROWABLE, "Falcon": FALCON}.items()
+    if not name.endswith("SequenceClassification-left") or name.startswith("GPT2")
+}
+
+
+@pytest.mark.parametrize("entry", SCORED.values(), ids=SCORED)
 def test_G_is_the_gradient_of_the_zero_projection_at_every_site(entry: Entry) -> None:
     model, batch = labeled(entry)
     found = score(model, batch, **entry.options)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.zoo import ENTRIES, Entry
+from tests.zoo import MODELS, Entry
 from torch import Tensor, nn
 
 import everydepth as ed
@@ -17,11 +17,8 @@ from everydepth.growth import grow
 _LEFT_OUT = ("Roberta", "DistilBert", "Detr", "CLIPModel", "CLIPVision", "CLIPText")
 GROWABLE = {
     name: entry
-    for name, entry in ENTRIES.items()
-    if not name.startswith(_LEFT_OUT)
-    and "skips0" not in name
-    and "MaskedLM" not in name
-    and not name.endswith("right")
+    for name, entry in MODELS.items()
+    if not name.startswith(_LEFT_OUT) and "skips0" not in name and "MaskedLM" not in name
 }
 SETTINGS: dict[str, Any] = {
     "steps": 20,

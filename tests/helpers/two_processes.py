@@ -1,4 +1,4 @@
-"""What each of two processes does in test_distributed.py; every scenario leaves a run directory."""
+"""What each of two processes does, in one launch; every scenario leaves a run directory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
+from tests.helpers import growth
+from tests.helpers.processes import in_two
+from tests.helpers.sharing import made_once
 from tests.helpers.training import digits, vit
 
 import everydepth as ed
@@ -74,9 +78,30 @@ def resumed(folder: Path, kind: str) -> None:
     train(folder / f"{kind}_resumed", resume=True, **adam)
 
 
+def grown(folder: Path) -> None:
+    """What each process holds at the end."""
+    teacher = growth.mlp(7, num_hidden_layers=4, hidden_size=24)
+    rows, held_out = (growth.points(teacher, n, seed=s, scale=6.0) for n, s in ((256, 0), (300, 1)))
+    settings: dict[str, Any] = {"steps": 10, "rounds": 1, "lr": 3e-3, "progress": False}
+    found = ed.grow(growth.mlp(), rows, held_out, **settings, run=folder / "grown")
+    assert found.rounds[0].accepted
+    torch.save(found.model.state_dict(), folder / f"grown-{PartialState().process_index}")
+
+
+def made(factory: pytest.TempPathFactory) -> Path:
+    """The folder that two processes have filled, and one (`one`): starting them takes longest."""
+
+    def make(place: Path) -> None:
+        in_two("-m", "tests.helpers.two_processes", str(place))
+        train(place / "one")
+
+    return made_once(factory, "two", make)
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     assert PartialState(cpu=True).num_processes == 2
+    grown(folder)
     train(folder / "ddp")
     train(folder / "ddp_batches", data=batches(digits(64), 16, shuffle=True))
     resumed(folder, "ddp")

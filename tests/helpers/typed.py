@@ -2,7 +2,9 @@
 
 jaxtyping's import hook wraps every function twice and binds its arguments by name, which doubled
 the time of the suite. Only what has a shape to compare needs that; all other functions are checked
-by beartype alone, and those made inside a function, anew at each of its calls, are not.
+by beartype alone, dataclasses by the arguments of their `__init__`. Two kinds are not checked:
+those made inside a function, anew at each of its calls, and the functions of `HOT`, of which four
+of five calls were; `tests/test_typed.py` has these checked.
 """
 
 from __future__ import annotations
@@ -10,10 +12,24 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from functools import wraps
 from typing import Any, get_type_hints
 
 import jaxtyping
+
+HOT = (
+    "everydepth.stream.discovery.recording",
+    "everydepth.stream.discovery.residual",
+    "everydepth.exits.generation.pacing",
+)
+"""Modules whose functions run several times for every operation of a model or simulated token."""
+
+# By torch and contextlib: a test could not put the checked one in its place.
+_WRAPPED = ("__torch_dispatch__", "recording")
+
+hot: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""Their functions, with what checks each."""
 
 _whole = jaxtyping.jaxtyped
 
@@ -22,19 +38,27 @@ def sparing(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """In the place of `jaxtyping.jaxtyped`, which the import hook puts on functions and classes."""
 
     def decorated(what: Any) -> Any:
+        if is_dataclass(what) and inspect.isfunction(own := vars(what).get("__init__")):
+            if not hasattr(own, "__wrapped__"):
+                what.__init__ = decorated(own)
+            return what
         if not inspect.isfunction(what) or _has_shapes(what):
             return _whole(what, typechecker=typechecker)
         if "<locals>" in what.__qualname__:
             return what
         names = what.__globals__
         what.__annotations__ = {k: _resolved(v, names) for k, v in what.__annotations__.items()}
-        checked = typechecker(what)
+        checked, config = typechecker(what), jaxtyping.config
+        if checked is what:  # no annotation says anything
+            return what
+        if what.__module__ in HOT and what.__name__ not in _WRAPPED:
+            hot[what] = checked
+            return what
 
         @wraps(what)
         def called(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            off = jaxtyping.config.jaxtyping_disable
-            return (what if off else checked)(*args, **kwargs)
+            return (what if config.jaxtyping_disable else checked)(*args, **kwargs)
 
         return called
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image
-from tests.serving.conftest import Talker
+from tests.helpers.talking import Talker
 from transformers import (
     BertConfig,
     BertForSequenceClassification,

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 from fastapi.testclient import TestClient
-from tests.serving.conftest import Talker
+from tests.helpers.talking import Talker
 
 import everydepth as ed
 from everydepth.errors import RunError, SettingError

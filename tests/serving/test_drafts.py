@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.helpers.generation import DECODERS, decoder, talkative
-from tests.serving.conftest import Talker
+from tests.helpers.talking import Talker
 from torch import nn
 
 import everydepth as ed

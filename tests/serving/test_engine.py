@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from tests.serving.conftest import Talker
+from tests.helpers.talking import Talker
 
 from everydepth.serving import Request, Scheduler
 from everydepth.serving.engine import Embedded, Stopped

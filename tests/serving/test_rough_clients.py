@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 import uvicorn
-from tests.serving.conftest import Talker
+from tests.helpers.talking import Talker
 from torch import nn
 
 import everydepth as ed

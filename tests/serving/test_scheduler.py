@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.serving.conftest import Talker
+from tests.helpers.talking import Talker
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed

@@ -15,7 +15,7 @@ from time import sleep
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
-from tests.serving.conftest import END, Talker
+from tests.helpers.talking import END, Talker
 
 import everydepth as ed
 from everydepth.errors import RunError, SettingError

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.zoo import CAUSAL, ENTRIES, Entry
+from tests.zoo import CAUSAL, ENTRIES, MODELS, Entry
 from torch import Tensor, nn
 
 import everydepth as ed
 from everydepth.errors import UnsupportedModelError
 
 
-@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+@pytest.mark.parametrize("entry", MODELS.values(), ids=MODELS)
 def test_a_cut_model_survives_saving_and_loading_by_its_own_class(
     entry: Entry, tmp_path: Path
 ) -> None:

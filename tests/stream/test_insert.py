@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.zoo import CAUSAL, ENTRIES, Entry
+from tests.zoo import CAUSAL, ENTRIES, MODELS, Entry
 from tests.zoo.stock import stock
 from torch import Tensor, nn
 
@@ -19,10 +19,7 @@ from everydepth.stream.insert import refusal
 POST_NORM = ("Bert", "Roberta", "DistilBert", "Detr", "OPT-postnorm")
 AUXILIARY = "Detr-auxiliary"
 GROWABLE = {
-    name: entry
-    for name, entry in ENTRIES.items()
-    # Padding on the other side is another batch for the same class.
-    if "skips0" not in name and not name.endswith("right") and name != AUXILIARY
+    name: entry for name, entry in MODELS.items() if "skips0" not in name and name != AUXILIARY
 }
 STOCK = {name: entry for name, entry in GROWABLE.items() if not name.startswith(POST_NORM)}
 REFUSED = {name: entry for name, entry in ENTRIES.items() if "skips0" in name}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers import tracing as samples
-from tests.zoo import ENTRIES
+from tests.zoo import ENTRIES, MODELS
 from torch.utils.data import DataLoader, TensorDataset
 
 import everydepth as ed
@@ -383,7 +383,7 @@ def test_a_metric_of_ones_own_is_known_by_its_name(monkeypatch: pytest.MonkeyPat
         ed.register_metric(type("Other", (Largest,), {}))
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", MODELS)
 def test_every_family_can_be_traced_without_labels(name: str) -> None:
     model, batch = ENTRIES[name].make()
     stream = ed.as_stream(model, **ENTRIES[name].options)

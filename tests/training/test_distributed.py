@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.helpers import training as small
-from tests.helpers.processes import in_two, launch
-from tests.helpers.sharing import made_once
+from tests.helpers import two_processes
+from tests.helpers.processes import launch
 from tests.helpers.training import same
 from tests.helpers.two_processes import train
 from torch import Tensor
@@ -21,13 +21,7 @@ from everydepth.runs import Run
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All scenarios in one launch, because starting processes takes longer than the rest."""
-
-    def make(place: Path) -> None:
-        in_two("-m", "tests.helpers.two_processes", str(place))
-        train(place / "one")
-
-    return made_once(tmp_path_factory, "two", make)
+    return two_processes.made(tmp_path_factory)
 
 
 def trained(run: Path) -> dict[str, Tensor]:

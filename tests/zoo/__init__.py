@@ -268,6 +268,8 @@ ENTRIES: dict[str, Entry] = {
     for family in (_mlp, _resnets, _vision, _encoders, _decoders, _detr, _clip)
     for entry in family()
 }
+# Padding on the other side is another batch for the same class.
+MODELS = {name: entry for name, entry in ENTRIES.items() if not name.endswith("-right")}
 CAUSAL = {name: entry for name, entry in ENTRIES.items() if "CausalLM" in name}
 CLASSIFIERS = {
     name: entry

@@ -14,9 +14,9 @@ class Reproduction(Results, kind="reproduction"):
     source, about, command, seeds, seconds, machine, rows and cells.
 
     >>> from everydepth_papers.evidence import find_recipe, reproduce
-    >>> found = reproduce(find_recipe("tracing_table1")[0], progress=False)
+    >>> found = reproduce(find_recipe("residual_table2")[0], progress=False)
     >>> found.about["source"], len(found["comparison"]) == len(found.rows)
-    ('Tracing Representations, Table 1', True)
+    ('Residual Relay, Table 2', True)
     """
 
     @classmethod

@@ -39,10 +39,10 @@ def reproduce(
     were planned.
 
     >>> from everydepth_papers.evidence import find_recipe, reproduce
-    >>> recipe, folder = find_recipe("tracing_table1")
+    >>> recipe, folder = find_recipe("residual_table2")
     >>> found = reproduce(recipe, "smoke", run="run", progress=False)
     >>> found.about["source"], found.rows[0].published is None
-    ('Tracing Representations, Table 1', False)
+    ('Residual Relay, Table 2', False)
     """
     from everydepth.runs import Run
     from everydepth.runs.cells import cell_key
