@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.tracking import GeneralTracker
-from tests.helpers.training import digits, mlp, net, points, same, vit, weights
+from tests.helpers.training import digits, gpt2, mlp, net, points, same, vit, weights
 from tests.zoo import CAUSAL
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, lr_scheduler
@@ -244,24 +244,6 @@ def test_steps_at_which_no_depth_has_a_weight_change_nothing(
     assert [line["loss"] == 0 for line in result.history] == [False] * 8 + [True] * 2
     assert not same(seen[6], seen[7])
     assert same(seen[7], seen[9])
-
-
-def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=20,
-            n_embd=16,
-            n_layer=2,
-            n_head=2,
-            n_positions=8,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        )
-    )
 
 
 def padded_texts() -> Any:

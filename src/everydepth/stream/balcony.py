@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -21,7 +22,7 @@ from everydepth.stream.edit import block_copy, move
 from everydepth.stream.insert import inserted, template
 from everydepth.stream.registry import as_stream
 from everydepth.stream.taps import first_tensor
-from everydepth.stream.wrapping import unwrapped
+from everydepth.stream.wrapping import shown_forward, unwrapped
 
 WEIGHTS, FACTS = "balconies.safetensors", "balconies.json"
 INITS = ("last", "copy", "fresh")
@@ -87,6 +88,7 @@ class Balcony(nn.Module):
         self.model.requires_grad_(False)
         self.blocks.requires_grad_(True)
         self.train(self.model.training)
+        self._name_inputs()
 
     @property
     def stream(self) -> BalconyStream:
@@ -98,6 +100,9 @@ class Balcony(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward; balconies do not take part."""
         return self.model(*args, **kwargs)
+
+    def _name_inputs(self) -> None:
+        self.forward = shown_forward(self, inspect.signature(unwrapped(self.model).forward))
 
     def train(self, mode: bool = True) -> Balcony:
         super().train(mode)
@@ -132,7 +137,12 @@ class Balcony(nn.Module):
         return getattr(unwrapped(self.model), "generation_config", None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None}
+        kept = {name: value for name, value in self.__dict__.items() if name != "forward"}
+        return {**kept, "_stream": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._name_inputs()
 
 
 def has_balconies(folder: Path) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +17,16 @@ from everydepth.errors import UnsupportedModelError
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside DDP, FSDP, `torch.compile` or PEFT."""
     return list(_layers(model))[-1]
+
+
+def shown_forward(module: nn.Module, signature: inspect.Signature) -> Callable[..., Any]:
+    """The forward of a module that wraps a model, with a signature that names the model's inputs.
+
+    Hugging Face's Trainer and our feeds drop the columns of a dataset that no signature names.
+    """
+    shown = partial(type(module).forward, module)
+    vars(shown)["__signature__"] = signature
+    return shown
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

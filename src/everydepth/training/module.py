@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -16,7 +16,9 @@ from transformers.utils.generic import ModelOutput
 from everydepth.config import Setting, checked
 from everydepth.errors import NonFiniteError, SettingError
 from everydepth.objectives import Distilled, Moment, Objective, Pass, Term, lpa
+from everydepth.runs.together import several
 from everydepth.stream import (
+    BESIDE_INPUTS,
     Criterion,
     ResidualStream,
     States,
@@ -27,6 +29,7 @@ from everydepth.stream import (
     no_labels,
     unwrapped,
 )
+from everydepth.stream.wrapping import shown_forward
 from everydepth.training.any_depth_loss import Pull, any_depth_loss
 from everydepth.training.lora import check_adapters
 from everydepth.training.some_words import some_words
@@ -164,6 +167,11 @@ class EveryDepth(nn.Module):
         """
         return not self.ignores_labels
 
+    @property
+    def loss_type(self) -> str | None:
+        """What Trainer reads to count labels: no token predicts the first one of a text."""
+        return "ForCausalLM" if self.stream.task == "causal_lm" else None
+
     def set_progress(self, step: int, total_steps: int | None = None) -> None:
         """Tell the objective the current optimizer step, from 0, and the number of steps.
 
@@ -171,13 +179,15 @@ class EveryDepth(nn.Module):
         """
         self.step, self.total_steps, self._counts_itself = step, total_steps, False
 
-    def check_labels(self, batch: Mapping[str, Any]) -> None:
-        """Check the labels of a first batch that is trained on in pieces.
+    def check_labels(self, batch: Mapping[str, Any]) -> int | None:
+        """Check the labels of a batch; returns how many there are, or None if none are used.
 
-        Without this, the first pass does it; but a piece may have no label to learn from.
+        Without this, the first pass does it, and refuses a batch without any. But with gradient
+        accumulation or several processes, it may get a part without a label to learn from.
         """
-        if not self._labels_checked:
-            self._targets(batch)
+        targets = self._targets(batch, check=True)
+        self._labels_checked = True
+        return None if targets is None else len(targets)
 
     def forward(
         self,
@@ -199,7 +209,7 @@ class EveryDepth(nn.Module):
     def _pass(self, batch: Mapping[str, Any], depths: Sequence[int]) -> EveryDepthOutput:
         last = self.stream.depth
         asked = [self.stream.check_depth(depth) for depth in depths]
-        targets = self._targets(batch)
+        targets = self._checked_targets(batch)
         unlabeled = targets is None and not self.objective.needs_labels
         chunked = self._chunks(targets) if targets is not None else unlabeled and self._chunkable
         logits = not (chunked and self.training) or last in asked
@@ -258,11 +268,17 @@ class EveryDepth(nn.Module):
         cast(Any, unwrapped(self.model)).save_pretrained(directory, **kwargs)
 
     def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:
-        """The plain model's state dict; additional heads are under `heads.`."""
+        """The plain model's state dict; additional heads are under `heads.`.
+
+        Without `keep_vars`, the second of two tied weights is a copy: Hugging Face's Trainer saves
+        this as safetensors, which refuse tensors that share memory.
+        """
         state = self.model.state_dict(*args, prefix=prefix, **kwargs)
         if self.heads:
             kwargs["destination"] = state
             self.heads.state_dict(prefix=f"{prefix}heads.", **kwargs)
+        if not kwargs.get("keep_vars"):
+            _separate(state, prefix)
         return state
 
     def __getstate__(self) -> dict[str, Any]:
@@ -275,42 +291,44 @@ class EveryDepth(nn.Module):
         self._name_inputs()
 
     def _name_inputs(self) -> None:
-        """Add the model's parameters to the signature of `forward`.
-
-        Hugging Face's Trainer drops the columns of a dataset that are not in the signature.
-        """
-        own = inspect.signature(type(self).forward).parameters
-        named = {name: own[name] for name in ("depths", "measure", "labels")}
+        own = dict(inspect.signature(type(self).forward).parameters)
+        rest = own.pop("batch")
+        del own["self"]
         for name, parameter in inspect.signature(unwrapped(self.model).forward).parameters.items():
             if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                named.setdefault(name, parameter.replace(kind=parameter.KEYWORD_ONLY))
-        shown = partial(type(self).forward, self)
-        rest = own["batch"]
-        vars(shown)["__signature__"] = inspect.Signature([*named.values(), rest])
-        self.forward = shown
+                own.setdefault(name, parameter.replace(kind=parameter.KEYWORD_ONLY))
+        for name in BESIDE_INPUTS:
+            own.setdefault(name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY))
+        self.forward = shown_forward(self, inspect.Signature([*own.values(), rest]))
 
     # -- the parts of a pass ----------------------------------------------------------------------
 
-    def _targets(self, batch: Mapping[str, Any]) -> Targets | None:
-        if batch.get("labels") is None or (self.training and self.ignores_labels):
-            return None
-        stream = self.stream
-        labels = batch["labels"]
+    def _checked_targets(self, batch: Mapping[str, Any]) -> Targets | None:
+        """The targets; raise if a first batch has no label to learn from."""
         # On an accelerator, every check waits for the device, so only the first batch is checked.
         # A later batch may happen to have no labels to learn from.
-        first, self._labels_checked = not self._labels_checked, True
-        targets = Targets.of(
-            stream,
+        labels, first = batch.get("labels"), not self._labels_checked
+        on_cpu = isinstance(labels, Tensor) and labels.device.type == "cpu"
+        targets = self._targets(batch, check=first or on_cpu)
+        if targets is not None:
+            self._labels_checked = True
+            # This may be a part of a batch: of one that Trainer accumulates, or a process's.
+            if first and len(targets) == 0 and not (batch.get("num_items_in_batch") or several()):
+                raise no_labels()
+        return targets
+
+    def _targets(self, batch: Mapping[str, Any], *, check: bool) -> Targets | None:
+        if batch.get("labels") is None or (self.training and self.ignores_labels):
+            return None
+        return Targets.of(
+            self.stream,
             batch,
             items=batch.get("num_items_in_batch"),
             class_weights=self.class_weights,
             label_smoothing=self.label_smoothing,
             criterion=self.criterion,
-            check=first or (isinstance(labels, Tensor) and labels.device.type == "cpu"),
+            check=check,
         )
-        if first and len(targets) == 0:
-            raise no_labels()
-        return targets
 
     def _weights(self) -> list[float]:
         objective = self.objective
@@ -481,6 +499,16 @@ class EveryDepth(nn.Module):
                 "more, at least one above 0"
             )
         return found
+
+
+def _separate(state: dict[str, Any], prefix: str) -> None:
+    """Copy the tensors that share memory with one before them."""
+    seen: set[int] = set()
+    for name, value in state.items():
+        if name.startswith(prefix) and type(value) is Tensor and value.numel():
+            place = value.untyped_storage().data_ptr()
+            state[name] = value.clone() if place in seen else value
+            seen.add(place)
 
 
 def _with_inner_keys(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -42,12 +42,12 @@ def _placed(value: Any, like: Any) -> Any:
 
 
 def model_state(net: EveryDepth, *, keep: bool) -> dict[str, Tensor]:
-    return whole(net.state_dict(), keep=keep)
+    return whole(net.state_dict(keep_vars=True), keep=keep)  # tied weights stay one tensor
 
 
 def load_model(net: EveryDepth, state: Mapping[str, Tensor], source: object) -> None:
     """Copy a gathered state into the network; an error if it does not fit."""
-    own = net.state_dict()
+    own = net.state_dict(keep_vars=True)
     differ = _difference(
         {key: tuple(value.shape) for key, value in state.items()},
         {key: tuple(value.shape) for key, value in own.items()},
