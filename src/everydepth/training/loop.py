@@ -340,7 +340,7 @@ class Training:
         values: dict[str, Any] = {
             "loss": self.loss,
             "losses": {str(depth): value for depth, value in self.losses.items()},
-            "lr": self.optimizer.param_groups[0]["lr"],
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
             "seconds": round(self._seconds, 3),
         }
         if self.grad_norm is not None:

@@ -259,6 +259,11 @@ class EveryDepth(nn.Module):
         name = str(depth)
         return self.heads[name] if name in self.heads else None  # noqa: SIM401 - no `get` there
 
+    @property
+    def _inner(self) -> nn.Module:
+        """The model whose names a state dict has, inside `torch.compile` or DDP."""
+        return adapter(self.model) or unwrapped(self.model)
+
     def save_pretrained(self, directory: str | Path, **kwargs: Any) -> None:
         """Save the plain model; for a PEFT model, only the adapters, in PEFT's format."""
         around = adapter(self.model)
@@ -268,12 +273,12 @@ class EveryDepth(nn.Module):
         cast(Any, unwrapped(self.model)).save_pretrained(directory, **kwargs)
 
     def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:
-        """The plain model's state dict; additional heads are under `heads.`.
+        """The state dict of the plain or PEFT model; additional heads are under `heads.`.
 
         Without `keep_vars`, the second of two tied weights is a copy: Hugging Face's Trainer saves
         this as safetensors, which refuse tensors that share memory.
         """
-        state = self.model.state_dict(*args, prefix=prefix, **kwargs)
+        state = self._inner.state_dict(*args, prefix=prefix, **kwargs)
         if self.heads:
             kwargs["destination"] = state
             self.heads.state_dict(prefix=f"{prefix}heads.", **kwargs)
@@ -513,7 +518,9 @@ def _separate(state: dict[str, Any], prefix: str) -> None:
 
 def _with_inner_keys(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """A hook of `load_state_dict`: rename the plain model's keys to those of the wrapper."""
-    heads = f"{prefix}heads." if cast(EveryDepth, module).heads else None
+    net = cast(EveryDepth, module)
+    inner = next(name for name, part in net.named_modules() if part is net._inner)  # pyright: ignore[reportPrivateUsage]
+    heads = f"{prefix}heads." if net.heads else None
     for key in [k for k in state if k.startswith(prefix)]:
         if heads is None or not key.startswith(heads):
-            state[f"{prefix}model.{key[len(prefix) :]}"] = state.pop(key)
+            state[f"{prefix}{inner}.{key[len(prefix) :]}"] = state.pop(key)

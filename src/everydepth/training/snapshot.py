@@ -117,7 +117,8 @@ def load_optimizer(
 
 def _names(net: nn.Module, optimizer: Optimizer) -> list[str]:
     """The names of the optimizer's parameters, in its order."""
-    by_id = {id(parameter): name for name, parameter in net.named_parameters()}
+    # A run may go on compiled, or no longer compiled.
+    by_id = {id(p): name.replace("_orig_mod.", "") for name, p in net.named_parameters()}
     return [by_id[id(p)] for group in optimizer.param_groups for p in group["params"]]
 
 
