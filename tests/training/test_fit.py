@@ -971,6 +971,16 @@ def test_an_optimizer_of_another_network_is_refused() -> None:
             ed.fit(network, points(8), steps=1, optimizer=optimizer, **QUIET)
 
 
+def test_a_curriculum_goes_on_in_a_loop_of_ones_own_after_fit() -> None:
+    network = net(ed.layerskip(every=3, dropout=0.0), blocks=4)
+    ed.fit(network, points(), steps=5, batch_size=8, **QUIET)
+    batch = points().batch(range(8))
+    supervised = [tuple(network(**batch).losses) for _ in range(3)]
+    expected = [network.objective.weights(step, None, 4) for step in (5, 6, 7)]
+    assert supervised == [tuple(w.nonzero().flatten().tolist()) for w in expected]
+    assert len(set(supervised)) > 1
+
+
 def test_the_random_numbers_of_the_user_go_on_as_if_nothing_had_happened() -> None:
     # Python's own are left out here: the type checks of these tests draw from them.
     def drawn() -> tuple[float, float]:

@@ -22,13 +22,13 @@ from everydepth.stream.edit import block_copy, move
 from everydepth.stream.insert import inserted, template
 from everydepth.stream.registry import as_stream
 from everydepth.stream.taps import first_tensor
-from everydepth.stream.wrapping import shown_forward, unwrapped
+from everydepth.stream.wrapping import ModelAround, unwrapped
 
 WEIGHTS, FACTS = "balconies.safetensors", "balconies.json"
 INITS = ("last", "copy", "fresh")
 
 
-class Balcony(nn.Module):
+class Balcony(ModelAround):
     """A frozen model with one or more extra blocks of its own kind at some depths.
 
     At depth k with a balcony, the readout receives the output of these blocks for `h_k`; the
@@ -88,7 +88,7 @@ class Balcony(nn.Module):
         self.model.requires_grad_(False)
         self.blocks.requires_grad_(True)
         self.train(self.model.training)
-        self._name_inputs()
+        self.name_inputs()
 
     @property
     def stream(self) -> BalconyStream:
@@ -101,8 +101,9 @@ class Balcony(nn.Module):
         """The model's own forward; balconies do not take part."""
         return self.model(*args, **kwargs)
 
-    def _name_inputs(self) -> None:
-        self.forward = shown_forward(self, inspect.signature(unwrapped(self.model).forward))
+    def signature(self) -> inspect.Signature:
+        """The model's."""
+        return inspect.signature(unwrapped(self.model).forward)
 
     def train(self, mode: bool = True) -> Balcony:
         super().train(mode)
@@ -135,14 +136,6 @@ class Balcony(nn.Module):
     def generation_config(self) -> Any:
         """The model's."""
         return getattr(unwrapped(self.model), "generation_config", None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in self.__dict__.items() if name != "forward"}
-        return {**kept, "_stream": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._name_inputs()
 
 
 def has_balconies(folder: Path) -> bool:

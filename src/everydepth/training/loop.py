@@ -159,8 +159,12 @@ class Training:
         self._untrained = [p for p in self.net.parameters() if id(p) not in trained]
         self.net.zero_grad()  # gradients from before training must not enter the first step
 
-    def restore_rates(self) -> None:
-        """Give the optimizer back the learning rates it came with, which the schedule changed."""
+    def leave(self) -> None:
+        """Undo what lasts: the schedule's learning rates, and that the network is told its step.
+
+        An optimizer of the user's may train again, and its rates are where that begins.
+        """
+        self.net.count_on(self.step)
         if self.schedule is not None:
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=False):
                 group["lr"] = rate

@@ -29,7 +29,7 @@ from everydepth.stream import (
     no_labels,
     unwrapped,
 )
-from everydepth.stream.wrapping import shown_forward
+from everydepth.stream.wrapping import ModelAround
 from everydepth.training.any_depth_loss import Pull, any_depth_loss
 from everydepth.training.lora import check_adapters
 from everydepth.training.some_words import some_words
@@ -73,7 +73,7 @@ class _Loss(NamedTuple):
 
 
 @checked
-class EveryDepth(nn.Module):
+class EveryDepth(ModelAround):
     """A model with an objective that supervises its depths; an ordinary `nn.Module`.
 
     The model is not changed: `net.model` is the plain one, and `net.state_dict()` has its keys.
@@ -141,7 +141,7 @@ class EveryDepth(nn.Module):
             )
         self.register_load_state_dict_pre_hook(_with_inner_keys)
         self.training = model.training
-        self._name_inputs()
+        self.name_inputs()
 
     @property
     def stream(self) -> ResidualStream:
@@ -175,9 +175,13 @@ class EveryDepth(nn.Module):
     def set_progress(self, step: int, total_steps: int | None = None) -> None:
         """Tell the objective the current optimizer step, from 0, and the number of steps.
 
-        Without it, the network counts its passes in training mode.
+        Without it, and after `fit`, the network counts its passes in training mode.
         """
         self.step, self.total_steps, self._counts_itself = step, total_steps, False
+
+    def count_on(self, step: int) -> None:
+        """Let the network count its passes again, from this step on."""
+        self.step, self._counts_itself = step, True
 
     def check_labels(self, batch: Mapping[str, Any]) -> int | None:
         """Check the labels of a batch; returns how many there are, or None if none are used.
@@ -286,16 +290,8 @@ class EveryDepth(nn.Module):
             _separate(state, prefix)
         return state
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A stream may hold functions bound to its model, so a copy builds its own.
-        kept = {name: value for name, value in self.__dict__.items() if name != "forward"}
-        return {**kept, "_stream": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._name_inputs()
-
-    def _name_inputs(self) -> None:
+    def signature(self) -> inspect.Signature:
+        """The arguments of `forward`, the model's inputs, and what describes the loss."""
         own = dict(inspect.signature(type(self).forward).parameters)
         rest = own.pop("batch")
         del own["self"]
@@ -304,7 +300,7 @@ class EveryDepth(nn.Module):
                 own.setdefault(name, parameter.replace(kind=parameter.KEYWORD_ONLY))
         for name in BESIDE_INPUTS:
             own.setdefault(name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY))
-        self.forward = shown_forward(self, inspect.Signature([*own.values(), rest]))
+        return inspect.Signature([*own.values(), rest])
 
     # -- the parts of a pass ----------------------------------------------------------------------
 
