@@ -13,7 +13,13 @@ import pytest
 import torch
 from tests.helpers.training import same, weights
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    EvalPrediction,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.trainer_callback import PrinterCallback
 
 import everydepth as ed
@@ -94,6 +100,25 @@ def test_every_depths_mean_counts_what_its_labels_predict(tmp_path: Path) -> Non
     expected = net(**columns).loss.item()
     trainer = trained(net, tmp_path, pieces=4, steps=1)
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_metrics_get_the_logits_and_the_losses_of_every_depth(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def look(found: EvalPrediction) -> dict[str, float]:
+        seen.append(found.predictions)
+        return {}
+
+    settings = TrainingArguments(tmp_path, report_to="none", disable_tqdm=True, use_cpu=True)
+    data: Any = datasets.Dataset.from_dict(text())
+    net = ed.EveryDepth(llama())
+    trainer = Trainer(model=net, args=settings, eval_dataset=data, compute_metrics=look)
+    trainer.remove_callback(PrinterCallback)
+    trainer.evaluate()
+    trainer.evaluate(ignore_keys=["losses", "regularizer"])
+    (logits, losses), alone = seen
+    assert sorted(losses) == [1, 2, 3]
+    assert logits.shape == alone.shape == (ROWS, LENGTH, WORDS)
 
 
 def test_text_without_any_label_is_refused() -> None:
