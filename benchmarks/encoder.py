@@ -6,11 +6,12 @@
 all-MiniLM-L6-v2 (`minilm` of EVERYDEPTH_DATA, as its authors saved it: BERT, 6 blocks) on 6,400
 sentences of SST-2, a new classifier. Its first token reads the words in the last block only (in
 blocks 2 to 5 it gives 93 to 98 % of its attention to itself), so below it its states hardly differ
-between sentences: a pooler shared by all depths has little to read there. "balconies": tuned
-end to end, then frozen, and at every depth a copy of the last block learns to say what the last
-depth says, for a quarter of the steps. "lpa": a loss at every depth from the start, for as many CPU
-seconds as both together. Accuracy of every depth on the 872 sentences of the test split. An arm
-that is done is not repeated; figures go to benchmarks/results/encoder.json.
+between sentences: a pooler shared by all depths has little to read there. "balconies": tuned end to
+end, then frozen, and at every depth a copy of the last block learns to say what the last depth
+says, for a quarter of the steps. "lpa": a loss at every depth from the start, for as many CPU
+seconds as both together. In bfloat16 if the CPU has instructions for it. Accuracy of every depth on
+the 872 sentences of the test split. An arm that is done is not repeated; figures go to
+benchmarks/results/encoder.json.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from transformers import BertForSequenceClassification as Bert
 
 import everydepth as ed
 from everydepth.data import Texts, load
-from everydepth.environment import DATA_VARIABLE
+from everydepth.environment import DATA_VARIABLE, fast_precision
 from everydepth.exits.load import load_tokenizer, quiet_transformers
 
 NAME, ROWS, LR, BALCONY_LR = "minilm", 32, 1e-4, 3e-4
 LENGTH, SENTENCES = 64, 6400
+PRECISION = "fp32" if SMOKE else fast_precision()
 ARMS = ("balconies", "lpa")
 
 
@@ -113,7 +115,7 @@ def tuned(net: Any, data: list[dict[str, Tensor]], lr: float) -> float:
         warmup=0.1,
         clip=1.0,
         shuffle=False,
-        precision="fp32" if SMOKE else "bf16",
+        precision=PRECISION,
         progress=False,
     )
     net.eval()
@@ -139,7 +141,8 @@ def arm(name: str, steps: int, seed: int, seconds: float | None) -> dict[str, An
             probe = ed.EveryDepth(published(seed), ed.lpa())
             steps = max(2, int(10 * seconds / tuned(probe, batches(train, 10, seed), LR)))
         spent = tuned(net, batches(train, steps, seed), LR)
-    return {**found, "steps": steps, "cpu_seconds": spent, "accuracy": accuracy(net, test)}
+    how = {"steps": steps, "precision": PRECISION, "cpu_seconds": spent}
+    return {**found, **how, "accuracy": accuracy(net, test)}
 
 
 def _unlabeled(batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -172,7 +175,7 @@ def main() -> None:
             )
             if not done:
                 continue
-            kept = ("majority", "before", "steps", "cpu_seconds", "accuracy")
+            kept = ("majority", "before", "steps", "precision", "cpu_seconds", "accuracy")
             row = {key: done[0][key] for key in kept if key in done[0]}
             rows.append({"name": name, "seed": seed, **row})
             seconds = rows[-1]["cpu_seconds"]

@@ -4,16 +4,16 @@
     python benchmarks/pretrained.py --collect --page
 
 stories15M (a Llama of 6 blocks), tuned on stories it drew itself, three seeds; `smollm2` (30
-blocks) on WikiText-2, in bfloat16, one seed; both are folders of EVERYDEPTH_DATA. Every arm has
-the same CPU seconds: the cost of a step is measured first, how many there are follows from it. The
-rate is one of three, chosen as somebody who tunes a model would, on validation text (`rate_for`),
-for stories15M: once with LPA for all that tune the model, once with balconies for new parameters.
-Losses are compared by the number of blocks that run: a balcony adds one for every ten of the model,
-so it stands that much lower. One process, one thread. What is done is not repeated: call it again
-after a crash. Figures go to benchmarks/results/pretrained.json; `--collect` writes those of arms
-that are done, without running any; `--page` writes docs/objectives.md from the figures and those
-of quality.py, `--runs FOLDER` what `everydepth app FOLDER` shows. `--smoke`: a tiny random model,
-two steps, nothing written.
+blocks) on WikiText-2, in bfloat16 if the CPU has instructions for it, one seed; both are folders of
+EVERYDEPTH_DATA. Every arm has the same CPU seconds: the cost of a step is measured first, how many
+there are follows from it. The rate is one of three, chosen as somebody who tunes a model would, on
+validation text (`rate_for`), for stories15M: once with LPA for all that tune the model, once with
+balconies for new parameters. Losses are compared by the number of blocks that run: a balcony adds
+one for every ten of the model, so it stands that much lower. One process, one thread. What is done
+is not repeated: call it again after a crash. Figures go to benchmarks/results/pretrained.json;
+`--collect` writes those of arms that are done, without running any; `--page` writes
+docs/objectives.md from the figures and those of quality.py, `--runs FOLDER` what `everydepth app
+FOLDER` shows. `--smoke`: a tiny random model, two steps, nothing written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import everydepth as ed
 from everydepth.data import Corpus, load, token_blocks
-from everydepth.environment import DATA_VARIABLE
+from everydepth.environment import DATA_VARIABLE, fast_precision
 from everydepth.exits.load import load_tokenizer
 from everydepth.training.lora import with_lora
 from everydepth_papers.statistics import interval
@@ -106,7 +106,12 @@ FEW = (PUBLISHED, "balcony", "end_to_end", "ladder+distilled", "lpa", BOTH, CHOS
 PLANS = {
     "stories15M": Plan(seconds=20.0, seeds=3, train=256, arms=tuple(ARMS)),
     "smollm2": Plan(
-        seconds=60.0, seeds=1, train=1024, arms=FEW, rates_of="stories15M", precision="bf16"
+        seconds=60.0,
+        seeds=1,
+        train=1024,
+        arms=FEW,
+        rates_of="stories15M",
+        precision=fast_precision(),
     ),
 }
 

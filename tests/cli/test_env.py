@@ -154,3 +154,19 @@ def test_python_dash_m_is_the_same_command() -> None:
     command = [sys.executable, "-m", "everydepth", "env", "--json"]
     finished = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert json.loads(finished.stdout)["python"] == env_as_json()["python"]
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({"avx2": True, "avx512_bf16": False, "amx_bf16": False, "avx512_vnni": True}, "fp32"),
+        ({"avx512_bf16": True, "amx_bf16": False}, "bf16"),
+        ({"neon": True, "bf16": True}, "bf16"),
+        ({"neon": True, "bf16": False, "sve_bf16": False, "sve_max_length": 16}, "fp32"),
+    ],
+)
+def test_bfloat16_is_fast_only_where_the_cpu_has_instructions_for_it(
+    known: dict[str, object], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
+    assert environment.fast_precision() == expected

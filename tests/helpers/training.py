@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 import everydepth as ed
 from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
@@ -45,6 +45,14 @@ def vit(seed: int = 0, dropout: float = 0.1) -> ViTForImageClassification:
     )
     config.num_labels = 10
     return ViTForImageClassification(config)
+
+
+def gpt2() -> GPT2LMHeadModel:
+    """Without dropout; 20 words, 8 positions."""
+    torch.manual_seed(0)
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 8}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=20, **sizes, **dropout))
 
 
 def digits(rows: int = 200, split: str = "train") -> Any:

@@ -14,11 +14,11 @@ from accelerate.state import AcceleratorState
 from tests.helpers import growth
 from tests.helpers.processes import in_two
 from tests.helpers.sharing import made_once
-from tests.helpers.training import digits, vit
+from tests.helpers.training import digits, gpt2, vit
 
 import everydepth as ed
 from everydepth.data import batches
-from everydepth.errors import RunError
+from everydepth.errors import LabelError, RunError, SettingError
 from everydepth.training import Callback, FitResult, Training
 
 SETTINGS: dict[str, Any] = {
@@ -32,6 +32,12 @@ SETTINGS: dict[str, Any] = {
     "save_every": 2,
     "validate_every": 3,
     "progress": False,
+}
+OBJECTIVES = {
+    "lpa": None,
+    "heads": ed.multi_classifier(),
+    "pulled": ed.lpa().distilled(),
+    "cosine": ed.cosine_regularized(5.0),
 }
 
 
@@ -50,6 +56,29 @@ def train(run: Path, *, crash: int | None = None, data: Any = None, **more: Any)
     rows = digits(64) if data is None else data
     options: Any = {"callbacks": [Crash(crash)], **SETTINGS, **more}
     return ed.fit(network, rows, digits(39, "test"), run=run, **options)
+
+
+def text(labeled: slice) -> list[dict[str, torch.Tensor]]:
+    """Two batches of four rows, of which the first has labels only in some."""
+    ids = torch.randint(0, 20, (2, 4, 8), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[0] = -100
+    labels[0, labeled] = ids[0, labeled]
+    return [{"input_ids": i, "labels": y} for i, y in zip(ids, labels, strict=True)]
+
+
+def train_text(run: Path, data: Any, objective: Any = None, **more: Any) -> FitResult:
+    how: dict[str, Any] = {"steps": 2, "optimizer": "sgd", "lr": 0.1, "log_every": 1, "clip": 1.0}
+    network = ed.EveryDepth(gpt2(), objective)
+    return ed.fit(network, data, run=run, progress=False, **how, **more)
+
+
+def written(action: Any, error: type[Exception], file: Path) -> None:
+    """What an error said that every process must get."""
+    try:
+        action()
+    except error as said:
+        file.with_name(f"{file.name}-{PartialState().process_index}").write_text(str(said))
 
 
 def use_fsdp() -> None:
@@ -106,10 +135,14 @@ def main(folder: Path) -> None:
     train(folder / "ddp_batches", data=batches(digits(64), 16, shuffle=True))
     resumed(folder, "ddp")
     # An error of the main process is everybody's; nobody waits for the others forever.
-    try:
-        train(folder / "ddp")
-    except RunError as error:
-        (folder / f"refused-{PartialState().process_index}").write_text(str(error))
+    written(lambda: train(folder / "ddp"), RunError, folder / "refused")
+    # Process 1 gets rows 1 and 3.
+    for name, objective in OBJECTIVES.items():
+        train_text(folder / f"text_{name}", text(slice(0, None, 2)), objective)
+    nothing, uneven = text(slice(0)), [{"input_ids": torch.zeros(3, 8, dtype=torch.long)}]
+    written(lambda: train_text(folder / "no_labels", nothing), LabelError, folder / "unlabeled")
+    many = {"grad_accumulation": 2}
+    written(lambda: train_text(folder / "un", uneven, **many), SettingError, folder / "uneven")
     use_fsdp()
     train(folder / "fsdp")
     resumed(folder, "fsdp")

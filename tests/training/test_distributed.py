@@ -11,7 +11,7 @@ from tests.helpers import training as small
 from tests.helpers import two_processes
 from tests.helpers.processes import launch
 from tests.helpers.training import same
-from tests.helpers.two_processes import train
+from tests.helpers.two_processes import OBJECTIVES, text, train, train_text
 from torch import Tensor
 from transformers import ViTForImageClassification
 
@@ -69,6 +69,29 @@ def test_a_model_trained_with_fsdp_is_a_plain_one(folder: Path) -> None:
 def test_an_error_of_the_main_process_reaches_all(folder: Path) -> None:
     for process in (0, 1):
         assert "already holds a run" in (folder / f"refused-{process}").read_text()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_process_may_have_no_label_in_a_first_batch(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    run = folder / f"text_{name}"
+    alone = train_text(tmp_path / "one", text(slice(0, None, 2)), OBJECTIVES[name])
+    assert_close(run, tmp_path / "one")
+    for ours, expected in zip(Run.open(run).metrics(), alone.history, strict=True):
+        assert ours["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert ours["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+
+
+def test_a_first_batch_without_labels_in_all_processes_is_refused_by_all(folder: Path) -> None:
+    for process in (0, 1):
+        assert "the data has no labels" in (folder / f"unlabeled-{process}").read_text()
+
+
+def test_pieces_that_only_some_processes_could_make_are_refused_by_all(folder: Path) -> None:
+    for process in (0, 1):
+        said = (folder / f"uneven-{process}").read_text()
+        assert "a batch of 3 rows cannot be divided into 2 pieces on each of 2 processes" in said
 
 
 @pytest.mark.slow

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from accelerate.tracking import GeneralTracker
-from tests.helpers.training import digits, mlp, net, points, same, vit, weights
+from tests.helpers.training import digits, gpt2, mlp, net, points, same, vit, weights
 from tests.zoo import CAUSAL
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, lr_scheduler
+from torch.optim import LBFGS, SGD, AdamW, lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import ViTForImageClassification
@@ -246,24 +246,6 @@ def test_steps_at_which_no_depth_has_a_weight_change_nothing(
     assert same(seen[7], seen[9])
 
 
-def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=20,
-            n_embd=16,
-            n_layer=2,
-            n_head=2,
-            n_positions=8,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        )
-    )
-
-
 def padded_texts() -> Any:
     from everydepth.data import Tokens
 
@@ -356,6 +338,17 @@ def test_a_warm_up_rises_linearly_and_then_follows_the_schedule() -> None:
     assert [schedule.factor(step, 12) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert schedule.factor(4, 12) == 1.0
     assert schedule.factor(8, 12) == pytest.approx(0.5)
+
+
+def test_a_warm_up_that_is_a_fraction_leaves_a_step_at_the_full_rate() -> None:
+    for steps in (1, 2, 3):
+        result = ed.fit(net(), points(), steps=steps, lr=0.5, warmup=0.99, log_every=1, **QUIET)
+        assert [line["lr"] for line in result.history][-1] == 0.5
+
+
+def test_milestones_beyond_the_training_are_refused() -> None:
+    with pytest.raises(SettingError, match="use fractions of all steps, from 0 to 1: epoch 30"):
+        MultiStep(milestones=(30.0, 60.0))
 
 
 def test_the_learning_rate_that_is_used_is_logged() -> None:
@@ -705,7 +698,15 @@ def test_columns_of_padding_are_left_out_of_a_batch() -> None:
         ({"steps": 1, "resume": "yes"}, "resume='yes'; use True or False"),
         ({"steps": 1, "optimizer": "adm"}, "optimizer='adm'; use one of adamw, adam, sgd, or an"),
         ({"steps": 1, "schedule": "cos"}, "schedule='cos'; use one of constant, cosine"),
-        ({"steps": 4, "warmup": 9}, "warmup=9, but there are 4 steps"),
+        ({"steps": 4, "warmup": 9}, "warmup steps: 9, training steps: 4; use fewer"),
+        ({"steps": 1, "warmup": 1}, "warmup steps: 1, training steps: 1; use fewer"),
+        ({"steps": 9, "warmup": 2.5}, "warmup=2.5; use whole steps, or a fraction below 1"),
+        (
+            {"steps": 5, "warmup": 2, "schedule": Warmup(steps=3, after=Cosine())},
+            "warmup steps: 3, training steps: 3; use fewer",
+        ),
+        ({"steps": 1, "epochs": 0}, "epochs=0; use a whole number of 1 or more"),
+        ({"steps": 1, "clip": 0}, "clip=0.0; use a number above 0"),
         ({"steps": 1, "precision": "fp8"}, "precision='fp8'; use one of fp32, bf16"),
         ({"steps": 1, "early_stopping": 1}, "early_stopping without validation data"),
         ({"steps": 1, "resume": True}, "resume=True without run="),
@@ -928,12 +929,56 @@ def test_the_clipped_norm_is_that_of_what_is_trained() -> None:
     )
 
 
+def test_an_optimizer_that_fit_cannot_use_is_refused() -> None:
+    frozen = net()
+    frozen.requires_grad_(False)
+    with pytest.raises(SettingError, match="every parameter of the optimizer is frozen"):
+        ed.fit(frozen, points(), steps=1, optimizer=SGD(frozen.parameters()), **QUIET)
+    closed = net()
+    with pytest.raises(SettingError, match="LBFGS computes the loss several times per step"):
+        ed.fit(closed, points(), steps=1, optimizer=LBFGS(closed.parameters()), **QUIET)
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_every_group_of_an_optimizer_has_a_rate_of_its_own(kind: Any) -> None:
+    """A number or a tensor; the second group also has a frozen parameter."""
+    network, alone = net(), net()
+    for one in (network, alone):
+        list(one.parameters())[-1].requires_grad_(False)
+
+    def optimizer_of(one: ed.EveryDepth) -> AdamW:
+        first, *rest = one.parameters()
+        return AdamW([{"params": [first], "lr": kind(0.1)}, {"params": rest, "lr": kind(0.01)}])
+
+    optimizer, by_hand = optimizer_of(network), optimizer_of(alone)
+    data = [points().batch(range(8)), points().batch(range(8, 16))]
+    options: dict[str, Any] = {"steps": 2, "schedule": "constant", "log_every": 1}
+    result = ed.fit(network, data, optimizer=optimizer, **options, **QUIET)
+    for batch in data:
+        alone(**batch).loss.backward()
+        by_hand.step()
+        by_hand.zero_grad()
+    assert same(weights(network), weights(alone))
+    assert [group["lr"] for group in optimizer.param_groups] == [kind(0.1), kind(0.01)]
+    assert [line["lr"] for line in result.history] == pytest.approx([0.1, 0.1])
+
+
 def test_an_optimizer_of_another_network_is_refused() -> None:
     network, other = net(), net()
     mixed = SGD([*network.parameters(), next(other.parameters())], lr=0.1)
     for optimizer in (SGD(other.parameters(), lr=0.1), mixed):
         with pytest.raises(SettingError, match=r"of the optimizer's \d+ parameters do not belong"):
             ed.fit(network, points(8), steps=1, optimizer=optimizer, **QUIET)
+
+
+def test_a_curriculum_goes_on_in_a_loop_of_ones_own_after_fit() -> None:
+    network = net(ed.layerskip(every=3, dropout=0.0), blocks=4)
+    ed.fit(network, points(), steps=5, batch_size=8, **QUIET)
+    batch = points().batch(range(8))
+    supervised = [tuple(network(**batch).losses) for _ in range(3)]
+    expected = [network.objective.weights(step, None, 4) for step in (5, 6, 7)]
+    assert supervised == [tuple(w.nonzero().flatten().tolist()) for w in expected]
+    assert len(set(supervised)) > 1
 
 
 def test_the_random_numbers_of_the_user_go_on_as_if_nothing_had_happened() -> None:

@@ -246,7 +246,6 @@ def test_trainer_takes_the_same_step_in_accumulated_batches(
             lr_scheduler_type="constant",
             optim="sgd",
             max_grad_norm=0,
-            remove_unused_columns=False,
             report_to="none",
             disable_tqdm=True,
             use_cpu=True,

@@ -16,14 +16,18 @@ import torch
 from safetensors.torch import load_file
 from tests.helpers.training import digits, mlp, net, points, same, vit, weights
 from torch import Tensor
-from torch.optim import SGD, lr_scheduler
+from torch.optim import SGD, AdamW, lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
+from transformers import ViTForImageClassification
 
 import everydepth as ed
+from everydepth.architectures.cifar_resnet import CifarResNet
+from everydepth.architectures.cifar_resnet import CifarResNetConfig as ConvConfig
 from everydepth.data import batches
 from everydepth.errors import RunError
 from everydepth.runs import Run
 from everydepth.training import Callback, EarlyStopping, Training, UntilAccuracy
+from everydepth.training.lora import with_lora
 
 QUIET: dict[str, Any] = {"progress": False}
 ROOT = Path(__file__).parents[2]
@@ -227,6 +231,54 @@ def test_resuming_is_exact_with_an_optimizer_and_a_scheduler_of_torch(tmp_path: 
         return network, points(), {"optimizer": optimizer, "schedule": scheduler}
 
     assert crashed_and_resumed(tmp_path, 7, make, steps=9, save_every=2)
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_resuming_is_exact_with_a_rate_for_every_group(tmp_path: Path, kind: Any) -> None:
+    def make() -> Any:
+        network = net()
+        first, *rest = network.parameters()
+        rest[-1].requires_grad_(False)
+        groups = [{"params": [first], "lr": kind(0.1)}, {"params": rest, "lr": kind(0.01)}]
+        return network, points(), {"optimizer": AdamW(groups)}
+
+    assert crashed_and_resumed(tmp_path, 7, make, steps=9, save_every=2)
+
+
+def test_resuming_is_exact_with_adapters_and_dropout_in_mid_epoch(tmp_path: Path) -> None:
+    def make() -> Any:
+        adapted = with_lora(vit(), rank=2, lora_dropout=0.2)
+        return ed.EveryDepth(adapted, ed.layerskip()), digits(32), {}
+
+    assert crashed_and_resumed(tmp_path, 7, make, steps=9, batch_size=8, save_every=3)
+
+
+def test_resuming_is_exact_with_the_statistics_of_batch_norms(tmp_path: Path) -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        config = ConvConfig(widths=(4, 8), blocks_per_stage=(2, 2), num_channels=1, num_labels=10)
+        return ed.EveryDepth(CifarResNet(config), ed.lpa()), digits(32), {}
+
+    assert crashed_and_resumed(tmp_path, 7, make, steps=9, batch_size=8, save_every=3)
+
+
+def test_a_run_goes_on_compiled_or_not(tmp_path: Path) -> None:
+    """A compiled model has the names of the plain one in checkpoints and in the model's folder."""
+    run, plain = tmp_path / "run", ed.EveryDepth(vit())
+    ed.fit(plain, digits(32), steps=4, **QUIET)
+    how: dict[str, Any] = {"steps": 4, "save_every": 1, "run": run} | QUIET
+    compiled = ed.EveryDepth(torch.compile(vit(), backend="eager"))
+    with pytest.raises(Stop.Crash):
+        ed.fit(compiled, digits(32), callbacks=[Stop(2)], **how)
+    resumed = ed.EveryDepth(vit())
+    ed.fit(resumed, digits(32), resume=True, callbacks=[Stop(None)], **how)
+    assert same(weights(resumed), weights(plain))
+    again = ed.EveryDepth(torch.compile(vit(seed=3), backend="eager"))
+    again.load_state_dict(resumed.state_dict())
+    assert same(weights(again), weights(resumed))
+    again.save_pretrained(tmp_path / "saved")
+    for folder in (run / "model", tmp_path / "saved"):
+        assert same(weights(ViTForImageClassification.from_pretrained(folder)), weights(resumed))
 
 
 def test_resuming_is_exact_with_the_optimizer_of_the_crashed_call(tmp_path: Path) -> None:

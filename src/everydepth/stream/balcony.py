@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -21,13 +22,13 @@ from everydepth.stream.edit import block_copy, move
 from everydepth.stream.insert import inserted, template
 from everydepth.stream.registry import as_stream
 from everydepth.stream.taps import first_tensor
-from everydepth.stream.wrapping import unwrapped
+from everydepth.stream.wrapping import ModelAround, unwrapped
 
 WEIGHTS, FACTS = "balconies.safetensors", "balconies.json"
 INITS = ("last", "copy", "fresh")
 
 
-class Balcony(nn.Module):
+class Balcony(ModelAround):
     """A frozen model with one or more extra blocks of its own kind at some depths.
 
     At depth k with a balcony, the readout receives the output of these blocks for `h_k`; the
@@ -87,6 +88,7 @@ class Balcony(nn.Module):
         self.model.requires_grad_(False)
         self.blocks.requires_grad_(True)
         self.train(self.model.training)
+        self.name_inputs()
 
     @property
     def stream(self) -> BalconyStream:
@@ -98,6 +100,10 @@ class Balcony(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward; balconies do not take part."""
         return self.model(*args, **kwargs)
+
+    def signature(self) -> inspect.Signature:
+        """The model's."""
+        return inspect.signature(unwrapped(self.model).forward)
 
     def train(self, mode: bool = True) -> Balcony:
         super().train(mode)
@@ -130,9 +136,6 @@ class Balcony(nn.Module):
     def generation_config(self) -> Any:
         """The model's."""
         return getattr(unwrapped(self.model), "generation_config", None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None}
 
 
 def has_balconies(folder: Path) -> bool:

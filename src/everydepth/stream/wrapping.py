@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +18,32 @@ from everydepth.errors import UnsupportedModelError
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside DDP, FSDP, `torch.compile` or PEFT."""
     return list(_layers(model))[-1]
+
+
+class ModelAround(nn.Module, ABC):
+    """A module around a model, whose `forward` shows the model's inputs, also in copies.
+
+    Hugging Face's Trainer and our feeds drop the columns of a dataset that its signature lacks.
+    """
+
+    @abstractmethod
+    def signature(self) -> inspect.Signature:
+        """The signature that `forward` shows."""
+
+    def name_inputs(self) -> None:
+        """Show the signature; once the model is there."""
+        shown = partial(type(self).forward, self)
+        vars(shown)["__signature__"] = self.signature()
+        self.forward = shown
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A stream may hold functions bound to its model, so a copy builds its own.
+        kept = {name: value for name, value in self.__dict__.items() if name != "forward"}
+        return {**kept, "_stream": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.name_inputs()
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

@@ -51,6 +51,9 @@ def fit(
         a list of strings works too, one row each.
     config, where: settings that affect the outcome, and settings that do not.
     about: JSON values to add to the run's config.
+    Afterwards the network is in training mode and has no gradients; the global random states, and
+    the learning rates of an optimizer you passed, are those of before.
+
     settings: any field of `FitConfig` and `RunConfig`: `epochs=3, lr=2e-3, run="runs/one"`.
 
     >>> net = ed.EveryDepth(model, ed.lpa())
@@ -100,8 +103,7 @@ def fit(
             backend = place.compile if isinstance(place.compile, str) else "inductor"
             stack.enter_context(_compiled(net, backend))
         training.prepare()
-        # An optimizer of the user's may train again, and its rates are where that begins.
-        stack.callback(training.restore_rates)
+        stack.callback(training.leave)
         training.open_run(stack)
         if place.trackers:
             try:

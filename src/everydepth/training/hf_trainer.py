@@ -1,4 +1,8 @@
-"""A callback for Hugging Face's Trainer, which takes an `EveryDepth` as its model."""
+"""A callback for Hugging Face's Trainer, which takes an `EveryDepth` as its model.
+
+`compute_metrics` gets the logits followed by the losses of every depth; with
+`trainer.evaluate(ignore_keys=["losses", "regularizer"])`, the logits alone, as for the plain model.
+"""
 
 from __future__ import annotations
 

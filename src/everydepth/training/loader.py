@@ -80,7 +80,7 @@ def loader_of(
     if rows is not None:
         return _FromRows(data, rows, stream, accelerator, config, workers)
     batches = batches_of(data, stream, size_for(data, config.batch_size))
-    return _FromBatches(data, batches, stream, accelerator)
+    return _FromBatches(data, batches, stream, accelerator, config.grad_accumulation)
 
 
 def _check_obeyed(data: Source, asked: Mapping[str, Any], named: Collection[str]) -> None:
@@ -129,6 +129,7 @@ class _FromRows(Loader):
                 f"a batch of {self.batch_size} rows for {self.processes} processes; use a "
                 f"batch_size of {self.processes} or more"
             )
+        _check_pieces(self.batch_size, self.processes, config.grad_accumulation)
         self.steps = self.batches = self.size // self.batch_size
         self.seed, self.workers, self.shuffle = config.seed, workers, config.shuffle
         self.pinned = accelerator.device.type == "cuda"
@@ -202,8 +203,9 @@ class _FromBatches(Loader):
         batches: Iterable[Any],
         stream: ResidualStream,
         accelerator: Accelerator,
+        pieces: int,
     ) -> None:
-        self.data, self.batches, self.stream = data, batches, stream
+        self.data, self.batches, self.stream, self.pieces = data, batches, stream, pieces
         self.rank, self.processes = accelerator.process_index, accelerator.num_processes
         self.steps = count_of(batches)
 
@@ -222,12 +224,23 @@ class _FromBatches(Loader):
                 f"a batch of {size} rows cannot be shared by {self.processes} processes; use "
                 f"batches of {self.processes} rows or more"
             )
+        _check_pieces(size, self.processes, self.pieces)
         return pick_rows(batch, slice(self.rank, None, self.processes), size)
 
     def describe(self) -> str:
         steps = "unknown" if self.steps is None else self.steps
         name = repr(self.data.data) if isinstance(self.data, Batches) else ""
         return f"{type(self.data).__name__}, {steps} batches{name and ' of '}{name}"
+
+
+def _check_pieces(rows: int, processes: int, pieces: int) -> None:
+    """Raise if some processes could make the pieces and others not: they would wait for ever."""
+    if rows // processes < pieces <= -(-rows // processes):
+        raise SettingError(
+            f"a batch of {rows} rows cannot be divided into {pieces} pieces on each of {processes} "
+            f"processes; use grad_accumulation={rows // processes}, or batches of "
+            f"{pieces * processes} rows or more"
+        )
 
 
 def _identity(batch: Any) -> Any:

@@ -34,7 +34,7 @@ from everydepth.training.failures import check_weights, not_finite
 from everydepth.training.loader import Batch, Loader
 from everydepth.training.module import EveryDepth
 from everydepth.training.optimizers import optimizer_of
-from everydepth.training.pieces import pieces_of, shares_of
+from everydepth.training.pieces import check_labels, pieces_of, shares_of
 from everydepth.training.processes import of_every_process
 from everydepth.training.progress import Display
 from everydepth.training.result import FINISHED, FitResult, flat, write_result
@@ -75,7 +75,7 @@ class Training:
         self.net, self.accelerator, self.loader = net, accelerator, loader
         self.config, self.where, self.callbacks, self._about = config, where, callbacks, about
         self.run: Run | None = None
-        self._began = False
+        self._began = self._checked = False
         self.step = self.epoch = 0
         self.loss = math.nan
         self._losses: dict[int, Tensor] = {}  # of the last step, on the device
@@ -159,8 +159,12 @@ class Training:
         self._untrained = [p for p in self.net.parameters() if id(p) not in trained]
         self.net.zero_grad()  # gradients from before training must not enter the first step
 
-    def restore_rates(self) -> None:
-        """Give the optimizer back the learning rates it came with, which the schedule changed."""
+    def leave(self) -> None:
+        """Undo what lasts: the schedule's learning rates, and that the network is told its step.
+
+        An optimizer of the user's may train again, and its rates are where that begins.
+        """
+        self.net.count_on(self.step)
         if self.schedule is not None:
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=False):
                 group["lr"] = rate
@@ -272,8 +276,9 @@ class Training:
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
         pieces = pieces_of(batch, self.config.grad_accumulation, self.net.stream)
-        if len(pieces) > 1:
-            self.net.check_labels(batch)
+        if not self._checked:
+            check_labels(batch, self.net, self.accelerator)
+            self._checked = True
         shares = shares_of(pieces, self.net, self.accelerator)
         self._losses, self._losses_read = {}, None
         total: Tensor | None = None
@@ -339,7 +344,7 @@ class Training:
         values: dict[str, Any] = {
             "loss": self.loss,
             "losses": {str(depth): value for depth, value in self.losses.items()},
-            "lr": self.optimizer.param_groups[0]["lr"],
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
             "seconds": round(self._seconds, 3),
         }
         if self.grad_norm is not None:
@@ -385,17 +390,20 @@ class Training:
     # -- processes ---------------------------------------------------------------------
 
     def _over_processes(self, loss: Tensor, signals: Signals) -> float:
-        """The mean loss over all processes; also passes a signal received by one on to all.
+        """The mean loss over all processes; also averages the losses by depth, and passes a signal
+        received by one on to all.
 
         The only place where every step waits for the device.
         """
         if self.accelerator.num_processes == 1:
             return loss.item()
-        mine = torch.stack([loss, loss.new_tensor(float(signals.received or 0))])
-        found = cast(Tensor, self.accelerator.gather(mine)).view(-1, 2).tolist()
-        losses, numbers = zip(*found, strict=True)
-        signals.received = int(max(numbers)) or None
-        return sum(losses) / len(losses)
+        signal = loss.new_tensor(float(signals.received or 0))
+        mine = torch.stack([signal, loss, *(part.to(loss) for part in self._losses.values())])
+        found = cast(Tensor, self.accelerator.gather(mine)).view(-1, len(mine))
+        self._losses = dict(zip(self._losses, found[:, 2:].mean(0).unbind(), strict=True))
+        received, total = torch.stack([found[:, 0].max(), found[:, 1].mean()]).tolist()
+        signals.received = int(received) or None
+        return total
 
     def autocast(self) -> Any:
         if self.config.precision is None:

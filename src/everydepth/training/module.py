@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -16,7 +16,9 @@ from transformers.utils.generic import ModelOutput
 from everydepth.config import Setting, checked
 from everydepth.errors import NonFiniteError, SettingError
 from everydepth.objectives import Distilled, Moment, Objective, Pass, Term, lpa
+from everydepth.runs.together import several
 from everydepth.stream import (
+    BESIDE_INPUTS,
     Criterion,
     ResidualStream,
     States,
@@ -27,6 +29,7 @@ from everydepth.stream import (
     no_labels,
     unwrapped,
 )
+from everydepth.stream.wrapping import ModelAround
 from everydepth.training.any_depth_loss import Pull, any_depth_loss
 from everydepth.training.lora import check_adapters
 from everydepth.training.some_words import some_words
@@ -70,7 +73,7 @@ class _Loss(NamedTuple):
 
 
 @checked
-class EveryDepth(nn.Module):
+class EveryDepth(ModelAround):
     """A model with an objective that supervises its depths; an ordinary `nn.Module`.
 
     The model is not changed: `net.model` is the plain one, and `net.state_dict()` has its keys.
@@ -138,7 +141,7 @@ class EveryDepth(nn.Module):
             )
         self.register_load_state_dict_pre_hook(_with_inner_keys)
         self.training = model.training
-        self._name_inputs()
+        self.name_inputs()
 
     @property
     def stream(self) -> ResidualStream:
@@ -164,20 +167,31 @@ class EveryDepth(nn.Module):
         """
         return not self.ignores_labels
 
+    @property
+    def loss_type(self) -> str | None:
+        """What Trainer reads to count labels: no token predicts the first one of a text."""
+        return "ForCausalLM" if self.stream.task == "causal_lm" else None
+
     def set_progress(self, step: int, total_steps: int | None = None) -> None:
         """Tell the objective the current optimizer step, from 0, and the number of steps.
 
-        Without it, the network counts its passes in training mode.
+        Without it, and after `fit`, the network counts its passes in training mode.
         """
         self.step, self.total_steps, self._counts_itself = step, total_steps, False
 
-    def check_labels(self, batch: Mapping[str, Any]) -> None:
-        """Check the labels of a first batch that is trained on in pieces.
+    def count_on(self, step: int) -> None:
+        """Let the network count its passes again, from this step on."""
+        self.step, self._counts_itself = step, True
 
-        Without this, the first pass does it; but a piece may have no label to learn from.
+    def check_labels(self, batch: Mapping[str, Any]) -> int | None:
+        """Check the labels of a batch; returns how many there are, or None if none are used.
+
+        Without this, the first pass does it, and refuses a batch without any. But with gradient
+        accumulation or several processes, it may get a part without a label to learn from.
         """
-        if not self._labels_checked:
-            self._targets(batch)
+        targets = self._targets(batch, check=True)
+        self._labels_checked = True
+        return None if targets is None else len(targets)
 
     def forward(
         self,
@@ -199,7 +213,7 @@ class EveryDepth(nn.Module):
     def _pass(self, batch: Mapping[str, Any], depths: Sequence[int]) -> EveryDepthOutput:
         last = self.stream.depth
         asked = [self.stream.check_depth(depth) for depth in depths]
-        targets = self._targets(batch)
+        targets = self._checked_targets(batch)
         unlabeled = targets is None and not self.objective.needs_labels
         chunked = self._chunks(targets) if targets is not None else unlabeled and self._chunkable
         logits = not (chunked and self.training) or last in asked
@@ -249,6 +263,11 @@ class EveryDepth(nn.Module):
         name = str(depth)
         return self.heads[name] if name in self.heads else None  # noqa: SIM401 - no `get` there
 
+    @property
+    def _inner(self) -> nn.Module:
+        """The model whose names a state dict has, inside `torch.compile` or DDP."""
+        return adapter(self.model) or unwrapped(self.model)
+
     def save_pretrained(self, directory: str | Path, **kwargs: Any) -> None:
         """Save the plain model; for a PEFT model, only the adapters, in PEFT's format."""
         around = adapter(self.model)
@@ -258,59 +277,59 @@ class EveryDepth(nn.Module):
         cast(Any, unwrapped(self.model)).save_pretrained(directory, **kwargs)
 
     def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:
-        """The plain model's state dict; additional heads are under `heads.`."""
-        state = self.model.state_dict(*args, prefix=prefix, **kwargs)
+        """The state dict of the plain or PEFT model; additional heads are under `heads.`.
+
+        Without `keep_vars`, the second of two tied weights is a copy: Hugging Face's Trainer saves
+        this as safetensors, which refuse tensors that share memory.
+        """
+        state = self._inner.state_dict(*args, prefix=prefix, **kwargs)
         if self.heads:
             kwargs["destination"] = state
             self.heads.state_dict(prefix=f"{prefix}heads.", **kwargs)
+        if not kwargs.get("keep_vars"):
+            _separate(state, prefix)
         return state
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A stream may hold functions bound to its model, so a copy builds its own.
-        kept = {name: value for name, value in self.__dict__.items() if name != "forward"}
-        return {**kept, "_stream": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._name_inputs()
-
-    def _name_inputs(self) -> None:
-        """Add the model's parameters to the signature of `forward`.
-
-        Hugging Face's Trainer drops the columns of a dataset that are not in the signature.
-        """
-        own = inspect.signature(type(self).forward).parameters
-        named = {name: own[name] for name in ("depths", "measure", "labels")}
+    def signature(self) -> inspect.Signature:
+        """The arguments of `forward`, the model's inputs, and what describes the loss."""
+        own = dict(inspect.signature(type(self).forward).parameters)
+        rest = own.pop("batch")
+        del own["self"]
         for name, parameter in inspect.signature(unwrapped(self.model).forward).parameters.items():
             if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                named.setdefault(name, parameter.replace(kind=parameter.KEYWORD_ONLY))
-        shown = partial(type(self).forward, self)
-        rest = own["batch"]
-        vars(shown)["__signature__"] = inspect.Signature([*named.values(), rest])
-        self.forward = shown
+                own.setdefault(name, parameter.replace(kind=parameter.KEYWORD_ONLY))
+        for name in BESIDE_INPUTS:
+            own.setdefault(name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY))
+        return inspect.Signature([*own.values(), rest])
 
     # -- the parts of a pass ----------------------------------------------------------------------
 
-    def _targets(self, batch: Mapping[str, Any]) -> Targets | None:
-        if batch.get("labels") is None or (self.training and self.ignores_labels):
-            return None
-        stream = self.stream
-        labels = batch["labels"]
+    def _checked_targets(self, batch: Mapping[str, Any]) -> Targets | None:
+        """The targets; raise if a first batch has no label to learn from."""
         # On an accelerator, every check waits for the device, so only the first batch is checked.
         # A later batch may happen to have no labels to learn from.
-        first, self._labels_checked = not self._labels_checked, True
-        targets = Targets.of(
-            stream,
+        labels, first = batch.get("labels"), not self._labels_checked
+        on_cpu = isinstance(labels, Tensor) and labels.device.type == "cpu"
+        targets = self._targets(batch, check=first or on_cpu)
+        if targets is not None:
+            self._labels_checked = True
+            # This may be a part of a batch: of one that Trainer accumulates, or a process's.
+            if first and len(targets) == 0 and not (batch.get("num_items_in_batch") or several()):
+                raise no_labels()
+        return targets
+
+    def _targets(self, batch: Mapping[str, Any], *, check: bool) -> Targets | None:
+        if batch.get("labels") is None or (self.training and self.ignores_labels):
+            return None
+        return Targets.of(
+            self.stream,
             batch,
             items=batch.get("num_items_in_batch"),
             class_weights=self.class_weights,
             label_smoothing=self.label_smoothing,
             criterion=self.criterion,
-            check=first or (isinstance(labels, Tensor) and labels.device.type == "cpu"),
+            check=check,
         )
-        if first and len(targets) == 0:
-            raise no_labels()
-        return targets
 
     def _weights(self) -> list[float]:
         objective = self.objective
@@ -483,9 +502,21 @@ class EveryDepth(nn.Module):
         return found
 
 
+def _separate(state: dict[str, Any], prefix: str) -> None:
+    """Copy the tensors that share memory with one before them."""
+    seen: set[int] = set()
+    for name, value in state.items():
+        if name.startswith(prefix) and type(value) is Tensor and value.numel():
+            place = value.untyped_storage().data_ptr()
+            state[name] = value.clone() if place in seen else value
+            seen.add(place)
+
+
 def _with_inner_keys(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """A hook of `load_state_dict`: rename the plain model's keys to those of the wrapper."""
-    heads = f"{prefix}heads." if cast(EveryDepth, module).heads else None
+    net = cast(EveryDepth, module)
+    inner = next(name for name, part in net.named_modules() if part is net._inner)  # pyright: ignore[reportPrivateUsage]
+    heads = f"{prefix}heads." if net.heads else None
     for key in [k for k in state if k.startswith(prefix)]:
         if heads is None or not key.startswith(heads):
-            state[f"{prefix}model.{key[len(prefix) :]}"] = state.pop(key)
+            state[f"{prefix}{inner}.{key[len(prefix) :]}"] = state.pop(key)

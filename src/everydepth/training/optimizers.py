@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
 from everydepth.errors import SettingError
 from everydepth.training.config import OPTIMIZERS
@@ -27,6 +27,15 @@ def optimizer_of(
             raise SettingError(
                 f"{foreign} of the optimizer's {len(theirs)} parameters do not belong to the "
                 "network; build it from net.parameters()"
+            )
+        if not any(p.requires_grad for group in optimizer.param_groups for p in group["params"]):
+            raise SettingError(
+                "every parameter of the optimizer is frozen; let at least one require a gradient"
+            )
+        if isinstance(optimizer, LBFGS):
+            raise SettingError(
+                "LBFGS computes the loss several times per step, which fit does once; use another "
+                "optimizer, or your own loop"
             )
         return optimizer
     parameters = [p for p in net.parameters() if p.requires_grad]

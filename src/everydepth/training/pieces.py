@@ -9,10 +9,25 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from everydepth.stream import LABELED_TOKEN_TASKS, TOKEN_TASKS, ResidualStream, Targets, has_labels
+from everydepth.stream import (
+    LABELED_TOKEN_TASKS,
+    TOKEN_TASKS,
+    ResidualStream,
+    Targets,
+    has_labels,
+    no_labels,
+)
 from everydepth.stream.rows import pick_rows
 from everydepth.training.loader import Batch
 from everydepth.training.module import EveryDepth
+from everydepth.training.processes import of_every_process
+
+
+def check_labels(batch: Batch, net: EveryDepth, accelerator: Accelerator) -> None:
+    """Check a first batch; an error if no process has a label to learn from. All must call it."""
+    counts = of_every_process(net.check_labels(batch), accelerator)
+    if not any(count is None or count for count in counts):
+        raise no_labels()
 
 
 def pieces_of(batch: Batch, count: int, stream: ResidualStream) -> list[Batch]:

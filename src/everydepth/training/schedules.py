@@ -63,6 +63,14 @@ class MultiStep(Schedule):
     milestones: tuple[float, ...] = (0.5, 0.75)
     gamma: float = setting(0.1, least=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(0 <= share <= 1 for share in self.milestones):
+            raise SettingError(
+                f"milestones={self.milestones}; use fractions of all steps, from 0 to 1: epoch 30 "
+                "of 120 is 0.25"
+            )
+
     def factor(self, step: int, total_steps: int) -> float:
         # 0.07 * 100 is a little more than 7.
         passed = [step >= share * total_steps - 1e-9 for share in self.milestones]
@@ -101,13 +109,19 @@ def schedule_of(schedule: str | Schedule, warmup: float | int, total_steps: int)
     if isinstance(schedule, str):
         schedule = SCHEDULES[schedule]
     _check(schedule)
-    steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
-    if not 0 <= steps < total_steps:
-        raise SettingError(
-            f"warmup={warmup}, but there are {total_steps} steps; use fewer steps, or a fraction "
-            "below 1"
-        )
-    return Warmup(steps=steps, after=schedule) if steps else schedule
+    if warmup >= 1 and warmup != int(warmup):
+        raise SettingError(f"warmup={warmup}; use whole steps, or a fraction below 1")
+    steps = min(round(warmup * total_steps), total_steps - 1) if warmup < 1 else int(warmup)
+    found = Warmup(steps=steps, after=schedule) if steps else schedule
+    part, left = found, total_steps
+    while isinstance(part, Warmup):
+        if part.steps >= left:
+            raise SettingError(
+                f"warmup steps: {part.steps}, training steps: {left}; use fewer warmup steps, or a "
+                "fraction below 1"
+            )
+        part, left = part.after, left - part.steps
+    return found
 
 
 def _check(schedule: Any) -> None:

@@ -42,12 +42,12 @@ def _placed(value: Any, like: Any) -> Any:
 
 
 def model_state(net: EveryDepth, *, keep: bool) -> dict[str, Tensor]:
-    return whole(net.state_dict(), keep=keep)
+    return whole(net.state_dict(keep_vars=True), keep=keep)  # tied weights stay one tensor
 
 
 def load_model(net: EveryDepth, state: Mapping[str, Tensor], source: object) -> None:
     """Copy a gathered state into the network; an error if it does not fit."""
-    own = net.state_dict()
+    own = net.state_dict(keep_vars=True)
     differ = _difference(
         {key: tuple(value.shape) for key, value in state.items()},
         {key: tuple(value.shape) for key, value in own.items()},
@@ -117,7 +117,8 @@ def load_optimizer(
 
 def _names(net: nn.Module, optimizer: Optimizer) -> list[str]:
     """The names of the optimizer's parameters, in its order."""
-    by_id = {id(parameter): name for name, parameter in net.named_parameters()}
+    # A run may go on compiled, or no longer compiled.
+    by_id = {id(p): name.replace("_orig_mod.", "") for name, p in net.named_parameters()}
     return [by_id[id(p)] for group in optimizer.param_groups for p in group["params"]]
 
 

@@ -21,7 +21,7 @@ from everydepth.files import whole_file
 from everydepth_papers.evidence.recipe import Cell
 from everydepth_papers.evidence.rows import numbers
 from everydepth_papers.evidence.running import data_folder
-from everydepth_papers.evidence.stages import tuned
+from everydepth_papers.evidence.stages import precision_of, tuned
 
 SEEN = 8  # rows by which blocks are chosen
 TOGETHER = 64  # rows the model continues at once
@@ -124,18 +124,15 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
             rows = mixed(rows, own, seed + begin)
         return batches(rows, size, seed)
 
-    spent = writing + tuned(
-        net,
-        text,
-        settings,
-        seed,
-        folder.parent,
-        shuffle=False,
-        precision=settings["precision"],
-    )
+    spent = writing + tuned(net, text, settings, seed, folder.parent, shuffle=False)
     net.eval()
     blocks = [*(depth + added for depth in rungs[:-1]), rungs[-1]]
-    found: dict[str, Any] = {"rungs": rungs, "blocks": blocks, "cpu_seconds": round(spent, 1)}
+    found: dict[str, Any] = {
+        "rungs": rungs,
+        "blocks": blocks,
+        "cpu_seconds": round(spent, 1),
+        "precision": precision_of(settings),
+    }
     if settings["marks"] == [0]:
         found |= quality(model, held_out, blocks)  # as published
         found["blocks dropped"] = dropped(model, train, held_out, blocks[:-1])

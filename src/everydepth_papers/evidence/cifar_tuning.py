@@ -17,7 +17,7 @@ from everydepth_papers.evidence.hub_images import MEAN, STD
 from everydepth_papers.evidence.recipe import Cell
 from everydepth_papers.evidence.rows import numbers
 from everydepth_papers.evidence.running import data_folder
-from everydepth_papers.evidence.stages import tuned
+from everydepth_papers.evidence.stages import precision_of, tuned
 
 
 def network(settings: Cell) -> CifarResNet:
@@ -62,8 +62,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
         )
 
     place = folder.parent / settings["arm"]
-    precision = settings.get("precision", "fp32")
-    spent = tuned(net, augmented, settings, seed, place, optimizer="sgd", precision=precision)
+    spent = tuned(net, augmented, settings, seed, place, optimizer="sgd")
     net.eval()
     half = len(test) // 2
     known, rest = test.subset(range(half)), test.subset(range(half, len(test)))
@@ -71,6 +70,7 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
         "rungs": rungs,
         "blocks": [depth + len(net.stream.exits.get(depth, ())) for depth in rungs],
         "cpu_seconds": round(spent, 1),
+        "precision": precision_of(settings),
         "accuracy": numbers(accuracies(net, test)),
     }
     if settings.get("exits"):

@@ -84,3 +84,9 @@ def fits_surfaces(value: Callable[..., float | None]) -> Premise:
         least=0.5,
         failing="inconclusive",
     )
+
+
+def steps_of(result: Finished) -> str:
+    """How many steps a network was tuned for, and in what; results of before do not say it."""
+    steps = f"{result.cell['marks'][-1]} steps"
+    return f"{steps}, {result['precision']}" if "precision" in result.values else steps

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from everydepth.environment import fast_precision
 from everydepth.runs.callback import Callback
 from everydepth.training import EveryDepth, fit
 from everydepth_papers.evidence.recipe import Cell
@@ -33,6 +34,12 @@ class Spent(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.before = float(state["cpu_seconds"])
+
+
+def precision_of(settings: Cell) -> str:
+    """What to tune in: "fast" is whatever is fast on this CPU."""
+    asked = settings.get("precision", "fp32")
+    return fast_precision() if asked == "fast" else asked
 
 
 def tuned(
@@ -66,6 +73,7 @@ def tuned(
             save_every=settings["save_every"],
             keep=1,
             callbacks=[Spent()],
+            precision=precision_of(settings),
             progress=False,
             **how,
         )

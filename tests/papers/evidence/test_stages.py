@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import everydepth as ed
+from everydepth.runs import Run
 from everydepth_papers.evidence import in_stages
 from everydepth_papers.evidence.balconies import mixed, model_and_tokenizer, own_text, quality
+from everydepth_papers.evidence.cifar_tuning import cell
+from everydepth_papers.evidence.discover import find_recipe
 from everydepth_papers.evidence.stages import Spent, tuned
 
 
@@ -82,3 +85,15 @@ def test_text_of_its_own_is_what_the_model_says_after_a_quarter_of_each_row(tmp_
 def test_half_of_a_stages_rows_are_the_models_own() -> None:
     text, own = torch.zeros(6, 4).long(), torch.ones(2, 4).long()
     assert mixed(text, own, 0).tolist() == [[0] * 4] * 3 + [[1] * 4] * 3
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_stages_are_tuned_in_what_is_fast_here_and_the_result_says_which(
+    native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": native})
+    smoke = find_recipe("resnet56")[0].presets["smoke"].cells[-1]
+    found = cell({**smoke, "precision": "fast", "exits": False}, 0, tmp_path / "cell")
+    assert found["precision"] == ("bf16" if native else "fp32")
+    run = Run.open(tmp_path / "balcony" / "seed-0-until-2")
+    assert run.config["precision"] == found["precision"]
