@@ -76,6 +76,7 @@ class Audit(Results, kind="audit"):
         """Row numbers, the most suspicious first."""
         return np.argsort(-self.score, kind="stable")
 
+    @checked
     def suspects(self, threshold: float = 0.5) -> NDArray[np.int64]:
         """Rows with a score above the threshold, the most suspicious first."""
         if not self.calibrated:
@@ -85,6 +86,7 @@ class Audit(Results, kind="audit"):
             )
         return self.order[self.score[self.order] > threshold]
 
+    @checked
     def table(
         self, name: str | None = None, *, top: int = 20, classes: Sequence[str] | None = None
     ) -> Table:

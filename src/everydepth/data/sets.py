@@ -71,6 +71,7 @@ class Rows(Dataset[dict[str, Any]], ABC):
     def __getitem__(self, index: int) -> Batch:
         return {key: column[index] for key, column in self.columns().items()}
 
+    @checked
     def batch(self, indices: Indices) -> Batch:
         """Several rows at once: tensors stay tensors, texts become lists."""
         chosen = self._checked(indices)
@@ -179,6 +180,7 @@ class Images(Rows):
             return self
         return replace(self, pixel_values=self.pixel_values.float().div_(255))
 
+    @checked
     def normalized(self, mean: Sequence[float], std: Sequence[float]) -> Images:
         """`(pixel - mean) / std` per channel, with pixels in 0..1."""
         channels = self.pixel_values.shape[1]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from everydepth.config import Setting, checked
-from everydepth.errors import NonFiniteError, SettingError
+from everydepth.errors import DepthError, NonFiniteError, SettingError
 from everydepth.objectives import Distilled, Moment, Objective, Pass, Term, lpa
 from everydepth.stream import (
     Criterion,
@@ -171,6 +171,7 @@ class EveryDepth(nn.Module):
         """
         self.step, self.total_steps, self._counts_itself = step, total_steps, False
 
+    @checked
     def check_labels(self, batch: Mapping[str, Any]) -> None:
         """Check the labels of a first batch that is trained on in pieces.
 
@@ -198,7 +199,10 @@ class EveryDepth(nn.Module):
 
     def _pass(self, batch: Mapping[str, Any], depths: Sequence[int]) -> EveryDepthOutput:
         last = self.stream.depth
-        asked = [self.stream.check_depth(depth) for depth in depths]
+        try:
+            asked = [self.stream.check_depth(depth) for depth in depths]
+        except (RuntimeError, TypeError) as error:  # no collection, or not of numbers
+            raise DepthError(f"depths={depths!r:.80}; give several, each 0 to {last}") from error
         targets = self._targets(batch)
         unlabeled = targets is None and not self.objective.needs_labels
         chunked = self._chunks(targets) if targets is not None else unlabeled and self._chunkable
@@ -249,6 +253,7 @@ class EveryDepth(nn.Module):
         name = str(depth)
         return self.heads[name] if name in self.heads else None  # noqa: SIM401 - no `get` there
 
+    @checked
     def save_pretrained(self, directory: str | Path, **kwargs: Any) -> None:
         """Save the plain model; for a PEFT model, only the adapters, in PEFT's format."""
         around = adapter(self.model)
@@ -298,7 +303,7 @@ class EveryDepth(nn.Module):
         labels = batch["labels"]
         # On an accelerator, every check waits for the device, so only the first batch is checked.
         # A later batch may happen to have no labels to learn from.
-        first, self._labels_checked = not self._labels_checked, True
+        first = not self._labels_checked
         targets = Targets.of(
             stream,
             batch,
@@ -310,6 +315,7 @@ class EveryDepth(nn.Module):
         )
         if first and len(targets) == 0:
             raise no_labels()
+        self._labels_checked = True
         return targets
 
     def _weights(self) -> list[float]:
