@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -249,6 +250,31 @@ CASES: dict[str, Case] = {
         lambda m: ed.as_stream(m).start(rows()).select(torch.zeros(2)),
         BatchError,
         r"rows are float32 of shape \(2,\); pass a vector of integers",
+    ),
+    "a damaged cell of a sweep": (
+        lambda m: damaged_cell({"cell": {"a": 1}, "result": None}),
+        RunError,
+        "does not hold the result of a cell; delete it to do the cell again",
+    ),
+    "a cell of a sweep that is a list": (
+        lambda m: damaged_cell([]),
+        RunError,
+        "does not hold the result of a cell; delete it to do the cell again",
+    ),
+    "an objective without parts": (
+        lambda m: ed.Objective.from_json({"name": "x", "parts": None}),
+        SettingError,
+        "is no objective; it has a name, and a list as parts",
+    ),
+    "an objective without a name": (
+        lambda m: ed.Objective.from_json({"parts": []}),
+        SettingError,
+        "is no objective; it has a name, and a list as parts",
+    ),
+    "an objective with a part that is none": (
+        lambda m: ed.Objective.from_json({"name": "x", "parts": [None]}),
+        SettingError,
+        "None is no part of an objective; use a name, or its JSON",
     ),
     "a policy of any model": (
         lambda m: ed.Patience(threshold=1, model=True),  # type: ignore[arg-type]
@@ -878,6 +904,16 @@ def wrong_config(model: Any) -> Any:
     file = Path("saved/config.json")
     file.write_text(file.read_text().replace('"num_channels": 1', '"num_channels": []'))
     return ed.load("saved")
+
+
+def damaged_cell(content: Any) -> Any:
+    def sweep() -> Any:
+        return ed.sweep({"a": [1]}, lambda a: {"b": a}, run="swept", **QUIET)
+
+    sweep()
+    (file,) = Path("swept/cells").glob("*.json")
+    file.write_text(json.dumps(content))
+    return sweep()
 
 
 def deep_table() -> Any:

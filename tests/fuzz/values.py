@@ -129,6 +129,18 @@ class World:
     def _cut(self, to: Any) -> dict[str, Tensor]:
         return {key: value[to] for key, value in self.rows().items()}
 
+    def seen_as(self) -> tuple[Odd, ...]:
+        """The model in the other forms that every function takes."""
+        return (
+            Odd("as_stream(model)", lambda: ed.as_stream(self.model)),
+            Odd("EveryDepth(model)", lambda: ed.EveryDepth(self.model, ed.lpa())),
+            Odd("DataParallel(model)", lambda: nn.DataParallel(self.model)),
+        )
+
+    def _each(self) -> list[dict[str, Tensor]]:
+        rows = self.rows()
+        return [{key: value[n] for key, value in rows.items()} for n in range(len(rows["labels"]))]
+
     def spoilt(self) -> tuple[Odd, ...]:
         main, *_ = self.rows()
 
@@ -147,8 +159,11 @@ class World:
         return (
             Odd("rows", self.rows),
             Odd("[rows, rows]", lambda: [self.rows(), self.rows()]),
+            Odd("a list of rows", self._each),
+            Odd("DataLoader(rows)", lambda: _loader(self._each())),
+            Odd("iter([rows])", lambda: iter([self.rows()])),
             Odd("tuple(rows)", lambda: tuple(self.rows().values())),
-            Odd("DataLoader([])", lambda: DataLoader([], 2, generator=torch.Generator())),
+            Odd("DataLoader([])", lambda: _loader([])),
             Odd("an endless stream of None", _Nothing),
             Odd("rows, no labels", lambda: {main: self.rows()[main]}),
             Odd("[rows, no labels]", lambda: [self.rows(), {main: self.rows()[main]}]),
@@ -185,6 +200,10 @@ class World:
             changed("text labels", labels=lambda v: [str(x) for x in v.tolist()]),
             changed("None labels", labels=lambda v: None),
         )  # fmt: skip
+
+
+def _loader(rows: list[dict[str, Tensor]]) -> DataLoader[dict[str, Tensor]]:
+    return DataLoader(rows, 5, generator=torch.Generator())  # pyright: ignore[reportArgumentType]
 
 
 class _Nothing(IterableDataset[None]):
@@ -518,6 +537,8 @@ def calls(function: Callable[..., Any], worlds: list[World]) -> st.SearchStrateg
             found += [st.sampled_from(choices)] * 2
         if inside is not None:
             found += [inside, inside]
+        if parameter.name in ("model", "net", "old", "new"):
+            found += [st.sampled_from(world.seen_as())] * 2
         if parameter.name in ("data", "train", "valid", "test", "batch", "clean", "noisy"):
             found += [st.sampled_from(world.spoilt())] * 2
         return st.one_of(found)

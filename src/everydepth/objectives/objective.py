@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -237,5 +237,10 @@ class Objective:
         """The inverse of `to_json`."""
         plain = dict(values)
         check_names(plain, ("name", "parts", "seed"), "an objective")
-        parts = tuple(part_of(part, Part) for part in plain.pop("parts"))
+        given = plain.pop("parts", None)
+        if not isinstance(given, list | tuple) or "name" not in plain:
+            raise SettingError(
+                f"{dict(values)!r:.80} is no objective; it has a name, and a list as parts"
+            )
+        parts = tuple(part_of(part, Part) for part in cast(list[Any], given))
         return cls(parts=parts, **plain)
