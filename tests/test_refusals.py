@@ -321,6 +321,11 @@ CASES: dict[str, Case] = {
         SettingError,
         r"token_blocks\(ids=set\(\)\); use",
     ),
+    "folds of a damaged label": (
+        lambda m: folds([10**15, 0, 0, 0, 0, 0], 2),
+        DataError,
+        "class 1000000000000000 has 1 sample",
+    ),
     "folds of no rows": (
         lambda m: ed.audit((), None, folds=[]),
         SettingError,

@@ -188,6 +188,13 @@ def test_broken_cifar_binaries_are_named(tmp_path: Path):
         load_images(tmp_path)
 
 
+@pytest.mark.parametrize("label", [10**15, -1])
+def test_a_label_of_no_class_is_named_before_classes_are_counted(label: int, tmp_path: Path):
+    sheets(tmp_path, labels=np.full(12, label))
+    with pytest.raises(DataError, match=rf"label {label} in .*, but classes without names are 0"):
+        load_images(tmp_path)
+
+
 def test_broken_sheets_are_named(tmp_path: Path):
     sheets(tmp_path, labels=np.zeros(5, dtype=np.uint8))
     with pytest.raises(DataError, match=r"12 images but 5 labels"):

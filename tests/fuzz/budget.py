@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ _QUIET: dict[str, Any] = {
     "suppress_health_check": list(HealthCheck),
     "database": None,
 }
+_LARGEST = 6 * 2**30  # bytes; more is a `MemoryError`
 
 
 class _Endless(BaseException):
@@ -60,15 +62,18 @@ def fuzzed(what: SearchStrategy[Any], check: Callable[[Any], None], *, examples:
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """Whatever computes too long is stopped; what only waits, by `--timeout`."""
+    """Stops what computes too long or fills the memory; `--timeout` stops what only waits."""
 
     def stop(*_: Any) -> None:
         raise _Endless
 
     before = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, _LONGEST)
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_LARGEST, limits[1]))
     try:
         yield
     finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)

@@ -124,18 +124,18 @@ def folds(
     found = whole_numbers(labels, "labels").long()
     if found.numel() and int(found.min()) < 0:
         raise DataError(f"label {int(found.min())}; use 0 or more, one label for each row")
-    sizes = torch.bincount(found)
-    small = ((sizes > 0) & (sizes < max(count, FEWEST))).nonzero().flatten()
+    classes, sizes = found.unique(return_counts=True)
+    small = (sizes < max(count, FEWEST)).nonzero().flatten()
     if len(small):
         k = int(small[0])
         raise DataError(
-            f"class {k} has {int(sizes[k])} sample(s), too few for {count} folds; "
+            f"class {int(classes[k])} has {int(sizes[k])} sample(s), too few for {count} folds; "
             "use fewer folds or more samples"
         )
     generator = torch.Generator().manual_seed(seed)
     where = torch.empty_like(found)
     start = 0
-    for label in found.unique().tolist():
+    for label in classes.tolist():
         rows = (found == label).nonzero().flatten()
         order = rows[torch.randperm(len(rows), generator=generator)]
         where[order] = (torch.arange(len(rows)) + start) % count

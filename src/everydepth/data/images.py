@@ -13,7 +13,7 @@ import torch
 
 from everydepth.config import checked
 from everydepth.data.reading import decode, listing, pick_split, read_bytes, unpacked_name
-from everydepth.data.sets import Images
+from everydepth.data.sets import Images, numbered
 from everydepth.errors import DataError
 from everydepth.files import explained
 
@@ -67,7 +67,7 @@ def _images(pixels: np.ndarray, labels: np.ndarray, names: tuple[str, ...], fold
             f"{len(pixels)} images but {len(labels)} labels in {folder}; each image needs one "
             "label, so download the files again"
         )
-    names = names or tuple(str(label) for label in range(int(labels.max()) + 1))
+    names = names or numbered(torch.from_numpy(labels.astype(np.int64)), folder)
     if int(labels.max()) >= len(names) or int(labels.min()) < 0:
         wrong = int(labels.max()) if int(labels.max()) >= len(names) else int(labels.min())
         raise DataError(

@@ -20,6 +20,9 @@ from everydepth.errors import DataError
 Batch = dict[str, Any]
 """Keyword arguments of one model call: `model(**batch)`."""
 
+MOST_NUMBERED = 100_000
+"""A damaged label would otherwise fill the memory with names."""
+
 Indices = Sequence[int] | Tensor
 
 # Not typing.Self: the tests' runtime type checker does not support it on methods.
@@ -31,6 +34,17 @@ def random_stream(seed: int, *stream: int) -> np.random.Generator:
     if seed < 0:
         raise DataError(f"seed {seed}, but a seed is a whole number from 0 up; use for example 0")
     return np.random.default_rng([seed, *stream])
+
+
+def numbered(labels: Tensor, source: object) -> tuple[str, ...]:
+    """The names of classes that have only numbers."""
+    low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, -1)
+    if low < 0 or high >= MOST_NUMBERED:
+        raise DataError(
+            f"label {low if low < 0 else high} in {source}, but classes without names are 0 to "
+            f"{MOST_NUMBERED - 1:,}; get the data again, or give classes="
+        )
+    return tuple(map(str, range(high + 1)))
 
 
 class Rows(Dataset[dict[str, Any]], ABC):
