@@ -316,7 +316,7 @@ def _told_at_once(function: Callable[..., Any], stores: bool) -> dict[str, tuple
     }
 
 
-_COLLECTIONS: Mapping[Any, Any] = {tuple: tuple | list | range, Mapping: Mapping}
+_COLLECTIONS: Mapping[Any, Any] = {tuple: (tuple, list, range), Mapping: Mapping}
 
 
 def _is_outside(value: Any, kind: Any) -> bool:

@@ -53,6 +53,7 @@ SMALL: dict[str, str] = {
 }  # fmt: skip
 NO_WORK = {"dry_run", "dry"}  # what would take minutes is only planned
 SLOW = {"ray", "processes", "vllm", "llama"}  # choices of tests of their own
+DRAWS = ("reproduce", "docs")  # judges and draws again whatever this checkout has recorded
 # A file of options may hold any YAML.
 IN_A_FILE: tuple[Any, ...] = (
     None, True, 0, -1, 1.5, 10**30, float("nan"), "", "x", [], [1, 2], [[1]], ["a"], {}, {"a": 1},
@@ -97,9 +98,13 @@ def choices(option: Any) -> list[str]:
 
 def lines(command: Any) -> st.SearchStrategy[Line]:
     """A right command line, some of whose words are replaced, left out or added."""
-    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    options = [
+        p
+        for p in command.params
+        if p.param_type_name == "option" and p.name != "help" and (command.name, p.name) != DRAWS
+    ]
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    known = {p.name for p in command.params}
+    known = {p.name for p in (*options, *arguments)}
 
     def values(option: Any) -> st.SearchStrategy[str]:
         right = [RIGHT[option.name]] if option.name in RIGHT else []
