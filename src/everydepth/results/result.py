@@ -26,13 +26,14 @@ bars: like curve, drawn as bars; x may be text.
 scatter: points at x and each of `series`; `arrays["text"]` labels them, and a line joins those for
     which `arrays["front"]` is true.
 matrix: one value per pair; rows are x, columns `arrays["columns"]` (by default x again).
-grid: one row per x, one column per token, with `text` and `probability` in each cell.
+grid: one row per x, one column per token of `tokens`, with `text` and `probability` in each cell.
 scalar: arrays of one number.
 table: columns of equal length, in the order of `series`, drawn against the first.
 rows: the same, for reading only.
 """
 
 Better = Literal["higher", "lower"]
+_OF_GRIDS = ("text", "tokens", "probability")
 _OVER_AXIS = ("curve", "family", "histogram", "bars", "scatter", "matrix")
 
 
@@ -89,7 +90,7 @@ class Result:
 
     def _check(self) -> None:
         """Raise an error if the arrays are not laid out as the kind requires."""
-        for name in (*self.series, *(("text", "tokens") if self._has("grid") else ())):
+        for name in (*self.series, *(_OF_GRIDS if self._has("grid") else ())):
             if name not in self.arrays:
                 why = "`series` names" if name in self.series else f"a {self.kind} needs"
                 raise SettingError(f"{self.name} has no array {name!r:.40}, which {why}")
@@ -113,7 +114,8 @@ class Result:
             across = self.arrays.get("columns", self.x())
             wanted = dict.fromkeys(self.series, (len(self.x()), *across.shape[:1]))
         elif self._has("grid"):
-            wanted = {"text": (len(self.x()), *self.arrays["tokens"].shape[:1])}
+            size = (len(self.x()), *self.arrays["tokens"].shape[:1])
+            wanted = {"text": size, "probability": size}
         elif self._has("table", "rows") and first is not None:
             wanted = dict.fromkeys(self.series, first.shape[:1] or (0,))
         elif self._has("curve", "histogram", "bars", "scatter"):
