@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +149,11 @@ CASES: dict[str, Case] = {
         SettingError,
         r"Texts\(texts=None\); use several, each a string",
     ),
+    "a column of one number": (
+        lambda m: ed.data.Table({"a": 1}),  # type: ignore[dict-item]
+        DataError,
+        "column 'a' is 1; give its texts as a tuple",
+    ),
     "columns that are None": (
         lambda m: ed.data.Table(None),  # type: ignore[arg-type]
         SettingError,
@@ -250,6 +256,11 @@ CASES: dict[str, Case] = {
         lambda m: ed.as_stream(m).start(rows()).select(torch.zeros(2)),
         BatchError,
         r"rows are float32 of shape \(2,\); pass a vector of integers",
+    ),
+    "results whose arrays have a malformed header": (
+        lambda m: malformed(measured(m).save("measured")),
+        DataError,
+        "the results in measured are incomplete",
     ),
     "a damaged cell of a sweep": (
         lambda m: damaged_cell({"cell": {"a": 1}, "result": None}),
@@ -909,6 +920,16 @@ def wrong_config(model: Any) -> Any:
     file = Path("saved/config.json")
     file.write_text(file.read_text().replace('"num_channels": 1', '"num_channels": []'))
     return ed.load("saved")
+
+
+def malformed(folder: Path) -> Any:
+    (file,) = folder.glob("*.npz")
+    with zipfile.ZipFile(file) as packed:
+        members = {name: packed.read(name) for name in packed.namelist()}
+    with zipfile.ZipFile(file, "w") as packed:
+        for name, content in members.items():
+            packed.writestr(name, content.replace(b"(", b"[", 1))
+    return ed.Results.load(folder)
 
 
 def damaged_cell(content: Any) -> Any:

@@ -15,7 +15,7 @@ from everydepth.config import checked
 from everydepth.data.reading import decode, listing, pick_split, read_bytes, unpacked_name
 from everydepth.data.sets import Images, numbered
 from everydepth.errors import DataError
-from everydepth.files import explained
+from everydepth.files import MALFORMED_ARRAY, explained
 
 _SIDE = 32  # CIFAR's images are 32x32 with 3 channels
 _PIXELS = 3 * _SIDE * _SIDE
@@ -179,7 +179,7 @@ def _read_sheets(files: list[Path], split: str, coarse: bool) -> tuple[np.ndarra
     path = files[0].with_name(f"{split}_labels.npy")
     try:
         labels = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
-    except (ValueError, EOFError, MemoryError) as error:
+    except MALFORMED_ARRAY as error:
         raise DataError(
             f"{path} is not a plain .npy file ({error}); save it with np.save(allow_pickle=False)"
         ) from error

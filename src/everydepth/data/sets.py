@@ -277,6 +277,11 @@ class Table:
 
     columns: Mapping[str, tuple[str, ...]]
 
+    def __post_init__(self) -> None:
+        for name, column in self.columns.items():
+            if not isinstance(column, tuple | list):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise DataError(f"column {name!r} is {column!r:.40}; give its texts as a tuple")
+
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
 
