@@ -164,6 +164,11 @@ CASES: dict[str, Case] = {
         SettingError,
         r"row \(1, 2\), but the table has 1 headings; give one for each",
     ),
+    "headings that are numbers": (
+        lambda m: ed.results.Table(headings=range(1, 3), rows=()),  # type: ignore[arg-type]
+        SettingError,
+        "1 among headings, units and notes; use strings",
+    ),
     "units of another width than the headings": (
         lambda m: ed.results.Table(headings=("a",), rows=(), units=("s", "s")),
         SettingError,

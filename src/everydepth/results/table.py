@@ -51,6 +51,9 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for word in (*self.headings, *self.units, *self.notes):
+            if not isinstance(word, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise SettingError(f"{word!r:.40} among headings, units and notes; use strings")
         for what, row in [("units", self.units or self.headings), *(("row", r) for r in self.rows)]:
             if len(row) != len(self.headings):
                 raise SettingError(
