@@ -55,7 +55,7 @@ slow: $(DEV) $(ZOO) ## the tests that take minutes
 # New examples every time; a failing one is printed as the call that fails. One that never ends fails.
 fuzz: export EVERYDEPTH_FUZZ = $(MINUTES)
 fuzz: $(DEV) ## odd arguments, command lines and damaged files; MINUTES=20 is how long
-	$(PY) -m pytest tests/fuzz -n 2 --timeout 900 $(ARGS)
+	$(PY) -m pytest tests/fuzz -n 2 --timeout 3600 $(ARGS)
 
 # What it tried is written into constraints-lowest.txt by hand; a test compares it with pyproject.toml.
 lowest: $(DEV) ## a smoke suite with the lowest versions allowed, in a clean environment

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
+import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 import torch
 import transformers as hf
 from tests.fuzz.values import Letters, writing
+from tests.helpers.tokenizing import byte_level
 from torch import Tensor
 
 import everydepth as ed
@@ -22,6 +26,7 @@ from everydepth.ablations.taps import tapped
 from everydepth.errors import (
     BatchError,
     DataError,
+    DepthError,
     EveryDepthError,
     ExportError,
     LabelError,
@@ -31,7 +36,11 @@ from everydepth.errors import (
     SettingError,
     UnsupportedModelError,
 )
+from everydepth.exits.load import load_tokenizer
 from everydepth.files import explained, parse_json
+from everydepth.growth import score
+from everydepth.results import curve
+from everydepth.results import rows as table_rows
 from everydepth.serving import Price, Recipe
 from everydepth.stream import chosen_depths
 from everydepth.tracing import BatchMetric
@@ -39,6 +48,8 @@ from everydepth.tracing import BatchMetric
 QUIET: dict[str, Any] = {"progress": False}
 LONG = "x" * 300
 DEEP = "[" * 100_000 + "]" * 100_000
+UNEQUAL = {"a": np.zeros(1), "b": np.zeros(2)}
+IGNORED = torch.full((12,), -100)
 IMAGES = np.zeros((4, 1, 8, 8), dtype=np.float32)
 
 
@@ -116,6 +127,206 @@ COMPLEX = torch.ones(1, 3, dtype=torch.complex64)
 Case = tuple[Callable[[Any], Any], type[EveryDepthError], str]
 CASES: dict[str, Case] = {
     # what the fuzzer found
+    "a score on ignored labels": (
+        lambda m: score(m, rows(), test=rows(labels=IGNORED), **QUIET),
+        LabelError,
+        "the data has no labels: all are -100",
+    ),
+    "a line search on ignored labels": (
+        lambda m: ed.growth.jumpboard(
+            m, rows(labels=IGNORED), scored=score(m, rows(), **QUIET), **QUIET
+        ),
+        LabelError,
+        "the data has no labels: all are -100",
+    ),
+    "images that are None": (
+        lambda m: ed.data.Images(None, None, ()),  # type: ignore[arg-type]
+        SettingError,
+        r"Images\(pixel_values=None\); use UInt8",
+    ),
+    "texts that are None": (
+        lambda m: ed.data.Texts(None, labels=torch.tensor([0])),  # type: ignore[arg-type]
+        SettingError,
+        r"Texts\(texts=None\); use several, each a string",
+    ),
+    "a column of one number": (
+        lambda m: ed.data.Table({"a": 1}),  # type: ignore[dict-item]
+        DataError,
+        "column 'a' is 1; give its texts as a tuple",
+    ),
+    "columns that are None": (
+        lambda m: ed.data.Table(None),  # type: ignore[arg-type]
+        SettingError,
+        r"Table\(columns=None\); use Mapping",
+    ),
+    "rows of another width than the headings": (
+        lambda m: ed.results.Table(headings=("a",), rows=((1, 2),)),
+        SettingError,
+        r"row \(1, 2\), but the table has 1 headings; give one for each",
+    ),
+    "headings that are numbers": (
+        lambda m: ed.results.Table(headings=range(1, 3), rows=()),  # type: ignore[arg-type]
+        SettingError,
+        "1 among headings, units and notes; use strings",
+    ),
+    "units of another width than the headings": (
+        lambda m: ed.results.Table(headings=("a",), rows=(), units=("s", "s")),
+        SettingError,
+        r"units \('s', 's'\), but the table has 1 headings; give one for each",
+    ),
+    "a damaged tokenizer": (
+        lambda m: (
+            byte_level().save_pretrained("words"),
+            Path("words/tokenizer.json").write_text(
+                Path("words/tokenizer.json").read_text().replace("ByteLevel", "Else")
+            ),
+            load_tokenizer("words"),
+        ),
+        DataError,
+        "words is not a tokenizer .*; save the tokenizer again with save_pretrained",
+    ),
+    "a grid without tokens": (
+        lambda m: curve("x", [0], [[1]], kind="grid"),  # type: ignore[arg-type]
+        SettingError,
+        "x has no array 'text', which a grid needs",
+    ),
+    "a family without columns": (
+        lambda m: curve("x", [0, 1], [[1, 2, 3]] * 2, kind="family"),
+        SettingError,
+        r"'value' is of shape \(2, 3\), but a family needs \(2, 2\) here",
+    ),
+    "a curve of tables": (
+        lambda m: curve("x", [0, 1], [[1, 2, 3]] * 2),
+        SettingError,
+        r"'value' is of shape \(2, 3\), but a curve needs \(2,\) here",
+    ),
+    "columns of different lengths": (
+        lambda m: replace(table_rows("x", {"a": [1], "b": [1]}), arrays=UNEQUAL),
+        SettingError,
+        r"'b' is of shape \(2,\), but a rows needs \(1,\) here",
+    ),
+    "a scalar of no number": (
+        lambda m: ed.results.Result(
+            name="x", kind="scalar", series=("a",), arrays={"a": np.zeros(0)}
+        ),
+        SettingError,
+        "x: 'a' holds no number; give one",
+    ),
+    "a run's line that is not JSON": (
+        lambda m: ed.Run.create("run", {}).log({"a": object()}),
+        RunError,
+        "a line of metrics must be JSON .*object",
+    ),
+    "a run's results that are not JSON": (
+        lambda m: ed.Run.create("run", {}).write_results({"a": object()}),
+        RunError,
+        "the results of a run must be JSON .*object",
+    ),
+    "another config that is not JSON": (
+        lambda m: ed.Run.create("run", {}).check_config({"a": object()}),
+        RunError,
+        "the config of a run must be JSON .*object",
+    ),
+    "a run at no path": (
+        lambda m: ed.Run.check_free(None),  # type: ignore[arg-type]
+        SettingError,
+        r"Run.check_free\(path=None\); use a string or a path",
+    ),
+    "weights of a depth below none": (
+        lambda m: ed.lpa().weights(0, 10, -1),
+        SettingError,
+        r"Objective.moment\(depth=-1\); use a whole number of 0 or more",
+    ),
+    "an objective for a depth below none": (
+        lambda m: ed.ladder().check(-2),
+        SettingError,
+        r"Objective.check\(depth=-2\); use a whole number of 0 or more",
+    ),
+    "labels of no batch": (
+        lambda m: ed.EveryDepth(m, ed.lpa()).check_labels(None),  # type: ignore[arg-type]
+        SettingError,
+        r"EveryDepth.check_labels\(batch=None\); use Mapping",
+    ),
+    "no list of depths": (
+        lambda m: ed.EveryDepth(m, ed.lpa())(**rows(), depths=None),
+        DepthError,
+        "depths=None; give several, each 0 to 2",
+    ),
+    "rows of a cursor beyond it": (
+        lambda m: ed.as_stream(m).start(rows()).select(torch.tensor([99])),
+        BatchError,
+        "the cursor has rows 0 to 11; use these",
+    ),
+    "rows of a cursor that are floats": (
+        lambda m: ed.as_stream(m).start(rows()).select(torch.zeros(2)),
+        BatchError,
+        r"rows are float32 of shape \(2,\); pass a vector of integers",
+    ),
+    "results whose arrays have a malformed header": (
+        lambda m: malformed(measured(m).save("measured")),
+        DataError,
+        "the results in measured are incomplete",
+    ),
+    "a damaged cell of a sweep": (
+        lambda m: damaged_cell({"cell": {"a": 1}, "result": None}),
+        RunError,
+        "does not hold the result of a cell; delete it to do the cell again",
+    ),
+    "a cell of a sweep that is a list": (
+        lambda m: damaged_cell([]),
+        RunError,
+        "does not hold the result of a cell; delete it to do the cell again",
+    ),
+    "an objective without parts": (
+        lambda m: ed.Objective.from_json({"name": "x", "parts": None}),
+        SettingError,
+        "is no objective; it has a name, and a list as parts",
+    ),
+    "an objective without a name": (
+        lambda m: ed.Objective.from_json({"parts": []}),
+        SettingError,
+        "is no objective; it has a name, and a list as parts",
+    ),
+    "an objective with a part that is none": (
+        lambda m: ed.Objective.from_json({"name": "x", "parts": [None]}),
+        SettingError,
+        "None is no part of an objective; use a name, or its JSON",
+    ),
+    "a policy of any model": (
+        lambda m: ed.Patience(threshold=1, model=True),  # type: ignore[arg-type]
+        SettingError,
+        r"Patience\(model=True\); use Identity or None",
+    ),
+    "thresholds for a number": (
+        lambda m: ed.Confidence(threshold=0.5).for_stream(1.5),  # type: ignore[arg-type]
+        SettingError,
+        r"Policy.for_stream\(stream=1.5\); use ResidualStream",
+    ),
+    "weights at a step that is none": (
+        lambda m: ed.lpa().weights("1", 10, 2),  # type: ignore[arg-type]
+        SettingError,
+        r"Objective.moment\(step='1'\); use a whole number",
+    ),
+    "a batch of words": (
+        lambda m: ed.data.load_digits("test").batch(["a"]),  # type: ignore[arg-type]
+        SettingError,
+        r"Rows.batch\(indices=\['a'\]\); use several",
+    ),
+    "images normalized by a number": (
+        lambda m: ed.data.load_digits("test").normalized(0.5, [0.5]),
+        SettingError,
+        r"Images.normalized\(mean=0.5\); use several",
+    ),
+    "rows of a cursor by name": (
+        lambda m: ed.as_stream(m).start(rows()).select("a"),  # type: ignore[arg-type]
+        SettingError,
+        r"Cursor.select\(rows='a'\); use Tensor",
+    ),
+    "a network saved in a number": (
+        lambda m: ed.EveryDepth(m, ed.lpa()).save_pretrained(0.5),  # type: ignore[arg-type]
+        SettingError,
+        r"EveryDepth.save_pretrained\(directory=0.5\); use a string or a path",
+    ),
     "a set of labels": (
         lambda m: ed.data.flip_labels(set(), 0.1),  # type: ignore[arg-type]
         SettingError,
@@ -125,6 +336,11 @@ CASES: dict[str, Case] = {
         lambda m: ed.data.token_blocks(set(), 4),  # type: ignore[arg-type]
         SettingError,
         r"token_blocks\(ids=set\(\)\); use",
+    ),
+    "folds of a damaged label": (
+        lambda m: folds([10**15, 0, 0, 0, 0, 0], 2),
+        DataError,
+        "class 1000000000000000 has 1 sample",
     ),
     "folds of no rows": (
         lambda m: ed.audit((), None, folds=[]),
@@ -223,7 +439,7 @@ CASES: dict[str, Case] = {
     "bytes to tokenize": (
         lambda m: ed.data.tokenized(b"x", Letters(), 4),  # type: ignore[arg-type]
         SettingError,
-        r"tokenized\(data=b'x'\); use Texts or Sequence",
+        r"tokenized\(data=b'x'\); use Texts or several, each a string",
     ),
     "a grid of nothing": (
         lambda m: ed.sweep({}, lambda a: {"b": a}, **QUIET),
@@ -711,6 +927,26 @@ def wrong_config(model: Any) -> Any:
     return ed.load("saved")
 
 
+def malformed(folder: Path) -> Any:
+    (file,) = folder.glob("*.npz")
+    with zipfile.ZipFile(file) as packed:
+        members = {name: packed.read(name) for name in packed.namelist()}
+    with zipfile.ZipFile(file, "w") as packed:
+        for name, content in members.items():
+            packed.writestr(name, content.replace(b"(", b"[", 1))
+    return ed.Results.load(folder)
+
+
+def damaged_cell(content: Any) -> Any:
+    def sweep() -> Any:
+        return ed.sweep({"a": [1]}, lambda a: {"b": a}, run="swept", **QUIET)
+
+    sweep()
+    (file,) = Path("swept/cells").glob("*.json")
+    file.write_text(json.dumps(content))
+    return sweep()
+
+
 def deep_table() -> Any:
     Path("table.json").write_text(DEEP)
     return ed.data.load("table.json")
@@ -768,3 +1004,11 @@ def test_what_a_killed_process_left_of_a_file_goes_when_it_is_written_again() ->
     ed.export(writing().model, "out", depth=1)
     assert not any(entry.exists() for entry in left)
     assert other.exists()
+
+
+def test_labels_are_checked_until_a_batch_was_right(model: hf.PreTrainedModel) -> None:
+    net = ed.EveryDepth(model, ed.lpa())
+    for _ in range(2):
+        with pytest.raises(LabelError, match="no labels"):
+            net(**rows(labels=IGNORED))
+    assert net(**rows()).loss > 0

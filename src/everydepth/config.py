@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache, wraps
 from inspect import Signature, signature, unwrap
 from numbers import Number
@@ -52,6 +52,7 @@ class Setting:
 
 Seed = Annotated[int, Setting(least=0)]
 """A random seed; NumPy does not accept negative ones."""
+Whole = Annotated[int, Setting(least=0)]
 Count = Annotated[int, Setting(least=1)]
 Share = Annotated[float, Setting(above=0, below=1)]
 Positive = Annotated[float, Setting(above=0)]
@@ -187,15 +188,21 @@ def checked(function: F) -> F:
     everydepth.errors.SettingError: halved(number='much'); use a number
     """
     if isinstance(function, type):
-        function.__init__ = checked(function.__init__)
+        function.__init__ = _checked(function.__init__, stores=is_dataclass(function))
         return cast(F, function)
+    return _checked(function)
+
+
+def _checked(function: F, *, stores: bool = False) -> F:
+    """stores: it only stores its arguments, so that wrong ones would fail much later."""
 
     @wraps(function)
     def called(*args: Any, **named: Any) -> Any:
         args = tuple(map(_as_python, args))
         named = {name: _as_python(value) for name, value in named.items()}
         _check_arguments(function, named)
-        if wrong := _misfit(function, args, named, _told_at_once(function), infinite=True):
+        told = _told_at_once(function, stores)
+        if wrong := _misfit(function, args, named, told, at_once=True):
             raise SettingError(wrong)
         try:
             return function(*args, **named)
@@ -252,11 +259,12 @@ def _misfit(
     named: Mapping[str, Any],
     hints: Mapping[str, tuple[Any, Setting]],
     *,
-    infinite: bool = False,
+    at_once: bool = False,
 ) -> str | None:
     """An error message for the first argument that does not fit its annotation; None if all fit.
 
-    infinite: accept infinity as a number where nothing limits it, as some functions do.
+    at_once: accept infinity as a number where nothing limits it, as some functions do, and do not
+        look into collections, which may be large.
     """
     try:
         values = _signature(function).bind(*given, **named).arguments
@@ -269,11 +277,12 @@ def _misfit(
         if value is not given_as and getattr(given_as, "shape", None) == ():
             # An array without axes is not a number; the function gets it unchanged.
             value = value if isinstance(given_as, Number) else given_as
-        if infinite and about is _NO_LIMITS and _is_infinite(value, hint):
+        if at_once and about is _NO_LIMITS and _is_infinite(value, hint):
             continue
         if not about.finite and isinstance(value, float):
             continue
-        if not (_fits(value, hint) and _within(value, about)):
+        fits = _is_outside if at_once and about is _NO_LIMITS else _is
+        if not (any(fits(value, kind) for kind in alternatives(hint)) and _within(value, about)):
             wanted = _wanted(hint, about) if _readable(value) else "numbers, in memory"
             return f"{_name_of(function)}({name}={value!r:.80}); use {wanted}"
     return None
@@ -289,13 +298,31 @@ def _hints_with_limits(function: Callable[..., Any]) -> dict[str, tuple[Any, Set
 
 
 @cache
-def _told_at_once(function: Callable[..., Any]) -> dict[str, tuple[Any, Setting]]:
-    """The parameters whose arguments a look at their class can judge."""
+def _told_at_once(function: Callable[..., Any], stores: bool) -> dict[str, tuple[Any, Setting]]:
+    """The parameters whose arguments a look at their class can judge.
+
+    stores: also mappings, tuples and objects of others, which a function may take in more forms
+        than it says.
+    """
+
+    def told(kind: Any) -> bool:
+        known = get_origin(kind) in _COLLECTIONS or (isinstance(kind, type) and kind is not Any)
+        return _is_plain(kind) or (stores and known)
+
     return {
         name: (hint, about)
         for name, (hint, about) in _hints_with_limits(function).items()
-        if about is not _NO_LIMITS or all(_is_plain(kind) for kind in alternatives(hint))
+        if about is not _NO_LIMITS or all(map(told, alternatives(hint)))
     }
+
+
+_COLLECTIONS: Mapping[Any, Any] = {tuple: (tuple, list, range), Mapping: Mapping}
+
+
+def _is_outside(value: Any, kind: Any) -> bool:
+    """Like `_is`, whatever a tuple or mapping holds."""
+    held = _COLLECTIONS.get(get_origin(kind))
+    return _is(value, kind) if held is None else isinstance(value, held)
 
 
 _NO_LIMITS = Setting()
@@ -444,7 +471,7 @@ def _wanted(hint: Any, about: Setting) -> str:
             words.append(f"one of {', '.join(map(str, get_args(kind)))}")
         elif kind is float or (kind is int and float not in kinds):
             words.append(f"{_WORDS[kind]}{_range(about)}")
-        elif get_origin(kind) in (tuple, Sequence, Iterable) and get_args(kind)[0] in (int, float):
+        elif get_origin(kind) in (tuple, Sequence, Iterable) and get_args(kind)[0] in _WORDS:
             words.append(f"several, each {_WORDS[get_args(kind)[0]]}{_range(about)}")
         elif get_origin(kind) is Callable:
             words.append("a function")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Generator, Iterator
 from contextlib import contextmanager, suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, cast
 
 import psutil
@@ -22,6 +23,10 @@ TEMPORARY = ".tmp-"
 """Prefix of unfinished files and folders, which may be deleted at any time."""
 
 CHECKSUMS = "checksums.json"
+
+# What NumPy raises for a malformed array: its header is parsed as Python, its size is believed.
+MALFORMED_ARRAY = (EOFError, MemoryError, SyntaxError, TokenError, ValueError)
+
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NEXT = {
     errno.ENAMETOOLONG: "use a shorter name",

@@ -172,3 +172,14 @@ def test_the_watch_follows_a_training_and_changes_nothing() -> None:
     again = GradientWatch(clean, noisy, flipped=noise)
     again.load_state_dict(watch.state_dict())
     assert again.results() == watch.results()
+
+
+def test_taps_of_a_model_in_training_mode_are_those_in_eval_mode() -> None:
+    model, batch = labeled("Bert-SequenceClassification")
+    stream = as_stream(model)
+    wanted = tapped(stream, batch)
+    model.train()
+    state = torch.get_rng_state()
+    assert torch.equal(tapped(stream, batch).losses, wanted.losses)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +189,13 @@ def test_broken_cifar_binaries_are_named(tmp_path: Path):
         load_images(tmp_path)
 
 
+@pytest.mark.parametrize("label", [10**15, -1])
+def test_a_label_of_no_class_is_named_before_classes_are_counted(label: int, tmp_path: Path):
+    sheets(tmp_path, labels=np.full(12, label))
+    with pytest.raises(DataError, match=rf"label {label} in .*, but classes without names are 0"):
+        load_images(tmp_path)
+
+
 def test_broken_sheets_are_named(tmp_path: Path):
     sheets(tmp_path, labels=np.zeros(5, dtype=np.uint8))
     with pytest.raises(DataError, match=r"12 images but 5 labels"):
@@ -205,6 +213,17 @@ def test_broken_sheets_are_named(tmp_path: Path):
         load_images(tmp_path)
     (tmp_path / "train_labels.npy").unlink()
     with pytest.raises(DataError, match=r"train_labels.npy cannot be read \(No such file"):
+        load_images(tmp_path)
+
+
+@pytest.mark.parametrize("byte", range(10, 80))
+def test_a_flipped_bit_in_the_header_of_labels_is_named(byte: int, tmp_path: Path):
+    sheets(tmp_path)
+    file = tmp_path / "train_labels.npy"
+    content = bytearray(file.read_bytes())
+    content[byte] ^= 8
+    file.write_bytes(content)
+    with suppress(DataError):  # anything else is an error; some bits do not matter
         load_images(tmp_path)
 
 

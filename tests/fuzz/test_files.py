@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import io
 import json
+import lzma
 import shutil
+import tarfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+import transformers as hf
 from hypothesis import strategies as st
+from PIL import Image
 from tests.fuzz.budget import fuzzed
-from tests.fuzz.values import seeing
+from tests.fuzz.values import RECIPE, seeing, writing
 from tests.fuzz.watching import unchanged
 from tests.helpers.gguf_files import write_tiny
+from tests.helpers.tokenizing import byte_level
 from tests.helpers.training import net, points, same, weights
 
 import everydepth as ed
 import everydepth.data
 from everydepth.engines.gguf_file import GGUF
 from everydepth.errors import EveryDepthError
+from everydepth.exits.load import load_tokenizer
+from everydepth.serving.simulation import read_load
 from everydepth.training import Callback, Training
+from everydepth.training.lora import with_lora
+from everydepth_papers.evidence.running import reproduce
 
 QUIET: dict[str, Any] = {"progress": False}
 FIT: dict[str, Any] = {"steps": 4, "batch_size": 16, "save_every": 2, **QUIET}
@@ -78,9 +90,13 @@ def _save_model(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def _save_results(folder: Path) -> None:
+def _traced() -> ed.Results:
     world = seeing()
-    ed.trace(world.model, world.rows(), ["loss", "accuracy"], **QUIET).save(folder)
+    return ed.trace(world.model, world.rows(), ["loss", "accuracy"], **QUIET)
+
+
+def _save_results(folder: Path) -> None:
+    _traced().save(folder)
 
 
 def _table(name: str) -> Callable[[Path], None]:
@@ -114,6 +130,101 @@ def _gguf(folder: Path) -> None:
     write_tiny(folder / "model.gguf")
 
 
+def _tokens(folder: Path) -> None:
+    byte_level().save_pretrained(folder)
+
+
+def _profiled(folder: Path) -> None:
+    world = seeing()
+    ed.profile(world.model, world.rows(), repeats=1, **QUIET).save(folder)
+
+
+def _swept(folder: Path) -> None:
+    ed.sweep({"a": [1, 2]}, _cell, run=folder, **QUIET)
+
+
+def _cell(a: int) -> dict[str, int]:
+    return {"b": a}
+
+
+def _grown(folder: Path, resume: bool = False) -> Any:
+    with torch.random.fork_rng(devices=[]):  # it seeds
+        world = seeing()
+    rows = (world.rows(), world.rows())
+    small: dict[str, Any] = {"rounds": 1, "steps": 1, "batch_size": 4}
+    return ed.grow(world.model, *rows, run=folder, resume=resume, **small, **QUIET)
+
+
+def _reproduced(folder: Path) -> Any:
+    return reproduce(RECIPE, "smoke", run=folder, **QUIET)
+
+
+def _adapter(folder: Path) -> None:
+    world = writing()
+    world.model.save_pretrained(folder / "base")  # pyright: ignore[reportCallIssue]
+    model = hf.AutoModelForCausalLM.from_pretrained(folder / "base")
+    with_lora(model, 1).save_pretrained(folder / "adapter")
+
+
+def _json(content: Any) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "a.json").write_text(json.dumps(content))
+
+    return write
+
+
+def _from_json(read: Callable[[Any], Any]) -> Callable[[Path], Any]:
+    """Reads content that is JSON; parsing it is not ours."""
+
+    def found(folder: Path) -> None:
+        try:
+            content = json.loads((folder / "a.json").read_text())
+        except (ValueError, OSError):
+            return
+        read(content)
+
+    return found
+
+
+def _text(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "a.txt.xz").write_bytes(lzma.compress(b"one two three\n" * 9))
+
+
+def _idx(folder: Path) -> None:
+    folder.mkdir()
+    pixels, labels = bytes(range(64)) * 3, bytes([0, 1, 2])
+    sizes = [n.to_bytes(4, "big") for n in (3, 8, 8)]
+    images = folder / "train-images-idx3-ubyte.gz"
+    images.write_bytes(gzip.compress(b"\0\0\x08\x03" + b"".join(sizes) + pixels))
+    (folder / "train-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + sizes[0] + labels)
+
+
+def _cifar(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "data_batch_1.bin").write_bytes(b"".join(bytes([n]) + bytes(3072) for n in range(3)))
+    (folder / "batches.meta.txt").write_text("\n".join(f"class{n}" for n in range(10)))
+
+
+def _sheets(folder: Path) -> None:
+    folder.mkdir()
+    Image.new("RGB", (64, 64)).save(folder / "data_batch_1.webp", lossless=True)
+    np.save(folder / "train_labels.npy", np.arange(4))
+
+
+def _archive(name: str, file: str, members: dict[str, str]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).mkdir(parents=True)
+        with tarfile.open(folder / name / file, "w:xz") as archive:
+            for member, text in members.items():
+                info = tarfile.TarInfo(member)
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text.encode()))
+
+    return write
+
+
 KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "a run": (_finished, _read_run),
     "a run to resume": (_interrupted, _resume),
@@ -126,6 +237,49 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "results": (_save_results, lambda folder: ed.Results.load(folder).table()),
     "results to report": (_save_results, lambda f: ed.report(f, f / "page.html")),
     "a policy": (_policy, lambda folder: ed.Policy.load(folder / "policy.json")),
+    "a profile": (_profiled, lambda folder: ed.Profile.load(folder).choose(max_drop=0.1)),
+    "a sweep to continue": (
+        _swept, lambda folder: ed.sweep({"a": [1, 2]}, _cell, run=folder, **QUIET).rows(),
+    ),
+    "growth to resume": (_grown, lambda folder: _grown(folder, resume=True)),
+    "a reproduction to resume": (_reproduced, lambda folder: _reproduced(folder).table()),
+    "an adapter": (_adapter, lambda folder: ed.load(folder / "adapter")),
+    "a tokenizer": (_tokens, load_tokenizer),
+    "an untrusted tokenizer": (_tokens, lambda folder: load_tokenizer(folder, trusted=False)),
+    "an objective": (
+        _json(ed.lpa(early=0.2).sampled(1).annealed().to_json()),
+        _from_json(lambda content: ed.Objective.from_json(content).weights(0, 9, 3)),
+    ),
+    "results as JSON": (
+        _json(_traced().to_json()), _from_json(lambda found: ed.Results.from_json(found).table()),
+    ),
+    "a load": (
+        _json([{"at": 0.5, "prompt": 3, "tokens": 2, "depth": 1}] * 2),
+        lambda folder: read_load(folder / "a.json"),
+    ),
+    "columns": (
+        _table("a.csv"),
+        lambda folder: everydepth.data.load_columns(folder / "a.csv")["label"],
+    ),
+    "a packed text": (_text, lambda folder: everydepth.data.load_text(folder / "a.txt.xz")),
+    "IDX images": (_idx, everydepth.data.load_images),
+    "CIFAR images": (_cifar, everydepth.data.load_images),
+    "sheets of images": (_sheets, everydepth.data.load_images),
+    "an archive of news": (
+        _archive(
+            "20newsgroups", "20news-bydate.tar.xz",
+            {"x-train/a/1": "one", "x-train/b/2": "two"},
+        ),
+        lambda folder: everydepth.data.load("20newsgroups", root=folder),
+    ),
+    "an archive of tweets": (
+        _archive(
+            "tweeteval", "tweeteval_datasets.tar.xz",
+            {"x/irony/train_text.txt": "a\nb", "x/irony/train_labels.txt": "0\n1",
+             "x/irony/mapping.txt": "0\tno\n1\tyes"},
+        ),
+        lambda folder: everydepth.data.load("tweeteval", root=folder, task="irony"),
+    ),
     "a CSV table": (_table("a.csv"), lambda folder: ed.data.load(folder / "a.csv")),
     "a JSON table": (_table("a.jsonl"), lambda folder: ed.data.load(folder / "a.jsonl")),
     "a parquet table": (_table("a.parquet"), lambda folder: ed.data.load(folder / "a.parquet")),
@@ -134,7 +288,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
         _gguf,
         lambda folder: ed.export(folder / "model.gguf", folder / "cut.gguf", depth=1),
     ),
-}
+}  # fmt: skip
 
 # -- damage -------------------------------------------------------------------------------------
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,44 +17,159 @@ import pytest
 from hypothesis import strategies as st
 from tests.fuzz.budget import fuzzed
 from tests.fuzz.surface import public
-from tests.fuzz.values import QUIET, Call, World, calls, parameters_of, reading, seeing, writing
-from tests.fuzz.watching import unchanged
+from tests.fuzz.values import (
+    QUIET,
+    RECIPE,
+    Call,
+    State,
+    World,
+    calls,
+    parameters_of,
+    reading,
+    seeing,
+    writing,
+)
+from tests.fuzz.watching import empty, unchanged
 from tests.helpers.gguf_files import write_tiny
 
 import everydepth as ed
 import everydepth.data
+from everydepth.data.batches import Batches
 from everydepth.errors import EveryDepthError
+from everydepth.growth.comparing import compare
+from everydepth.growth.scoring import score
+from everydepth.results import Table
 from everydepth.stream import registry
 from everydepth.tracing import metric
+from everydepth_papers.claims.checking import check_claims
+from everydepth_papers.evidence.running import reproduce
 
 PUBLIC = public()
 METHODS: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
     "results": (
         lambda world: ed.trace(world.model, world.rows(), ["loss", "contributions"], **QUIET),
-        ("result", "table", "plot", "figure", "save", "load"),
+        ("result", "table", "plot", "figure", "save", "load", "with_about", "from_json"),
     ),
     "a result": (
         lambda world: ed.trace(world.model, world.rows(), ["loss"], **QUIET).result("loss"),
-        ("at_depth", "label"),
+        ("at_depth", "label", "x"),
     ),
     "a profile": (
         lambda world: ed.profile(world.model, world.rows(), repeats=1, **QUIET),
-        ("at", "drop", "choose"),
+        ("at", "drop", "choose", "pareto", "table", "plot", "figure"),
     ),
-    "a policy": (lambda _: ed.Confidence(threshold=0.9), ("save", "load")),
-    "a run": (lambda _: ed.Run, ("create", "open", "exists")),
-    "rows": (lambda _: everydepth.data.load_digits("test"), ("subset", "first", "split")),
+    "an ablation": (
+        lambda world: ed.ablate(world.model, world.rows(), c=(0.0, 1.0), **QUIET),
+        ("at", "table", "plot", "figure"),
+    ),
+    "an audit": (
+        lambda world: ed.audit(world.model, world.rows(), **QUIET),
+        ("suspects", "table", "plot", "figure"),
+    ),
+    "scores": (
+        lambda world: score(world.model, world.rows(), **QUIET),
+        ("at", "table", "plot", "figure"),
+    ),
+    "a comparison": (lambda world: _compared(world), ("ratios", "summary", "table", "figure")),
+    "a ledger": (
+        lambda world: check_claims(world.model, [world.rows()] * 2, **QUIET),
+        ("entry", "counts", "markdown", "table", "figure"),
+    ),
+    "a reproduction": (
+        lambda _: reproduce(RECIPE, preset="smoke", run=Path("reproduced"), **QUIET),
+        ("table", "figure", "plot"),
+    ),
+    "a policy": (
+        lambda _: ed.Confidence(threshold=0.9),
+        ("save", "load", "from_json", "for_stream", "thresholds"),
+    ),
+    "thresholds of every depth": (
+        lambda _: ed.Patience(threshold=(1, 2, 1)),
+        ("save", "for_stream", "thresholds"),
+    ),
+    "an objective": (
+        lambda _: ed.lpa(),
+        (
+            "annealed", "warmed_up", "sampled", "equilibrated", "distilled", "layer_dropout",
+            "cycle", "moment", "weights", "expected_weights", "label_weights", "check", "get",
+            "from_json",
+        ),
+    ),
+    "a changing objective": (
+        lambda _: ed.ladder().sampled(1).annealed(),
+        ("cycle", "weights", "expected_weights", "check"),
+    ),
+    "a network": (
+        lambda world: ed.EveryDepth(world.model, objective=ed.lpa()),
+        ("logits_of", "check_labels", "save_pretrained", "set_progress"),
+    ),
+    "a call of a network": (lambda world: _Trained(world), ("forward",)),
+    "a run": (lambda _: ed.Run, ("create", "open", "exists", "check_free", "resumed")),
+    "an open run": (
+        lambda _: ed.Run.create(Path("run").absolute(), {"a": 1}),
+        (
+            "check_config", "log", "metrics", "checkpoints", "latest", "best", "checkpoint",
+            "results", "write_results", "save_checkpoint",
+        ),
+    ),
+    "a table of results": (
+        lambda world: ed.trace(world.model, world.rows(), ["loss"], **QUIET).table(),
+        ("column", "markdown", "to_pandas"),
+    ),
+    "rows": (
+        lambda _: everydepth.data.load_digits("test"),
+        ("subset", "first", "split", "batch", "normalized", "as_float"),
+    ),
     "a corpus": (lambda _: everydepth.data.Corpus("one two three"), ("split",)),
     "a table": (lambda _: everydepth.data.Table({"x": ["1", "2"]}), ("numbers",)),
+    "a stream": (
+        lambda world: ed.as_stream(world.model),
+        (
+            "observe", "start", "advance", "check_depth", "check_batch", "linear_head",
+            "new_cache", "truncated", "kept",
+        ),
+    ),
     "states": (
         lambda world: ed.as_stream(world.model).observe(world.rows()),
-        ("logits", "feature", "exit_state"),
+        ("logits", "feature", "exit_state", "check_finite", "check_predictions"),
     ),
-}
+    "a cursor": (lambda world: ed.as_stream(world.model).start(world.rows()), ("select",)),
+}  # fmt: skip
 """What the methods of a value are called with."""
+
+
+class _Trained:
+    """A network that is called with a batch by name."""
+
+    def __init__(self, world: World) -> None:
+        self.net = ed.EveryDepth(world.model, objective=ed.lpa())
+
+    def forward(self, batch: Any, depths: Sequence[int] = (), labels: Any = None) -> Any:
+        named = isinstance(batch, dict) and all(isinstance(key, str) for key in batch)
+        more = {} if labels is None else {"labels": labels}
+        return self.net(**{**batch, **more}, depths=depths) if named else None
+
+
+def _compared(world: World) -> Any:
+    arms = ("grown", "longer")
+    rows = world.rows()
+    return compare(
+        world.model,
+        rows,
+        rows,
+        steps=2,
+        evaluations=1,
+        arms=arms,
+        seeds=(0,),
+        batch_size=4,
+        **QUIET,
+    )
+
+
 CHANGES = {
     "everydepth.training.fitting.fit": ("(weights)", "(gradient)", "(mode)"),
-    "everydepth.training.balcony.balcony": ("(requires_grad)",),
+    # It freezes the model, which then stays in eval mode.
+    "everydepth.training.balcony.balcony": ("(requires_grad)", "(mode)"),
     "everydepth.exits.generation.generate.generate": (
         "random state",
     ),  # draws as torch does, where no seed is given
@@ -78,6 +194,22 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def show(found: Any) -> None:
+    """What was answered can be read: it is printed, and what holds rows is read."""
+    if not type(found).__module__.startswith("everydepth"):
+        return
+    str(found), repr(found)
+    with contextlib.suppress(EveryDepthError):
+        if isinstance(found, ed.Results):
+            str(found.table())
+        if isinstance(found, Table):
+            found.markdown()
+        if isinstance(found, Batches):
+            next(iter(found))
+    if hasattr(found, "to_json"):
+        json.dumps(found.to_json())
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_function_answers_or_says_why_not(
     name: str, worlds: list[World], place: Path
@@ -91,6 +223,7 @@ def test_a_public_function_answers_or_says_why_not(
 
     def check(call: Call) -> None:
         given = call.arguments(function, parameters, place)
+        call.state.put(call.world.model)
         with (
             unchanged(call.world.model, folder=place / "taken", but=CHANGES.get(name, ())),
             warnings.catch_warnings(),
@@ -101,17 +234,16 @@ def test_a_public_function_answers_or_says_why_not(
                 if isinstance(found, AbstractContextManager):
                     with found:
                         pass
+                show(found)
             except EveryDepthError:
                 pass
         for entry in place.iterdir():
             if entry.name not in ("taken", "model", "model.gguf"):
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        if name in CHANGES:
-            for world, before in zip(worlds, originals, strict=True):
+        for world, before in zip(worlds, originals, strict=True):
+            State.usual.put(world.model)
+            if name in CHANGES:
                 world.model.load_state_dict(before)
-                world.model.eval()
-                world.model.zero_grad()
-                world.model.requires_grad_(True)
 
     fuzzed(calls(function, worlds), check, examples=4)
 
@@ -121,22 +253,30 @@ def test_a_public_method_answers_or_says_why_not(
     kind: str, worlds: list[World], place: Path
 ) -> None:
     make, names = METHODS[kind]
-    world = worlds[1]
-    made = make(world)
-    methods = {name: getattr(made, name) for name in names}
+    made: list[tuple[World, Any]] = []
+    for world in worlds[:2]:
+        with contextlib.suppress(EveryDepthError):  # not every verb is for every model
+            made.append((world, make(world)))
+    before = shutil.copytree(place, place.with_name(f"{place.name} before"))
+    each = [
+        st.tuples(st.just(name), calls(getattr(value, name), [world]))
+        for world, value in made
+        for name in names
+    ]
+    values = {world.model: value for world, value in made}
+    makes = {"a network", "a call of a network"}  # they count their calls
 
-    def check(named: tuple[str, Call]) -> None:
-        name, call = named
-        method = methods[name]
+    def check(asked: tuple[str, Call]) -> None:
+        name, call = asked
+        value = make(call.world) if kind in makes else values[call.world.model]
+        method = getattr(value, name)
         given = call.arguments(method, parameters_of(method), place)
-        with unchanged(world.model, folder=place / "taken"), warnings.catch_warnings():
+        with unchanged(call.world.model, folder=place / "taken"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with contextlib.suppress(EveryDepthError):
-                method(**given)
+                show(method(**given))
         plt.close("all")
-        for entry in place.iterdir():
-            if entry.name != "taken":
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        empty(place)
+        shutil.copytree(before, place, dirs_exist_ok=True)
 
-    each = [st.tuples(st.just(name), calls(method, [world])) for name, method in methods.items()]
     fuzzed(st.one_of(each), check, examples=6)

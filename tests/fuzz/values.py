@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -20,8 +21,10 @@ from torch.utils.data import DataLoader, IterableDataset
 import everydepth as ed
 from everydepth.config import Config, alternatives, hints_of, parameter_hints, settings_of
 from everydepth.growth import scaling
+from everydepth.objectives.shapes import LPA
 from everydepth.serving import Arrival, Price, Served
 from everydepth.tracing import BatchMetric
+from everydepth_papers.claims import CLAIMS
 from everydepth_papers.evidence import Preset, Recipe, Row
 
 QUIET = {"progress": False}
@@ -126,6 +129,18 @@ class World:
     def _cut(self, to: Any) -> dict[str, Tensor]:
         return {key: value[to] for key, value in self.rows().items()}
 
+    def seen_as(self) -> tuple[Odd, ...]:
+        """The model in the other forms that every function takes."""
+        return (
+            Odd("as_stream(model)", lambda: ed.as_stream(self.model)),
+            Odd("EveryDepth(model)", lambda: ed.EveryDepth(self.model, ed.lpa())),
+            Odd("DataParallel(model)", lambda: nn.DataParallel(self.model)),
+        )
+
+    def _each(self) -> list[dict[str, Tensor]]:
+        rows = self.rows()
+        return [{key: value[n] for key, value in rows.items()} for n in range(len(rows["labels"]))]
+
     def spoilt(self) -> tuple[Odd, ...]:
         main, *_ = self.rows()
 
@@ -144,8 +159,11 @@ class World:
         return (
             Odd("rows", self.rows),
             Odd("[rows, rows]", lambda: [self.rows(), self.rows()]),
+            Odd("a list of rows", self._each),
+            Odd("DataLoader(rows)", lambda: _loader(self._each())),
+            Odd("iter([rows])", lambda: iter([self.rows()])),
             Odd("tuple(rows)", lambda: tuple(self.rows().values())),
-            Odd("DataLoader([])", lambda: DataLoader([], 2, generator=torch.Generator())),
+            Odd("DataLoader([])", lambda: _loader([])),
             Odd("an endless stream of None", _Nothing),
             Odd("rows, no labels", lambda: {main: self.rows()[main]}),
             Odd("[rows, no labels]", lambda: [self.rows(), {main: self.rows()[main]}]),
@@ -182,6 +200,10 @@ class World:
             changed("text labels", labels=lambda v: [str(x) for x in v.tolist()]),
             changed("None labels", labels=lambda v: None),
         )  # fmt: skip
+
+
+def _loader(rows: list[dict[str, Tensor]]) -> DataLoader[dict[str, Tensor]]:
+    return DataLoader(rows, 5, generator=torch.Generator())  # pyright: ignore[reportArgumentType]
 
 
 class _Nothing(IterableDataset[None]):
@@ -329,6 +351,17 @@ def right(world: World, folder: Path) -> dict[str, Callable[[], Any]]:
         "count": lambda: 2,
         "fractions": lambda: [0.5, 0.5],
         "cases": lambda: [True],
+        **dict.fromkeys(("step", "number"), lambda: 1),
+        "total_steps": lambda: 10,
+        "purpose": lambda: "this",
+        "share": lambda: False,
+        "states": lambda: ed.as_stream(model).observe(rows()),
+        "cursor": lambda: ed.as_stream(model).start(rows()),
+        **dict.fromkeys(("mean", "std"), lambda: [0.5]),
+        "entry": lambda: {"a": 1},
+        "whole": dict,
+        "parts": lambda: {"model": {"weight": torch.zeros(2)}},
+        "state": lambda: {"step": 1},
     }
 
 
@@ -350,6 +383,19 @@ OWN: dict[str, dict[str, Any]] = {
     "folds": {"labels": [0] * 8 + [1] * 8, "count": 2},
     "diversity": {"tokens": [1, 2, 3, 4, 5]},
     "rows": {"columns": {"x": [1, 2, 3]}},
+    "at": {"metric": "loss", "c": 0.0},
+    "ratios": {"name": "loss"},
+    "get": {"kind": LPA},
+    "entry": {"name": next(iter(CLAIMS))},
+    "select": {"rows": torch.tensor([0, 1])},
+    "column": {"heading": "loss"},
+    "log": {"entry": {"step": 1, "loss": 0.5}},
+    "from_json": {
+        "content": {"format": 1, "kind": "trace", "about": {}, "results": []},
+        "values": ed.lpa(early=0.3).annealed().to_json(),
+        "text": ed.Confidence(threshold=0.9).to_json(),
+    },
+    "of_json": {"content": {"results": {}, "about": {}}},
 }
 """What a function calls by a name that others use for something else; ...: is given anyway."""
 
@@ -360,6 +406,10 @@ SMALL: dict[str, Any] = {
     "new_tokens": 2, "batches": 1, "resamples": 8, "seeds": 1, "n_train": 8, "n_test": 8,
     "evaluations": 2, "points": 50, "bootstrap": 0, "starts": 2,
 }  # fmt: skip
+
+
+RIGHT_ALWAYS = ("progress", "states", "cursor", "lowest")
+"""Never odd: noise on the terminal, and what only the library makes."""
 
 
 # -- calls --------------------------------------------------------------------------------------
@@ -373,12 +423,34 @@ class Parameter:
     choices: tuple[str, ...] = ()
 
 
+class State(Enum):
+    """What a model is in when a function is called, and must be in afterwards."""
+
+    usual = "in eval mode"
+    training = "in train mode"
+    mixed = "with one block in train mode"
+    frozen = "with frozen weights, but those of the last"
+    stepped = "with gradients"
+
+    def put(self, model: nn.Module) -> None:
+        model.train(self is State.training)
+        if self is State.mixed:
+            list(model.modules())[-3].train()
+        *others, _ = parameters = list(model.parameters())
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+            parameter.grad = torch.ones_like(parameter) if self is State.stepped else None
+        for parameter in others if self is State.frozen else ():
+            parameter.requires_grad_(False)
+
+
 @dataclass(frozen=True)
 class Call:
     """Odd arguments for a function; the rest is right."""
 
     world: World
     odd: dict[str, Any]
+    state: State = State.usual
 
     def arguments(
         self, function: Callable[..., Any], parameters: list[Parameter], folder: Path
@@ -465,6 +537,8 @@ def calls(function: Callable[..., Any], worlds: list[World]) -> st.SearchStrateg
             found += [st.sampled_from(choices)] * 2
         if inside is not None:
             found += [inside, inside]
+        if parameter.name in ("model", "net", "old", "new"):
+            found += [st.sampled_from(world.seen_as())] * 2
         if parameter.name in ("data", "train", "valid", "test", "batch", "clean", "noisy"):
             found += [st.sampled_from(world.spoilt())] * 2
         return st.one_of(found)
@@ -473,6 +547,11 @@ def calls(function: Callable[..., Any], worlds: list[World]) -> st.SearchStrateg
     def drawn(draw: st.DrawFn) -> Call:
         world = draw(st.sampled_from(worlds))
         chosen = draw(st.lists(st.sampled_from(parameters), max_size=3, unique=True))
-        return Call(world, {p.name: draw(values(world, p)) for p in chosen if p.name != "progress"})
+        odd = {p.name: draw(values(world, p)) for p in chosen if p.name not in RIGHT_ALWAYS}
+        return Call(world, odd, draw(st.sampled_from(State)))
 
-    return drawn() if parameters else st.builds(lambda: Call(worlds[0], {}))
+    return (
+        drawn()
+        if parameters
+        else st.builds(Call, st.just(worlds[0]), st.just({}), st.sampled_from(State))
+    )

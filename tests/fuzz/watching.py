@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,11 @@ def _random() -> dict[str, Any]:
         "default dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),
     }
+
+
+def empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 @contextmanager

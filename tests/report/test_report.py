@@ -208,9 +208,11 @@ def test_a_new_metric_is_drawn_by_its_kind_and_a_gap_says_why(out: Path) -> None
 
 
 def test_a_result_that_cannot_be_drawn_is_said_and_the_others_are_shown(out: Path) -> None:
-    broken = replace(every_kind(2)["token_grid"], name="loss", arrays={"text": np.zeros(2)})
+    grid = every_kind(2)["token_grid"]
+    arrays = {**grid.arrays, "probability": grid.arrays["text"]}
+    broken = replace(grid, name="loss", arrays=arrays)
     shown = "".join(Parsed(report(trace_of(LINES, broken, depth=2), out).read_text()).texts)
-    assert "loss could not be drawn (KeyError:" in shown
+    assert "loss could not be drawn (ValueError:" in shown
     assert "90.0% accuracy" in json.dumps(data_of(out.read_text()))
     assert card({"a": broken}).title == "Token grid"
 

@@ -238,7 +238,12 @@ def test_a_saved_trace_loads_with_every_array_mask_and_note(tmp_path: Any) -> No
         name="words",
         kind="grid",
         series=("text",),
-        arrays={"text": np.array([["<script>", "é"]]), "depth": np.arange(1)},
+        arrays={
+            "text": np.array([["<script>", "é"]]),
+            "tokens": np.array(["a", "b"]),
+            "probability": np.ones((1, 2)),
+            "depth": np.arange(1),
+        },
     )
     t = t.with_results(grid)
     loaded = ed.Trace.load(t.save(tmp_path / "run"))

@@ -76,6 +76,7 @@ class Audit(Results, kind="audit"):
         """Row numbers, the most suspicious first."""
         return np.argsort(-self.score, kind="stable")
 
+    @checked
     def suspects(self, threshold: float = 0.5) -> NDArray[np.int64]:
         """Rows with a score above the threshold, the most suspicious first."""
         if not self.calibrated:
@@ -85,6 +86,7 @@ class Audit(Results, kind="audit"):
             )
         return self.order[self.score[self.order] > threshold]
 
+    @checked
     def table(
         self, name: str | None = None, *, top: int = 20, classes: Sequence[str] | None = None
     ) -> Table:
@@ -122,18 +124,18 @@ def folds(
     found = whole_numbers(labels, "labels").long()
     if found.numel() and int(found.min()) < 0:
         raise DataError(f"label {int(found.min())}; use 0 or more, one label for each row")
-    sizes = torch.bincount(found)
-    small = ((sizes > 0) & (sizes < max(count, FEWEST))).nonzero().flatten()
+    classes, sizes = found.unique(return_counts=True)
+    small = (sizes < max(count, FEWEST)).nonzero().flatten()
     if len(small):
         k = int(small[0])
         raise DataError(
-            f"class {k} has {int(sizes[k])} sample(s), too few for {count} folds; "
+            f"class {int(classes[k])} has {int(sizes[k])} sample(s), too few for {count} folds; "
             "use fewer folds or more samples"
         )
     generator = torch.Generator().manual_seed(seed)
     where = torch.empty_like(found)
     start = 0
-    for label in found.unique().tolist():
+    for label in classes.tolist():
         rows = (found == label).nonzero().flatten()
         order = rows[torch.randperm(len(rows), generator=generator)]
         where[order] = (torch.arange(len(rows)) + start) % count

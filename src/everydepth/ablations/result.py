@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.results import Better, Fact, Result, Results, defined, named, provenance
 
@@ -82,6 +83,7 @@ class Ablation(Results, kind="ablation"):
         """By metric, `(seed,)`: the models with their skips."""
         return {name: np.asarray(found.arrays["untouched"]) for name, found in self.results.items()}
 
+    @checked
     def at(self, metric: str, c: float) -> Floats:
         """One number per layer, at one scale."""
         if c not in self.c:

@@ -17,6 +17,7 @@ from everydepth.stream import (
     States,
     Targets,
     at_least_float32,
+    evaluating,
     labeled_samples,
     no_labels,
     observe_gradients,
@@ -53,8 +54,9 @@ class Taps:
 def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool = True) -> Taps:
     """Observe a batch and take the gradient of its losses at every connection.
 
-    In eval mode samples are independent, so the rows of the gradient of the summed loss are
-    per-sample gradients. Parameters get none, so the backward pass is cheaper than in training.
+    The model runs in eval mode, in which samples are independent, so the rows of the gradient of
+    the summed loss are per-sample gradients. Parameters get none, so the backward pass is cheaper
+    than in training.
     """
     if not any(block.branches for block in stream.blocks):
         raise UnsupportedModelError(
@@ -65,9 +67,11 @@ def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool
     kept = labeled_samples(stream, batch)
     if kept is None:
         raise no_labels()
-    states, records, gradients = observe_gradients(stream, kept)
+    with evaluating(stream):
+        states, records, gradients = observe_gradients(stream, kept)
+        last = states.logits(stream.depth), states.feature(stream.depth)
     targets = Targets.of(stream, states.batch)
-    z = at_least_float32(targets.pick(states.logits(stream.depth))).detach()
+    z, feature = at_least_float32(targets.pick(last[0])).detach(), last[1].detach()
     losses, samples = gradients.losses, targets.samples
     mask = _real(states, records)
     classes = targets.has_classes
@@ -84,7 +88,7 @@ def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool
         margin=_sample_margins(targets, z) if classes else losses.new_full((samples,), torch.nan),
         hit=targets.sample_hits(z) if classes else torch.zeros(samples, dtype=torch.bool),
         length=_lengths(mask, records),
-        last_std=_least_std(states.feature(stream.depth).detach(), mask),
+        last_std=_least_std(feature, mask),
     )
 
 

@@ -14,7 +14,7 @@ import torch
 
 from everydepth.config import checked
 from everydepth.data.reading import Absent, pick_split
-from everydepth.data.sets import Images, Table, Texts
+from everydepth.data.sets import Images, Table, Texts, numbered
 from everydepth.data.tables import table_texts
 from everydepth.errors import DataError
 
@@ -143,7 +143,7 @@ def _images(
     pixels = torch.from_numpy(np.stack(pictures))
     pixels = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
     labels = torch.as_tensor(rows[label][:], dtype=torch.long)
-    return Images(pixels, labels, classes or tuple(map(str, range(int(labels.max()) + 1))))
+    return Images(pixels, labels, classes or numbered(labels, name))
 
 
 def _why(name: str, task: str | None, split: str, error: Exception) -> str:

@@ -13,9 +13,9 @@ import torch
 
 from everydepth.config import checked
 from everydepth.data.reading import decode, listing, pick_split, read_bytes, unpacked_name
-from everydepth.data.sets import Images
+from everydepth.data.sets import Images, numbered
 from everydepth.errors import DataError
-from everydepth.files import explained
+from everydepth.files import MALFORMED_ARRAY, explained
 
 _SIDE = 32  # CIFAR's images are 32x32 with 3 channels
 _PIXELS = 3 * _SIDE * _SIDE
@@ -67,7 +67,7 @@ def _images(pixels: np.ndarray, labels: np.ndarray, names: tuple[str, ...], fold
             f"{len(pixels)} images but {len(labels)} labels in {folder}; each image needs one "
             "label, so download the files again"
         )
-    names = names or tuple(str(label) for label in range(int(labels.max()) + 1))
+    names = names or numbered(torch.from_numpy(labels.astype(np.int64)), folder)
     if int(labels.max()) >= len(names) or int(labels.min()) < 0:
         wrong = int(labels.max()) if int(labels.max()) >= len(names) else int(labels.min())
         raise DataError(
@@ -179,7 +179,7 @@ def _read_sheets(files: list[Path], split: str, coarse: bool) -> tuple[np.ndarra
     path = files[0].with_name(f"{split}_labels.npy")
     try:
         labels = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
-    except (ValueError, EOFError, MemoryError) as error:
+    except MALFORMED_ARRAY as error:
         raise DataError(
             f"{path} is not a plain .npy file ({error}); save it with np.save(allow_pickle=False)"
         ) from error

@@ -20,6 +20,9 @@ from everydepth.errors import DataError
 Batch = dict[str, Any]
 """Keyword arguments of one model call: `model(**batch)`."""
 
+MOST_NUMBERED = 100_000
+"""A damaged label would otherwise fill the memory with names."""
+
 Indices = Sequence[int] | Tensor
 
 # Not typing.Self: the tests' runtime type checker does not support it on methods.
@@ -31,6 +34,17 @@ def random_stream(seed: int, *stream: int) -> np.random.Generator:
     if seed < 0:
         raise DataError(f"seed {seed}, but a seed is a whole number from 0 up; use for example 0")
     return np.random.default_rng([seed, *stream])
+
+
+def numbered(labels: Tensor, source: object) -> tuple[str, ...]:
+    """The names of classes that have only numbers."""
+    low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, -1)
+    if low < 0 or high >= MOST_NUMBERED:
+        raise DataError(
+            f"label {low if low < 0 else high} in {source}, but classes without names are 0 to "
+            f"{MOST_NUMBERED - 1:,}; get the data again, or give classes="
+        )
+    return tuple(map(str, range(high + 1)))
 
 
 class Rows(Dataset[dict[str, Any]], ABC):
@@ -71,6 +85,7 @@ class Rows(Dataset[dict[str, Any]], ABC):
     def __getitem__(self, index: int) -> Batch:
         return {key: column[index] for key, column in self.columns().items()}
 
+    @checked
     def batch(self, indices: Indices) -> Batch:
         """Several rows at once: tensors stay tensors, texts become lists."""
         chosen = self._checked(indices)
@@ -179,6 +194,7 @@ class Images(Rows):
             return self
         return replace(self, pixel_values=self.pixel_values.float().div_(255))
 
+    @checked
     def normalized(self, mean: Sequence[float], std: Sequence[float]) -> Images:
         """`(pixel - mean) / std` per channel, with pixels in 0..1."""
         channels = self.pixel_values.shape[1]
@@ -260,6 +276,11 @@ class Table:
     """Named columns of text; `numbers` parses one as numbers."""
 
     columns: Mapping[str, tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        for name, column in self.columns.items():
+            if not isinstance(column, tuple | list):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise DataError(f"column {name!r} is {column!r:.40}; give its texts as a tuple")
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))

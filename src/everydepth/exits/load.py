@@ -108,10 +108,13 @@ def load_tokenizer(source: str | Path, *, trusted: bool = True) -> PreTrainedTok
             # Without it, transformers would ask at the terminal whether to run the model's code.
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(
-                f"{folder!r} has no tokenizer ({str(error).splitlines()[0]}); save one next to the "
+                f"{folder!r} has no tokenizer ({first}); save one next to the "
                 "model with tokenizer.save_pretrained"
             ) from error
+        except Exception as error:  # the parser raises nothing more specific
+            raise _unreadable(folder, error) from error
     file = check_inside(Path(folder), Path(source)) / "tokenizer.json"
     if not file.is_file():
         raise DataError(
@@ -121,10 +124,14 @@ def load_tokenizer(source: str | Path, *, trusted: bool = True) -> PreTrainedTok
     read_json(file)  # raises our own error if it is not JSON
     try:
         return PreTrainedTokenizerFast(tokenizer_file=str(file))
-    except Exception as error:  # the parser raises nothing more specific
-        raise DataError(
-            f"{file} is not a tokenizer ({error}); save the tokenizer again with save_pretrained"
-        ) from error
+    except Exception as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(source: str | Path, error: Exception) -> DataError:
+    return DataError(
+        f"{source} is not a tokenizer ({error}); save the tokenizer again with save_pretrained"
+    )
 
 
 def model_folder(source: str | Path) -> str:

@@ -93,6 +93,12 @@ class Policy(ABC):
                     f"{type(self).__name__} with threshold {value!r}; use {self._allowed}, or "
                     "math.inf for a depth at which no sample exits"
                 )
+        for name, kind in (("model", Identity), ("certificate", Certificate)):
+            given = getattr(self, name)
+            if not isinstance(given, kind | None):
+                raise SettingError(
+                    f"{type(self).__name__}({name}={given!r:.80}); use {kind.__name__} or None"
+                )
 
     # -- for subclasses ---------------------------------------------------------------------------
 
@@ -122,12 +128,14 @@ class Policy(ABC):
     # -- for users --------------------------------------------------------------------------------
 
     @final
+    @checked
     def for_stream(self, stream: ResidualStream) -> tuple[Number, ...]:
         """The thresholds of depths 1..L-1; an error if the policy does not fit the model."""
         check_classifier(stream)
         return self.thresholds(stream)
 
     @final
+    @checked
     def thresholds(self, stream: ResidualStream) -> tuple[Number, ...]:
         """Like `for_stream`, but for any task: language models exit token by token."""
         given, places = self.threshold, stream.depth - 1
@@ -157,6 +165,7 @@ class Policy(ABC):
         return json.dumps(content, indent=2)
 
     @staticmethod
+    @checked
     def from_json(text: str) -> Policy:
         """The inverse of `to_json`, for every kind of policy."""
         try:

@@ -47,6 +47,7 @@ class Comparison(Results, kind="growth_comparison"):
         """Every arm, or the table of one measurement."""
         return super().table("ways" if name is None else name)
 
+    @checked
     def ratios(self, name: str) -> list[float]:
         """Per seed, the FLOPs to reach the target, relative to training the old model longer.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from everydepth.config import Seed, Setting, checked
 from everydepth.growth.candidates import Candidate, Direction, pairs, set_maps
-from everydepth.growth.losses import mean_loss, row_losses
+from everydepth.growth.losses import mean_loss, mean_of, row_losses
 from everydepth.growth.scoring import score
 from everydepth.growth.sites import Score
 from everydepth.stream import (
@@ -271,7 +271,7 @@ class _Line:
             )
             total += losses.double().sum().item()
             count += counts.double().sum().item()
-        return total / count
+        return mean_of(total, count)
 
     @torch.no_grad()
     def first_step(self) -> float:

@@ -74,9 +74,14 @@ def losses_of(
 def mean_loss(model: nn.Module | ResidualStream, data: Any, **settings: Any) -> float:
     """The mean loss over all labels, in eval mode."""
     sums, counts = losses_of(model, data, **settings)
-    if not bool(counts.any()):
+    return mean_of(float(sums.sum()), float(counts.sum()))
+
+
+def mean_of(total: float, labels: float) -> float:
+    """A sum of losses over the number of labels; an error if there are none."""
+    if not labels:
         raise no_labels()
-    return float(sums.sum() / counts.sum())
+    return total / labels
 
 
 def check_finite(value: Tensor, what: str, depth: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from everydepth.config import Seed, Setting, checked
 from everydepth.errors import BatchError, SettingError, UnsupportedModelError
 from everydepth.growth.candidates import Candidate, Direction, candidate, pairs, settle
-from everydepth.growth.losses import beside, check_finite, row_losses
+from everydepth.growth.losses import beside, check_finite, mean_of, row_losses
 from everydepth.growth.optimizers import gradients
 from everydepth.growth.sites import (
     DEEPEN,
@@ -103,7 +103,7 @@ def score(
 
 @dataclass
 class _Seen:
-    """Sums over the data."""
+    """Sums over the data; `loss` is its mean at last."""
 
     rows: int = 0
     labels: float = 0.0
@@ -151,6 +151,7 @@ def _pass(
                     settle(tried, call, h)
                 _add(seen, tried, first, pairs(tried, call, h, g))
             del states, slopes
+    seen.loss = mean_of(seen.loss, seen.labels)
     return seen
 
 
@@ -233,7 +234,7 @@ def _judged(
         task=stream.task,
         depth=stream.depth,
         samples=seen.rows,
-        loss=seen.loss / seen.labels,
+        loss=seen.loss,
         alpha=alpha,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.growth.candidates import Candidate, Direction
 from everydepth.results import Fact, Result, Results, Table, curve, named, provenance, rows
@@ -110,6 +111,7 @@ class Score(Results, kind="growth_score"):
         """Every site, the shallowest first."""
         return restored(tuple[SiteScore, ...], self.about["sites"])
 
+    @checked
     def at(self, after: int) -> SiteScore:
         """The site right after depth `after`."""
         for site in self.sites:

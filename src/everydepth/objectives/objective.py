@@ -6,14 +6,14 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from everydepth.config import check_names, checked
+from everydepth.config import Count, Whole, check_names, checked
 from everydepth.errors import SettingError
 from everydepth.objectives.distilled import Distilled
 from everydepth.objectives.equilibrium import Equilibrium
@@ -74,14 +74,17 @@ class Objective:
         others = (other for other in self.parts if not isinstance(other, kind))
         return replace(self, parts=(*others, part))
 
+    @checked
     def annealed(self, *, to: float = 0.0, by: float = 0.8) -> Objective:
         """Reduce the weights below the last depth to `to` of their value by this share of steps."""
         return self + Annealed(to=to, by=by)
 
+    @checked
     def warmed_up(self, *, over: float = 0.1, start: float = 0.0) -> Objective:
         """Raise the weights below the last depth from `start` of their value over this share."""
         return self + WarmedUp(over=over, start=start)
 
+    @checked
     def sampled(self, k: int, *, seed: int | None = None) -> Objective:
         """Supervise the last depth and k others, sampled again at every step; unbiased."""
         return replace(self, seed=self.seed if seed is None else seed) + Sampled(k=k)
@@ -90,6 +93,7 @@ class Objective:
         """Scale each block's gradient to the size that a single depth would cause (IMTA)."""
         return self + Equilibrium()
 
+    @checked
     def distilled(
         self,
         weight: float = 1.0,
@@ -108,6 +112,7 @@ class Objective:
         settings: dict[str, Any] = {"weight": weight, "temperature": temperature, "labels": labels}
         return self + Distilled(words=words, **settings)
 
+    @checked
     def layer_dropout(self, most: float = 0.1, *, decays: bool = True) -> Objective:
         """Let samples skip blocks in training, the last one with probability `most`.
 
@@ -117,6 +122,7 @@ class Objective:
 
     # -- parts ------------------------------------------------------------------------------------
 
+    @checked
     def get(self, kind: type[P]) -> P | None:
         """The part of this class, or None."""
         return next((part for part in self.parts if isinstance(part, kind)), None)
@@ -146,7 +152,8 @@ class Objective:
         """Whether it needs the total number of training steps."""
         return any(part.needs_total for part in self.parts)
 
-    def cycle(self, depth: int) -> int:
+    @checked
+    def cycle(self, depth: Whole) -> int:
         """The number of steps after which every depth it can supervise has had its turn.
 
         For one that samples depths or depends on the total, enough steps to see all almost surely.
@@ -156,7 +163,8 @@ class Objective:
             steps *= max(2 * depth, 100)
         return steps * math.prod(schedule.repeats(depth) for schedule in self.schedules)
 
-    def moment(self, step: int, total_steps: int | None, depth: int) -> Moment:
+    @checked
+    def moment(self, step: Whole, total_steps: Count | None, depth: Whole) -> Moment:
         """A step, as passed to the parts."""
         return Moment(step=step, total_steps=total_steps, depth=depth, seed=self.seed)
 
@@ -171,6 +179,7 @@ class Objective:
         fixed = (schedule for schedule in self.schedules if schedule.order < Stage.DRAW)
         return self._weights(self.moment(step, total_steps, depth), tuple(fixed))
 
+    @checked
     def label_weights(self, weights: Sequence[float]) -> list[float]:
         """The weights of the label losses, given the weights of the depths."""
         if not any(term.replaces_labels for term in self.terms):
@@ -188,7 +197,8 @@ class Objective:
             weights = schedule(weights, moment)
         return torch.from_numpy(weights)
 
-    def check(self, depth: int) -> Objective:
+    @checked
+    def check(self, depth: Whole) -> Objective:
         """Self, if it fits a network of this depth; warns if the last depth gets no weight."""
         for part in self.parts:
             part.check_depth(depth)
@@ -210,7 +220,7 @@ class Objective:
                 f"{depth} get no gradient and the model's own output is not trained; use it at "
                 f"depth {last}, or give depth {depth} a weight above 0",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return self
 
@@ -222,9 +232,15 @@ class Objective:
         return {"name": self.name, "parts": parts, **({"seed": self.seed} if self.seed else {})}
 
     @classmethod
+    @checked
     def from_json(cls, values: Mapping[str, Any]) -> Objective:
         """The inverse of `to_json`."""
         plain = dict(values)
         check_names(plain, ("name", "parts", "seed"), "an objective")
-        parts = tuple(part_of(part, Part) for part in plain.pop("parts"))
+        given = plain.pop("parts", None)
+        if not isinstance(given, list | tuple) or "name" not in plain:
+            raise SettingError(
+                f"{dict(values)!r:.80} is no objective; it has a name, and a list as parts"
+            )
+        parts = tuple(part_of(part, Part) for part in cast(list[Any], given))
         return cls(parts=parts, **plain)

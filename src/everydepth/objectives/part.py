@@ -65,6 +65,8 @@ class Part(Config, ABC):
 
 def part_of(given: str | Mapping[str, Any], kind: type[P]) -> P:
     """A part from its name or from its JSON; an error if it is not of this kind."""
+    if not isinstance(given, str | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SettingError(f"{given!r:.80} is no part of an objective; use a name, or its JSON")
     values: dict[str, Any] = {"part": given} if isinstance(given, str) else dict(given)
     known = {name: part for name, part in parts().items() if issubclass(part, kind)}
     name = values.pop("part", None)

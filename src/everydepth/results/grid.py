@@ -22,7 +22,7 @@ def grid_lines(result: Result, width: int | None = None) -> Iterator[str]:
     yield result.title
     tokens = [_shown(token) for token in result.arrays["tokens"].tolist()]
     rows = [[_shown(cell) for cell in row] for row in result.arrays["text"].tolist()]
-    depths = [str(depth) for depth in result.arrays["depth"].tolist()]
+    depths = [str(depth) for depth in result.x().tolist()]
     margin = max(map(len, (*depths, "read")))
     sizes = [max(len(tokens[t]), *(len(row[t]) for row in rows)) for t in range(len(tokens))]
     start = 0

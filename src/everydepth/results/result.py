@@ -26,13 +26,14 @@ bars: like curve, drawn as bars; x may be text.
 scatter: points at x and each of `series`; `arrays["text"]` labels them, and a line joins those for
     which `arrays["front"]` is true.
 matrix: one value per pair; rows are x, columns `arrays["columns"]` (by default x again).
-grid: one row per x, one column per token, with `text` and `probability` in each cell.
+grid: one row per x, one column per token of `tokens`, with `text` and `probability` in each cell.
 scalar: arrays of one number.
 table: columns of equal length, in the order of `series`, drawn against the first.
 rows: the same, for reading only.
 """
 
 Better = Literal["higher", "lower"]
+_OF_GRIDS = ("text", "tokens", "probability")
 _OVER_AXIS = ("curve", "family", "histogram", "bars", "scatter", "matrix")
 
 
@@ -89,20 +90,49 @@ class Result:
 
     def _check(self) -> None:
         """Raise an error if the arrays are not laid out as the kind requires."""
-        for name in self.series:
+        for name in (*self.series, *(_OF_GRIDS if self._has("grid") else ())):
             if name not in self.arrays:
-                raise SettingError(f"{self.name} has no array {name!r:.40}, which `series` names")
-            if self.kind not in _OVER_AXIS:
-                continue
-            own = f"{name}_{self.axis}" in self.arrays or self.axis in self.arrays
+                why = "`series` names" if name in self.series else f"a {self.kind} needs"
+                raise SettingError(f"{self.name} has no array {name!r:.40}, which {why}")
+        for name in self.series:
             values = self.arrays[name]
-            if not own or values.ndim < 1 or self.x(name).shape != values.shape[:1]:
+            if self._has(*_OVER_AXIS):
+                own = f"{name}_{self.axis}" in self.arrays or self.axis in self.arrays
+                if not own or values.ndim < 1 or self.x(name).shape != values.shape[:1]:
+                    raise SettingError(
+                        f"{self.name} has no {self.axis!r:.40} for each value of {name!r:.40}; "
+                        f"give a one-dimensional arrays[{self.axis!r:.40}] of the same length"
+                    )
+                if values.dtype.kind not in "biuf":
+                    raise SettingError(f"the values of {self.name} are {values.dtype}, not numbers")
+        self._check_shapes()
+
+    def _check_shapes(self) -> None:
+        wanted: dict[str, tuple[int, ...]] = {}
+        first = self.arrays[self.series[0]] if self.series else None
+        if self._has("matrix", "family"):
+            across = self.arrays.get("columns", self.x())
+            wanted = dict.fromkeys(self.series, (len(self.x()), *across.shape[:1]))
+        elif self._has("grid"):
+            size = (len(self.x()), *self.arrays["tokens"].shape[:1])
+            wanted = {"text": size, "probability": size}
+        elif self._has("table", "rows") and first is not None:
+            wanted = dict.fromkeys(self.series, first.shape[:1] or (0,))
+        elif self._has("curve", "histogram", "bars", "scatter"):
+            wanted = {name: self.x(name).shape for name in self.series}
+        for name, shape in wanted.items():
+            if self.arrays[name].shape != shape:
                 raise SettingError(
-                    f"{self.name} has no {self.axis!r:.40} for each value of {name!r:.40}; "
-                    f"give a one-dimensional arrays[{self.axis!r:.40}] of the same length"
+                    f"{self.name}: {name!r:.40} is of shape {self.arrays[name].shape}, but a "
+                    f"{self.kind} needs {shape} here; see `everydepth.results.Kind`"
                 )
-            if values.dtype.kind not in "biuf":
-                raise SettingError(f"the values of {self.name} are {values.dtype}, not numbers")
+        empty = [n for n in self.series if self._has("scalar") and not self.arrays[n].size]
+        if empty:
+            raise SettingError(f"{self.name}: {empty[0]!r:.40} holds no number; give one")
+
+    def _has(self, *kinds: str) -> bool:
+        """Whether it is of one of these kinds, and has values."""
+        return self.kind in kinds and bool(self.series)
 
     @property
     def value(self) -> np.ndarray:

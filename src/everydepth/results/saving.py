@@ -20,7 +20,7 @@ from typing import Any, get_args
 import numpy as np
 
 from everydepth.errors import DataError, SettingError
-from everydepth.files import explained, read_json, write_bytes, write_text
+from everydepth.files import MALFORMED_ARRAY, explained, read_json, write_bytes, write_text
 from everydepth.results.build import as_array
 from everydepth.results.result import Better, Kind, Result
 from everydepth.results.results import FORMAT, Results, class_of, described, named
@@ -33,13 +33,11 @@ _MASK = "!mask"  # suffix of the stored mask of a masked array; cannot be part o
 
 # What reading a malformed file can raise.
 BROKEN = (
+    *MALFORMED_ARRAY,
     AttributeError,
-    EOFError,
     KeyError,
-    MemoryError,  # an array that says it is larger than any memory
     RuntimeError,  # recursion, and a zip file that seems encrypted or packed in an unknown way
     TypeError,
-    ValueError,
     lzma.LZMAError,
     zipfile.BadZipFile,
     zlib.error,

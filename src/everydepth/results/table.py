@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ Cell = str | int | float | bool | None
 _STEPS = ("", "k", "M", "G", "T", "P")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Rows hold the measured values, or None; they are formatted for display only.
@@ -48,6 +50,17 @@ class Table:
     units: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for word in (*self.headings, *self.units, *self.notes):
+            if not isinstance(word, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise SettingError(f"{word!r:.40} among headings, units and notes; use strings")
+        for what, row in [("units", self.units or self.headings), *(("row", r) for r in self.rows)]:
+            if len(row) != len(self.headings):
+                raise SettingError(
+                    f"{what} {row!r:.80}, but the table has {len(self.headings)} headings; give "
+                    "one for each"
+                )
+
     @property
     def heads(self) -> tuple[str, ...]:
         """The headings with their units."""
@@ -66,6 +79,7 @@ class Table:
         columns = zip(*self.rows, strict=True)
         return tuple(zip(*map(_column, columns, units), strict=True))
 
+    @checked
     def column(self, heading: str) -> list[Any]:
         """The values of one column."""
         if heading not in self.headings:

@@ -8,9 +8,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from everydepth.errors import SettingError
+from everydepth.errors import RunError, SettingError
 from everydepth.files import explained, read_json, remove_leftovers, write_json
 from everydepth.progress import shown
 from everydepth.runs.engine import EngineConfig, each
@@ -68,8 +68,15 @@ def cell_key(cell: Mapping[str, Any]) -> str:
 def finished_cells(cells: Sequence[Cell], path: Path) -> Outcome:
     """The cells that are already done in a run directory."""
     files = {cell_key(cell): path / "cells" / f"{cell_key(cell)}.json" for cell in cells}
-    done = {key: read_json(file)["result"] for key, file in files.items() if file.exists()}
-    return Outcome(done)
+    return Outcome({key: _saved(file) for key, file in files.items() if file.exists()})
+
+
+def _saved(file: Path) -> dict[str, Any]:
+    content = read_json(file)
+    result = content.get("result") if isinstance(content, dict) else None
+    if not isinstance(result, dict):
+        raise RunError(f"{file} does not hold the result of a cell; delete it to do the cell again")
+    return cast(dict[str, Any], result)
 
 
 def run_cells(

@@ -72,13 +72,7 @@ class Run:
         during its creation."""
         folder = Path(path)
         cls.check_free(folder)
-        try:
-            text = json.dumps(config)
-        except (TypeError, ValueError) as error:
-            raise RunError(
-                f"the config of a run must be JSON ({error}); use numbers, strings, lists and "
-                "dictionaries"
-            ) from error
+        text = _json(config, "the config of a run")
         run = cls(folder, kind, json.loads(text))
         with run.writing("the run could not be started"):
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -93,6 +87,7 @@ class Run:
         return run
 
     @classmethod
+    @checked
     def check_free(cls, path: str | Path) -> None:
         """Raise an error if no run can be started in a directory."""
         folder = Path(path)
@@ -105,6 +100,7 @@ class Run:
             raise RunError(f"{folder} is not an empty directory; use another one for the run")
 
     @classmethod
+    @checked
     def resumed(cls, path: str | Path, config: Mapping[str, Any], *, kind: str = "train") -> Run:
         """The run in a directory if it has this config, or a new one if there is none."""
         if not cls.exists(path):
@@ -134,9 +130,10 @@ class Run:
     def exists(path: str | Path) -> bool:
         return (Path(path) / "config.json").is_file()
 
+    @checked
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Raise an error that lists what changed, if the run was started with another config."""
-        changed = changes(self.config, json.loads(json.dumps(config)))
+        changed = changes(self.config, json.loads(_json(config, "the config of a run")))
         if changed:
             raise RunError(
                 f"the run in {self.path} was started with other settings: {'; '.join(changed)}. "
@@ -149,10 +146,12 @@ class Run:
     def _metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
+    @checked
     def log(self, entry: Mapping[str, Any]) -> None:
         """Append one line of metrics."""
+        line = _json(entry, "a line of metrics")
         with self.writing("metrics could not be written"), open(self._metrics, "ab") as file:
-            file.write((json.dumps(entry) + "\n").encode())
+            file.write(f"{line}\n".encode())
 
     @explained("the metrics of the run cannot be read")
     def metrics(self) -> list[dict[str, Any]]:
@@ -215,6 +214,7 @@ class Run:
         """The step of the checkpoint with the best validation, or None."""
         return self._pointer("best")
 
+    @checked
     def checkpoint(self, step: int | None = None) -> Checkpoint:
         """The checkpoint of a step, by default the newest."""
         chosen = self.latest() if step is None else step
@@ -227,6 +227,7 @@ class Run:
             )
         return Checkpoint.read(self._folder(chosen))
 
+    @checked
     def save_checkpoint(
         self,
         step: int,
@@ -297,7 +298,9 @@ class Run:
             check_format(content.get("format"), self.path / "results.json")
             return content["results"]
 
+    @checked
     def write_results(self, results: Mapping[str, Any]) -> None:
+        _json(results, "the results of a run")
         with self.writing("the results could not be written"):
             write_json(self.path / "results.json", {"format": FORMAT, "results": results})
 
@@ -343,6 +346,15 @@ def _unbegun(entry: Path) -> bool:
     if entry.name == "environment.json":
         return (entry.parent / "README.md").is_file()  # which shows whose directory it is
     return entry.name.startswith(TEMPORARY) or entry.name in (LOCK, HOLDER)
+
+
+def _json(value: Any, what: str) -> str:
+    try:
+        return json.dumps(value)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{what} must be JSON ({error}); use numbers, strings, lists and dictionaries"
+        ) from error
 
 
 def changes(before: Any, after: Any, name: str = "") -> list[str]:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from everydepth.config import checked
+from everydepth.errors import BatchError
 from everydepth.stream.rows import UNKNOWN, as_rows, select_along, select_rows
 from everydepth.stream.taps import state_key
 
@@ -107,12 +109,17 @@ class Cursor:
         each = self.h.shape[self.axis] // self.batch_size
         return (rows[:, None] * each + torch.arange(each, device=rows.device)).flatten()
 
+    @checked
     def select(self, rows: Tensor) -> Cursor:
         """Keep only these rows (indices or a boolean mask) of the state, the masks and the batch.
 
         A cache is reduced to the same rows in place.
         """
         rows, size = as_rows(rows), self.batch_size
+        try:
+            h = self.h.index_select(self.axis, self.places(rows).to(self.h.device))
+        except IndexError as error:  # told where it costs nothing: on the CPU
+            raise BatchError(f"{error}: the cursor has rows 0 to {size - 1}; use these") from error
         known = () if self.axes is None else self.axes(self.batch)
         if self.cache is not None:
             self.cache.batch_select_indices(rows)
@@ -132,7 +139,7 @@ class Cursor:
 
         return replace(
             self,
-            h=self.h.index_select(self.axis, self.places(rows).to(self.h.device)),
+            h=h,
             rows=len(rows),
             batch=select_rows(self.batch, rows, size),
             calls=tuple(

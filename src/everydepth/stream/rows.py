@@ -136,4 +136,9 @@ def numbers_in(rows: Tensor, count: int) -> Tensor:
 
 def as_rows(rows: Tensor) -> Tensor:
     """Indices from indices or from a boolean mask."""
+    if rows.ndim != 1 or rows.is_floating_point() or rows.is_complex():
+        raise BatchError(
+            f"rows are {str(rows.dtype)[6:]} of shape {tuple(rows.shape)}; pass a vector of "
+            "integers, or of one boolean per row"
+        )
     return rows.nonzero().flatten() if rows.dtype == torch.bool else rows

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from everydepth.config import checked
 from everydepth.errors import NonFiniteError
 from everydepth.stream.cursor import Call, Cursor
 
@@ -86,6 +87,7 @@ class States:
                 )
         return self
 
+    @checked
     def check_predictions(self, lowest: int = 1) -> States:
         """Self; raise with the first depth whose predictions are not finite.
 

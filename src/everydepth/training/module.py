@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from everydepth.config import Setting, checked
-from everydepth.errors import NonFiniteError, SettingError
+from everydepth.errors import DepthError, NonFiniteError, SettingError
 from everydepth.objectives import Distilled, Moment, Objective, Pass, Term, lpa
 from everydepth.runs.together import several
 from everydepth.stream import (
@@ -183,6 +183,7 @@ class EveryDepth(ModelAround):
         """Let the network count its passes again, from this step on."""
         self.step, self._counts_itself = step, True
 
+    @checked
     def check_labels(self, batch: Mapping[str, Any]) -> int | None:
         """Check the labels of a batch; returns how many there are, or None if none are used.
 
@@ -212,7 +213,10 @@ class EveryDepth(ModelAround):
 
     def _pass(self, batch: Mapping[str, Any], depths: Sequence[int]) -> EveryDepthOutput:
         last = self.stream.depth
-        asked = [self.stream.check_depth(depth) for depth in depths]
+        try:
+            asked = [self.stream.check_depth(depth) for depth in depths]
+        except (RuntimeError, TypeError) as error:  # no collection, or not of numbers
+            raise DepthError(f"depths={depths!r:.80}; give several, each 0 to {last}") from error
         targets = self._checked_targets(batch)
         unlabeled = targets is None and not self.objective.needs_labels
         chunked = self._chunks(targets) if targets is not None else unlabeled and self._chunkable
@@ -268,6 +272,7 @@ class EveryDepth(ModelAround):
         """The model whose names a state dict has, inside `torch.compile` or DDP."""
         return adapter(self.model) or unwrapped(self.model)
 
+    @checked
     def save_pretrained(self, directory: str | Path, **kwargs: Any) -> None:
         """Save the plain model; for a PEFT model, only the adapters, in PEFT's format."""
         around = adapter(self.model)
@@ -312,10 +317,10 @@ class EveryDepth(ModelAround):
         on_cpu = isinstance(labels, Tensor) and labels.device.type == "cpu"
         targets = self._targets(batch, check=first or on_cpu)
         if targets is not None:
-            self._labels_checked = True
             # This may be a part of a batch: of one that Trainer accumulates, or a process's.
             if first and len(targets) == 0 and not (batch.get("num_items_in_batch") or several()):
                 raise no_labels()
+            self._labels_checked = True
         return targets
 
     def _targets(self, batch: Mapping[str, Any], *, check: bool) -> Targets | None:

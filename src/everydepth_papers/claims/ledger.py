@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.results import Results, named, rows
 from everydepth_papers.claims.catalog import CLAIMS, checked_names
@@ -95,6 +96,7 @@ class Ledger(Results, kind="claims"):
         counts = {verdict: found[verdict] for verdict in VERDICTS}
         return Ledger.of_json({**whole, "counts": counts, "claims": claims})
 
+    @checked
     def entry(self, name: str) -> Entry:
         """The recorded entry of one claim."""
         (known,) = checked_names([name])
