@@ -27,15 +27,14 @@ def model_card(
     """A model card for the Hugging Face Hub: contents, usage, quality and speed."""
     library = {"hf": "transformers", "web": "onnx"}.get(manifest.format, manifest.format)
     whole = manifest.depth == manifest.of
+    held = f"{'all' if whole else f'{manifest.depth} of'} {manifest.of} blocks"
+    if manifest.balcony:
+        held += f" and a balcony of {manifest.balcony}"
     parts = [
         f"---\nlibrary_name: {library}\ntags:\n- everydepth\n- early-exit\n---",
-        f"# {manifest.model}, {'all' if whole else f'{manifest.depth} of'} {manifest.of} blocks",
+        f"# {manifest.model}, {held}",
         f"{parameter_count(model):,} parameters, {checkpoint_bytes(model):,} bytes of weights. "
-        + (
-            "The whole network."
-            if whole
-            else f"The first {manifest.depth} of {manifest.of} blocks, with the network's own head."
-        ),
+        + ("The whole network." if whole else f"The first {held}, with the network's own head."),
         f"## Use\n\n```python\n{usage}\n```",
     ]
     if costs is not None:

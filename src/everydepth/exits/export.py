@@ -55,13 +55,17 @@ class Saveable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The contents of a directory written by `export`."""
+    """The contents of a directory written by `export`.
+
+    balcony: blocks of the balcony that follow the first `depth` blocks.
+    """
 
     model: str
     depth: int
     of: int
     format: Format
     exits: bool
+    balcony: int = 0
 
 
 @checked
@@ -162,7 +166,12 @@ def export(
     if recalibrate is not None:
         recalibrated(cut, recalibrate)
     manifest = Manifest(
-        model=stream.name, depth=depth, of=stream.depth, format=format, exits=exits is not None
+        model=cut.name,
+        depth=depth,
+        of=stream.depth,
+        format=format,
+        exits=exits is not None,
+        balcony=len(stream.exits.get(depth, ())),
     )
     if format == "gguf":
         refuse("format='gguf'", {"exits": exits, "example": example, "processor": processor})
