@@ -131,7 +131,7 @@ def export(
         if format not in ("hf", "gguf"):  # "hf" is the default
             raise SettingError(f"format={format!r} for a GGUF file, which stays one; leave it out")
         return cut_gguf(model, directory, depth=depth, keep=keep, overwrite=overwrite).path
-    refuse("a model; use depth=, which keeps the first blocks", {"keep": keep})
+    refuse("a model; use depth=, or export at_depth(model, keep=...)", {"keep": keep})
     stream = as_stream(model, **options)
     depth = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
     _check_weights(weights, format, exits, data)
