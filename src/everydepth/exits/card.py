@@ -10,6 +10,7 @@ from everydepth.exits.measure import checkpoint_bytes, parameter_count
 from everydepth.exits.narrow import Narrowed, words
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
+from everydepth.exits.risk import bounded
 
 if TYPE_CHECKING:
     from everydepth.exits.export import Manifest
@@ -56,12 +57,7 @@ def _policy(policy: Policy) -> str:
         return f"{text} The thresholds were set by hand, without a guarantee."
     if not found.certified:
         return f"{text} Not certified: {found.note}."
-    risk = {
-        "full": "the share of predictions that differ from the full model's",
-        "labels": "the loss of accuracy",
-        "loss": "the increase of the loss",
-    }[found.against]
+    bound = bounded(found.risk, found.delta, found.samples, found.against)
     return (
-        f"{text} With probability {1 - found.delta:g} over {found.samples:,} calibration samples, "
-        f"{risk} is at most {found.risk:g}. They ran {found.speedup:.2f} times fewer blocks."
+        f"{text} {bound[:1].upper()}{bound[1:]}. They ran {found.speedup:.2f} times fewer blocks."
     )
