@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -29,6 +30,7 @@ from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
 from everydepth.cli import main as main_module
 from everydepth.cli.loading import Columns, load_batches, load_data
 from everydepth.cli.showing import show, show_table, sparkline
+from everydepth.data import Texts
 from everydepth.errors import DataError, SettingError
 from everydepth.results import Table
 from everydepth.results.table import shown
@@ -245,6 +247,30 @@ def test_a_part_that_lacks_a_class_numbers_them_as_the_training_part(tmp_path: P
     (tmp_path / "train.csv").write_text("text,label\nx,bad\ny,fair\nz,good\n")
     (tmp_path / "test.csv").write_text("text,label\nx,good\n")
     found = load_data(str(tmp_path), "test")
+    assert (found.classes, found.labels.tolist()) == (("bad", "fair", "good"), [2])
+
+
+def test_columns_of_a_parquet_file_are_chosen_as_those_of_a_csv_file(tmp_path: Path) -> None:
+    columns = {"title": ["a", "b"], "review": ["good", "bad"], "stars": ["5", "1"]}
+    for split, rows in (("train", [0, 1]), ("test", [0])):
+        part = {name: [cells[row] for row in rows] for name, cells in columns.items()}
+        datasets.Dataset.from_dict(part).to_parquet(str(tmp_path / f"{split}.parquet"))
+    found = load_data(str(tmp_path), "test", columns=Columns("review", None, "stars"))
+    assert isinstance(found, Texts)
+    assert (found.texts, found.pairs, found.classes) == (("good",), None, ("1", "5"))
+    assert found.labels is not None
+    assert found.labels.tolist() == [1]
+    with pytest.raises(DataError, match="a table with the columns title, review, stars; give"):
+        load_data(str(tmp_path), "test")
+
+
+def test_parts_in_parquet_share_the_classes_of_the_training_part(tmp_path: Path) -> None:
+    for split, labels in (("train", ["bad", "fair", "good"]), ("test", ["good"])):
+        part = {"text": ["x"] * len(labels), "label": labels}
+        datasets.Dataset.from_dict(part).to_parquet(str(tmp_path / f"{split}.parquet"))
+    found = load_data(str(tmp_path), "test")
+    assert isinstance(found, Texts)
+    assert found.labels is not None
     assert (found.classes, found.labels.tolist()) == (("bad", "fair", "good"), [2])
 
 

@@ -105,7 +105,9 @@ def test_without_validation_it_says_why_there_are_no_figures(tmp_path: Path) -> 
         "-o",
         tmp_path / "run",
     )
-    assert "no metrics by depth, since there was no validation data" in run(*words).output
+    said = run(*words).output
+    assert "no metrics by depth, since there was no validation data" in said
+    assert "--data" in said
 
 
 def test_a_trained_run_can_be_trained_further_by_its_folder(tmp_path: Path) -> None:

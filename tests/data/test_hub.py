@@ -166,3 +166,26 @@ def test_a_parquet_file_becomes_texts_or_a_table(tmp_path: Path):
     numbers.write_bytes(numbers.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"numbers.parquet cannot be read as parquet \(.*truncated"):
         load(numbers)
+
+
+def test_a_column_called_text_is_the_text(hub: dict[str, Any]):
+    hub["two"] = labeled(["n", "y"], title=["1"], text=["2"], label=[0])
+    data = load("hf:two", kind=Texts)
+    assert (data.texts, data.pairs) == (("2",), None)
+
+
+def test_what_save_to_disk_wrote_is_read(tmp_path: Path):
+    rows = labeled(["neg", "pos"], text=["good", "bad"], label=[1, 0])
+    parts = {"train": rows, "validation": rows.select([1])}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "split"))
+    data = load(tmp_path / "split", "valid", kind=Texts)
+    assert data.texts == ("bad",)
+    assert data.labels is not None
+    assert (data.labels.tolist(), data.classes) == ([0], ("neg", "pos"))
+    rows.save_to_disk(str(tmp_path / "whole"))
+    assert load(tmp_path / "whole", kind=Texts).texts == ("good", "bad")
+    with pytest.raises(DataError, match=r"split 'test', but .*whole has 'train'"):
+        load(tmp_path / "whole", "test")
+    (tmp_path / "whole" / "state.json").write_text("{")
+    with pytest.raises(DataError, match="save it again with save_to_disk"):
+        load(tmp_path / "whole")

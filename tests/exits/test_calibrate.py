@@ -96,6 +96,15 @@ def test_a_larger_risk_never_gives_a_more_careful_policy() -> None:
     assert speedups[-1] > speedups[0]
 
 
+def test_the_note_says_what_is_bounded_and_with_which_probability() -> None:
+    found = certified(synthetic(2000), Confidence, risk=0.2, delta=0.07).certificate
+    assert found is not None
+    assert found.note.startswith(
+        "with probability 0.93 over 2,000 calibration samples, the share of predictions that "
+        "differ from the full model's is at most 0.2"
+    )
+
+
 def test_too_few_samples_give_the_full_model_and_say_how_many_are_needed() -> None:
     outcomes = synthetic(20)
     with pytest.warns(

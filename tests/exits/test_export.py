@@ -18,6 +18,7 @@ from tests.zoo import ENTRIES, MODELS
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
+import everydepth as ed
 from everydepth.errors import (
     DepthError,
     ExportError,
@@ -139,6 +140,15 @@ def test_an_export_holds_config_weights_card_and_what_was_given(tmp_path: Path) 
     assert found.table().markdown() in card
     assert "ViTForImageClassification.from_pretrained" in card
     assert files(out.parent) == ["out"]
+
+
+def test_the_card_of_a_balcony_says_which_blocks_the_model_has(tmp_path: Path) -> None:
+    model, _ = ENTRIES["Llama-tied-CausalLM-right"].make()
+    out = export(ed.balcony(model, [2], blocks=1), tmp_path / "out", depth=2)
+    assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 3
+    card = (out / "README.md").read_text()
+    assert "# LlamaForCausalLM, 2 of 4 blocks and a balcony of 1\n" in card
+    assert "The first 2 of 4 blocks and a balcony of 1, with the network's own head." in card
 
 
 def test_a_decoder_is_cut_and_its_encoder_is_not(tmp_path: Path) -> None:

@@ -172,6 +172,12 @@ def test_a_model_that_cannot_be_loaded_is_an_error_that_says_why(tmp_path: Path)
             load(tmp_path / "vit")
 
 
+def test_a_run_that_has_not_finished_is_named_as_such(tmp_path: Path) -> None:
+    Run.create(tmp_path / "run", {"epochs": 3})
+    with pytest.raises(DataError, match=r"run is a run without a model; .* resume=True \(--resume"):
+        load(tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("layers", "words"),
     [

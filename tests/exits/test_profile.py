@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForCondition
 from everydepth.errors import BatchError, BudgetError, SettingError
 from everydepth.exits import DepthProfile, Latency, Profile, profile
 from everydepth.exits import quality as qualities
-from everydepth.exits.driving import BlockTimes
+from everydepth.exits.driving import BlockTimes, times_by_depth
 from everydepth.exits.measure import LiveBytes
-from everydepth.stream import as_stream, at_depth, words
+from everydepth.stream import ResidualStream, States, as_stream, at_depth, words
 
 
 def made_up(metric: str = "accuracy", quality: tuple[float, ...] = (0.5, 0.8, 0.7, 0.9)) -> Profile:
@@ -341,3 +343,26 @@ def test_a_large_vocabulary_is_read_by_words(monkeypatch: pytest.MonkeyPatch) ->
     assert words.predicts_words(as_stream(model))
     by_words = profile(model, batch, repeats=1, progress=False)
     np.testing.assert_allclose(by_words["quality"], plain["quality"], rtol=1e-9)
+
+
+def test_a_small_last_batch_does_not_decide_how_often_a_large_one_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batch = ENTRIES["ViT"].make()
+    profiles = sys.modules[profile.__module__]
+    turns: list[int] = []
+
+    def by_rows(run: Callable[[], Any], stream: ResidualStream) -> tuple[float, Any]:
+        found = run()
+        return (len(found.h[0]) / 3 if isinstance(found, States) else 0.001), found
+
+    def times(stream: ResidualStream, given: Any, repeats: int, *more: Any, **kwargs: Any) -> Any:
+        turns.append(repeats)
+        return times_by_depth(stream, given, repeats, *more, **kwargs)
+
+    monkeypatch.setattr(profiles, "seconds", by_rows)
+    monkeypatch.setattr(profiles, "times_by_depth", times)
+    last = {name: value[:1] for name, value in batch.items()}
+    profile(model, [batch, batch, last], batch_size=3, progress=False)
+    # Of the two passes of a slow model, the one that counts operations is the first.
+    assert turns == [1, 2]

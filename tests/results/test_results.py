@@ -193,3 +193,10 @@ def test_rows_of_different_lengths_are_no_array() -> None:
     ):
         with pytest.raises(DataError, match=said):
             make()
+
+
+def test_one_of_anything_is_not_a_plural() -> None:
+    one = Results(results=named(curve("a", [1])), about=provenance(depth=1, samples=1))
+    assert str(one).endswith(": 1 block, 1 sample, 1 measurement")
+    more = Results(results=named(curve("a", [1])), about=provenance(depth=2, samples=1200))
+    assert str(more).endswith(": 2 blocks, 1,200 samples, 1 measurement")

@@ -242,6 +242,15 @@ def test_one_model_can_be_looked_up(client: TestClient) -> None:
     assert client.get("/v1/models/talker@5").status_code == 404
 
 
+def test_an_unknown_path_is_told_the_routes(client: TestClient) -> None:
+    answer = client.post("/v1/complete", json={"model": "talker", "prompt": "a"})
+    assert answer.status_code == 404
+    said = answer.json()["error"]["message"]
+    assert said.startswith("Not Found: POST /v1/complete; the routes are /health, ")
+    assert "/v1/completions" in said
+    assert client.get("/v1/completions").status_code == 405
+
+
 def test_a_stream_tells_its_usage_if_it_is_asked(client: TestClient, talker: Talker) -> None:
     body = {"model": "talker", "prompt": "ab", "max_tokens": 3, "stream": True, "echo": False}
     plain = client.post("/v1/completions", json=body).text
@@ -282,7 +291,8 @@ def test_what_clients_saw_is_published_as_results(client: TestClient) -> None:
         ({"model": "talker", "prompt": "a", "max_token": 5}, 400, "max_token is not supported"),
         ({"model": "talker", "prompt": "a", "stream_options": {}}, 400, "go with stream"),
         ({"model": "talker", "prompt": ["a", 1]}, 400, "prompt: Input should be"),
-        ({"model": "talker"}, 400, "prompt"),
+        ({"model": "talker"}, 400, "the body lacks 'prompt'; add it"),
+        ({"prompt": "a"}, 400, "lacks 'model'; add it (/v1/models lists the models"),
         ({"model": "other", "prompt": "a"}, 404, "no model 'other'"),
         ({"model": "talker@9", "prompt": "a"}, 400, "talker@1 to @4"),
         ({"model": "talker@2", "depth": 3, "prompt": "a"}, 400, "disagree"),

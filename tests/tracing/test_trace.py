@@ -14,6 +14,7 @@ import torch
 from tests.helpers import tracing as samples
 from tests.zoo import ENTRIES, MODELS
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import BertConfig, BertModel
 
 import everydepth as ed
 from everydepth.data import Images
@@ -401,3 +402,28 @@ def test_every_family_can_be_traced_without_labels(name: str) -> None:
     measured = {"classification": "loss", "masked_lm": "loss", "regression": "mse"}
     if stream.task in measured:
         assert measured[stream.task] in t.skipped
+
+
+def test_branches_are_recorded_once_of_inputs_that_were_not_seen_before() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(vocab_size=20, intermediate_size=32, **sizes)).eval()
+    ids = torch.randint(1, 20, (3, 6))
+    batch = {"input_ids": ids, "token_type_ids": ids // 11, "attention_mask": ids * 0 + 1}
+    t = ed.trace(ed.as_stream(model), [batch], ["branch_contributions"], progress=False)
+    seen = ed.trace(
+        ed.as_stream(model, example=batch), [batch], ["branch_contributions"], progress=False
+    )
+    np.testing.assert_array_equal(t["branch_contributions"], seen["branch_contributions"])
+
+
+def test_the_announced_rows_of_batches_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(run, "ANNOUNCED", 0.0)
+    monkeypatch.setattr(run, "say", said.append)
+    data = samples.pictures()
+    loader = DataLoader(TensorDataset(data["pixel_values"], data["labels"]), batch_size=25)
+    ed.trace(samples.vit(), loader, ["accuracy"])
+    assert len(said) == 1
+    assert "of up to 75 rows" in said[0]
+    assert "unknown" not in said[0]

@@ -310,7 +310,7 @@ def test_drawing_needs_tokens_and_data_that_can_be_read_again() -> None:
 
 def test_the_plan_says_what_it_takes_and_what_to_drop() -> None:
     found = ed.trace(llama(), text(), ["loss"], progress=False)
-    assert found.about["plan"].startswith("LlamaForCausalLM: 5 depths of 5 rows, 1 metric (loss);")
+    assert found.about["plan"].startswith("LlamaForCausalLM: 5 depths of up to 5 rows, 1 metric")
     assert "MiB in addition to the model. To halve the time: " in found.about["plan"]
 
 

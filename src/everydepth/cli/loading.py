@@ -47,25 +47,35 @@ def load_data(
 ) -> Images | Texts | Corpus | Points:
     """Data by name or path; a table gives the texts in its columns."""
     from everydepth.data import Table, Texts, load
+    from everydepth.data.catalog import has_columns
     from everydepth.data.tables import table_texts
 
-    found = load(data, split=split, root=root)
-    asked = columns or Columns()
-    if not isinstance(found, Table):
-        if asked != Columns():
-            raise SettingError(f"{data!r} is not a table; leave out --text, --pair and --label")
+    asked, own = columns or Columns(), has_columns(data)
+    given = {name: value for name, value in vars(asked).items() if own and value is not None}
+    found = load(data, split, root=root, **given)
+    if isinstance(found, Table):
+        chosen = asked.of(found)
+        if chosen is None:
+            raise DataError(
+                f"{data!r} is a table with the columns {', '.join(found.columns)}; give the one "
+                "with the text as --text, and the one with the class as --label"
+            )
+        labeled = chosen.label is not None
+    elif asked != Columns() and not own:
+        raise SettingError(f"{data!r} is not a table; leave out --text, --pair and --label")
+    elif own and isinstance(found, Texts):
+        chosen, labeled = asked, found.labels is not None
+    else:
         return found
-    chosen = asked.of(found)
-    if chosen is None:
-        raise DataError(
-            f"{data!r} is a table with the columns {', '.join(found.columns)}; give the one with "
-            "the text as --text, and the one with the class as --label"
-        )
     classes = None
-    if chosen.label is not None and split != "train" and not Path(data).is_file():
+    if labeled and split != "train" and not Path(data).is_file():
         # A split may lack a class, so all splits use the class numbers of the training split.
         classes = load_data(data, "train", root=root, columns=columns)
         classes = classes.classes if isinstance(classes, Texts) else None
+    if isinstance(found, Texts):
+        if classes is None or classes == found.classes:
+            return found
+        return load(data, split, kind=Texts, root=root, classes=classes, **given)
     return table_texts(
         found,
         text=chosen.text or "",

@@ -36,6 +36,7 @@ from everydepth.cli.trace import trace
 from everydepth.cli.train import train
 from everydepth.errors import EveryDepthError
 from everydepth.files import explained
+from everydepth.progress import put_away
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     train,
@@ -153,6 +154,7 @@ def main() -> None:
         typer.echo(_usage(error), err=True)
         sys.exit(2)
     except Exception as error:
+        put_away()
         if debug:
             raise
         typer.echo(_message(error), err=True)

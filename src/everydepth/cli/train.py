@@ -211,7 +211,7 @@ def _show(result: FitResult, console: Console) -> None:
     else:
         console.print(
             "no metrics by depth, since there was no validation data; measure them with: "
-            f"everydepth trace {result.path}",
+            f"everydepth trace {result.path} --data DATA",
             markup=False,
         )
     console.print(f"wrote {result.path}; see it with: everydepth report {result.path}")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 from everydepth.config import checked
 from everydepth.data.archives import load_newsgroups, load_tweeteval
 from everydepth.data.digits import load_digits
-from everydepth.data.hub import load_files, load_hub
+from everydepth.data.hub import is_saved, load_files, load_hub, load_saved
 from everydepth.data.images import has_images, load_images
 from everydepth.data.reading import find_file, listing, pick_split, unpacked_name
 from everydepth.data.sets import Corpus, Data, Images, Points, Table, Texts
@@ -187,7 +187,8 @@ def load(
     """Load a dataset by name, by path, or from the Hugging Face Hub.
 
     name: one of `data_names()`, the path of a file (txt, tsv, csv, json, jsonl, parquet) or folder
-        (one such file per split, a folder of images per class, IDX or CIFAR binaries), or
+        (one such file per split, a folder of images per class, IDX or CIFAR binaries, what
+        `save_to_disk` of the package `datasets` wrote), or
         `owner/name` on the Hub (`hf:name` if it has no owner).
     root: the folder that holds named datasets; by default the environment variable
         EVERYDEPTH_DATA.
@@ -228,6 +229,15 @@ def _load(
     raise DataError(_unknown(known))
 
 
+def has_columns(name: str) -> bool:
+    """Whether `load` takes `text`, `pair` and `label` for this data whatever else it is given."""
+    path = Path(name)
+    if name in data_names() or not path.exists():
+        return name not in data_names() and (name.startswith("hf:") or name.count("/") == 1)
+    held = sorted(path.iterdir()) if path.is_dir() else [path]
+    return is_saved(path) or any(_suffix(file) == ".parquet" for file in held)
+
+
 def _folder(name: str, root: str | Path | None) -> Path:
     chosen = root or os.environ.get(DATA_VARIABLE)
     if not chosen:
@@ -245,6 +255,8 @@ def _folder(name: str, root: str | Path | None) -> Path:
 
 
 def _from_path(path: Path, split: str, options: Mapping[str, Any]) -> Data:
+    if is_saved(path):
+        return load_saved(path, split, **options)
     if path.is_dir():
         files = [file for file in sorted(path.iterdir()) if _suffix(file) in FILE_SUFFIXES]
         if has_images(path) or not files:

@@ -1,9 +1,9 @@
-"""Data read by the optional package `datasets`: the Hub, parquet files, image folders."""
+"""Data read by the optional package `datasets`: the Hub, what it saved, parquet, image folders."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,9 +28,14 @@ def load_hub(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Images | Texts | Table:
-    """A dataset of the Hub: images if it has an image column; texts if `text` is given or there
-    are only one or two text columns; otherwise a table. `task` is the Hub's configuration name."""
+    """A dataset of the Hub: images if it has an image column; texts if `text` is given, a column
+    has this name, or there are only one or two text columns; otherwise a table.
+
+    task: the Hub's configuration name.
+    classes: of labels whose names the dataset does not know, by default those that occur.
+    """
     datasets = _package(
         f"{name!r} is neither a local file or folder nor a known name, and the Hugging Face Hub"
     )
@@ -38,7 +43,7 @@ def load_hub(
         rows = datasets.load_dataset(name, task, split=split)
     except Exception as error:  # the Hub raises a dozen types; all mean "not found"
         raise Absent(_why(name, task, split, error)) from error
-    return _data(name, rows, text, pair, label)
+    return _data(name, rows, text, pair, label, classes)
 
 
 def load_files(
@@ -48,6 +53,7 @@ def load_files(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Images | Texts | Table:
     """A parquet file, or a folder with a folder of images per class (perhaps in `train/`,
     `test/`, ...), as `load_hub` would return it."""
@@ -64,8 +70,39 @@ def load_files(
             f"{path} cannot be read as {kind} ({error.__cause__ or error}); it may be truncated, "
             "so download it again"
         ) from error
-    splits = {"valid" if name == "validation" else name: rows for name, rows in found.items()}
-    return _data(str(path), pick_split(str(path), split, splits), text, pair, label)
+    return _data(str(path), _split(str(path), split, found), text, pair, label, classes)
+
+
+def is_saved(path: Path) -> bool:
+    """Whether a folder was written by `save_to_disk` of the package `datasets`."""
+    return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def load_saved(
+    path: str | Path,
+    split: str = "train",
+    *,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    classes: Sequence[str] | None = None,
+) -> Images | Texts | Table:
+    """A folder written by `save_to_disk`, as `load_hub` would return it. Without splits, all rows
+    are in `train`."""
+    datasets = _package(f"{path}, which it saved,")
+    try:
+        found = datasets.load_from_disk(str(path))
+    except Exception as error:  # whatever the reader raises on damaged files
+        raise DataError(
+            f"{path} cannot be read as saved by datasets ({error}); save it again with save_to_disk"
+        ) from error
+    splits = found if isinstance(found, dict) else {"train": found}
+    return _data(str(path), _split(str(path), split, splits), text, pair, label, classes)
+
+
+def _split(name: str, split: str, found: Any) -> Any:
+    splits = {"valid" if key == "validation" else key: rows for key, rows in found.items()}
+    return pick_split(name, split, splits)
 
 
 @contextmanager
@@ -92,7 +129,12 @@ def _package(what: str) -> Any:
 
 
 def _data(
-    name: str, rows: Any, text: str | None, pair: str | None, label: str | None
+    name: str,
+    rows: Any,
+    text: str | None,
+    pair: str | None,
+    label: str | None,
+    known: Sequence[str] | None,
 ) -> Images | Texts | Table:
     features = dict(rows.features)
     kinds = {type(feature).__name__: column for column, feature in reversed(features.items())}
@@ -104,8 +146,10 @@ def _data(
         return _images(name, rows, kinds["Image"], label, classes)
     strings = [n for n, f in features.items() if getattr(f, "dtype", None) == "string"]
     strings = [n for n in strings if n != label]
-    if text is None and 1 <= len(strings) <= 2:
-        text, pair = (strings * 2)[0], (*strings, None)[1]
+    if text is None and "text" in strings:
+        text = "text"
+    elif text is None and 1 <= len(strings) <= 2:
+        text, pair = strings[0], pair or (*strings, None)[1]
     columns = {n: tuple("" if v is None else str(v) for v in rows[n]) for n in features}
     if classes and label:
         # Labels are class numbers, and -1 means none.
@@ -115,7 +159,7 @@ def _data(
     if text is None:
         return Table(columns)
     return table_texts(
-        Table(columns), text=text, pair=pair, label=label, classes=classes or None, source=name
+        Table(columns), text=text, pair=pair, label=label, classes=classes or known, source=name
     )
 
 

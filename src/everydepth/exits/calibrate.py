@@ -27,7 +27,7 @@ from everydepth.exits.policies import (
     policy_class,
 )
 from everydepth.exits.reading import certainties, exit_logits
-from everydepth.exits.risk import P_VALUES, Counts, bounded_p_value, samples_needed
+from everydepth.exits.risk import P_VALUES, Counts, bounded, bounded_p_value, samples_needed
 from everydepth.stream import (
     ResidualStream,
     States,
@@ -125,7 +125,7 @@ def calibrate(
 
     >>> policy = ed.calibrate(model, valid, risk=0.2, delta=0.05, progress=False)
     >>> print(policy.certificate.note)
-    risk <= 0.2 with probability 0.95, from 180 samples (full)...
+    with probability 0.95 over 180 calibration samples, the share of predictions...
     """
     compared, loss = (against, None) if risk_of is None else _meant(risk_of)
     stream = as_stream(model, **options)
@@ -309,14 +309,14 @@ def certified(
         else:
             rate, p = counts.risk, P_VALUES[against](counts, risk)
         if p > delta:
-            failed = f": the next one has risk {rate:.4f} on them, p-value {p:.3g}"
+            failed = f"; the next threshold has risk {rate:.4f} on them, p-value {p:.3g}"
             break
         best, found = thresholds, (p, rate, leaving)
     p, observed, leaving = found
     certain = bool((best < NEVER).any())
     speedup = layer_speedup(leaving, places + 1)
     note = (
-        f"risk <= {risk} with probability {1 - delta}, from {samples} samples ({against}){failed}"
+        f"{bounded(risk, delta, samples, against)}{failed}"
         if certain
         else _why_not(samples, risk, delta, against, failed)
     )

@@ -10,6 +10,7 @@ from everydepth.exits.measure import checkpoint_bytes, parameter_count
 from everydepth.exits.narrow import Narrowed, words
 from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
+from everydepth.exits.risk import bounded
 
 if TYPE_CHECKING:
     from everydepth.exits.export import Manifest
@@ -27,15 +28,14 @@ def model_card(
     """A model card for the Hugging Face Hub: contents, usage, quality and speed."""
     library = {"hf": "transformers", "web": "onnx"}.get(manifest.format, manifest.format)
     whole = manifest.depth == manifest.of
+    held = f"{'all' if whole else f'{manifest.depth} of'} {manifest.of} blocks"
+    if manifest.balcony:
+        held += f" and a balcony of {manifest.balcony}"
     parts = [
         f"---\nlibrary_name: {library}\ntags:\n- everydepth\n- early-exit\n---",
-        f"# {manifest.model}, {'all' if whole else f'{manifest.depth} of'} {manifest.of} blocks",
+        f"# {manifest.model}, {held}",
         f"{parameter_count(model):,} parameters, {checkpoint_bytes(model):,} bytes of weights. "
-        + (
-            "The whole network."
-            if whole
-            else f"The first {manifest.depth} of {manifest.of} blocks, with the network's own head."
-        ),
+        + ("The whole network." if whole else f"The first {held}, with the network's own head."),
         f"## Use\n\n```python\n{usage}\n```",
     ]
     if costs is not None:
@@ -57,12 +57,7 @@ def _policy(policy: Policy) -> str:
         return f"{text} The thresholds were set by hand, without a guarantee."
     if not found.certified:
         return f"{text} Not certified: {found.note}."
-    risk = {
-        "full": "the share of predictions that differ from the full model's",
-        "labels": "the loss of accuracy",
-        "loss": "the increase of the loss",
-    }[found.against]
+    bound = bounded(found.risk, found.delta, found.samples, found.against)
     return (
-        f"{text} With probability {1 - found.delta:g} over {found.samples:,} calibration samples, "
-        f"{risk} is at most {found.risk:g}. They ran {found.speedup:.2f} times fewer blocks."
+        f"{text} {bound[:1].upper()}{bound[1:]}. They ran {found.speedup:.2f} times fewer blocks."
     )

@@ -15,7 +15,7 @@ from everydepth.errors import PolicyError, SettingError
 from everydepth.exits.calibrate import NotCertifiedWarning
 from everydepth.exits.identity import identity
 from everydepth.exits.policies import NEVER, Against, Certificate, Confidence, Policy
-from everydepth.exits.risk import bounded_p_value
+from everydepth.exits.risk import bounded, bounded_p_value
 from everydepth.stream import Feed, ResidualStream, Targets, as_stream, evaluating
 from everydepth.stream.states import are_finite
 
@@ -53,12 +53,15 @@ def certify_depth(
         found = bounded_p_value(losses[:, tried - 1], risk)
         if found > delta:
             mean = losses[:, tried - 1].mean()
-            failed = f": depth {tried} has risk {mean:.4f} on them, p-value {found:.3g}"
+            failed = f"; depth {tried} has risk {mean:.4f} on them, p-value {found:.3g}"
             break
         depth, p = tried, found
     sure = depth < stream.depth
-    share = f"risk <= {risk} with probability {1 - delta}, from {len(losses)} samples ({against})"
-    note = f"{f'depth {depth}' if sure else 'only the last depth'}: {share}{failed}"
+    note = (
+        f"depth {depth}: {bounded(risk, delta, len(losses), against)}{failed}"
+        if sure
+        else f"only the last depth is certain at risk {risk:g}, from {len(losses)} samples{failed}"
+    )
     if not sure:
         warnings.warn(note, NotCertifiedWarning, stacklevel=2)
     return Confidence(

@@ -52,12 +52,13 @@ def times_by_depth(
     batch: Mapping[str, Any],
     repeats: int,
     before: np.ndarray | None = None,
+    done: Callable[[float], None] | None = None,
 ) -> BlockTimes:
     """Time the embedding, each block and the last readout, and add them up.
 
-    before: the parts of a pass that was timed already.
+    before: the parts of a pass that was timed already. done: called with 1 after each pass.
     """
-    parts = driven_times(stream, batch, repeats, stream.logits, stream.depth)
+    parts = driven_times(stream, batch, repeats, stream.logits, stream.depth, done)
     if before is not None:
         parts = np.vstack([before, parts])
     return BlockTimes.of(parts[:, 0], parts[:, 1:-1], parts[:, -1])
@@ -69,8 +70,12 @@ def driven_times(
     repeats: int,
     read: Callable[[Cursor], Any],
     at: int,
+    done: Callable[[float], None] | None = None,
 ) -> np.ndarray:
-    """(pass, part) seconds of the embedding, each block, and `read` at depth `at`."""
+    """(pass, part) seconds of the embedding, each block, and `read` at depth `at`.
+
+    done: called with 1 after each pass.
+    """
     parts = np.zeros((repeats, stream.depth + 2))
     for turn in range(repeats):
         parts[turn, 0], cursor = seconds(partial(stream.start, batch), stream)
@@ -78,6 +83,8 @@ def driven_times(
             parts[turn, depth], cursor = seconds(partial(stream.step, cursor), stream)
             if depth == at:
                 parts[turn, -1], _ = seconds(partial(read, cursor), stream)
+        if done is not None:
+            done(1)
     return parts
 
 

@@ -55,13 +55,17 @@ class Saveable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The contents of a directory written by `export`."""
+    """The contents of a directory written by `export`.
+
+    balcony: blocks of the balcony that follow the first `depth` blocks.
+    """
 
     model: str
     depth: int
     of: int
     format: Format
     exits: bool
+    balcony: int = 0
 
 
 @checked
@@ -127,7 +131,7 @@ def export(
         if format not in ("hf", "gguf"):  # "hf" is the default
             raise SettingError(f"format={format!r} for a GGUF file, which stays one; leave it out")
         return cut_gguf(model, directory, depth=depth, keep=keep, overwrite=overwrite).path
-    refuse("a model; use depth=, which keeps the first blocks", {"keep": keep})
+    refuse("a model; use depth=, or export at_depth(model, keep=...)", {"keep": keep})
     stream = as_stream(model, **options)
     depth = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
     _check_weights(weights, format, exits, data)
@@ -162,7 +166,12 @@ def export(
     if recalibrate is not None:
         recalibrated(cut, recalibrate)
     manifest = Manifest(
-        model=stream.name, depth=depth, of=stream.depth, format=format, exits=exits is not None
+        model=cut.name,
+        depth=depth,
+        of=stream.depth,
+        format=format,
+        exits=exits is not None,
+        balcony=len(stream.exits.get(depth, ())),
     )
     if format == "gguf":
         refuse("format='gguf'", {"exits": exits, "example": example, "processor": processor})

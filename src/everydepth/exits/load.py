@@ -19,6 +19,7 @@ from everydepth.exits.lazy import lazy_tensors
 from everydepth.exits.untrusted import check_config, check_inside, read_json
 from everydepth.files import explained
 from everydepth.progress import quiet_transformers
+from everydepth.runs.run import ENVIRONMENT
 from everydepth.stream import as_stream, at_depth, model_class
 from everydepth.stream.balcony import has_balconies, with_balconies
 
@@ -209,6 +210,11 @@ def _described(folder: Path, trusted: bool) -> tuple[type[PreTrainedModel], Any]
             f"{folder} holds {', '.join(held) or 'nothing'} and no readable config.json ({error}); "
             "give a directory written by save_pretrained or everydepth.export(format='hf')"
         ) from error
+    if (folder / ENVIRONMENT).is_file():
+        raise DataError(
+            f"{folder} is a run without a model; if it was interrupted, continue it with "
+            "resume=True (--resume), or give the folder of a model"
+        )
     config = check_config(file, trusted=trusted)
     names = config.get("architectures") if isinstance(config, dict) else config
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):

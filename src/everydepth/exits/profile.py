@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import nn
 
 from everydepth.config import Count, checked
@@ -24,6 +23,7 @@ from everydepth.exits.driving import (
 from everydepth.exits.generation.rerun import has_slots
 from everydepth.exits.measure import checkpoint_bytes, parameter_count, seconds
 from everydepth.exits.quality import Totals, affordable_share, quality_of, watch
+from everydepth.progress import say, timed
 from everydepth.results import Fact, Result, Results, curve, named, provenance
 from everydepth.stream import (
     Depths,
@@ -380,7 +380,7 @@ def profile(
     if tokens == "some" and predicts_words(stream):
         share = affordable_share(stream, len(at))
     first: Mapping[str, Any] | None = None
-    took = 0.0
+    took, largest = 0.0, 0
     with evaluating(stream):
         totals = None
         for batch in Feed(data, stream, batch_size=size_for(data, batch_size)).shown(
@@ -389,7 +389,9 @@ def profile(
             first = batch if first is None else first
             if totals is None:
                 totals = quality_of(stream, batch)
-            took, states = seconds(partial(observed, totals, stream, batch), stream)
+            passed, states = seconds(partial(observed, totals, stream, batch), stream)
+            if stream.rows(batch) >= largest:  # the last batch may have fewer
+                took, largest = passed, stream.rows(batch)
             watch(totals, states, at, share)
         assert first is not None
         assert totals is not None
@@ -404,19 +406,27 @@ def profile(
         size = min(batch_size, rows)
         many = first_rows(stream, inputs, size)
         one = first_rows(stream, inputs, 1)
+        took *= size / largest
         turns = max(2, min(10, int(2 / max(took, 1e-9)))) if repeats is None else repeats
         slow = repeats is None and turns == 2
-        _announce(stream, took, turns, slow, progress)
-        counted = counted_by_depth(stream, many)
-        before = counted.seconds if slow else None
-        batched = times_by_depth(stream, many, turns - slow, before)
-        checked = _checked(stream, many, batched, turns, (0.2, 0.6) if slow else (0.25, 0.5, 0.75))
-        batched = batched.corrected(checked)
-        single = batched if size == 1 else times_by_depth(stream, one, turns).corrected(checked)
-        sizes = {
-            n: times_by_depth(stream, first_rows(stream, inputs, n), turns).corrected(checked)
-            for n in batch_sizes
-        }
+        shares = (0.2, 0.6) if slow else (0.25, 0.5, 0.75)
+        tries = max(turns - 1, 1)  # a large model needs no warm-up; a small one gets several turns
+        # One row and its decoding cost little next to a batch.
+        passes = 1 + turns - slow + tries * sum(shares) + turns * sum(batch_sizes) / size
+        _announce(stream, took, passes, progress)
+        with timed("timing", passes, enabled=progress) as done:
+            counted = counted_by_depth(stream, many)
+            done(1)
+            before = counted.seconds if slow else None
+            batched = times_by_depth(stream, many, turns - slow, before, done=done)
+            checked = _checked(stream, many, batched, tries, shares, done)
+            batched = batched.corrected(checked)
+            single = batched if size == 1 else times_by_depth(stream, one, turns).corrected(checked)
+            sizes: dict[int, BlockTimes] = {}
+            for n in batch_sizes:
+                some = first_rows(stream, inputs, n)
+                sizes[n] = times_by_depth(stream, some, turns).corrected(checked)
+                done(turns * n / size)
         found = tuple(
             DepthProfile(
                 depth=k,
@@ -465,17 +475,11 @@ def _drawn(totals: Totals) -> str:
     )
 
 
-def _announce(stream: ResidualStream, took: float, turns: int, slow: bool, progress: bool) -> None:
-    console = Console(stderr=True)
-    # Counting, timing, and the cut models, which together have as many blocks as 0.8 or 1.5 full
-    # models. One row and its decoding cost little next to a batch.
-    passes = turns + (1.5 if slow else 3.0)
-    expected = took * passes
-    if progress and console.is_terminal and expected > 5:
-        console.print(
+def _announce(stream: ResidualStream, took: float, passes: float, progress: bool) -> None:
+    if progress and took * passes > 5:
+        say(
             f"profile of {stream.name}: about {passes:.1f} more passes of {took:.1f} s each, "
-            f"{expected:,.0f} s in total; a smaller batch_size= or repeats=1 is faster",
-            highlight=False,
+            f"{took * passes:,.0f} s in total; a smaller batch_size= or repeats=1 is faster"
         )
 
 
@@ -483,8 +487,9 @@ def _checked(
     stream: ResidualStream,
     batch: Mapping[str, Any],
     times: BlockTimes,
-    turns: int,
+    tries: int,
     shares: Sequence[float],
+    done: Callable[[float], None],
 ) -> dict[str, dict[str, float]]:
     """Milliseconds of cut models at some depths, and the sums of blocks for comparison."""
     depths = sorted({max(1, round(share * stream.depth)) for share in shares})
@@ -492,10 +497,8 @@ def _checked(
     for k in depths:
         small = as_stream(unwrapped(stream.truncated(k, share=True)).eval(), **stream.options)
         arguments = small.arguments(batch, None)
-        # A large model needs no warm-up; a small one gets several turns.
-        taken = [
-            seconds(partial(small.call, arguments), small)[0] for _ in range(max(turns - 1, 1))
-        ]
+        taken = [seconds(partial(small.call, arguments), small)[0] for _ in range(tries)]
+        done(tries * k / stream.depth)
         found[str(k)] = {
             "timed_ms": 1000 * min(taken),
             "added_ms": 1000 * times.fastest(k),

@@ -20,6 +20,21 @@ MOST = 10**12
 """The largest answer of `samples_needed`: no one has more samples."""
 
 
+_MEANT = {
+    "full": "the share of predictions that differ from the full model's",
+    "labels": "the loss of accuracy",
+    "loss": "the increase of the loss",
+}
+
+
+def bounded(risk: float, delta: float, samples: int, against: str) -> str:
+    """A bound that was certified, in words."""
+    return (
+        f"with probability {1 - delta:g} over {samples:,} calibration samples, {_MEANT[against]} "
+        f"is at most {risk:g}"
+    )
+
+
 @dataclass(frozen=True)
 class Counts:
     """Calibration samples, and how many got worse or better by exiting early."""

@@ -174,9 +174,9 @@ class Results:
 
     def __str__(self) -> str:
         facts = [
-            f"{self.depth} blocks" if self.depth else "",
-            f"{self.samples:,} samples" if self.samples else "",
-            f"{len(self)} measurement{'' if len(self) == 1 else 's'}",
+            counted(self.depth, "block") if self.depth else "",
+            counted(self.samples, "sample") if self.samples else "",
+            counted(len(self), "measurement"),
         ]
         of = f" of {self.model}" if self.model else ""
         return f"{self.kind.capitalize()}{of}: {', '.join(filter(None, facts))}"
@@ -283,6 +283,11 @@ def named(*results: Result) -> dict[str, Result]:
 
 
 @checked
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural if needed."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def provenance(
     *,
     model: str = "",

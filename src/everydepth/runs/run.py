@@ -31,6 +31,7 @@ from everydepth.files import (
 from everydepth.runs.checkpoint import FORMAT, Checkpoint, check_format, whole
 from everydepth.runs.holding import HOLDER, LOCK
 
+ENVIRONMENT = "environment.json"
 _README = """\
 # A run of everydepth: {kind}
 
@@ -80,7 +81,7 @@ class Run:
             readme = _README.format(kind=kind, format=FORMAT, name=folder.name)
             write_text(folder / "README.md", readme)
             machine = json.loads(Environment.current().to_json())
-            write_json(folder / "environment.json", {"command": command_line(), **machine})
+            write_json(folder / ENVIRONMENT, {"command": command_line(), **machine})
             # Last: its presence makes the directory a run.
             content = {"format": FORMAT, "kind": kind, "config": run.config}
             write_json(folder / "config.json", content)
@@ -343,7 +344,7 @@ def _unbegun(entry: Path) -> bool:
         return entry.is_dir() and not any(entry.iterdir())
     if entry.name == "README.md":
         return entry.is_file() and entry.read_bytes().startswith(_README[:22].encode())
-    if entry.name == "environment.json":
+    if entry.name == ENVIRONMENT:
         return (entry.parent / "README.md").is_file()  # which shows whose directory it is
     return entry.name.startswith(TEMPORARY) or entry.name in (LOCK, HOLDER)
 

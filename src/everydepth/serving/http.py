@@ -11,6 +11,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteError
+from starlette.routing import Route
 
 from everydepth.errors import EveryDepthError, NonFiniteError
 from everydepth.serving.engine import Backend, Failed, Stopped
@@ -78,14 +79,24 @@ def application(
         if found["type"] == "json_invalid":
             at, why = found["loc"][-1], found.get("ctx", {}).get("error", "")
             return refusal(400, f"the body is not JSON: {why} at character {at}")
+        if found["type"] == "missing":
+            return refusal(
+                400,
+                f"the body lacks {found['loc'][-1]!r}; add it (/v1/models lists the models and "
+                "their depths)",
+            )
         # Behind the field come the types that were tried, which say nothing to a client.
         where = f"{found['loc'][1]}: " if len(found["loc"]) > 1 else ""
         return refusal(400, where + found["msg"].removeprefix("Value error, "))
 
     @app.exception_handler(StarletteError)
-    async def other(_: Request, error: Exception) -> Response:
+    async def other(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException | StarletteError)
-        return refusal(error.status_code, str(error.detail))
+        said = str(error.detail)
+        if error.status_code in (404, 405):
+            routes = sorted({route.path for route in app.routes if isinstance(route, Route)})
+            said += f": {request.method} {request.url.path}; the routes are {', '.join(routes)}"
+        return refusal(error.status_code, said)
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> Response:

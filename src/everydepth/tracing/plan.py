@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Plan:
     """The expected cost.
 
-    depths: those read out. rows: in the data; None if unknown. tokens: predictions per row; None
-    if each row is one. forward, readout, rest: seconds per row. bytes: memory in addition to the
-    model.
+    depths: those read out. rows: the most that the data has; None if unknown. tokens: predictions
+    per row; None if each row is one. forward, readout, rest: seconds per row. bytes: memory in
+    addition to the model.
     """
 
     model: str
@@ -53,7 +53,7 @@ class Plan:
 
     def __str__(self) -> str:
         time = "unknown time" if self.seconds is None else f"about {self.seconds:,.0f} s"
-        rows = "all rows" if self.rows is None else f"{self.rows:,} rows"
+        rows = "all rows" if self.rows is None else f"up to {self.rows:,} rows"
         metrics = f"{len(self.metrics)} metric" + ("s" if len(self.metrics) > 1 else "")
         shown = ", ".join(self.metrics[:4]) + (", ..." if len(self.metrics) > 4 else "")
         return (

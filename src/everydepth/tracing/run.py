@@ -11,12 +11,12 @@ from itertools import chain, pairwise
 from typing import Annotated, Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from everydepth.config import Seed, Setting, checked
 from everydepth.environment import usable_device
 from everydepth.errors import LabelError, SettingError
+from everydepth.progress import say
 from everydepth.results import Result, named, provenance
 from everydepth.signals import Signals
 from everydepth.stream import (
@@ -142,7 +142,9 @@ def trace(
         nullcontext() if other is None else _placed(other, device),
     ):
         run = _Run(stream, other, wanted, memory_budget, at, drawn)
-        run.announce = partial(_announced, _count(feed.rows, max_samples), progress)
+        run.announce = partial(
+            _announced, _at_most(feed, stream.rows(first), max_samples), progress
+        )
         started = time.perf_counter()
         run.look(feed.shown("trace", progress))
         again = run.second_look(feed, progress)
@@ -186,16 +188,20 @@ def _at_some(
     return [metric for metric in metrics if metric.name not in skipped]
 
 
-def _count(rows: int | None, most: int | None) -> int | None:
+def _at_most(feed: Feed, first: int, most: int | None) -> int | None:
+    """The rows to trace; their largest number if only batches can be counted; None if unknown.
+
+    first: rows of the first batch. most: `max_samples`.
+    """
+    batches = feed.batches
+    rows = feed.rows if feed.rows is not None or batches is None else batches * first
     return rows if rows is None or most is None else min(rows, most)
 
 
 def _announced(rows: int | None, progress: bool, plan: Plan) -> Plan:
     plan = replace(plan, rows=rows)
-    console = Console(stderr=True)
-    long = plan.seconds is None or plan.seconds >= ANNOUNCED
-    if progress and long and console.is_terminal:
-        console.print(str(plan), highlight=False)
+    if progress and (plan.seconds is None or plan.seconds >= ANNOUNCED):
+        say(str(plan))
     return plan
 
 
@@ -332,6 +338,8 @@ class _Run:
 
     def _observed(self, batch: Mapping[str, Any], drawn: Tensor | None) -> Observation:
         stream, gradients = self.stream, None
+        # What is discovered on a batch with new inputs takes passes that are not to be recorded.
+        stream.confirm(batch)
         own = not predicts_words(stream)
         if self.gradients:
             states, records, gradients = observe_gradients(stream, batch)
