@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import everydepth as ed
 from everydepth.errors import UnsupportedModelError
 from everydepth.growth import score
 from everydepth.objectives.layer_dropout import observe_kept
-from everydepth.stream import record_branches, sites
+from everydepth.stream import ResidualStream, record_branches, sites
 
 ROWS, CLASSES = 4, 5
 
@@ -453,14 +454,28 @@ class Entered(nn.Module):
         return self.out(x.relu_().mean(1))
 
 
+NAMED: dict[str, Any] = {
+    "blocks": "blocks",
+    "readout": "out",
+    "token": lambda h, _: h.relu().mean(1),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("block", [InPlace, ActivatedInPlace])
 @torch.no_grad()
 def test_a_model_that_writes_over_its_states_predicts_what_its_cut_models_do(
-    block: type[Mix],
+    block: type[Mix], named: bool, inference: bool
 ) -> None:
     torch.manual_seed(0)
-    x, model = torch.randn(ROWS, 5, 6), Entered(block).eval()
-    stream = ed.as_stream(model, example=x)
+    with torch.inference_mode(inference):
+        x, model = torch.randn(ROWS, 5, 6), Entered(block).eval()
+        stream = ed.as_stream(model, **NAMED) if named else ed.as_stream(model, example=x)
+        _predicts_what_cut_models_do(stream, model, x)
+
+
+def _predicts_what_cut_models_do(stream: ResidualStream, model: Entered, x: Tensor) -> None:
     states, cursor = stream.observe(x), stream.start(x)
     assert torch.equal(states[0], model.inp(x))
     assert torch.equal(states.output, model(x))
@@ -469,6 +484,31 @@ def test_a_model_that_writes_over_its_states_predicts_what_its_cut_models_do(
         for _ in range(2):  # reading out leaves the state as it is
             torch.testing.assert_close(states.logits(depth), want)
             torch.testing.assert_close(stream.logits(stream.advance(cursor, depth)), want)
+
+
+class Dropped(Mix):
+    """Writes over its state in training mode only, where eval mode shows nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.dropout(x, 0.5, self.training, inplace=True)
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_model_that_writes_over_its_states_in_training_mode_only_is_refused_there(
+    named: bool,
+) -> None:
+    x, model = torch.randn(ROWS, 5, 8), Chained(Dropped).eval()
+    options: dict[str, Any] = {**NAMED, "token": "mean"} if named else {"example": x}
+    stream = ed.as_stream(model, **options)
+    wrong = r"Chained writes over its state at depth 0 \(in training mode\).*inplace=False"
+    with torch.no_grad():
+        cursor = stream.start(x)
+        model.train()
+        with pytest.raises(UnsupportedModelError, match=wrong):
+            stream.observe(x)
+        with pytest.raises(UnsupportedModelError, match=wrong):
+            stream.step(cursor)
 
 
 @torch.no_grad()

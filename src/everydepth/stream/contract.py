@@ -34,6 +34,7 @@ from everydepth.stream.taps import (
     parts_of,
     replaced_forward,
     state_in,
+    version,
     with_first_tensor,
     with_state,
 )
@@ -266,6 +267,15 @@ class ResidualStream(ABC):
         """Whether the model writes over states, so that it must be given copies of them."""
         return False
 
+    def overwritten(self, depth: int) -> None:
+        """Called if the model wrote over the state at this depth, which `overwrites` denies."""
+        mode = "training" if unwrapped(self.model).training else "eval"
+        raise UnsupportedModelError(
+            f"{self.name} writes over its state at depth {depth} (in {mode} mode), which would "
+            "then hold a later one; use operations that do not: x = x + ..., inplace=False (an adapter "
+            "may say `overwrites` instead)"
+        )
+
     @property
     def row_axis(self) -> int:
         """The batch dimension of a state."""
@@ -403,12 +413,14 @@ class ResidualStream(ABC):
         h: list[Tensor] = []
         last: list[Tensor] = []
         seen: list[Call] = []
+        written: list[int | None] = []
         overwrites = self.overwrites
 
         def see_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if in_silence():
                 return None
             h.append(state_in(args, kwargs))
+            written.append(version(h[-1]))
             if calls:
                 seen.append(Call.of(args, kwargs))
             return with_state(args, kwargs, h[-1].clone()) if overwrites else None
@@ -417,6 +429,7 @@ class ResidualStream(ABC):
             if in_silence():
                 return None
             last[:] = [first_tensor(output)]
+            written.append(version(last[0]))
             return with_first_tensor(output, last[0].clone()) if overwrites else None
 
         # One module may serve as several blocks. The input of a block is the previous output.
@@ -432,6 +445,7 @@ class ResidualStream(ABC):
                 stack.enter_context(replaced_forward(self.head, _no_logits))
             output = self.called(batch, None)
         self._check_observed(len(h) if last else min(len(h), self.depth - 1))
+        self._check_kept([*h, *last], written)
         h.extend(self.after_block(given, self.depth) for given in last)
         states = States(self, tuple(h), batch, output if logits else None, tuple(seen))
         return states.check_finite() if check_finite else states
@@ -524,7 +538,9 @@ class ResidualStream(ABC):
             )
         depth = cursor.depth + 1
         block = self.blocks[cursor.depth]
+        before = version(cursor.h)
         output = cursor.calls[cursor.depth](block.module, self.given(cursor.h))
+        self._check_kept([cursor.h], [before], cursor.depth)
         h = self.between(first_tensor(output), depth, cursor.batch)
         carried = self.carried(depth) if depth < len(cursor.calls) else {}
         if not carried:
@@ -632,6 +648,16 @@ class ResidualStream(ABC):
                 "early? switch that off; is it compiled inside a wrapper? use "
                 "`as_stream(model).compile_blocks()` instead)"
             )
+
+    def _check_kept(
+        self, states: Sequence[Tensor], before: Sequence[int | None], depth: int = 0
+    ) -> None:
+        """Notice a state that the model wrote over. before: their versions. depth: of the first."""
+        if self.overwrites:  # it was given copies
+            return
+        for number, (h, then) in enumerate(zip(states, before, strict=True), start=depth):
+            if version(h) != then:
+                self.overwritten(number)
 
     def _refuse(self, *_: Any) -> None:
         raise UnsupportedModelError(

@@ -6,11 +6,15 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final, get_args
 
+import torch
 from torch import Tensor, nn
 
 from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream, Task
+from everydepth.stream.discovery.example import ROWS
+from everydepth.stream.modes import evaluating
+from everydepth.stream.rows import select_rows
 from everydepth.stream.wrapping import unwrapped
 
 
@@ -70,6 +74,7 @@ class GenericStream(ResidualStream):
         main = getattr(inner, "main_input_name", None)
         first = main or next(iter(inspect.signature(inner.forward).parameters))
         self.inputs = (first,)
+        self._overwrites, self._trying, self._tried = False, False, False
 
     @property
     def blocks(self) -> Sequence[Block]:
@@ -82,6 +87,28 @@ class GenericStream(ResidualStream):
     @property
     def outputs(self) -> int | None:
         return super().outputs or next(iter(self._outputs.values()), None)
+
+    @property
+    def overwrites(self) -> bool:
+        return self._overwrites
+
+    def overwritten(self, depth: int) -> None:
+        if not self._trying:
+            super().overwritten(depth)
+        self._overwrites = True
+
+    def confirm(self, batch: Mapping[str, Any]) -> None:
+        if self._tried or self._trying or torch.compiler.is_compiling():
+            return
+        self._trying = True
+        try:
+            # Outside inference mode, because its tensors do not count what is written to them.
+            with evaluating(self), torch.inference_mode(False), torch.no_grad():
+                rows = self.rows(batch)
+                self.observe(select_rows(batch, torch.arange(min(rows, ROWS)), rows))
+            self._tried = True
+        finally:
+            self._trying = False
 
     def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         if callable(self._token):

@@ -70,6 +70,11 @@ def with_first_tensor(output: Any, value: Tensor) -> Any:
     return value if isinstance(output, Tensor) else (value, *output[1:])
 
 
+def version(h: Tensor) -> int | None:
+    """How often the memory of a tensor was written to; None where that is not counted."""
+    return None if torch.compiler.is_compiling() or h.is_inference() else h._version
+
+
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
