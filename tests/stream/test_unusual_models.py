@@ -593,6 +593,26 @@ def test_reading_out_in_training_mode_leaves_running_statistics_alone(gap: bool)
         torch.testing.assert_close(found, want, msg=name)
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_driven_pass_in_training_mode_updates_each_running_statistic_once(named: bool) -> None:
+    torch.manual_seed(0)
+    model = Normed().train()
+    pool = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model.read = nn.Sequential(model.norm, pool, model.out)
+    options: dict[str, Any] = {"blocks": "blocks", "readout": "read"}
+    stream = ed.as_stream(model, **(options if named else {"example": images()}))
+    plain = deepcopy(model)
+    with torch.no_grad():
+        plain(images())
+        states = observe_kept(stream, {"image": images()}, torch.ones(3, ROWS, dtype=torch.bool))
+        for depth in range(4):
+            for _ in range(2):
+                states.logits(depth)
+                states.stream.normed(states.feature(depth), depth)
+    for (name, found), (_, want) in zip(model.named_buffers(), plain.named_buffers(), strict=True):
+        torch.testing.assert_close(found, want, msg=name)
+
+
 def test_an_error_in_a_readout_leaves_norms_as_they_were() -> None:
     torch.manual_seed(0)
     model = Normed().train()

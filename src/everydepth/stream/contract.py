@@ -25,7 +25,7 @@ from everydepth.stream.block import Block
 from everydepth.stream.cursor import Call, CallAxes, Cursor
 from everydepth.stream.edit import BlockList, edited, lengthened, shortened
 from everydepth.stream.given import check_given
-from everydepth.stream.modes import packing, without_packing
+from everydepth.stream.modes import packing, tracking, without_packing, without_tracking
 from everydepth.stream.states import States
 from everydepth.stream.taps import (
     first_tensor,
@@ -201,6 +201,13 @@ class ResidualStream(ABC):
         """The output of block `depth` as the next block receives it; may depend on the batch."""
         return self.after_block(h, depth)
 
+    def conclude(self, cursor: Cursor) -> None:
+        """End a driven pass in training mode: norms behind the blocks see its last state.
+
+        Reading out never updates running statistics, or two read-outs would do it twice.
+        """
+        del cursor
+
     @property
     def idle(self) -> Sequence[nn.Module]:
         """Modules like the blocks that the model did not call."""
@@ -219,9 +226,10 @@ class ResidualStream(ABC):
         run: calls the block, for outputs other than the state.
         given: the arguments of that call, by position or keyword.
         """
-        block = self.blocks[number - 1]
-        output = None if block.plain else run()
-        return h if output is None else with_first_tensor(output, h)
+        if self.blocks[number - 1].plain:
+            return h
+        with without_tracking(self._norms):
+            return with_first_tensor(run(), h)
 
     def carried(self, number: int) -> Mapping[str | int, int]:
         """Arguments of the next block, other than its state, that block `number` outputs.
@@ -272,8 +280,8 @@ class ResidualStream(ABC):
         mode = "training" if unwrapped(self.model).training else "eval"
         raise UnsupportedModelError(
             f"{self.name} writes over its state at depth {depth} (in {mode} mode), which would "
-            "then hold a later one; use operations that do not: x = x + ..., inplace=False (an adapter "
-            "may say `overwrites` instead)"
+            "then hold a later one; use operations that do not: x = x + ..., inplace=False (an "
+            "adapter may say `overwrites` instead)"
         )
 
     @property
@@ -621,6 +629,11 @@ class ResidualStream(ABC):
     def rows(self, batch: Mapping[str, Any]) -> int:
         """The number of rows of a batch."""
         return self.first_input(batch).shape[0]
+
+    @cached_property
+    def _norms(self) -> tuple[nn.Module, ...]:
+        """Only the model's own pass updates their running statistics."""
+        return tracking(unwrapped(self.model))
 
     @cached_property
     def _encoders(self) -> tuple[nn.TransformerEncoder, ...]:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream, Task
+from everydepth.stream.cursor import Cursor
 from everydepth.stream.discovery.example import ROWS
-from everydepth.stream.modes import evaluating
+from everydepth.stream.modes import evaluating, without_tracking
 from everydepth.stream.rows import select_rows
 from everydepth.stream.wrapping import unwrapped
 
@@ -116,6 +117,11 @@ class GenericStream(ResidualStream):
         return h[:, self._token] if isinstance(self._token, int) else _TOKENS[self._token](h)
 
     def normed(self, feature: Tensor, depth: int) -> Tensor:
+        with without_tracking(self._norms):
+            return self._applied(feature)
+
+    def _applied(self, feature: Tensor) -> Tensor:
+        """The feature after all modules of the readout but the head."""
         *steps, (last, head) = self._readout.items()
         for path, module in steps:
             shape = tuple(feature.shape)
@@ -129,7 +135,13 @@ class GenericStream(ResidualStream):
         return feature
 
     def readout(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
-        return self._noted("the readout", super().readout(h, depth, batch))
+        with without_tracking(self._norms):
+            return self._noted("the readout", super().readout(h, depth, batch))
+
+    @torch.no_grad()
+    def conclude(self, cursor: Cursor) -> None:
+        if unwrapped(self.model).training:
+            self.head(self._applied(self.feature(cursor.h, self.depth, cursor.batch)))
 
     def prediction(self, output: Any) -> Tensor:
         return self._noted("the model itself", super().prediction(output))

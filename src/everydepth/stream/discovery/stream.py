@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from everydepth.errors import BatchError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import BESIDE_INPUTS, IGNORE_INDEX, ResidualStream, Task
-from everydepth.stream.cursor import CallAxes
+from everydepth.stream.cursor import CallAxes, Cursor
 from everydepth.stream.discovery.example import ROWS, examples, parameters_of
 from everydepth.stream.discovery.finding import Finding, doubled
 from everydepth.stream.discovery.lists import lengthened, shortened
@@ -26,7 +26,7 @@ from everydepth.stream.discovery.structure import (
     prediction_in,
     text_config,
 )
-from everydepth.stream.modes import evaluating, tracking, without_packing, without_tracking
+from everydepth.stream.modes import evaluating, without_packing, without_tracking
 from everydepth.stream.rows import row_axes, select_rows
 from everydepth.stream.wrapping import unwrapped
 
@@ -236,13 +236,21 @@ class DiscoveredStream(ResidualStream):
 
     def readout(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         self._chosen(batch)
+        with without_tracking(self._norms):
+            return self._read(h, self.check_depth(depth), batch)
+
+    def _read(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         found = self.structure
-        # The prediction of the model itself counts as its own pass: a driven one has no other.
-        other = self.check_depth(depth) < self.depth
-        with without_tracking(self._norms if other else ()):
-            if found.readout.exact:
-                return found.readout.read(self._arrived(self.given(h), depth, batch), batch)
-            return self.prediction(found.tail.output(h, depth, batch))
+        if found.readout.exact:
+            return found.readout.read(self._arrived(self.given(h), depth, batch), batch)
+        return self.prediction(found.tail.output(h, depth, batch))
+
+    @torch.no_grad()
+    def conclude(self, cursor: Cursor) -> None:
+        behind = self.structure.behind
+        if any(norm.training for norm in behind):
+            with without_tracking(norm for norm in self._norms if norm not in behind):
+                self._read(cursor.h, self.depth, cursor.batch)
 
     def _arrived(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         """The output of the last block if all blocks after `depth` were silent."""
@@ -255,11 +263,6 @@ class DiscoveredStream(ResidualStream):
             return h
         with without_tracking(self._norms):
             return found.tail.following(h, depth, batch)
-
-    @cached_property
-    def _norms(self) -> Sequence[nn.Module]:
-        """Only the model's own pass updates their running statistics."""
-        return tracking(self._inner)
 
     @property
     def idle(self) -> Sequence[nn.Module]:

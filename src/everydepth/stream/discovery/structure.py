@@ -58,6 +58,7 @@ class Structure:
     idle: modules of the blocks' class in their lists that were not called.
     early: paths of residual blocks before the stream, from which the model reads more than one
         state.
+    behind: norms with running statistics that are called after the last block.
     axis: the batch dimension of a state. padding: the batch key of its mask.
     outputs: numbers per prediction.
     batch: the batch that was run.
@@ -72,6 +73,7 @@ class Structure:
     others: tuple[str, ...]
     idle: tuple[nn.Module, ...]
     early: tuple[str, ...]
+    behind: tuple[nn.Module, ...]
     axis: int
     padding: str
     outputs: int
