@@ -17,6 +17,7 @@ from everydepth.errors import UnsupportedModelError
 from everydepth.growth import score
 from everydepth.objectives.layer_dropout import observe_kept
 from everydepth.stream import ResidualStream, record_branches, sites
+from everydepth.stream.block import current
 
 ROWS, CLASSES = 4, 5
 
@@ -410,7 +411,7 @@ def test_a_sum_that_one_fused_operation_computes_is_found(
     assert report.ok, str(report)
     (branch,) = stream.blocks[0].branches
     torch.testing.assert_close(torch.as_tensor(branch.weight), torch.tensor(weight))
-    torch.testing.assert_close(torch.as_tensor(branch.scale).mean(), torch.tensor(scale))
+    torch.testing.assert_close(torch.as_tensor(current(branch.scale)).mean(), torch.tensor(scale))
 
 
 def test_a_block_that_shrinks_its_state_cannot_be_inserted_silently() -> None:
@@ -697,6 +698,8 @@ def test_a_learned_scale_of_a_branch_is_followed_after_training() -> None:
     torch.manual_seed(0)
     x, model = torch.randn(ROWS, 5, 8), Chained(Gated).eval()
     stream = ed.as_stream(model, example=x)
+    with pytest.raises(UnsupportedModelError, match="by a number that is 0 now"):
+        ed.scaled_skip(stream, layer=1, c=0.0).attach()
     with torch.no_grad():
         for block in model.blocks:
             block.gate.fill_(0.5)
@@ -747,3 +750,41 @@ def test_rows_that_the_model_would_pack_are_observed_and_driven() -> None:
     with pytest.raises(AssertionError, match="4-D query"):
         stream.observe({"input_ids": torch.zeros(2, 3, 4, dtype=torch.long)})
     assert model.encoder.use_nested_tensor
+
+
+class Scaled(Gated):
+    """Multiplies and divides by learned numbers, and by what it computes of them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.gate = nn.Parameter(torch.rand(width) + 0.5)
+        self.wide, self.by = nn.Parameter(torch.rand(width, 1) + 1), nn.Parameter(torch.rand(1) + 1)
+
+    def added(self, x: Tensor) -> Tensor:
+        y = self.down(torch.tanh(self.up(self.norm(x))))
+        return self.gate * 0.5 * self.wide[:, 0].tanh() * y / self.by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.by / self.gate + self.added(x)
+
+
+def test_every_learned_factor_of_a_branch_and_a_skip_is_followed_after_training() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 8), Chained(Scaled).eval()
+    stream = ed.as_stream(model, example=x)
+    assert "scale * x + scale * [norm ... down]" in str(stream)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    first, *others = model.blocks
+    h = 0.25 * x * first.by / first.gate + first.added(x)
+    for block in others:
+        h = block(h)
+    learned = list(model.parameters())
+    wanted = torch.autograd.grad(model.out(h.mean(1)).square().sum(), learned)
+    with ed.scaled_skip(stream, layer=1, c=0.25):
+        output = model(x)
+        found = torch.autograd.grad(output.square().sum(), learned)
+    torch.testing.assert_close(output, model.out(h.mean(1)))
+    torch.testing.assert_close(found, wanted)
+    assert ed.check_stream(stream, x).ok

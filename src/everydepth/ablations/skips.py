@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -15,6 +16,7 @@ from everydepth.ablations.config import Which
 from everydepth.config import checked
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream import Block, ResidualStream, as_stream, first_tensor, with_first_tensor
+from everydepth.stream.block import current
 from everydepth.stream.taps import state_in
 
 # By block: the branches currently scaled, so that no connection is scaled twice by accident.
@@ -168,6 +170,13 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
         for i, branch in enumerate(block.branches)
         if i in chosen and i not in called
     }
+    for branch in (block.branches[i] for i in by_output.values()):
+        if not bool(torch.as_tensor(current(branch.scale)).all()):
+            raise UnsupportedModelError(
+                f"layer {layer} multiplies its {branch.kind} branch by a number that is 0 now, so "
+                "its skip cannot be scaled through what it adds; train the model first, or start "
+                "from another number"
+            )
 
     def begin(*_: Any) -> None:
         xs.clear()
@@ -194,7 +203,7 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
             )
         out = first_tensor(output)
         x = xs.pop(i) if branch.skip is None else branch.skip(xs.pop(i))
-        less = (1 - c) * branch.weight / branch.scale * x
+        less = (1 - c) * branch.ahead(x)
         return with_first_tensor(output, out - branch.unturned(less, out))
 
     def multiply(_: nn.Module, __: Any, output: Tensor) -> Tensor:

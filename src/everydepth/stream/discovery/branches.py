@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from everydepth.stream.block import Block, Branch, BranchKind
+from everydepth.stream.block import Block, Branch, BranchKind, Scale, times
 from everydepth.stream.discovery.chain import Link
 from everydepth.stream.discovery.recording import Key, ModuleCall, Operation, Recording
-from everydepth.stream.discovery.residual import KEEPS, MOVES, Paths, Sum, Turned, base, times
+from everydepth.stream.discovery.residual import KEEPS, MOVES, Paths, Sum, Turned, base
 
 
 class NotFound(Exception):
@@ -24,7 +24,7 @@ class _Part:
     """One summand of a residual connection."""
 
     value: Key
-    scale: float | Tensor
+    scale: Scale
     out: ModuleCall
     turn: tuple[int, ...] | None = None
 
@@ -104,7 +104,7 @@ class BlockParts:
         """The summands of a connection, each the output of a module, in call order."""
         return sorted(self._split(each.out, each.scale), key=lambda part: part.out.order)
 
-    def _split(self, key: Key, scale: float | Tensor) -> Sequence[_Part]:
+    def _split(self, key: Key, scale: Scale) -> Sequence[_Part]:
         call = self._giver(key)
         if call is not None:
             return [_Part(key, scale, call)]
