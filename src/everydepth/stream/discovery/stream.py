@@ -184,6 +184,12 @@ class DiscoveredStream(ResidualStream):
             try:
                 record.output = self._try(batch)
             except FAILURES as error:
+                config = getattr(self._inner, "config", None)
+                if isinstance(error, AttributeError) and not getattr(config, "return_dict", True):
+                    raise UnsupportedModelError(
+                        f"config.return_dict is False, and {self._label()} cannot read the tuples "
+                        f"of its own parts ({error}); set model.config.return_dict = True"
+                    ) from error
                 shapes = {k: tuple(v.shape) for k, v in batch.items() if isinstance(v, Tensor)}
                 raise BatchError(
                     f"{self._label()} failed on the batch {shapes} used to discover its structure: "
