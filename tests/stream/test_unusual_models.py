@@ -788,3 +788,111 @@ def test_every_learned_factor_of_a_branch_and_a_skip_is_followed_after_training(
     torch.testing.assert_close(output, model.out(h.mean(1)))
     torch.testing.assert_close(found, wanted)
     assert ed.check_stream(stream, x).ok
+
+
+def test_blocks_that_share_their_modules_are_recorded_and_scaled_apart() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 8), Chained(Adding).eval()
+    first, *others = model.blocks
+    for block in others:
+        block.norm, block.up, block.down = first.norm, first.up, first.down
+    stream = ed.as_stream(model, example=x)
+    with torch.no_grad(), record_branches(stream.blocks) as records:
+        states = stream.observe(x)
+    for number, (record,) in enumerate(records, start=1):
+        torch.testing.assert_close(record.x, states[number - 1])
+        torch.testing.assert_close(record.x + record.out, states[number])
+    with torch.no_grad(), ed.scaled_skip(stream, layer=2, c=0.0):
+        h = states[2] - states[1]
+        torch.testing.assert_close(model(x), model.out(others[1](h).mean(1)))
+
+
+class Listing(nn.Module):
+    """Its blocks read all earlier states from a list, and add theirs to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Listed(8) for _ in range(3))
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = [x]
+        for block in self.blocks:
+            x = block(x, held)
+        return self.out(x.mean(1))
+
+
+class Listed(Adding):
+    def forward(self, x: Tensor, held: list[Tensor]) -> Tensor:
+        held.append(super().forward(x) + 0.1 * torch.stack(held).sum(0))
+        return held[-1]
+
+
+def test_blocks_that_read_earlier_states_from_a_list_are_refused() -> None:
+    x = torch.randn(ROWS, 5, 8)
+    with pytest.raises(UnsupportedModelError, match="argument 1 of block 1 changes if earlier"):
+        ed.check_stream(Listing().eval(), x, example=x)
+
+
+class Turning(Mix):
+    """Adds the state to the memory of its branch, which has channels before tokens."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.near, self.last = nn.Conv1d(width, width, 3, padding=1), nn.Conv1d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(torch.tanh(self.near(x.transpose(1, 2)))).transpose(1, 2)
+        y += x
+        return y
+
+
+@torch.no_grad()
+def test_a_branch_with_other_axes_from_its_entry_to_its_end_is_scaled_in_them() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 8), Chained(Turning).eval()
+    stream = ed.as_stream(model, example=x)
+    report = ed.check_stream(stream, x)
+    assert report.ok, str(report)
+    h = model.blocks[2](model.blocks[1](model.blocks[0](x) - x))
+    with ed.scaled_skip(stream, layer=1, c=0.0):
+        torch.testing.assert_close(model(x), model.out(h.mean(1)))
+
+
+# -- named blocks ---------------------------------------------------------------------------------
+
+
+class Outside(Chained):
+    """Adds the skips around its blocks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.out(x.mean(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "token", "said"),
+    [
+        (Outside, "mean", "block 1 of Outside does not return the state that block 2 is given"),
+        (Chained, "first", r"does not give its own prediction: .* \(now 'first'\) what predicts"),
+        (Chained, "all", r"prediction: shape \(2, 5, 5\), and the model's \(2, 5\)"),
+    ],
+)
+def test_named_blocks_or_readouts_that_are_not_the_models_are_refused(
+    model: type[Chained], token: str, said: str
+) -> None:
+    torch.manual_seed(0)
+    stream = ed.as_stream(model(Adding).eval(), blocks="blocks", readout="out", token=token)
+    with pytest.raises(UnsupportedModelError, match=said):
+        stream.observe(torch.randn(ROWS, 5, 8))
+
+
+@torch.no_grad()
+def test_named_blocks_find_the_dimension_of_the_rows() -> None:
+    torch.manual_seed(0)
+    model, tokens = TimeFirst().eval(), torch.randint(0, 20, (ROWS, 6))
+    options: dict[str, Any] = {"blocks": "blocks", "readout": "out"}
+    stream = ed.as_stream(model, token=lambda h, _: h.mean(0), **options)
+    part = stream.advance(stream.start(tokens), 1).select(torch.tensor([2, 0]))
+    torch.testing.assert_close(stream.logits(stream.advance(part)), model(tokens)[[2, 0]])

@@ -161,6 +161,7 @@ def _chosen(stream: ResidualStream, layer: int, which: Which) -> list[int]:
 def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[RemovableHandle]:
     xs: dict[int, Tensor] = {}
     calls: dict[nn.Module, int] = {}
+    inside: list[bool] = []  # blocks may share modules
     # A skip may be a module that the block calls, or known only by what it computes.
     own = set(block.module.modules())
     skips = {i: block.branches[i].skip for i in chosen}
@@ -179,16 +180,23 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
             )
 
     def begin(*_: Any) -> None:
+        inside[:] = [True]
         xs.clear()
         calls.clear()
 
+    def end(*_: Any) -> None:
+        inside.clear()
+
     def see(i: int) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            xs.setdefault(i, state_in(args, kwargs))
+            if inside:
+                xs.setdefault(i, state_in(args, kwargs))
 
         return hook
 
     def subtract(module: nn.Module, _: Any, output: Any) -> Any:
+        if not inside:
+            return None
         call = calls.get(module, 0)
         calls[module] = call + 1
         i = by_output.get((module, call))
@@ -208,7 +216,7 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
 
     def multiply(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         # Computing the skip again would update its batch norm twice.
-        return c * output
+        return c * output if inside else output
 
     handles = [block.module.register_forward_pre_hook(begin)]
     for i in by_output.values():
@@ -217,4 +225,5 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
     for module in dict.fromkeys(out for out, _ in by_output):
         handles.append(module.register_forward_hook(subtract))
     handles += [skip.register_forward_hook(multiply) for skip in called.values()]
+    handles.append(block.module.register_forward_hook(end, always_call=True))
     return handles

@@ -30,7 +30,7 @@ from everydepth.stream.states import States
 from everydepth.stream.taps import (
     first_tensor,
     hooked,
-    in_silence,
+    listening,
     parts_of,
     replaced_forward,
     state_in,
@@ -422,10 +422,11 @@ class ResidualStream(ABC):
         last: list[Tensor] = []
         seen: list[Call] = []
         written: list[int | None] = []
-        overwrites = self.overwrites
+        ended: list[int | None] = []
+        overwrites, listens = self.overwrites, listening()
 
         def see_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if in_silence():
+            if not listens():
                 return None
             h.append(state_in(args, kwargs))
             written.append(version(h[-1]))
@@ -434,10 +435,10 @@ class ResidualStream(ABC):
             return with_state(args, kwargs, h[-1].clone()) if overwrites else None
 
         def see_output(_: nn.Module, __: Any, output: Any) -> Any:
-            if in_silence():
+            if not listens():
                 return None
             last[:] = [first_tensor(output)]
-            written.append(version(last[0]))
+            ended[:] = [version(last[0])]
             return with_first_tensor(output, last[0].clone()) if overwrites else None
 
         # One module may serve as several blocks. The input of a block is the previous output.
@@ -453,7 +454,7 @@ class ResidualStream(ABC):
                 stack.enter_context(replaced_forward(self.head, _no_logits))
             output = self.called(batch, None)
         self._check_observed(len(h) if last else min(len(h), self.depth - 1))
-        self._check_kept([*h, *last], written)
+        self._check_kept([*h, *last], [*written, *ended])
         h.extend(self.after_block(given, self.depth) for given in last)
         states = States(self, tuple(h), batch, output if logits else None, tuple(seen))
         return states.check_finite() if check_finite else states

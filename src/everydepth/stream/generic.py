@@ -14,8 +14,12 @@ from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream, Task
 from everydepth.stream.cursor import Cursor
 from everydepth.stream.discovery.example import ROWS
+from everydepth.stream.discovery.finding import doubled
+from everydepth.stream.discovery.structure import close
 from everydepth.stream.modes import evaluating, without_tracking
 from everydepth.stream.rows import select_rows
+from everydepth.stream.states import States
+from everydepth.stream.taps import silence
 from everydepth.stream.wrapping import unwrapped
 
 
@@ -75,7 +79,7 @@ class GenericStream(ResidualStream):
         main = getattr(inner, "main_input_name", None)
         first = main or next(iter(inspect.signature(inner.forward).parameters))
         self.inputs = (first,)
-        self._overwrites, self._trying, self._tried = False, False, False
+        self._overwrites, self._trying, self._tried, self._axis = False, False, False, 0
 
     @property
     def blocks(self) -> Sequence[Block]:
@@ -93,6 +97,10 @@ class GenericStream(ResidualStream):
     def overwrites(self) -> bool:
         return self._overwrites
 
+    @property
+    def row_axis(self) -> int:
+        return self._axis
+
     def overwritten(self, depth: int) -> None:
         if not self._trying:
             super().overwritten(depth)
@@ -104,12 +112,39 @@ class GenericStream(ResidualStream):
         self._trying = True
         try:
             # Outside inference mode, because its tensors do not count what is written to them.
-            with evaluating(self), torch.inference_mode(False), torch.no_grad():
-                rows = self.rows(batch)
-                self.observe(select_rows(batch, torch.arange(min(rows, ROWS)), rows))
+            with evaluating(self), torch.inference_mode(False), torch.no_grad(), silence():
+                rows = torch.arange(min(self.rows(batch), ROWS))
+                few = select_rows(batch, rows, self.rows(batch))
+                states = self.observe(few)
+                self._check_named(self.observe(few) if self._overwrites else states)
+                one, two = (self.start(each).h.shape for each in (few, doubled(few, len(rows))))
+                grown = (axis for axis, size in enumerate(one) if two[axis] == 2 * size)
+                self._axis = next(grown, 0)
             self._tried = True
         finally:
             self._trying = False
+
+    def _check_named(self, states: States) -> None:
+        """Raise if the blocks or the readout are not those of the model."""
+        cursor = self.start(states.batch)
+        for depth, h in enumerate(states):
+            cursor = self.step(cursor) if depth else cursor
+            if not close(cursor.h, h) and depth < self.depth:
+                raise UnsupportedModelError(
+                    f"block {depth} of {self.name} does not return the state that block "
+                    f"{depth + 1} is given: the model adds its skip, or does something else, "
+                    "between them; make that a part of the block, or leave out blocks= and "
+                    "readout=, so that the stream is discovered"
+                )
+        own = self.prediction(states.output)
+        found = self.readout(states[self.depth], self.depth, states.batch)
+        if not close(found, own):
+            raise UnsupportedModelError(
+                f"the readout of {self.name} does not give its own prediction: shape "
+                f"{tuple(found.shape)}, and the model's {tuple(own.shape)}; name in readout= what "
+                f"the model applies to its last state, in order, in token= (now {self._token!r}) "
+                "what predicts, or leave out blocks= and readout=, so that they are discovered"
+            )
 
     def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         if callable(self._token):
@@ -136,7 +171,8 @@ class GenericStream(ResidualStream):
 
     def readout(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         with without_tracking(self._norms):
-            return self._noted("the readout", super().readout(h, depth, batch))
+            feature = self.feature(h, self.check_depth(depth), batch)
+            return self._noted("the readout", self.head(self._applied(feature)))
 
     @torch.no_grad()
     def conclude(self, cursor: Cursor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from everydepth.stream.block import Block, Branch, BranchKind, Scale, times
 from everydepth.stream.discovery.chain import Link
 from everydepth.stream.discovery.recording import Key, ModuleCall, Operation, Recording
-from everydepth.stream.discovery.residual import KEEPS, MOVES, Paths, Sum, Turned, base
+from everydepth.stream.discovery.residual import KEEPS, MOVES, Paths, Sum, Turned, base, equal
 
 
 class NotFound(Exception):
@@ -80,7 +80,7 @@ class BlockParts:
                         scale=part.scale,
                         weight=1.0 if place else each.weight,
                         beside=place > 0,
-                        turn=part.turn,
+                        turn=self._turn(part, entry, x),
                     )
                 )
         parallel = len(branches) > 1 and len(set(read)) == 1
@@ -94,6 +94,15 @@ class BlockParts:
         return Block(
             module=self.link.call.module, branches=tuple(branches), parallel=parallel, plain=plain
         )
+
+    def _turn(self, part: _Part, entry: ModuleCall, x: Key) -> tuple[int, ...] | None:
+        """How `out` is turned; None if `entry` reads the stream turned in the same way."""
+        if part.turn is None or entry.state is None or not self._turns(entry.state, x):
+            return part.turn
+        seen, stream = (self.recording.values[key] for key in (entry.state, x))
+        if seen.ndim != len(part.turn) or not equal(seen.permute(part.turn), stream):
+            raise NotFound("a branch reads the stream with other axes than it adds")
+        return None
 
     def _in_order(self) -> list[Key]:
         return [each.x for each in self.link.sums for _ in self._parts(each)]

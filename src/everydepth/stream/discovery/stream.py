@@ -28,6 +28,7 @@ from everydepth.stream.discovery.structure import (
 )
 from everydepth.stream.modes import evaluating, without_packing, without_tracking
 from everydepth.stream.rows import row_axes, select_rows
+from everydepth.stream.taps import silence
 from everydepth.stream.wrapping import unwrapped
 
 # Inputs with which a model computes the same things, of tokens at other places.
@@ -170,7 +171,7 @@ class DiscoveredStream(ResidualStream):
 
     @torch.no_grad()
     def _look(self, batch: Mapping[str, Any]) -> Structure:
-        with evaluating(self._inner):
+        with evaluating(self._inner), silence():
             return self._seen(batch)
 
     def _seen(self, batch: Mapping[str, Any]) -> Structure:
