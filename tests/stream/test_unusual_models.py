@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from tests.zoo import ENTRIES
 from tests.zoo.verbs import VERBS
 from torch import Tensor, nn
 
@@ -896,3 +897,13 @@ def test_named_blocks_find_the_dimension_of_the_rows() -> None:
     stream = ed.as_stream(model, token=lambda h, _: h.mean(0), **options)
     part = stream.advance(stream.start(tokens), 1).select(torch.tensor([2, 0]))
     torch.testing.assert_close(stream.logits(stream.advance(part)), model(tokens)[[2, 0]])
+
+
+@torch.no_grad()
+def test_named_blocks_of_a_language_model_are_driven_without_its_cache() -> None:
+    model, batch = ENTRIES["Llama-tied-CausalLM-left"].make()
+    readout = ("model.norm", "lm_head")
+    stream = ed.as_stream(model, blocks="model.layers", readout=readout, task="causal_lm")
+    states, cursor = ed.as_stream(model).observe(batch), stream.start(batch)
+    for _ in range(2):
+        torch.testing.assert_close(stream.advance(cursor).h, states[stream.depth])

@@ -13,9 +13,9 @@ from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream, Task
 from everydepth.stream.cursor import Cursor
-from everydepth.stream.discovery.example import ROWS
+from everydepth.stream.discovery.example import ROWS, parameters_of
 from everydepth.stream.discovery.finding import doubled
-from everydepth.stream.discovery.structure import close
+from everydepth.stream.discovery.structure import can_cache, close
 from everydepth.stream.modes import evaluating, without_tracking
 from everydepth.stream.rows import select_rows
 from everydepth.stream.states import States
@@ -47,7 +47,7 @@ class GenericStream(ResidualStream):
         token: str | int | Callable[..., Tensor] = "all",
         task: Task = "classification",
     ) -> None:
-        inner = unwrapped(model)
+        inner = self._inner = unwrapped(model)
         self.model, self.task, self._token = model, task, token
         if not (callable(token) or isinstance(token, int) or token in _TOKENS):
             raise SettingError(
@@ -96,6 +96,11 @@ class GenericStream(ResidualStream):
     @property
     def overwrites(self) -> bool:
         return self._overwrites
+
+    def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
+        # Otherwise blocks would extend the model's own cache whenever they are driven.
+        own = {"use_cache": False} if can_cache(self._inner, *parameters_of(self._inner)) else {}
+        return {**super().arguments(batch, cache), **own}
 
     @property
     def row_axis(self) -> int:

@@ -21,6 +21,7 @@ from everydepth.stream.discovery.recording import recording
 from everydepth.stream.discovery.structure import (
     FAILURES,
     Structure,
+    can_cache,
     close,
     path_of,
     prediction_in,
@@ -315,10 +316,7 @@ class DiscoveredStream(ResidualStream):
 
     @property
     def _can_cache(self) -> bool:
-        if "use_cache" in self._names:
-            return True
-        config = text_config(self._inner)
-        return self._more and getattr(config, "use_cache", None) is True
+        return can_cache(self._inner, self._names, self._more)
 
     @property
     def _decodes(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,13 @@ def text_config(model: nn.Module) -> Any:
     config = getattr(model, "config", None)
     own = getattr(config, "get_text_config", None)
     return config if own is None else own()
+
+
+def can_cache(model: nn.Module, names: Collection[str], more: bool) -> bool:
+    """Whether a model that takes arguments of these names, and perhaps more, may build a cache."""
+    if "use_cache" in names:
+        return True
+    return more and getattr(text_config(model), "use_cache", None) is True
 
 
 def path_of(model: nn.Module, step: Any) -> str:
