@@ -22,7 +22,7 @@ from everydepth.errors import (
     UnsupportedModelError,
 )
 from everydepth.stream.block import Block
-from everydepth.stream.cursor import Call, CallAxes, Cursor
+from everydepth.stream.cursor import Call, CallAxes, Cursor, apart
 from everydepth.stream.edit import BlockList, edited, lengthened, shortened
 from everydepth.stream.given import check_given
 from everydepth.stream.modes import packing, tracking, without_packing, without_tracking
@@ -547,6 +547,8 @@ class ResidualStream(ABC):
             )
         depth = cursor.depth + 1
         block = self.blocks[cursor.depth]
+        if cursor.cache is None:
+            cursor = replace(cursor, calls=apart(cursor.calls, cursor.depth))
         before = version(cursor.h)
         output = cursor.calls[cursor.depth](block.module, self.given(cursor.h))
         self._check_kept([cursor.h], [before], cursor.depth)

@@ -100,7 +100,9 @@ class BlockParts:
         if part.turn is None or entry.state is None or not self._turns(entry.state, x):
             return part.turn
         seen, stream = (self.recording.values[key] for key in (entry.state, x))
-        if seen.ndim != len(part.turn) or not equal(seen.permute(part.turn), stream):
+        if seen.ndim != len(part.turn):  # then nothing is turned, see `Branch.turned`
+            return part.turn
+        if not equal(seen.permute(part.turn), stream):
             raise NotFound("a branch reads the stream with other axes than it adds")
         return None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -425,9 +424,8 @@ def _changed(chain: Chain, tail: Tail, seen: Sequence[Mapping[str | int, Any]]) 
     for number, (link, given) in enumerate(zip(chain.links, seen, strict=True), start=1):
         for key, value in link.call.arguments.items():
             own = key in carried or key == (0 if link.call.key is None else link.call.key)
-            pairs = zip_longest(tensors_in(value), tensors_in(given.get(key)))
-            same = all(a is not None and b is not None and equal(a, b) for a, b in pairs)
-            if not own and not same:
+            pairs = zip(tensors_in(value), tensors_in(given.get(key)), strict=False)
+            if not own and not all(equal(a, b) for a, b in pairs):
                 return f"argument {key!r} of block {number} changes if earlier blocks are silent"
         carried = tail.forms[number - 1].carried
     return None

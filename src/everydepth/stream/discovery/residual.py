@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everydepth.stream.block import Computed, Scale, current, times
+from everydepth.stream.block import Scale, current, times
 from everydepth.stream.discovery.recording import Key, ModuleCall, Operation, Recording
 from everydepth.stream.taps import first_tensor
 
@@ -132,7 +132,6 @@ class Paths:
             if call.given is not None and call.given != call.state:
                 self.by_output.setdefault(call.given, []).append(call)
         self._found: dict[tuple[Key, Key], tuple[Sum, ...] | None] = {}
-        self._constants: dict[Key, Scale | None] = {}
 
     def between(self, start: Key, end: Key) -> tuple[Sum, ...] | None:
         """The sums on the path from `start` to `end`, in order; None if there is no such path."""
@@ -210,27 +209,9 @@ class Paths:
 
     def _constant(self, value: Any) -> Scale | None:
         """A number or parameter, or what is computed of such alone; None if it is none of these."""
-        if not isinstance(value, Tensor):
-            return float(value) if isinstance(value, (int, float)) else None
-        key = self.recording.key(value)
-        if key not in self._constants:
-            self._constants[key] = None  # ends recursion
-            self._constants[key] = self._find_constant(value, key)
-        return self._constants[key]
-
-    def _find_constant(self, value: Tensor, key: Key) -> Scale | None:
-        operation = self.recording.producer(key)
-        if operation is None:
-            given = key in self.recording.calls[0].reads  # a number in the batch
-            held = isinstance(value, nn.Parameter) or (value.numel() == 1 and not given)
-            return value if held else None
-        held = {id(a): self._constant(a) for a in operation.args if isinstance(a, Tensor)}
-        plain = len(operation.made) == 1 and len(operation.reads) == len(held) > 0
-        random = torch.Tag.nondeterministic_seeded in operation.func.tags
-        if not plain or random or key[1] or None in held.values():
-            return None
-        args = [held.get(id(argument), argument) for argument in operation.args]
-        return Computed(operation.func, tuple(args), operation.kwargs)
+        if isinstance(value, Tensor):
+            return self.recording.constant(value, self.recording.key(value))
+        return float(value) if isinstance(value, (int, float)) else None
 
     def constant(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter, a number, or computed of such alone."""
