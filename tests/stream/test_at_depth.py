@@ -125,3 +125,31 @@ def test_blocks_that_are_needed_are_named_in_the_error() -> None:
     said = r"with blocks \[1, 3\] does not run .* instead \(predict and observe"
     with pytest.raises(UnsupportedModelError, match=said):
         ed.at_depth(Weighted("number").eval(), keep=[1, 3])
+
+
+class Placed(nn.Module):
+    """Does something between two blocks that it knows by their places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inp, self.out = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(Branched() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for place, block in enumerate(self.blocks):
+            x = block(x, 1.0 if place < 2 else 0.5)
+        return self.out(x)
+
+
+def test_kept_blocks_that_would_do_something_else_at_their_new_places_are_refused() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(4, 8), Placed().eval()
+    said = r"with blocks \[1, 3\] does not predict what these do one after another"
+    with pytest.raises(UnsupportedModelError, match=said):
+        ed.at_depth(model, keep=[1, 3])
+    with torch.no_grad():
+        h = model.inp(x)
+        for place, weight in ((0, 1.0), (1, 1.0), (3, 0.5)):
+            h = model.blocks[place](h, weight)
+        torch.testing.assert_close(ed.at_depth(model, keep=[1, 2, 4])(x), model.out(h))

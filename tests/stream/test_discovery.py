@@ -659,6 +659,17 @@ def test_a_batch_the_model_refuses_comes_with_the_models_own_words() -> None:
     assert str(error.value.__cause__) in str(error.value)
 
 
+def test_a_config_that_asks_for_tuples_is_followed_or_told_what_to_set() -> None:
+    model, batch = ENTRIES["Llama-tied-CausalLM-left"].make()
+    model.config.return_dict = False
+    with pytest.raises(UnsupportedModelError, match=r"set model\.config\.return_dict = True"):
+        ed.check_stream(model, batch)
+    model, batch = ENTRIES["Bert-SequenceClassification"].make()
+    model.config.return_dict = False
+    report = ed.check_stream(model, batch)
+    assert report.ok, str(report)
+
+
 def test_two_streams_of_equal_right_are_both_named() -> None:
     model, batch = ENTRIES["CLIPModel-vision"].make()
     with pytest.raises(SettingError) as error:

@@ -335,7 +335,8 @@ def test_a_function_as_readout_serves_every_verb_that_needs_no_branches(name: st
 
 def test_what_needs_the_weight_of_a_head_says_so() -> None:
     model = Tiny()
-    stream = ed.as_stream(model, blocks="blocks", readout=lambda x: model.head(x), token="mean")
+    options: dict[str, Any] = {"blocks": "blocks", "token": "mean"}
+    stream = ed.as_stream(model, readout=lambda x: model.head(model.norm(x)), **options)
     with pytest.raises(UnsupportedModelError, match=r"own heads needs the weight of a linear"):
         ed.EveryDepth(stream, ed.multi_classifier())
     with pytest.raises(UnsupportedModelError, match=r"known only after a prediction: call"):

@@ -10,11 +10,12 @@ import torch
 import transformers as hf
 from tests.helpers.tasks import PER_TOKEN, WITH_A_LOSS, WITH_CLASSES, Case, case
 from tests.zoo import ENTRIES, ROWS, TEXT, TOKENS
-from torch import Tensor
+from torch import Tensor, nn
 
 import everydepth as ed
 from everydepth.errors import LabelError, SettingError
 from everydepth.stream import ResidualStream, States, Targets, has_labels, with_labels
+from everydepth.stream.given import PaddingWarning
 
 
 def observed(one: Case) -> tuple[ResidualStream, States]:
@@ -143,7 +144,8 @@ def test_text_predicts_its_own_tokens_and_the_last_position_nothing() -> None:
     assert has_labels(stream, one.batch)
     own = {**one.batch, "labels": one.batch["input_ids"]}
     assert torch.equal(Targets.of(stream, one.batch).labels, Targets.of(stream, own).labels)
-    rows = Targets.of(stream, {"input_ids": one.batch["input_ids"]}).rows
+    ids = one.batch["input_ids"].clamp(min=2)  # no padding
+    rows = Targets.of(stream, {"input_ids": ids}).rows
     assert rows is not None
     assert not (rows % TOKENS == TOKENS - 1).any()
     assert len(rows) == ROWS * (TOKENS - 1)
@@ -337,3 +339,47 @@ def test_whole_numbers_of_any_width_are_classes() -> None:
     targets, plain = Targets.of(stream, narrow), Targets.of(stream, one.batch)
     z = states.logits(4)
     assert torch.equal(targets.losses(targets.pick(z)), plain.losses(plain.pick(z)))
+
+
+# -- padding without a mask -----------------------------------------------------------------------
+
+
+def padded(model: nn.Module, count: int = 2, side: str = "right") -> dict[str, Tensor]:
+    ids = torch.randint(3, 40, (3, 8), generator=torch.Generator().manual_seed(0))
+    ids[1, slice(8 - count, None) if side == "right" else slice(0, count)] = (
+        model.config.pad_token_id
+    )
+    return {"input_ids": ids}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_without_a_mask_is_told(side: str) -> None:
+    model = ENTRIES["Llama-tied-CausalLM-left"].make()[0]
+    model.config.pad_token_id = 1
+    stream, batch = ed.as_stream(model), padded(model, side=side)
+    said = "1 of 3 rows begin or end with token 1, the padding of LlamaForCausalLM.*pass the mask"
+    with pytest.warns(PaddingWarning, match=said):
+        assert len(Targets.of(stream, batch)) == 3 * 7
+    with pytest.warns(PaddingWarning, match=said):
+        Targets.every(stream, batch, torch.zeros(3, 8, stream.classes))
+    mask = (batch["input_ids"] != 1).long()
+    assert len(Targets.of(stream, {**batch, "attention_mask": mask})) == 3 * 7 - 2
+    ignored = batch["input_ids"].masked_fill(mask == 0, -100)
+    Targets.of(stream, {**batch, "labels": ignored})
+
+
+def test_an_end_token_that_is_also_padding_is_not_taken_for_it() -> None:
+    model = ENTRIES["Llama-tied-CausalLM-left"].make()[0]
+    model.config.pad_token_id = model.config.eos_token_id = 2
+    stream = ed.as_stream(model)
+    Targets.of(stream, padded(model, 1))
+    with pytest.warns(PaddingWarning):
+        Targets.of(stream, padded(model, 2))
+
+
+def test_embeddings_that_average_padding_say_so() -> None:
+    config = hf.BertConfig(**TEXT)
+    model = hf.BertModel(config).eval()
+    stream = ed.as_stream(model, task="embedding")
+    with pytest.warns(PaddingWarning, match="the padding of BertModel"), torch.no_grad():
+        stream.observe(padded(model, 1)).logits(1)

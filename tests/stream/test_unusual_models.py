@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from tests.zoo import ENTRIES
 from tests.zoo.verbs import VERBS
 from torch import Tensor, nn
 
@@ -15,7 +17,8 @@ import everydepth as ed
 from everydepth.errors import UnsupportedModelError
 from everydepth.growth import score
 from everydepth.objectives.layer_dropout import observe_kept
-from everydepth.stream import record_branches, sites
+from everydepth.stream import ResidualStream, record_branches, sites
+from everydepth.stream.block import current
 
 ROWS, CLASSES = 4, 5
 
@@ -409,7 +412,7 @@ def test_a_sum_that_one_fused_operation_computes_is_found(
     assert report.ok, str(report)
     (branch,) = stream.blocks[0].branches
     torch.testing.assert_close(torch.as_tensor(branch.weight), torch.tensor(weight))
-    torch.testing.assert_close(torch.as_tensor(branch.scale).mean(), torch.tensor(scale))
+    torch.testing.assert_close(torch.as_tensor(current(branch.scale)).mean(), torch.tensor(scale))
 
 
 def test_a_block_that_shrinks_its_state_cannot_be_inserted_silently() -> None:
@@ -453,14 +456,28 @@ class Entered(nn.Module):
         return self.out(x.relu_().mean(1))
 
 
+NAMED: dict[str, Any] = {
+    "blocks": "blocks",
+    "readout": "out",
+    "token": lambda h, _: h.relu().mean(1),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("block", [InPlace, ActivatedInPlace])
 @torch.no_grad()
 def test_a_model_that_writes_over_its_states_predicts_what_its_cut_models_do(
-    block: type[Mix],
+    block: type[Mix], named: bool, inference: bool
 ) -> None:
     torch.manual_seed(0)
-    x, model = torch.randn(ROWS, 5, 6), Entered(block).eval()
-    stream = ed.as_stream(model, example=x)
+    with torch.inference_mode(inference):
+        x, model = torch.randn(ROWS, 5, 6), Entered(block).eval()
+        stream = ed.as_stream(model, **NAMED) if named else ed.as_stream(model, example=x)
+        _predicts_what_cut_models_do(stream, model, x)
+
+
+def _predicts_what_cut_models_do(stream: ResidualStream, model: Entered, x: Tensor) -> None:
     states, cursor = stream.observe(x), stream.start(x)
     assert torch.equal(states[0], model.inp(x))
     assert torch.equal(states.output, model(x))
@@ -469,6 +486,31 @@ def test_a_model_that_writes_over_its_states_predicts_what_its_cut_models_do(
         for _ in range(2):  # reading out leaves the state as it is
             torch.testing.assert_close(states.logits(depth), want)
             torch.testing.assert_close(stream.logits(stream.advance(cursor, depth)), want)
+
+
+class Dropped(Mix):
+    """Writes over its state in training mode only, where eval mode shows nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.dropout(x, 0.5, self.training, inplace=True)
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_model_that_writes_over_its_states_in_training_mode_only_is_refused_there(
+    named: bool,
+) -> None:
+    x, model = torch.randn(ROWS, 5, 8), Chained(Dropped).eval()
+    options: dict[str, Any] = {**NAMED, "token": "mean"} if named else {"example": x}
+    stream = ed.as_stream(model, **options)
+    wrong = r"Chained writes over its state at depth 0 \(in training mode\).*inplace=False"
+    with torch.no_grad():
+        cursor = stream.start(x)
+        model.train()
+        with pytest.raises(UnsupportedModelError, match=wrong):
+            stream.observe(x)
+        with pytest.raises(UnsupportedModelError, match=wrong):
+            stream.step(cursor)
 
 
 @torch.no_grad()
@@ -549,6 +591,26 @@ def test_reading_out_in_training_mode_leaves_running_statistics_alone(gap: bool)
             assert alike is (depth == 0)  # which the instance norm has just normalized
             if depth in stream.gaps:
                 stream.between(states[depth], depth, states.batch)
+    for (name, found), (_, want) in zip(model.named_buffers(), plain.named_buffers(), strict=True):
+        torch.testing.assert_close(found, want, msg=name)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_driven_pass_in_training_mode_updates_each_running_statistic_once(named: bool) -> None:
+    torch.manual_seed(0)
+    model = Normed().train()
+    pool = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model.read = nn.Sequential(model.norm, pool, model.out)
+    options: dict[str, Any] = {"blocks": "blocks", "readout": "read"}
+    stream = ed.as_stream(model, **(options if named else {"example": images()}))
+    plain = deepcopy(model)
+    with torch.no_grad():
+        plain(images())
+        states = observe_kept(stream, {"image": images()}, torch.ones(3, ROWS, dtype=torch.bool))
+        for depth in range(4):
+            for _ in range(2):
+                states.logits(depth)
+                states.stream.normed(states.feature(depth), depth)
     for (name, found), (_, want) in zip(model.named_buffers(), plain.named_buffers(), strict=True):
         torch.testing.assert_close(found, want, msg=name)
 
@@ -637,6 +699,8 @@ def test_a_learned_scale_of_a_branch_is_followed_after_training() -> None:
     torch.manual_seed(0)
     x, model = torch.randn(ROWS, 5, 8), Chained(Gated).eval()
     stream = ed.as_stream(model, example=x)
+    with pytest.raises(UnsupportedModelError, match="by a number that is 0 now"):
+        ed.scaled_skip(stream, layer=1, c=0.0).attach()
     with torch.no_grad():
         for block in model.blocks:
             block.gate.fill_(0.5)
@@ -687,3 +751,167 @@ def test_rows_that_the_model_would_pack_are_observed_and_driven() -> None:
     with pytest.raises(AssertionError, match="4-D query"):
         stream.observe({"input_ids": torch.zeros(2, 3, 4, dtype=torch.long)})
     assert model.encoder.use_nested_tensor
+
+
+class Scaled(Gated):
+    """Multiplies and divides by learned numbers, and by what it computes of them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.gate = nn.Parameter(torch.rand(width) + 0.5)
+        self.wide, self.by = nn.Parameter(torch.rand(width, 1) + 1), nn.Parameter(torch.rand(1) + 1)
+
+    def added(self, x: Tensor) -> Tensor:
+        y = self.down(torch.tanh(self.up(self.norm(x))))
+        return self.gate * 0.5 * self.wide[:, 0].tanh() * y / self.by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.by / self.gate + self.added(x)
+
+
+def test_every_learned_factor_of_a_branch_and_a_skip_is_followed_after_training() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 8), Chained(Scaled).eval()
+    stream = ed.as_stream(model, example=x)
+    assert "scale * x + scale * [norm ... down]" in str(stream)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    first, *others = model.blocks
+    h = 0.25 * x * first.by / first.gate + first.added(x)
+    for block in others:
+        h = block(h)
+    learned = list(model.parameters())
+    wanted = torch.autograd.grad(model.out(h.mean(1)).square().sum(), learned)
+    with ed.scaled_skip(stream, layer=1, c=0.25):
+        output = model(x)
+        found = torch.autograd.grad(output.square().sum(), learned)
+    torch.testing.assert_close(output, model.out(h.mean(1)))
+    torch.testing.assert_close(found, wanted)
+    assert ed.check_stream(stream, x).ok
+
+
+def test_blocks_that_share_their_modules_are_recorded_and_scaled_apart() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 8), Chained(Adding).eval()
+    first, *others = model.blocks
+    for block in others:
+        block.norm, block.up, block.down = first.norm, first.up, first.down
+    stream = ed.as_stream(model, example=x)
+    with torch.no_grad(), record_branches(stream.blocks) as records:
+        states = stream.observe(x)
+    for number, (record,) in enumerate(records, start=1):
+        torch.testing.assert_close(record.x, states[number - 1])
+        torch.testing.assert_close(record.x + record.out, states[number])
+    with torch.no_grad(), ed.scaled_skip(stream, layer=2, c=0.0):
+        h = states[2] - states[1]
+        torch.testing.assert_close(model(x), model.out(others[1](h).mean(1)))
+
+
+class Listing(nn.Module):
+    """Its blocks read all earlier states from a list, and add theirs to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Listed(8) for _ in range(3))
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = [x]
+        for block in self.blocks:
+            x = block(x, held)
+        return self.out(x.mean(1))
+
+
+class Listed(Adding):
+    def forward(self, x: Tensor, held: list[Tensor]) -> Tensor:
+        held.append(super().forward(x) + 0.1 * torch.stack(held).sum(0))
+        return held[-1]
+
+
+@torch.no_grad()
+def test_blocks_that_leave_something_for_later_ones_in_a_list_are_driven_again_and_again() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 8), Listing().eval()
+    stream = ed.as_stream(model, example=x)
+    cursors = [stream.start(x)]
+    for _ in range(3):
+        cursors.append(stream.step(cursors[-1]))
+    for cursor in cursors:
+        torch.testing.assert_close(stream.logits(stream.advance(cursor)), model(x))
+    report = ed.check_stream(stream, x)
+    assert report.ok, str(report)
+
+
+class Turning(Mix):
+    """Adds the state to the memory of its branch, which has channels before tokens."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.near, self.last = nn.Conv1d(width, width, 3, padding=1), nn.Conv1d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(torch.tanh(self.near(x.transpose(1, 2)))).transpose(1, 2)
+        y += x
+        return y
+
+
+@torch.no_grad()
+def test_a_branch_with_other_axes_from_its_entry_to_its_end_is_scaled_in_them() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(ROWS, 5, 8), Chained(Turning).eval()
+    stream = ed.as_stream(model, example=x)
+    report = ed.check_stream(stream, x)
+    assert report.ok, str(report)
+    h = model.blocks[2](model.blocks[1](model.blocks[0](x) - x))
+    with ed.scaled_skip(stream, layer=1, c=0.0):
+        torch.testing.assert_close(model(x), model.out(h.mean(1)))
+
+
+# -- named blocks ---------------------------------------------------------------------------------
+
+
+class Outside(Chained):
+    """Adds the skips around its blocks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.out(x.mean(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "token", "said"),
+    [
+        (Outside, "mean", "block 1 of Outside does not return the state that block 2 is given"),
+        (Chained, "first", r"does not give its own prediction: .* \(now 'first'\) what predicts"),
+        (Chained, "all", r"prediction: shape \(2, 5, 5\), and the model's \(2, 5\)"),
+    ],
+)
+def test_named_blocks_or_readouts_that_are_not_the_models_are_refused(
+    model: type[Chained], token: str, said: str
+) -> None:
+    torch.manual_seed(0)
+    stream = ed.as_stream(model(Adding).eval(), blocks="blocks", readout="out", token=token)
+    with pytest.raises(UnsupportedModelError, match=said):
+        stream.observe(torch.randn(ROWS, 5, 8))
+
+
+@torch.no_grad()
+def test_named_blocks_find_the_dimension_of_the_rows() -> None:
+    torch.manual_seed(0)
+    model, tokens = TimeFirst().eval(), torch.randint(0, 20, (ROWS, 6))
+    options: dict[str, Any] = {"blocks": "blocks", "readout": "out"}
+    stream = ed.as_stream(model, token=lambda h, _: h.mean(0), **options)
+    part = stream.advance(stream.start(tokens), 1).select(torch.tensor([2, 0]))
+    torch.testing.assert_close(stream.logits(stream.advance(part)), model(tokens)[[2, 0]])
+
+
+@torch.no_grad()
+def test_named_blocks_of_a_language_model_are_driven_without_its_cache() -> None:
+    model, batch = ENTRIES["Llama-tied-CausalLM-left"].make()
+    readout = ("model.norm", "lm_head")
+    stream = ed.as_stream(model, blocks="model.layers", readout=readout, task="causal_lm")
+    states, cursor = ed.as_stream(model).observe(batch), stream.start(batch)
+    for _ in range(2):
+        torch.testing.assert_close(stream.advance(cursor).h, states[stream.depth])

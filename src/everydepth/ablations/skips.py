@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -15,6 +16,7 @@ from everydepth.ablations.config import Which
 from everydepth.config import checked
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream import Block, ResidualStream, as_stream, first_tensor, with_first_tensor
+from everydepth.stream.block import current
 from everydepth.stream.taps import state_in
 
 # By block: the branches currently scaled, so that no connection is scaled twice by accident.
@@ -159,6 +161,7 @@ def _chosen(stream: ResidualStream, layer: int, which: Which) -> list[int]:
 def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[RemovableHandle]:
     xs: dict[int, Tensor] = {}
     calls: dict[nn.Module, int] = {}
+    inside: list[bool] = []  # blocks may share modules
     # A skip may be a module that the block calls, or known only by what it computes.
     own = set(block.module.modules())
     skips = {i: block.branches[i].skip for i in chosen}
@@ -168,18 +171,32 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
         for i, branch in enumerate(block.branches)
         if i in chosen and i not in called
     }
+    for branch in (block.branches[i] for i in by_output.values()):
+        if not bool(torch.as_tensor(current(branch.scale)).all()):
+            raise UnsupportedModelError(
+                f"layer {layer} multiplies its {branch.kind} branch by a number that is 0 now, so "
+                "its skip cannot be scaled through what it adds; train the model first, or start "
+                "from another number"
+            )
 
     def begin(*_: Any) -> None:
+        inside[:] = [True]
         xs.clear()
         calls.clear()
 
+    def end(*_: Any) -> None:
+        inside.clear()
+
     def see(i: int) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            xs.setdefault(i, state_in(args, kwargs))
+            if inside:
+                xs.setdefault(i, state_in(args, kwargs))
 
         return hook
 
     def subtract(module: nn.Module, _: Any, output: Any) -> Any:
+        if not inside:
+            return None
         call = calls.get(module, 0)
         calls[module] = call + 1
         i = by_output.get((module, call))
@@ -194,12 +211,12 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
             )
         out = first_tensor(output)
         x = xs.pop(i) if branch.skip is None else branch.skip(xs.pop(i))
-        less = (1 - c) * branch.weight / branch.scale * x
+        less = (1 - c) * branch.ahead(x)
         return with_first_tensor(output, out - branch.unturned(less, out))
 
     def multiply(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         # Computing the skip again would update its batch norm twice.
-        return c * output
+        return c * output if inside else output
 
     handles = [block.module.register_forward_pre_hook(begin)]
     for i in by_output.values():
@@ -208,4 +225,5 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
     for module in dict.fromkeys(out for out, _ in by_output):
         handles.append(module.register_forward_hook(subtract))
     handles += [skip.register_forward_hook(multiply) for skip in called.values()]
+    handles.append(block.module.register_forward_hook(end, always_call=True))
     return handles

@@ -81,4 +81,5 @@ def observe_kept(
             h = cursor.h.to(after.dtype).index_copy(axis, places, after)
             cursor = replace(cursor, depth=cursor.depth + 1, h=h)
         states.append(cursor.h)
+    stream.conclude(cursor)
     return States(stream, tuple(states), cursor.batch, None, cursor.calls)

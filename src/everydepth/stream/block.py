@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What a function computes of parameters alone, as they are when it is read.
+
+    args: numbers, parameters, or what is computed of them.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def value(self) -> Any:
+        return self.function(*map(current, self.args), **self.kwargs)
+
+
+Scale = float | Tensor | Computed
+"""What a block multiplies a branch or a skip by: a number, a parameter, or computed of some."""
+
+
+def current(scale: Any) -> Any:
+    """The value that a scale has now."""
+    return scale.value if isinstance(scale, Computed) else scale
+
+
+def times(a: Scale, b: Scale, *, divides: bool = False) -> Scale:
+    """A product or quotient; of 1 and a parameter the parameter itself."""
+    if isinstance(b, float) and b == 1.0:
+        return a
+    if isinstance(a, float) and a == 1.0 and not divides:
+        return b
+    made = Computed(operator.truediv if divides else operator.mul, (a, b))
+    return made.value if isinstance(a, float) and isinstance(b, float) else made
+
 
 BranchKind = Literal["attention", "cross_attention", "mlp", "conv", "mixer"]
 
@@ -30,7 +67,7 @@ class Branch:
     others: further last maps, such as those of the other experts of a mixture.
     weights: if a last map holds several matrices (experts in one module), the parameters that are
         zero in a silent branch; empty if all are.
-    scale, weight: constants or parameters by which the block multiplies `out` and the skip.
+    scale, weight: what the block multiplies `out` and the skip by.
     beside: it reads the same `x` as the previous branch and is part of the same sum.
     turn: the permutation of axes that the block applies to `out` before the sum, if its modules
         use another layout (channels last).
@@ -51,8 +88,8 @@ class Branch:
     dropout: float = 0.0
     others: tuple[nn.Module, ...] = ()
     weights: tuple[nn.Parameter, ...] = ()
-    scale: float | Tensor = 1.0
-    weight: float | Tensor = 1.0
+    scale: Scale = 1.0
+    weight: Scale = 1.0
     beside: bool = False
     turn: tuple[int, ...] | None = None
 
@@ -87,8 +124,13 @@ class Branch:
         skipped = x if self.skip is None else self.skip(x)
         return _times(skipped, self.weight) + _times(out, self.scale)
 
+    def ahead(self, skipped: Tensor) -> Tensor:
+        """What to add to the output of `out` in order to add `skip(x)`, given here, to the sum."""
+        return _times(skipped, times(self.weight, self.scale, divides=True))
 
-def _times(value: Tensor, factor: float | Tensor) -> Tensor:
+
+def _times(value: Tensor, scale: Scale) -> Tensor:
+    factor = current(scale)
     return value if isinstance(factor, float) and factor == 1.0 else value * factor
 
 

@@ -22,18 +22,19 @@ from everydepth.errors import (
     UnsupportedModelError,
 )
 from everydepth.stream.block import Block
-from everydepth.stream.cursor import Call, CallAxes, Cursor
+from everydepth.stream.cursor import Call, CallAxes, Cursor, apart
 from everydepth.stream.edit import BlockList, edited, lengthened, shortened
 from everydepth.stream.given import check_given
-from everydepth.stream.modes import packing, without_packing
+from everydepth.stream.modes import packing, tracking, without_packing, without_tracking
 from everydepth.stream.states import States
 from everydepth.stream.taps import (
     first_tensor,
     hooked,
-    in_silence,
+    listening,
     parts_of,
     replaced_forward,
     state_in,
+    version,
     with_first_tensor,
     with_state,
 )
@@ -200,6 +201,13 @@ class ResidualStream(ABC):
         """The output of block `depth` as the next block receives it; may depend on the batch."""
         return self.after_block(h, depth)
 
+    def conclude(self, cursor: Cursor) -> None:
+        """End a driven pass in training mode: norms behind the blocks see its last state.
+
+        Reading out never updates running statistics, or two read-outs would do it twice.
+        """
+        del cursor
+
     @property
     def idle(self) -> Sequence[nn.Module]:
         """Modules like the blocks that the model did not call."""
@@ -218,9 +226,10 @@ class ResidualStream(ABC):
         run: calls the block, for outputs other than the state.
         given: the arguments of that call, by position or keyword.
         """
-        block = self.blocks[number - 1]
-        output = None if block.plain else run()
-        return h if output is None else with_first_tensor(output, h)
+        if self.blocks[number - 1].plain:
+            return h
+        with without_tracking(self._norms):
+            return with_first_tensor(run(), h)
 
     def carried(self, number: int) -> Mapping[str | int, int]:
         """Arguments of the next block, other than its state, that block `number` outputs.
@@ -265,6 +274,15 @@ class ResidualStream(ABC):
     def overwrites(self) -> bool:
         """Whether the model writes over states, so that it must be given copies of them."""
         return False
+
+    def overwritten(self, depth: int) -> None:
+        """Called if the model wrote over the state at this depth, which `overwrites` denies."""
+        mode = "training" if unwrapped(self.model).training else "eval"
+        raise UnsupportedModelError(
+            f"{self.name} writes over its state at depth {depth} (in {mode} mode), which would "
+            "then hold a later one; use operations that do not: x = x + ..., inplace=False (an "
+            "adapter may say `overwrites` instead)"
+        )
 
     @property
     def row_axis(self) -> int:
@@ -403,20 +421,24 @@ class ResidualStream(ABC):
         h: list[Tensor] = []
         last: list[Tensor] = []
         seen: list[Call] = []
-        overwrites = self.overwrites
+        written: list[int | None] = []
+        ended: list[int | None] = []
+        overwrites, listens = self.overwrites, listening()
 
         def see_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if in_silence():
+            if not listens():
                 return None
             h.append(state_in(args, kwargs))
+            written.append(version(h[-1]))
             if calls:
                 seen.append(Call.of(args, kwargs))
             return with_state(args, kwargs, h[-1].clone()) if overwrites else None
 
         def see_output(_: nn.Module, __: Any, output: Any) -> Any:
-            if in_silence():
+            if not listens():
                 return None
             last[:] = [first_tensor(output)]
+            ended[:] = [version(last[0])]
             return with_first_tensor(output, last[0].clone()) if overwrites else None
 
         # One module may serve as several blocks. The input of a block is the previous output.
@@ -432,6 +454,7 @@ class ResidualStream(ABC):
                 stack.enter_context(replaced_forward(self.head, _no_logits))
             output = self.called(batch, None)
         self._check_observed(len(h) if last else min(len(h), self.depth - 1))
+        self._check_kept([*h, *last], [*written, *ended])
         h.extend(self.after_block(given, self.depth) for given in last)
         states = States(self, tuple(h), batch, output if logits else None, tuple(seen))
         return states.check_finite() if check_finite else states
@@ -524,7 +547,11 @@ class ResidualStream(ABC):
             )
         depth = cursor.depth + 1
         block = self.blocks[cursor.depth]
+        if cursor.cache is None:
+            cursor = replace(cursor, calls=apart(cursor.calls, cursor.depth))
+        before = version(cursor.h)
         output = cursor.calls[cursor.depth](block.module, self.given(cursor.h))
+        self._check_kept([cursor.h], [before], cursor.depth)
         h = self.between(first_tensor(output), depth, cursor.batch)
         carried = self.carried(depth) if depth < len(cursor.calls) else {}
         if not carried:
@@ -607,6 +634,11 @@ class ResidualStream(ABC):
         return self.first_input(batch).shape[0]
 
     @cached_property
+    def _norms(self) -> tuple[nn.Module, ...]:
+        """Only the model's own pass updates their running statistics."""
+        return tracking(unwrapped(self.model))
+
+    @cached_property
     def _encoders(self) -> tuple[nn.TransformerEncoder, ...]:
         return packing(unwrapped(self.model))
 
@@ -632,6 +664,16 @@ class ResidualStream(ABC):
                 "early? switch that off; is it compiled inside a wrapper? use "
                 "`as_stream(model).compile_blocks()` instead)"
             )
+
+    def _check_kept(
+        self, states: Sequence[Tensor], before: Sequence[int | None], depth: int = 0
+    ) -> None:
+        """Notice a state that the model wrote over. before: their versions. depth: of the first."""
+        if self.overwrites:  # it was given copies
+            return
+        for number, (h, then) in enumerate(zip(states, before, strict=True), start=depth):
+            if version(h) != then:
+                self.overwritten(number)
 
     def _refuse(self, *_: Any) -> None:
         raise UnsupportedModelError(

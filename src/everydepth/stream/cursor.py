@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -65,6 +66,19 @@ class Call:
         args = tuple(new if value is old else value for value in self.args)
         kwargs = {key: new if value is old else value for key, value in self.kwargs.items()}
         return Call(args, kwargs, self.key)
+
+
+def apart(calls: tuple[Call, ...], place: int) -> tuple[Call, ...]:
+    """The calls with copies of the lists and dictionaries that the block at `place` may write to.
+
+    Some blocks leave something there for later ones, which must not change an earlier cursor.
+    """
+    own = calls[place]
+    for value in (*own.args, *own.kwargs.values()):
+        if type(value) in (list, dict):
+            copied = copy(value)
+            calls = tuple(call.exchanged(value, copied) for call in calls)
+    return calls
 
 
 CallAxes = Callable[[Mapping[str, Any]], Sequence[tuple[Sequence[Any], Mapping[str, Any]]]]

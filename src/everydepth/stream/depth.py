@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 import torch
@@ -77,27 +78,30 @@ def at_depth(
     else:
         numbers = _checked(stream, list(keep or ()))
         small = stream.kept(numbers, share=share)
-    _check_runs(stream, small, numbers)
+    _check_same(stream, small, numbers)
     return rewrapped(stream.model, small)
 
 
 @torch.no_grad()
-def _check_runs(stream: ResidualStream, small: nn.Module, numbers: list[int]) -> None:
-    """Raise if a model cut to these blocks does not run, or is not the depth that it should be.
+def _check_same(stream: ResidualStream, small: nn.Module, numbers: list[int]) -> None:
+    """Raise if a model cut to these blocks does not run, or does not predict what they do.
 
-    Only of a model without a config of Hugging Face, which says how many blocks there are: the
-    forward of any other may count them in its own way.
+    The first blocks of a model with a config of Hugging Face are not tried: it says how many there
+    are, while the forward of any other may count them in its own way.
     """
-    inner, depth = unwrapped(stream.model), len(numbers)
+    inner, first = unwrapped(stream.model), numbers[-1] == len(numbers)
     config = getattr(inner, "config", None)
-    if hasattr(config, "to_dict") or without_values(inner) is not None:
+    if (first and hasattr(config, "to_dict")) or without_values(inner) is not None:
         return
     batch = stream.trial()
     if not batch:
         return
     instead = "run the full model at a depth instead (predict and observe need no cut model)"
     with evaluating(stream), evaluating(small):
-        wanted = stream.observe(batch).logits(depth)
+        cursor = stream.start(batch)
+        for number in numbers:
+            cursor = stream.step(replace(cursor, depth=number - 1))
+        wanted = stream.logits(cursor)
         try:
             with replaced_forward(inner, small.forward):
                 found = stream.prediction(stream.call(stream.arguments(batch, None)))
@@ -107,11 +111,12 @@ def _check_runs(stream: ResidualStream, small: nn.Module, numbers: list[int]) ->
                 f"{error}): its forward needs all {stream.depth}, whatever its list holds; "
                 f"{instead}"
             ) from error
-    if numbers[-1] == depth and not close(found, wanted):
+    if not close(found, wanted):
+        these = f"{len(numbers)} of its {stream.depth} blocks" if first else f"blocks {numbers}"
+        what = f"it does at depth {numbers[-1]}" if first else "these do one after another"
         raise UnsupportedModelError(
-            f"{stream.name} with {depth} of its {stream.depth} blocks does not predict what it "
-            f"does at depth {depth}: its forward depends on their number, or the model also reads "
-            f"later blocks; {instead}"
+            f"{stream.name} with {these} does not predict what {what}: its forward depends on "
+            f"their number or places, or the model also reads other blocks; {instead}"
         )
 
 

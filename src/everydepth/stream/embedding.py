@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from everydepth.errors import SettingError
 from everydepth.stream.around import StreamAround
 from everydepth.stream.contract import ResidualStream
+from everydepth.stream.given import warn_of_padding
 
 Pool = Callable[[Tensor, Mapping[str, Any]], Tensor]
 
@@ -63,6 +64,7 @@ class EmbeddingStream(StreamAround):
         return self._head
 
     def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
+        warn_of_padding(self, batch)
         return self._pool(self.inner.readout(h, depth, batch), batch)
 
     def normed(self, feature: Tensor, depth: int) -> Tensor:

@@ -6,11 +6,20 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final, get_args
 
+import torch
 from torch import Tensor, nn
 
 from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream, Task
+from everydepth.stream.cursor import Cursor
+from everydepth.stream.discovery.example import ROWS, parameters_of
+from everydepth.stream.discovery.finding import doubled
+from everydepth.stream.discovery.structure import can_cache, close
+from everydepth.stream.modes import evaluating, without_tracking
+from everydepth.stream.rows import select_rows
+from everydepth.stream.states import States
+from everydepth.stream.taps import silence
 from everydepth.stream.wrapping import unwrapped
 
 
@@ -38,7 +47,7 @@ class GenericStream(ResidualStream):
         token: str | int | Callable[..., Tensor] = "all",
         task: Task = "classification",
     ) -> None:
-        inner = unwrapped(model)
+        inner = self._inner = unwrapped(model)
         self.model, self.task, self._token = model, task, token
         if not (callable(token) or isinstance(token, int) or token in _TOKENS):
             raise SettingError(
@@ -70,6 +79,7 @@ class GenericStream(ResidualStream):
         main = getattr(inner, "main_input_name", None)
         first = main or next(iter(inspect.signature(inner.forward).parameters))
         self.inputs = (first,)
+        self._overwrites, self._trying, self._tried, self._axis = False, False, False, 0
 
     @property
     def blocks(self) -> Sequence[Block]:
@@ -83,12 +93,75 @@ class GenericStream(ResidualStream):
     def outputs(self) -> int | None:
         return super().outputs or next(iter(self._outputs.values()), None)
 
+    @property
+    def overwrites(self) -> bool:
+        return self._overwrites
+
+    def arguments(self, batch: Mapping[str, Any], cache: Any) -> dict[str, Any]:
+        # Otherwise blocks would extend the model's own cache whenever they are driven.
+        own = {"use_cache": False} if can_cache(self._inner, *parameters_of(self._inner)) else {}
+        return {**super().arguments(batch, cache), **own}
+
+    @property
+    def row_axis(self) -> int:
+        return self._axis
+
+    def overwritten(self, depth: int) -> None:
+        if not self._trying:
+            super().overwritten(depth)
+        self._overwrites = True
+
+    def confirm(self, batch: Mapping[str, Any]) -> None:
+        if self._tried or self._trying or torch.compiler.is_compiling():
+            return
+        self._trying = True
+        try:
+            # Outside inference mode, because its tensors do not count what is written to them.
+            with evaluating(self), torch.inference_mode(False), torch.no_grad(), silence():
+                rows = torch.arange(min(self.rows(batch), ROWS))
+                few = select_rows(batch, rows, self.rows(batch))
+                states = self.observe(few)
+                self._check_named(self.observe(few) if self._overwrites else states)
+                one, two = (self.start(each).h.shape for each in (few, doubled(few, len(rows))))
+                grown = (axis for axis, size in enumerate(one) if two[axis] == 2 * size)
+                self._axis = next(grown, 0)
+            self._tried = True
+        finally:
+            self._trying = False
+
+    def _check_named(self, states: States) -> None:
+        """Raise if the blocks or the readout are not those of the model."""
+        cursor = self.start(states.batch)
+        for depth, h in enumerate(states):
+            cursor = self.step(cursor) if depth else cursor
+            if not close(cursor.h, h) and depth < self.depth:
+                raise UnsupportedModelError(
+                    f"block {depth} of {self.name} does not return the state that block "
+                    f"{depth + 1} is given: the model adds its skip, or does something else, "
+                    "between them; make that a part of the block, or leave out blocks= and "
+                    "readout=, so that the stream is discovered"
+                )
+        own = self.prediction(states.output)
+        found = self.readout(states[self.depth], self.depth, states.batch)
+        if not close(found, own):
+            raise UnsupportedModelError(
+                f"the readout of {self.name} does not give its own prediction: shape "
+                f"{tuple(found.shape)}, and the model's {tuple(own.shape)}; name in readout= what "
+                f"the model applies to its last state, in order, in token= (now {self._token!r}) "
+                "what predicts, or leave out blocks= and readout=, so that they are discovered"
+            )
+
     def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         if callable(self._token):
             return self._token(h, batch)
         return h[:, self._token] if isinstance(self._token, int) else _TOKENS[self._token](h)
 
     def normed(self, feature: Tensor, depth: int) -> Tensor:
+        with without_tracking(self._norms):
+            return self._applied(feature)
+
+    def _applied(self, feature: Tensor) -> Tensor:
+        """The feature after all modules of the readout but the head."""
         *steps, (last, head) = self._readout.items()
         for path, module in steps:
             shape = tuple(feature.shape)
@@ -102,7 +175,14 @@ class GenericStream(ResidualStream):
         return feature
 
     def readout(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
-        return self._noted("the readout", super().readout(h, depth, batch))
+        with without_tracking(self._norms):
+            feature = self.feature(h, self.check_depth(depth), batch)
+            return self._noted("the readout", self.head(self._applied(feature)))
+
+    @torch.no_grad()
+    def conclude(self, cursor: Cursor) -> None:
+        if unwrapped(self.model).training:
+            self.head(self._applied(self.feature(cursor.h, self.depth, cursor.batch)))
 
     def prediction(self, output: Any) -> Tensor:
         return self._noted("the model itself", super().prediction(output))

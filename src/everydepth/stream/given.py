@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -90,3 +91,38 @@ def _check_mask(ids: Tensor, mask: Any) -> None:
             raise BatchError(
                 f"attention_mask holds {odd[0].item():g}; use 1 for a token, 0 for padding"
             )
+
+
+class PaddingWarning(UserWarning):
+    """Tokens that look like padding count as text, because the batch has no mask."""
+
+
+def warn_of_padding(
+    stream: ResidualStream, batch: Mapping[str, Any], counts: Tensor | None = None
+) -> None:
+    """Warn if a batch without a mask begins or ends with padding that counts.
+
+    transformers warns of it, too, in some of its classes. On the CPU only: elsewhere it would wait.
+    counts: which tokens count; by default all.
+    """
+    ids, pad = batch.get("input_ids"), stream.pad_token
+    if pad is None or not isinstance(ids, Tensor) or ids.ndim != 2 or ids.device.type != "cpu":
+        return
+    if batch.get("attention_mask") is not None or torch.compiler.is_compiling():
+        return
+    # One token that also begins or ends a text may be just that.
+    config = getattr(unwrapped(stream.model), "config", None)
+    marks = (getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "sep"))
+    least = 2 if pad in (*stream.end_tokens, *marks) else 1
+    found = ids == pad
+    if counts is not None and counts.shape == ids.shape:
+        found = found & counts
+    rows = found[:, -least:].all(1) | found[:, :least].all(1)
+    if ids.shape[1] > least and bool(rows.any()):
+        warnings.warn(
+            f"{int(rows.sum())} of {len(ids)} rows begin or end with token {pad}, the padding of "
+            f"{stream.name}, but the batch has no attention_mask, so padding is read and counted "
+            "as text; pass the mask that the tokenizer returns",
+            PaddingWarning,
+            stacklevel=2,
+        )

@@ -70,22 +70,31 @@ def with_first_tensor(output: Any, value: Tensor) -> Any:
     return value if isinstance(output, Tensor) else (value, *output[1:])
 
 
-_silent: ContextVar[bool] = ContextVar("silent", default=False)
+def version(h: Tensor) -> int | None:
+    """How often the memory of a tensor was written to; None where that is not counted."""
+    return None if torch.compiler.is_compiling() or h.is_inference() else h._version
 
 
-def in_silence() -> bool:
-    """Whether this forward only computes a readout, with its blocks silent: nothing to record."""
-    return _silent.get()
+_silence: ContextVar[int] = ContextVar("silence", default=0)
+
+
+def listening() -> Callable[[], bool]:
+    """For hooks that record: whether a forward is of the pass they were made for.
+
+    Others compute only a readout, with silent blocks, or look at the model once.
+    """
+    own = _silence.get()
+    return lambda: _silence.get() == own
 
 
 @contextmanager
 def silence() -> Generator[None, None, None]:
-    """Hide calls of blocks from recording hooks inside the context."""
-    token = _silent.set(True)
+    """Hide calls of blocks from the recording hooks that are there already, inside the context."""
+    token = _silence.set(_silence.get() + 1)
     try:
         yield
     finally:
-        _silent.reset(token)
+        _silence.reset(token)
 
 
 @contextmanager
@@ -141,6 +150,7 @@ def record_branches(
     to: called with the index of a block (from 0) and its records as the block ends. They are then
         not kept, so that memory holds the records of one block at a time.
     """
+    listens = listening()
     records: list[list[BranchRecord]] = [[] for _ in blocks]
     places: dict[nn.Module, list[int]] = {}
     for index, block in enumerate(blocks):
@@ -157,14 +167,14 @@ def record_branches(
         waiting = {(b.out, b.call): i for i, b in enumerate(branches)}
 
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if in_silence():
+            if not listens():
                 return
-            shape[:] = [state_in(args, kwargs).shape]
+            shape[:] = [state_in(args, kwargs).shape]  # empty outside of this module
             calls.clear()
 
         def see_x(i: int) -> Callable[..., None]:
             def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                if in_silence() or i in xs:
+                if not listens() or not shape or i in xs:
                     return
                 x = state_in(args, kwargs)
                 xs[i] = x.clone() if blocks[indices[0]].overwrites else x
@@ -172,7 +182,7 @@ def record_branches(
             return hook
 
         def see_out(module: nn.Module, _: Any, output: Any) -> None:
-            if in_silence():
+            if not listens() or not shape:
                 return
             call = calls.get(module, 0)
             calls[module] = call + 1
@@ -182,7 +192,7 @@ def record_branches(
                 outs[i] = out.clone() if copy else out
 
         def leave(*_: Any) -> None:
-            if in_silence():
+            if not listens():
                 return
             index = next(passes)
             found: list[BranchRecord] = []
@@ -191,6 +201,7 @@ def record_branches(
                 out = branch.turned(outs.pop(i), x)
                 flat = x.ndim < len(shape[0])
                 found.append(BranchRecord(x, out, shape[0] if flat else x.shape))
+            shape.clear()
             if to is None:
                 records[index].extend(found)
             else:

@@ -21,6 +21,7 @@ from everydepth.stream.contract import (
     WORD_TASKS,
     ResidualStream,
 )
+from everydepth.stream.given import warn_of_padding
 from everydepth.stream.rows import pick_rows
 from everydepth.stream.states import States
 from everydepth.stream.wrapping import unwrapped
@@ -151,7 +152,7 @@ class Targets:
         batch, shape = stream.check_batch(batch), tuple(prediction.shape[:-1])
         _weights(batch, False)
         labels = numbers = None
-        real = _real_predictions(stream, batch, shape, prediction.device)
+        real = _real_predictions(stream, batch, shape, prediction.device, batch.get("labels"))
         losses = stream.task not in ("detection", "embedding") and not is_multi_label(stream)
         if has_labels(stream, batch) and losses:
             labels, numbers = _checked(stream, batch, with_labels(stream, batch)["labels"])
@@ -423,10 +424,19 @@ def real_tokens(
 
 
 def _real_predictions(
-    stream: ResidualStream, batch: Mapping[str, Any], shape: tuple[int, ...], device: torch.device
+    stream: ResidualStream,
+    batch: Mapping[str, Any],
+    shape: tuple[int, ...],
+    device: torch.device,
+    labels: Tensor | None = None,
 ) -> Tensor | None:
-    """Which predictions are not of padding; of an encoder-decoder, those of the decoder."""
+    """Which predictions are not of padding; of an encoder-decoder, those of the decoder.
+
+    labels: as in the batch, to warn if some of padding count because there is no mask.
+    """
     decodes = stream.task == "seq2seq_lm"
+    if stream.task in TOKEN_TASKS and not decodes:
+        warn_of_padding(stream, batch, None if labels is None else labels != IGNORE_INDEX)
     return _mask(batch, "decoder_attention_mask" if decodes else "attention_mask", shape, device)
 
 
@@ -527,7 +537,7 @@ def _aligned(
         )
     if soft:
         return labels, weights
-    real = _real_predictions(stream, batch, tuple(labels.shape), labels.device)
+    real = _real_predictions(stream, batch, tuple(labels.shape), labels.device, labels)
     if stream.task == "causal_lm":
         if labels.ndim != 2:
             raise LabelError(f"labels of text have shape {tuple(labels.shape)}; use (rows, length)")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import nn
 
-from everydepth.stream.block import Block, Branch
+from everydepth.stream.block import Block, Branch, Scale
 
 if TYPE_CHECKING:
     from everydepth.stream.contract import ResidualStream
@@ -75,7 +75,7 @@ def _last(branch: Branch, name: Callable[[nn.Module], str]) -> str:
     return f"{name(branch.proj)}{more}"
 
 
-def _factor(value: float | Tensor) -> str:
-    if isinstance(value, Tensor):
+def _factor(value: Scale) -> str:
+    if not isinstance(value, float):
         return "scale * "
     return "" if value == 1.0 else f"{value:g} * "

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from everydepth.stream.block import Block, Branch, BranchKind
+from everydepth.stream.block import Block, Branch, BranchKind, Scale, times
 from everydepth.stream.discovery.chain import Link
 from everydepth.stream.discovery.recording import Key, ModuleCall, Operation, Recording
-from everydepth.stream.discovery.residual import KEEPS, MOVES, Paths, Sum, Turned, base, times
+from everydepth.stream.discovery.residual import KEEPS, MOVES, Paths, Sum, Turned, base, equal
 
 
 class NotFound(Exception):
@@ -24,7 +24,7 @@ class _Part:
     """One summand of a residual connection."""
 
     value: Key
-    scale: float | Tensor
+    scale: Scale
     out: ModuleCall
     turn: tuple[int, ...] | None = None
 
@@ -80,7 +80,7 @@ class BlockParts:
                         scale=part.scale,
                         weight=1.0 if place else each.weight,
                         beside=place > 0,
-                        turn=part.turn,
+                        turn=self._turn(part, entry, x),
                     )
                 )
         parallel = len(branches) > 1 and len(set(read)) == 1
@@ -95,6 +95,17 @@ class BlockParts:
             module=self.link.call.module, branches=tuple(branches), parallel=parallel, plain=plain
         )
 
+    def _turn(self, part: _Part, entry: ModuleCall, x: Key) -> tuple[int, ...] | None:
+        """How `out` is turned; None if `entry` reads the stream turned in the same way."""
+        if part.turn is None or entry.state is None or not self._turns(entry.state, x):
+            return part.turn
+        seen, stream = (self.recording.values[key] for key in (entry.state, x))
+        if seen.ndim != len(part.turn):  # then nothing is turned, see `Branch.turned`
+            return part.turn
+        if not equal(seen.permute(part.turn), stream):
+            raise NotFound("a branch reads the stream with other axes than it adds")
+        return None
+
     def _in_order(self) -> list[Key]:
         return [each.x for each in self.link.sums for _ in self._parts(each)]
 
@@ -104,7 +115,7 @@ class BlockParts:
         """The summands of a connection, each the output of a module, in call order."""
         return sorted(self._split(each.out, each.scale), key=lambda part: part.out.order)
 
-    def _split(self, key: Key, scale: float | Tensor) -> Sequence[_Part]:
+    def _split(self, key: Key, scale: Scale) -> Sequence[_Part]:
         call = self._giver(key)
         if call is not None:
             return [_Part(key, scale, call)]

@@ -37,6 +37,7 @@ from everydepth.stream.discovery.structure import (
     text_config,
 )
 from everydepth.stream.discovery.tail import Form, Tail
+from everydepth.stream.modes import tracking
 from everydepth.stream.rows import select_rows
 from everydepth.stream.taps import first_tensor, hooked
 
@@ -95,6 +96,7 @@ class Finding:
             others=others,
             idle=self._idle(chain),
             early=tuple(path for path in whole.paths if path not in chain.paths),
+            behind=self._behind(chain),
             axis=self._row_axis(tail.blocks[-1].module, self.record.values[chain.end]),
             padding=self._padding(chain),
             outputs=self._prediction.shape[-1],
@@ -119,6 +121,7 @@ class Finding:
             others=others,
             idle=(),
             early=(),
+            behind=(),
             axis=0,
             padding="attention_mask",
             outputs=outputs,
@@ -262,6 +265,11 @@ class Finding:
         kinds = {type(module) for module in chain.modules}
         held = [m for path in chain.paths for m in self.model.get_submodule(path).children()]
         return tuple(m for m in held if type(m) in kinds and m not in called)
+
+    def _behind(self, chain: Chain) -> tuple[nn.Module, ...]:
+        end = chain.links[-1].call.end
+        norms = tracking(self.model)
+        return tuple(c.module for c in self.record.calls if c.begin >= end and c.module in norms)
 
     def _row_axis(self, last: nn.Module, h: Tensor) -> int:
         fitting = [axis for axis, size in enumerate(h.shape) if size == self.rows]

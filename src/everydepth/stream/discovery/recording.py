@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from everydepth.errors import UnsupportedModelError
+from everydepth.stream.block import Computed, Scale
 from everydepth.stream.taps import hooked, state_key
 
 Key = tuple[int, int]
@@ -105,6 +107,30 @@ class Recording:
         """The operation that made a value; None for inputs and parameters."""
         index = self.producers.get(key)
         return None if index is None else self.operations[index]
+
+    def constant(self, tensor: Tensor, key: Key) -> Scale | None:
+        """A value as a parameter, a number, or what is computed of such alone; else None."""
+        if key in self.producers:
+            return self._computed.get(key)
+        given = key in self.calls[0].reads  # a number in the batch
+        held = isinstance(tensor, nn.Parameter) or (tensor.numel() == 1 and not given)
+        return tensor if held else None
+
+    @cached_property
+    def _computed(self) -> Mapping[Key, Computed]:
+        found = self.__dict__.setdefault("_computed", {})  # `constant` looks into it meanwhile
+        for operation in self.operations:
+            read = [argument for argument in operation.args if isinstance(argument, Tensor)]
+            keys = (*operation.reads, *operation.made)
+            if not read or len(read) != len(operation.reads) or len(operation.made) != 1:
+                continue
+            random = torch.Tag.nondeterministic_seeded in operation.func.tags
+            held = {id(t): self.constant(t, key) for t, key in zip(read, keys, strict=False)}
+            if random or None in held.values() or any(version for _, version in keys):
+                continue
+            args = tuple(held.get(id(argument), argument) for argument in operation.args)
+            found[operation.made[0]] = Computed(operation.func, args, operation.kwargs)
+        return found
 
     def origin(self, key: Key) -> int | None:
         """The index of the operation that made a value, or that wrote to a part of it."""

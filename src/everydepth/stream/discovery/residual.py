@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from everydepth.stream.block import Scale, current, times
 from everydepth.stream.discovery.recording import Key, ModuleCall, Operation, Recording
 from everydepth.stream.taps import first_tensor
 
@@ -37,16 +39,16 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class Times(nn.Module):
     """A constant times a state."""
 
-    def __init__(self, factor: float | Tensor) -> None:
+    def __init__(self, factor: Scale) -> None:
         super().__init__()
         self._factor = (factor,)  # not a parameter of this module: it is the model's
 
     @property
-    def factor(self) -> float | Tensor:
+    def factor(self) -> Scale:
         return self._factor[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
+        return x * current(self.factor)
 
 
 class Turned(nn.Module):
@@ -108,8 +110,8 @@ class Sum:
     out: Key
     after: Key
     skip: Skip | None = None
-    weight: float | Tensor = 1.0
-    scale: float | Tensor = 1.0
+    weight: Scale = 1.0
+    scale: Scale = 1.0
     post: nn.Module | None = None
     then: Key | None = None
 
@@ -184,52 +186,36 @@ class Paths:
 
     def factor(
         self, key: Key, stop: Key | None = None, *, inside: bool = False
-    ) -> tuple[Key, float | Tensor]:
+    ) -> tuple[Key, Scale]:
         """A value as another value times a constant, going back no further than `stop`.
 
         inside: also look into the module that returned the value.
         """
-        scale: float | Tensor = 1.0
+        scale: Scale = 1.0
         while True:
             operation = self.recording.producer(key)
             given = key in self._given and not inside
             inside = False
-            if operation is None or key == stop or given:
+            if operation is None or key == stop or given or len(operation.args) < 2:
                 return key, scale
-            name = base(operation)
-            if name in ("mul", "mul_", "div", "div_") and len(operation.args) >= 2:
-                a, b = operation.args[:2]
-                tensors = [isinstance(v, Tensor) for v in (a, b)]
-                if tensors == [True, False] or (
-                    all(tensors) and isinstance(b, Tensor) and self.constant(b)
-                ):
-                    value, constant = operation.reads[0], b
-                elif name.startswith("mul") and isinstance(a, Tensor) and self.constant(a):
-                    value, constant = operation.reads[1], a
-                else:
-                    return key, scale
-                if not isinstance(constant, Tensor):
-                    constant = float(constant)
-                elif not isinstance(constant, nn.Parameter):
-                    constant = constant.detach()
-                scale = scale / constant if name.startswith("div") else times(scale, constant)
-                key = value
-            else:
+            name = base(operation).rstrip("_")
+            value, by = operation.reads[0], self._constant(operation.args[1])
+            if by is None and name == "mul":
+                value, by = operation.reads[-1], self._constant(operation.args[0])
+            if name not in ("mul", "div") or by is None or operation.kwargs:
                 return key, scale
+            scale = times(scale, by, divides=name == "div")
+            key = value
+
+    def _constant(self, value: Any) -> Scale | None:
+        """A number or parameter, or what is computed of such alone; None if it is none of these."""
+        if isinstance(value, Tensor):
+            return self.recording.constant(value, self.recording.key(value))
+        return float(value) if isinstance(value, (int, float)) else None
 
     def constant(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a parameter or a single number, not computed from the batch."""
-        key = self.recording.key(tensor)
-        while True:
-            operation = self.recording.producer(key)
-            if operation is None:
-                return tensor.numel() == 1 or isinstance(tensor, nn.Parameter) or self._held(key)
-            if base(operation) not in MOVES or not operation.reads:
-                return False
-            key = operation.reads[0]
-
-    def _held(self, key: Key) -> bool:
-        return isinstance(self.recording.tensors.get(key[0]), nn.Parameter)
+        """Whether a tensor is a parameter, a number, or computed of such alone."""
+        return self._constant(tensor) is not None
 
     def moved(self, key: Key, names: frozenset[str] = KEEPS) -> Key:
         """The value before all operations `names`, which by default only move entries."""
@@ -377,13 +363,6 @@ class Paths:
                 seen.add(index)
                 todo.extend(operations[index].reads)
         return [operations[i] for i in sorted(seen)]
-
-
-def times(a: float | Tensor, b: float | Tensor) -> float | Tensor:
-    """A product; of 1 and a parameter the parameter itself, which training changes."""
-    if isinstance(a, float) and a == 1.0:
-        return b
-    return a if isinstance(b, float) and b == 1.0 else a * b
 
 
 def _mixes(module: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from everydepth.errors import BatchError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import BESIDE_INPUTS, IGNORE_INDEX, ResidualStream, Task
-from everydepth.stream.cursor import CallAxes
+from everydepth.stream.cursor import CallAxes, Cursor
 from everydepth.stream.discovery.example import ROWS, examples, parameters_of
 from everydepth.stream.discovery.finding import Finding, doubled
 from everydepth.stream.discovery.lists import lengthened, shortened
@@ -21,13 +21,15 @@ from everydepth.stream.discovery.recording import recording
 from everydepth.stream.discovery.structure import (
     FAILURES,
     Structure,
+    can_cache,
     close,
     path_of,
     prediction_in,
     text_config,
 )
-from everydepth.stream.modes import evaluating, tracking, without_packing, without_tracking
+from everydepth.stream.modes import evaluating, without_packing, without_tracking
 from everydepth.stream.rows import row_axes, select_rows
+from everydepth.stream.taps import silence
 from everydepth.stream.wrapping import unwrapped
 
 # Inputs with which a model computes the same things, of tokens at other places.
@@ -170,7 +172,7 @@ class DiscoveredStream(ResidualStream):
 
     @torch.no_grad()
     def _look(self, batch: Mapping[str, Any]) -> Structure:
-        with evaluating(self._inner):
+        with evaluating(self._inner), silence():
             return self._seen(batch)
 
     def _seen(self, batch: Mapping[str, Any]) -> Structure:
@@ -184,6 +186,12 @@ class DiscoveredStream(ResidualStream):
             try:
                 record.output = self._try(batch)
             except FAILURES as error:
+                config = getattr(self._inner, "config", None)
+                if isinstance(error, AttributeError) and not getattr(config, "return_dict", True):
+                    raise UnsupportedModelError(
+                        f"config.return_dict is False, and {self._label()} cannot read the tuples "
+                        f"of its own parts ({error}); set model.config.return_dict = True"
+                    ) from error
                 shapes = {k: tuple(v.shape) for k, v in batch.items() if isinstance(v, Tensor)}
                 raise BatchError(
                     f"{self._label()} failed on the batch {shapes} used to discover its structure: "
@@ -236,13 +244,21 @@ class DiscoveredStream(ResidualStream):
 
     def readout(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         self._chosen(batch)
+        with without_tracking(self._norms):
+            return self._read(h, self.check_depth(depth), batch)
+
+    def _read(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         found = self.structure
-        # The prediction of the model itself counts as its own pass: a driven one has no other.
-        other = self.check_depth(depth) < self.depth
-        with without_tracking(self._norms if other else ()):
-            if found.readout.exact:
-                return found.readout.read(self._arrived(self.given(h), depth, batch), batch)
-            return self.prediction(found.tail.output(h, depth, batch))
+        if found.readout.exact:
+            return found.readout.read(self._arrived(self.given(h), depth, batch), batch)
+        return self.prediction(found.tail.output(h, depth, batch))
+
+    @torch.no_grad()
+    def conclude(self, cursor: Cursor) -> None:
+        behind = self.structure.behind
+        if any(norm.training for norm in behind):
+            with without_tracking(norm for norm in self._norms if norm not in behind):
+                self._read(cursor.h, self.depth, cursor.batch)
 
     def _arrived(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
         """The output of the last block if all blocks after `depth` were silent."""
@@ -255,11 +271,6 @@ class DiscoveredStream(ResidualStream):
             return h
         with without_tracking(self._norms):
             return found.tail.following(h, depth, batch)
-
-    @cached_property
-    def _norms(self) -> Sequence[nn.Module]:
-        """Only the model's own pass updates their running statistics."""
-        return tracking(self._inner)
 
     @property
     def idle(self) -> Sequence[nn.Module]:
@@ -305,10 +316,7 @@ class DiscoveredStream(ResidualStream):
 
     @property
     def _can_cache(self) -> bool:
-        if "use_cache" in self._names:
-            return True
-        config = text_config(self._inner)
-        return self._more and getattr(config, "use_cache", None) is True
+        return can_cache(self._inner, self._names, self._more)
 
     @property
     def _decodes(self) -> bool:

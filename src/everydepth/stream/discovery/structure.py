@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,7 @@ class Structure:
     idle: modules of the blocks' class in their lists that were not called.
     early: paths of residual blocks before the stream, from which the model reads more than one
         state.
+    behind: norms with running statistics that are called after the last block.
     axis: the batch dimension of a state. padding: the batch key of its mask.
     outputs: numbers per prediction.
     batch: the batch that was run.
@@ -72,6 +73,7 @@ class Structure:
     others: tuple[str, ...]
     idle: tuple[nn.Module, ...]
     early: tuple[str, ...]
+    behind: tuple[nn.Module, ...]
     axis: int
     padding: str
     outputs: int
@@ -95,6 +97,13 @@ def text_config(model: nn.Module) -> Any:
     config = getattr(model, "config", None)
     own = getattr(config, "get_text_config", None)
     return config if own is None else own()
+
+
+def can_cache(model: nn.Module, names: Collection[str], more: bool) -> bool:
+    """Whether a model that takes arguments of these names, and perhaps more, may build a cache."""
+    if "use_cache" in names:
+        return True
+    return more and getattr(text_config(model), "use_cache", None) is True
 
 
 def path_of(model: nn.Module, step: Any) -> str:
