@@ -123,6 +123,50 @@ def test_where_stages_follow_a_balcony_leads_to_the_last_one(kind: str, tmp_path
     assert torch.equal(net.stream.observe(batch).logits(2), states.logits(2))
 
 
+class Stage(nn.Module):
+    """A residual block of the CIFAR ResNets, whose shortcut pads channels without parameters."""
+
+    def __init__(self, width: int, new: int) -> None:
+        super().__init__()
+        self.more = new - width
+        self.conv1 = nn.Conv2d(width, new, 3, 1 + (self.more > 0), 1)
+        self.conv2 = nn.Conv2d(new, new, 3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = self.conv2(self.conv1(x).relu())
+        if self.more:
+            half = self.more // 2
+            x = nn.functional.pad(x[..., ::2, ::2], (0, 0, 0, 0, half, self.more - half))
+        return (x + f).relu()
+
+
+class Padded(nn.Module):
+    """Three stages of such blocks; those that start the later ones are no blocks of the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 4, 1), nn.Linear(16, 5)
+        self.layer1 = nn.Sequential(Stage(4, 4), Stage(4, 4))
+        self.layer2 = nn.Sequential(Stage(4, 8), Stage(8, 8))
+        self.layer3 = nn.Sequential(Stage(8, 16), Stage(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(self.stem(x).relu())))
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_balcony_stands_where_the_model_changes_the_state_between_blocks(depth: int) -> None:
+    torch.manual_seed(0)
+    model, x = Padded().eval(), torch.randn(2, 3, 8, 8)
+    stream = ed.as_stream(model)
+    stream.observe(x)
+    assert (stream.depth, stream.gaps) == (4, {2, 3})
+    net = ed.balcony(stream, [depth])
+    net(x=x, labels=torch.tensor([0, 1])).loss.backward()
+    assert all(p.grad is not None for p in net.model.blocks.parameters())
+
+
 @pytest.mark.parametrize("init", ["last", "copy"])
 def test_balconies_of_stages_are_saved_as_they_were_made(init: str, tmp_path: Path) -> None:
     model, batch = ENTRIES[STAGED[0]].make()
@@ -402,7 +446,7 @@ def test_tokens_of_another_models_tokenizer_are_named() -> None:
 def test_without_a_weight_at_the_last_depth_it_still_teaches() -> None:
     model, batch = ENTRIES[LLAMA].make()
     model.eval()
-    ids = {"input_ids": batch["input_ids"]}
+    ids = {"input_ids": batch["input_ids"].clamp(min=2)}  # no padding
     goal = ed.ladder([1], early=1.0, final=0.0).distilled(labels=False)
     with pytest.warns(UserWarning, match=r"the last depth \(4\) has weight 0"):
         found = ed.EveryDepth(model, goal)(**ids)
