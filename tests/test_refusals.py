@@ -563,7 +563,7 @@ CASES: dict[str, Case] = {
     "labels that are shifted already": (
         lambda m: ed.trace(
             writer(m),
-            {"input_ids": (i := torch.arange(20)[None])[:, :-1], "labels": i[:, 1:]},
+            {"input_ids": (i := torch.arange(1, 20)[None])[:, :-1], "labels": i[:, 1:]},
             ["loss"],
             **QUIET,
         ),

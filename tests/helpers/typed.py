@@ -25,8 +25,8 @@ HOT = (
 )
 """Modules whose functions run several times for every operation of a model or simulated token."""
 
-# By torch and contextlib: a test could not put the checked one in its place.
-_WRAPPED = ("__torch_dispatch__", "recording")
+# By torch, contextlib and functools: a test could not put the checked one in its place.
+_WRAPPED = ("__torch_dispatch__", "recording", "_computed")
 
 hot: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Their functions, with what checks each."""

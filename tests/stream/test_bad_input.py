@@ -158,7 +158,7 @@ def test_a_model_that_never_runs_says_what_the_likeliest_batch_met() -> None:
         num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
     )  # fmt: skip
     model = hf.ViTForImageClassification(config)
-    model.config.return_dict = False  # which its own forward cannot do
-    said = r"does not run .*\('tuple' object has no attribute .*; if it runs on yours, pass one: "
+    model.classifier = nn.Linear(9, 3)  # of another width
+    said = r"does not run .*shapes cannot be multiplied .*; if it runs on yours, pass one: "
     with pytest.raises(UnsupportedModelError, match=said):
         ed.as_stream(model)

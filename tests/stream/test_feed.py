@@ -294,7 +294,7 @@ def test_the_bar_is_shown_on_a_terminal_only_and_items_pass_through(
     assert capsys.readouterr() == ("", "")
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=80)
-    monkeypatch.setattr("rich.console.Console", lambda **_: terminal)
+    monkeypatch.setattr("everydepth.progress.Console", lambda **_: terminal)
     assert list(shown(range(3), "work", total=3)) == [0, 1, 2]
     assert "work" in screen.getvalue()
     assert "3/3" in screen.getvalue()
