@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import pickle
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.tracking import GeneralTracker
+from rich.console import Console
 from tests.helpers.training import digits, gpt2, mlp, net, points, same, vit, weights
 from tests.zoo import CAUSAL
 from torch import Tensor, nn
@@ -47,7 +49,7 @@ from everydepth.training import (
     processes,
 )
 from everydepth.training.cost import cost_of
-from everydepth.training.progress import shown_depths
+from everydepth.training.progress import Display, shown_depths
 
 QUIET: dict[str, Any] = {"progress": False}
 
@@ -847,6 +849,21 @@ def test_an_error_that_names_a_depth_travels_between_processes() -> None:
 )
 def test_progress_shows_a_shallow_a_middle_and_the_last_depth(depth: int, shown: list[int]) -> None:
     assert shown_depths(depth) == shown
+
+
+def test_the_bar_and_its_figures_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr("everydepth.training.progress.Console", lambda **_: terminal)
+    with Display(30, 120_000, enabled=True) as display:
+        display.step(50_000, 11, {7: 2.303, 15: 1.25, 30: 0.875})
+        display.validated({"accuracy": (0.125,) * 30})
+        display.progress.refresh()
+        lines = [str(line) for line in terminal.render_lines(display.progress.get_renderable())]
+    assert "50000/120000" in screen.getvalue()
+    assert "left" in screen.getvalue()
+    assert "7 2.303  15 1.250  30 0.875  accuracy 0.125 0.125 0.125" in screen.getvalue()
+    assert len(lines) == 2
 
 
 def test_the_cost_of_a_step_counts_weights_gradients_optimizer_and_activations() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -14,6 +14,17 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
+
+
+class _Bar(Progress):
+    """A bar with a line of figures below it."""
+
+    figures = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield Text.from_markup(self.figures, overflow="ellipsis")
 
 
 class Display:
@@ -24,12 +35,10 @@ class Display:
         self.depth = depth
         console = Console(stderr=True)
         self.enabled = enabled and console.is_terminal
-        self.progress = Progress(
+        self.progress = _Bar(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[losses]}"),
-            TextColumn("[green]{task.fields[valid]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
@@ -37,10 +46,9 @@ class Display:
             disable=not self.enabled,
             expand=True,
         )
-        self.task: TaskID = self.progress.add_task(
-            "training", total=total, completed=start, losses="", valid=""
-        )
+        self.task: TaskID = self.progress.add_task("training", total=total, completed=start)
         self.losses: dict[int, float] = {}
+        self._valid = ""
 
     def __enter__(self) -> Display:
         self.progress.start()
@@ -54,19 +62,18 @@ class Display:
             return
         # A curriculum does not supervise all depths at every step: keep each one's last loss.
         self.losses |= losses
-        text = "  ".join(
-            f"[dim]depth {depth}[/] {self.losses[depth]:.3f}"
-            for depth in self.shown
-            if depth in self.losses
-        )
-        self.progress.update(
-            self.task, completed=step, description=f"epoch {epoch + 1}", losses=text
-        )
+        self.progress.update(self.task, completed=step, description=f"epoch {epoch + 1}")
+        self._write()
 
     def validated(self, scores: Mapping[str, tuple[float, ...]]) -> None:
         name = next(n for n in ("accuracy", "perplexity", "loss") if n in scores)
         values = " ".join(f"{scores[name][depth - 1]:.3f}" for depth in self.shown)
-        self.progress.update(self.task, valid=f"{name} {values}")
+        self._valid = f"  [green]{name} {values}[/]"
+        self._write()
+
+    def _write(self) -> None:
+        losses = (f"{k} {self.losses[k]:.3f}" for k in self.shown if k in self.losses)
+        self.progress.figures = f"[dim]loss at depth[/] {'  '.join(losses)}{self._valid}"
 
 
 def shown_depths(depth: int) -> list[int]:
