@@ -117,7 +117,10 @@ def test_an_interrupted_run_ends_its_step_says_so_and_goes_on_from_there(
     with pytest.raises(leaves):
         ed.fit(net(), points(), steps=9, run=run, callbacks=[Signal(number, 4)], **QUIET)
     assert signal.getsignal(number) is before
-    expected = f"{number.name} at step 4 of 9: saved a checkpoint in {run}; continue with resume\n"
+    expected = (
+        f"{number.name} at step 4 of 9: saved a checkpoint in {run}; continue with resume=True, or "
+        "--resume on the command line\n"
+    )
     assert capsys.readouterr().err == expected
     resumed, plain = net(), net()
     more = [Signal(number, 99)]

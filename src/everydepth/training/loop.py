@@ -507,7 +507,8 @@ class Training:
         name = signal.Signals(number).name
         kept = "without run=, nothing was saved"
         if self.run is not None:
-            kept = f"saved a checkpoint in {self.run.path}; continue with resume"
+            kept = f"saved a checkpoint in {self.run.path}; continue with "
+            kept += "resume=True, or --resume on the command line"
         message = f"{name} at step {self.step} of {self.total_steps}: {kept}"
         if self.accelerator.is_main_process:
             print(message, file=sys.stderr)
