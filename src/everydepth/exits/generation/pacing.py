@@ -30,7 +30,8 @@ AHEAD = 8  # further drafts to consider: a second one may pay off only with a th
 HOPED = 0.75  # the chance of a draft before any is known: high, so that drafts are tried
 DOUBT = 2.0  # drafts that this hope counts for
 MEMORY = 64  # recent drafts that count
-PROVEN = 8  # drafts judged before they are known to pay off
+PROVEN = 16  # plain steps' time before drafts are known to pay off
+UNEVEN = 0.25  # what rows of different lengths may add to every later plain step
 FADING = 512  # plain steps after which bad experience counts half, and drafts are tried again
 
 
@@ -103,6 +104,10 @@ class Experience:
     """Recent drafts that were judged, those that were right, and the sum of their confidences."""
     idle: int = 0
     """Plain steps since the last draft."""
+    gained: float = 0.0
+    over: float = 0.0
+    """What drafts would gain if each row kept its own, and over how many tokens of plain steps and
+    rounds, both in plain steps; the latest count most."""
 
     def of(self, rows: int) -> Costs:
         """The costs for this many rows; at first those for a few more rows, if known."""
@@ -114,7 +119,7 @@ class Experience:
     @property
     def lasting(self) -> bool:
         """Whether the last text was drafted to its end."""
-        return self.judged >= PROVEN and self.idle == 0
+        return self.over >= PROVEN and self.idle == 0
 
     @property
     def usual(self) -> float:
@@ -127,6 +132,12 @@ class Experience:
             return confidence
         mean = self.sure / self.judged
         return min(1.0, self.usual * confidence / mean)
+
+    def went_on(self, gained: float, tokens: float) -> None:
+        """Add a plain step or a round."""
+        kept = 1 - 1 / MEMORY
+        self.gained = self.gained * kept + gained
+        self.over = self.over * kept + tokens
 
     def learn(self, right: bool, confidence: float) -> None:
         kept = 1 - 1 / MEMORY
@@ -269,8 +280,10 @@ class Pace:
 
     @property
     def pays(self) -> bool:
-        """Whether drafts are known to pay off."""
-        return self._always or (self.known.judged >= PROVEN and self.rate() > 1)
+        """Whether drafts are known to pay off, even if every plain step takes longer from now on:
+        rows of different lengths need a mask."""
+        known = self.known
+        return self._always or (known.over >= PROVEN and known.gained > UNEVEN * known.over)
 
     @property
     def worst(self) -> float:
@@ -290,6 +303,8 @@ class Pace:
             return False
         drafts = self.worst <= self._ledger.left - kept and self.rate(first) > 1
         self.known.idle = 0 if drafts else self.known.idle + 1
+        if not drafts:
+            self.known.went_on(0.0, 1.0)
         return drafts
 
     def _worst(self, drafts: int) -> float:
@@ -358,6 +373,8 @@ class Pace:
                 # Without any confidence it was none: the row only kept the others company.
                 if self._confidence[i][row]:
                     self.known.learn(i < count, self._confidence[i][row])
-        tokens = 1 + sum(accepted) / max(1, len(accepted)) if gained is None else float(gained)
+        mean = 1 + sum(accepted) / max(1, len(accepted))
+        self.known.went_on(mean - self._ledger.steps(sum(drafting) + verifying), mean)
+        tokens = mean if gained is None else float(gained)
         self._ledger.learn(tokens, sum(drafting) + verifying)
         self._rounds += 1
