@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from everydepth.cli.generate import _summary  # pyright: ignore[reportPrivateUsage]
+from everydepth.cli.loading import load_to_run
 from everydepth.cli.main import build_app
 from everydepth.errors import DepthError, UnsupportedModelError
 from everydepth.exits.generation import generate
@@ -111,3 +112,14 @@ def test_a_model_that_does_not_write_is_refused_before_its_tokenizer(tmp_path: P
     result = run(str(tmp_path), "-p", "one")
     assert isinstance(result.exception, UnsupportedModelError)
     assert "predicts classification, not the next token" in str(result.exception)
+
+
+def test_float16_runs_in_float32_on_a_cpu(folder: Path, tmp_path: Path) -> None:
+    hf.LlamaForCausalLM.from_pretrained(folder).half().save_pretrained(tmp_path)
+    hf.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    found = load_to_run(str(tmp_path))
+    assert {p.dtype for p in found.parameters()} == {torch.float32}
+    said = run(str(tmp_path), "-p", "one two", "-n", "8")
+    whole = hf.LlamaForCausalLM.from_pretrained(tmp_path).float()
+    alone = generate(whole, [0, 1], max_new_tokens=8).sequences[0].tolist()
+    assert said.stdout == " ".join(WORDS[token] for token in alone) + "\n"

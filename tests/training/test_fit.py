@@ -954,6 +954,10 @@ def test_an_optimizer_that_fit_cannot_use_is_refused() -> None:
     closed = net()
     with pytest.raises(SettingError, match="LBFGS computes the loss several times per step"):
         ed.fit(closed, points(), steps=1, optimizer=LBFGS(closed.parameters()), **QUIET)
+    with pytest.raises(
+        SettingError, match=r"would learn are float16, .*call model.float\(\) first"
+    ):
+        ed.fit(net().half(), points(), steps=1, **QUIET)
 
 
 @pytest.mark.parametrize("kind", [float, torch.tensor])

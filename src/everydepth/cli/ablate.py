@@ -7,6 +7,7 @@ from typing import Annotated
 
 from everydepth.ablations.config import AblateConfig
 from everydepth.cli.configs import Defaults
+from everydepth.cli.loading import load_to_run
 from everydepth.cli.options import Model, NewRun, Source, Split
 from everydepth.cli.showing import check_new, keep, show
 from everydepth.config import plain
@@ -26,11 +27,10 @@ def ablate(
     from rich.console import Console
 
     from everydepth.ablations import ablate as measure
-    from everydepth.exits.load import load as load_model
 
     check_new(run)
     console = Console()
-    network = load_model(model)
+    network = load_to_run(model)
     rows = source.batches(model, network, split=split, batch_size=asked.batch_size or 32)
     # The rows are batches already.
     found = measure(source.stream(network), rows, config=replace(asked, batch_size=None))

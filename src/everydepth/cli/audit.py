@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from everydepth.cli.configs import Defaults
+from everydepth.cli.loading import load_to_run
 from everydepth.cli.options import Model, NewRun, Rows
 from everydepth.cli.showing import check_new, keep, show_table
 
@@ -30,11 +31,10 @@ def audit(
     from rich.console import Console
 
     from everydepth.ablations import audit as judge
-    from everydepth.exits.load import load as load_model
 
     check_new(run)
     console = Console()
-    network = load_model(model)
+    network = load_to_run(model)
     found = judge(rows.stream(network), rows.load(model, network), held_out=held_out)
     show_table(found.table(top=top), console)
     keep(found, run, {"model": model, **rows.asked(), "held_out": held_out}, console)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from everydepth.cli.loading import load_to_run
 from everydepth.cli.options import Device, Model
 from everydepth.environment import usable_device
 
@@ -61,11 +62,10 @@ def generate(
     from everydepth.exits.generation import generate as decode
     from everydepth.exits.generation.request import check_model
     from everydepth.exits.generation.text import TextStream
-    from everydepth.exits.load import load as load_model
     from everydepth.exits.load import load_tokenizer
     from everydepth.stream import as_stream
 
-    network: Any = load_model(model).to(usable_device(device or "cpu"))
+    network: Any = load_to_run(model, device).to(usable_device(device or "cpu"))
     check_model(as_stream(network))
     tokenizer = load_tokenizer(model)
     ids = [tokenizer(text)["input_ids"] for text in prompt]

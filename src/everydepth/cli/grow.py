@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from everydepth.cli.loading import load_to_run
 from everydepth.cli.options import Model, Source
 from everydepth.cli.showing import check_new, keep, show
 from everydepth.errors import SettingError
@@ -39,13 +40,12 @@ def grow(
     """
     from rich.console import Console
 
-    from everydepth.exits.load import load as load_model
     from everydepth.growth import grow as grow_model
     from everydepth.growth import score
 
     if score_only:
         check_new(run)
-    network = load_model(model)
+    network = load_to_run(model, learns=not score_only)
     console = Console()
 
     def batches(part: str) -> list[object]:

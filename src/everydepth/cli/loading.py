@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from everydepth.environment import usable_device
 from everydepth.errors import DataError, SettingError
 
 if TYPE_CHECKING:
@@ -40,6 +41,22 @@ class Columns:
         if len(words) == 1 or (label is not None and len(words) == 2):
             return Columns(words[0], self.pair or (*words, None)[1], label)
         return None
+
+
+def load_to_run(source: str, device: str | None = None, *, learns: bool = False) -> PreTrainedModel:
+    """A model in the arithmetic it can run in: float16 becomes float32 to learn, and on a CPU,
+    which takes several times as long with it."""
+    import torch
+
+    from everydepth.exits.load import load
+    from everydepth.progress import say
+
+    network = load(source)
+    slow = usable_device(device or "cpu").type == "cpu"
+    if (learns or slow) and any(p.dtype == torch.float16 for p in network.parameters()):
+        say(f"{source} is in float16; it {'learns' if learns else 'runs'} in float32 here")
+        network = network.float()
+    return network
 
 
 def load_data(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from everydepth.cli.loading import load_to_run
 from everydepth.cli.options import Device, Model, OwnRun, Rows
 from everydepth.cli.showing import keep, place_for, show
 
@@ -41,13 +42,12 @@ def trace(
     """
     from rich.console import Console
 
-    from everydepth.exits.load import load as load_model
     from everydepth.exits.load import load_tokenizer
     from everydepth.stream import as_stream
     from everydepth.tracing import trace as measure
     from everydepth.tracing.parameters import parameters_by_depth
 
-    network = load_model(model)
+    network = load_to_run(model, device)
     batches, stream = rows.load(model, network), rows.stream(network)
     asked = {
         "model": model,

@@ -11,7 +11,7 @@ import typer
 
 from everydepth import objectives
 from everydepth.cli.configs import Defaults
-from everydepth.cli.loading import preprocessor_file
+from everydepth.cli.loading import load_to_run, preprocessor_file
 from everydepth.cli.options import Source
 from everydepth.cli.presets import PRESETS, Facts
 from everydepth.cli.showing import show
@@ -120,12 +120,11 @@ def _model(
 ) -> tuple[PreTrainedModel, str]:
     """The network in training mode, and the location of its tokenizer or preprocessor."""
     from everydepth.data.byte_tokens import byte_tokenizer
-    from everydepth.exits.load import load as load_model
 
     if name not in PRESETS:
         if blocks is not None:
             raise SettingError(f"--blocks is for presets ({', '.join(PRESETS)}), not for {name!r}")
-        return load_model(name).train(), name
+        return load_to_run(name, learns=True).train(), name
     facts = Facts.of(source.read("train"))
     network = PRESETS[name](name, facts, blocks)
     if facts.text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
@@ -16,6 +17,12 @@ def optimizer_of(
 
     By name, parameters with fewer than two dimensions (biases and norms) get no weight decay.
     """
+    half = sum(p.requires_grad and p.dtype == torch.float16 for p in net.parameters())
+    if half:
+        raise SettingError(
+            f"{half} parameters that would learn are float16, in which small gradients and steps "
+            'vanish; call model.float() first, and use precision="bf16" for speed'
+        )
     if isinstance(optimizer, Optimizer):
         if lr is not None or weight_decay is not None:
             raise SettingError(
