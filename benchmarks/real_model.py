@@ -196,12 +196,14 @@ def _decoded(model: Any, batches: list[Tensor], new: int) -> dict[str, Any]:
     theirs: dict[str, Any] = {"eos_token_id": -1, "do_sample": False, "pad_token_id": 0}
     theirs |= {"max_new_tokens": new}
     ways: dict[str, Callable[[Tensor], Any]] = {
-        "transformers": lambda ids: plain.generate(ids, **theirs),
+        "transformers": lambda ids: plain.generate(
+            ids, attention_mask=torch.ones_like(ids), **theirs
+        ),
         "plain": lambda ids: ed.generate(model, ids, max_new_tokens=new, eos_token_id=()),
     }
     if len(batches[0]) == 1:  # it takes no more rows
         ways["transformers, prompt lookup"] = lambda ids: plain.generate(
-            ids, prompt_lookup_num_tokens=LOOKED_UP, **theirs
+            ids, attention_mask=torch.ones_like(ids), prompt_lookup_num_tokens=LOOKED_UP, **theirs
         )
     balconies = sorted(ed.as_stream(model).exits)[:2]
     for k in (0, *balconies, *((0, k) for k in balconies)):

@@ -244,7 +244,7 @@ class TextTeam(DraftTeam):
             return {}
         found = Lookup([course.text for course in ready], most)
         first = mean(map(self._pace.known.chance, found.confidence(0)))
-        if first == 0 or not self._pace.drafts(first):
+        if not self._pace.drafts(first):
             return {}
         self._members = ready
         self._pace.begin(len(ready))

@@ -263,6 +263,8 @@ class Pace:
 
         first: the chance of the first draft; None: the usual one.
         """
+        if first == 0:
+            return 0.0
         faded = 0.5 ** (self.known.idle / FADING)
         usual, costs = self.known.usual, self._costs
         if self._always and not costs.longest:
@@ -297,7 +299,7 @@ class Pace:
         kept: what the ledger keeps for others.
         """
         if self._always:
-            return True
+            return first != 0
         if len(self._ledger.plain) < TRUSTED or self._rounds >= REMEASURED:
             self._rounds = 0
             return False

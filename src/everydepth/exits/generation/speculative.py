@@ -256,10 +256,13 @@ class Drafters:
         start = clock()
         for drafter in self._drafters:
             drafter.look(out)
-        able = [d for d in self._drafters if d.first != 0]
-        best = max(able, key=lambda d: d.pace.rate(d.first), default=None)
+        best, kept = self._drafters[0], 0.0
+        if len(self._drafters) > 1:
+            best = max(self._drafters, key=lambda d: d.pace.rate(d.first))
+            kept = self._kept(best)
+        drafts = best.pace.drafts(best.first, kept)
         self.ledger.charge(clock() - start)
-        if best is None or not best.pace.drafts(best.first, self._kept(best)):
+        if not drafts:
             return None
         if best in self._ahead:
             start = clock()
