@@ -89,6 +89,17 @@ def test_several_prompts_are_printed_one_a_line(folder: Path) -> None:
     assert result.stdout == expected(folder, "one two", 6) + expected(folder, "five", 6)
 
 
+def test_without_a_seed_the_one_that_was_drawn_is_said_and_repeats_the_sample(
+    folder: Path,
+) -> None:
+    before = torch.get_rng_state()
+    drawn = run(str(folder), "-p", "one", "-n", "12", "--sample")
+    assert torch.equal(torch.get_rng_state(), before)
+    seed = drawn.stderr.rsplit("--seed ", 1)[1].strip()
+    again = run(str(folder), "-p", "one", "-n", "12", "--sample", "--seed", seed)
+    assert again.stdout == drawn.stdout
+
+
 def test_a_seed_prints_the_same_sample_again(folder: Path) -> None:
     arguments = (str(folder), "-p", "one", "-n", "12", "--sample", "--top-k", "5", "--seed")
     assert run(*arguments, "1").stdout == run(*arguments, "1").stdout != run(*arguments, "2").stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,7 +51,9 @@ def generate(
         float | None,
         typer.Option(help="With --sample: only from the most likely tokens, up to this total."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="With --sample: makes it repeatable.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="With --sample: makes it repeatable (default: a new one).")
+    ] = None,
     device: Device = None,
 ) -> None:
     """Continue a text with a language model at any depth, or faster by drafting.
@@ -77,6 +80,8 @@ def generate(
         _say("".join(waiting) + growing.add(new))
         waiting.clear()
 
+    if sample and seed is None:
+        seed = secrets.randbits(32)
     said = decode(
         network,
         ids,
@@ -96,7 +101,7 @@ def generate(
     else:
         for row, new in zip(ids, said.tokens, strict=True):
             typer.echo(tokenizer.decode(row + new, skip_special_tokens=True))
-    typer.echo(_summary(said.stats, drafting=bool(draft_depth)), err=True)
+    typer.echo(_summary(said.stats, drafting=bool(draft_depth), seed=seed), err=True)
 
 
 def _say(text: str) -> None:
@@ -104,7 +109,7 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _summary(stats: GenerationStats, *, drafting: bool) -> str:
+def _summary(stats: GenerationStats, *, drafting: bool, seed: int | None = None) -> str:
     plural = "" if stats.tokens == 1 else "s"
     parts = [f"{stats.tokens} token{plural}, {stats.tokens_per_second:.0f} tokens/s"]
     if stats.acceptance is not None:
@@ -112,4 +117,6 @@ def _summary(stats: GenerationStats, *, drafting: bool) -> str:
         parts.append(f"{stats.mean_draft_length:.1f} tokens per draft")
     elif drafting:
         parts.append("not drafted, since drafting would have been slower (see --draft-always)")
+    if seed is not None:
+        parts.append(f"--seed {seed}")
     return "; ".join(parts)
