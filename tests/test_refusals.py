@@ -272,6 +272,16 @@ CASES: dict[str, Case] = {
         RunError,
         "does not hold the result of a cell; delete it to do the cell again",
     ),
+    "a cell of a sweep with another figure": (
+        lambda m: damaged_cell({"cell": {"a": 1}, "result": {"b": 2}, "checksum": "0"}),
+        RunError,
+        "is damaged: its checksum differs; delete it to do the cell again",
+    ),
+    "the seconds of a provenance in words": (
+        lambda m: ed.results.provenance(seconds="1"),
+        SettingError,
+        "seconds='1'",
+    ),
     "a cell of a sweep that is a list": (
         lambda m: damaged_cell([]),
         RunError,

@@ -288,6 +288,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+@checked
 def provenance(
     *,
     model: str = "",

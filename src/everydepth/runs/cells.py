@@ -76,7 +76,15 @@ def _saved(file: Path) -> dict[str, Any]:
     result = content.get("result") if isinstance(content, dict) else None
     if not isinstance(result, dict):
         raise RunError(f"{file} does not hold the result of a cell; delete it to do the cell again")
+    found = cast(dict[str, Any], content)
+    # Version 0.1.0 wrote none.
+    if "checksum" in found and found["checksum"] != _checksum(found["cell"], result):
+        raise RunError(f"{file} is damaged: its checksum differs; delete it to do the cell again")
     return cast(dict[str, Any], result)
+
+
+def _checksum(cell: Any, result: Any) -> str:
+    return hashlib.sha256(json.dumps([cell, result], sort_keys=True).encode()).hexdigest()
 
 
 def run_cells(
@@ -119,7 +127,7 @@ def run_cells(
                     continue
                 outcome.results[key] = result
                 if run is not None and is_main():
-                    done = {"cell": cell, "result": result}
+                    done = {"cell": cell, "result": result, "checksum": _checksum(cell, result)}
                     with run.writing("a cell could not be saved"):
                         write_json(run.path / "cells" / f"{key}.json", done)
     except (Exception, KeyboardInterrupt) as error:
