@@ -29,7 +29,7 @@ from unittest.mock import patch
 
 import torch
 import transformers
-from record import SMOKE, record_times, recorded_times, sized
+from record import SMOKE, machine, record_times, recorded_times, sized
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -316,6 +316,8 @@ def main() -> None:
 def _add(model: str, part: str, found: dict[str, Any]) -> None:
     """Beside what was recorded of other parts and models."""
     models: dict[str, Any] = recorded_times("real_model").get("models", {})
+    here = machine()  # parts recorded earlier may be of another one with the same name
+    found["recorded"] = {"date": here["date"], "processor": here["processor"]}
     models.setdefault(model, {})[part] = found
     record_times("real_model", {"wanted": WANTED, "models": models})
 
