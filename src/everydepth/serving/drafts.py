@@ -93,14 +93,7 @@ class DraftTeam(Team):
         return self._begun(ready)
 
     def see(self, depth: int, asked: Sequence[Asked]) -> list[Said | None]:
-        # Rows change their places in the batch as others leave, but drafts keep their order.
-        order = {course: i for i, course in enumerate(self._members)}
-        members = sorted(
-            (one for one in asked if one.course in order), key=lambda one: order[one.course]
-        )
-        if depth == self.depth:
-            told = self._drafted([one.h for one in members], min(one.remaining for one in asked))
-            return [told[order[one.course]] for one in asked]
+        members = self._in_order(asked)
         said: dict[Course, Said] = {}
         plain = [one for one in asked if not self.drafting(one.course)]
         if members:
@@ -119,10 +112,6 @@ class DraftTeam(Team):
     def _begun(self, ready: Sequence[Drafting]) -> Mapping[Course, Sequence[int]]:
         """`begin` for these rows, which have read their prompts."""
 
-    def _drafted(self, states: Sequence[Tensor], most: int) -> list[Said | None]:
-        """`see` at the depth that drafts, for the rows that take part."""
-        raise NotImplementedError(f"depth {self.depth} has no readout to draft with")
-
     def _learn(self, judged: list[int], following: Tensor, logits: Tensor) -> None:
         """Learn from a round. judged: how many drafts of each row were right."""
         if judged:
@@ -132,6 +121,13 @@ class DraftTeam(Team):
         self._members, self._drafts, self._took = (), [], []
 
     # -- internal ---------------------------------------------------------------------------------
+
+    def _in_order(self, asked: Sequence[Asked]) -> list[Asked]:
+        """The rows that take part. They change their places in the batch as others leave, but
+        drafts keep their order."""
+        order = {course: i for i, course in enumerate(self._members)}
+        members = (one for one in asked if one.course in order)
+        return sorted(members, key=lambda one: order[one.course])
 
     def _plain(self, one: Asked) -> Said:
         course = one.course
@@ -198,6 +194,14 @@ class DepthTeam(DraftTeam):
             if not kept:
                 self._over()
         return {}
+
+    def see(self, depth: int, asked: Sequence[Asked]) -> list[Said | None]:
+        if depth == self.top:
+            return super().see(depth, asked)
+        members = self._in_order(asked)
+        told = self._drafted([one.h for one in members], min(one.remaining for one in asked))
+        said = dict(zip((one.course for one in members), told, strict=True))
+        return [said[one.course] for one in asked]
 
     def _prepare(self, courses: Sequence[Drafting]) -> None:
         """Show the head the prompts; drafts pay for that, and a text without drafts does not."""
