@@ -58,7 +58,7 @@ def generate(
 ) -> None:
     """Continue a text with a language model at any depth, or faster by drafting.
 
-    $ everydepth generate MODEL -p "Once upon a time" --draft-depth 0 --draft-depth 2
+    $ everydepth generate MODEL -p "Once upon a time" --draft-depth 0
 
     The text goes to standard output as it is written, its speed to standard error.
     """
