@@ -282,6 +282,16 @@ CASES: dict[str, Case] = {
         SettingError,
         "seconds='1'",
     ),
+    "a cell of a sweep whose settings are gone": (
+        lambda m: damaged_cell({"cfll": {"a": 1}, "result": {"b": 2}, "checksum": "0"}),
+        RunError,
+        "is damaged: its checksum differs; delete it to do the cell again",
+    ),
+    "a curve without series": (
+        lambda m: ed.results.curve("c", [1, 2], {}, kind="histogram"),
+        DataError,
+        "c: y is an empty mapping; give the values of one series or more",
+    ),
     "a cell of a sweep that is a list": (
         lambda m: damaged_cell([]),
         RunError,

@@ -242,6 +242,10 @@ def test_a_gap_and_an_unknown_backend_are_errors() -> None:
         figure(words)
 
 
+def test_a_grid_that_is_a_gap_says_why() -> None:
+    assert str(gap("token_grid", "grid", "no text")).splitlines() == ["Token grid", "no text"]
+
+
 def test_a_gap_among_runs_is_left_out() -> None:
     runs = {"a": gap("loss", "curve", "no labels"), "b": ONE["loss"], "c": ONE["loss"]}
     assert only(runs).names == {"b", "c"}

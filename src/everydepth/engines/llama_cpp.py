@@ -108,7 +108,8 @@ def gap(found: list[list[Step]], expected: list[list[Step]]) -> float:
 
 
 def _step(found: dict[str, Any]) -> Step:
-    top = {int(token): float(logprob) for token, logprob in found["top"]}
+    # JSON has no NaN: it arrives as None.
+    top = {int(t): float("nan" if logprob is None else logprob) for t, logprob in found["top"]}
     if not all(map(isfinite, top.values())):
         raise ExportError("llama.cpp computes probabilities that are not finite")
     return Step(token=int(found["token"]), top=top)

@@ -105,17 +105,16 @@ def load_tokenizer(source: str | Path, *, trusted: bool = True) -> PreTrainedTok
 
     folder = model_folder(source)
     if trusted:
-        try:
-            # Without it, transformers would ask at the terminal whether to run the model's code.
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise DataError(
-                f"{folder!r} has no tokenizer ({first}); save one next to the "
-                "model with tokenizer.save_pretrained"
-            ) from error
-        except Exception as error:  # the parser raises nothing more specific
-            raise _unreadable(folder, error) from error
+        with _parsing(folder):
+            try:
+                # Else transformers would ask at the terminal whether to run the model's code.
+                return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            except (OSError, ValueError) as error:
+                first = (str(error).splitlines() or [type(error).__name__])[0]
+                raise DataError(
+                    f"{folder!r} has no tokenizer ({first}); save one next to the "
+                    "model with tokenizer.save_pretrained"
+                ) from error
     file = check_inside(Path(folder), Path(source)) / "tokenizer.json"
     if not file.is_file():
         raise DataError(
@@ -123,16 +122,24 @@ def load_tokenizer(source: str | Path, *, trusted: bool = True) -> PreTrainedTok
             "tokenizer.save_pretrained"
         )
     read_json(file)  # raises our own error if it is not JSON
-    try:
+    with _parsing(file):
         return PreTrainedTokenizerFast(tokenizer_file=str(file))
-    except Exception as error:
-        raise _unreadable(file, error) from error
 
 
-def _unreadable(source: str | Path, error: Exception) -> DataError:
-    return DataError(
-        f"{source} is not a tokenizer ({error}); save the tokenizer again with save_pretrained"
-    )
+@contextmanager
+def _parsing(source: str | Path) -> Generator[None, None, None]:
+    """Put into words what the parser of tokenizers raises, which is nothing specific."""
+    try:
+        yield
+    except EveryDepthError:
+        raise
+    except BaseException as error:
+        # What it panics at is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(
+            f"{source} is not a tokenizer ({error}); save the tokenizer again with save_pretrained"
+        ) from error
 
 
 def model_folder(source: str | Path) -> str:

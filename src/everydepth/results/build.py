@@ -39,6 +39,8 @@ def curve(
     (('value',), ['depth', 'value', 'value_high', 'value_low'])
     """
     several = dict(y) if isinstance(y, Mapping) else {"value": y}
+    if not several:
+        raise DataError(f"{name}: y is an empty mapping; give the values of one series or more")
     arrays = {axis: np.array(as_array(x))} | {
         key: defined(as_array(values)) for key, values in several.items()
     }

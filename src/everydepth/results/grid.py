@@ -20,6 +20,9 @@ def grid_lines(result: Result, width: int | None = None) -> Iterator[str]:
     """
     width = get_terminal_size((WIDTH, 24)).columns if width is None else width
     yield result.title
+    if result.is_gap:
+        yield result.note or "not measured"
+        return
     tokens = [_shown(token) for token in result.arrays["tokens"].tolist()]
     rows = [[_shown(cell) for cell in row] for row in result.arrays["text"].tolist()]
     depths = [str(depth) for depth in result.x().tolist()]

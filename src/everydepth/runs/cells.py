@@ -78,7 +78,7 @@ def _saved(file: Path) -> dict[str, Any]:
         raise RunError(f"{file} does not hold the result of a cell; delete it to do the cell again")
     found = cast(dict[str, Any], content)
     # Version 0.1.0 wrote none.
-    if "checksum" in found and found["checksum"] != _checksum(found["cell"], result):
+    if "checksum" in found and found["checksum"] != _checksum(found.get("cell"), result):
         raise RunError(f"{file} is damaged: its checksum differs; delete it to do the cell again")
     return cast(dict[str, Any], result)
 
