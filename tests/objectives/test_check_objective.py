@@ -29,6 +29,15 @@ def test_every_objective_trains_every_block_and_the_head(name: str, kind: str) -
     assert report.ok, str(report)
 
 
+def test_dropout_draws_from_random_numbers_that_are_put_back() -> None:
+    net, batch = make("Bert-MaskedLM", ed.lpa())
+    net.train()
+    assert any(m.p > 0 for m in net.modules() if isinstance(m, nn.Dropout))
+    before = torch.get_rng_state()
+    ed.check_objective(net, batch)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("kind", KINDS[2:])
 @pytest.mark.parametrize("name", ["lpa-sampled", "layerskip", "multi_classifier-kl"])
 def test_so_do_they_in_other_families(name: str, kind: str) -> None:

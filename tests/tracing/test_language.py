@@ -59,7 +59,7 @@ def test_the_grids_last_row_writes_the_continuation(tokenizer: Any) -> None:
 def test_text_at_the_last_depth_with_a_tiny_nucleus_is_greedy(tokenizer: Any) -> None:
     model = samples.gpt2()
     found = ed.text_at_depth(
-        model, tokenizer, ["w3 w5", "w7"], new_tokens=6, nucleus=1e-6, depths_wanted=[2, 3]
+        model, tokenizer, ["w3 w5", "w7"], new_tokens=6, nucleus=1e-300, depths_wanted=[2, 3]
     )
     for text, prompt in zip(found.arrays["text"][1], ("w3 w5", "w7"), strict=True):
         ids = torch.tensor([tokenizer.encode(prompt)])

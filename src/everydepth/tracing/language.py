@@ -250,9 +250,10 @@ def _greedy(logits: Tensor) -> Tensor:
 def _nucleus(share: float, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
     def pick(logits: Tensor) -> Tensor:
         chance, token = logits.softmax(-1).sort(-1, descending=True)
-        # Keep tokens until the share is reached; always at least the first.
-        before = chance.cumsum(-1) - chance
-        kept = torch.where(before < share, chance, 0)
+        # Keep tokens until the share is reached; in float32, a tiny share is 0.
+        kept = chance.cumsum(-1) - chance < share
+        kept[..., 0] = True
+        kept = torch.where(kept, chance, 0)
         drawn = torch.multinomial(kept.cpu(), 1, generator=generator).to(token.device)
         return token.gather(-1, drawn)[:, 0]
 

@@ -15,6 +15,7 @@ from everydepth.objectives import LayerDropout
 from everydepth.stream import Check, differentiating, unwrapped
 from everydepth.stream.checks import CheckReport
 from everydepth.training.module import EveryDepth
+from everydepth.training.snapshot import kept_random_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +67,11 @@ def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveRepor
     for step in steps:
         net.set_progress(step, cycle)
         net.zero_grad()
-        with differentiating():
+        with differentiating(), kept_random_state():  # dropout draws
             out = net(**batch)
-        assert out.loss is not None
+            assert out.loss is not None
+            out.loss.backward()
         assert out.losses is not None
-        out.loss.backward()
         for name, part in _parts(net).items():
             reached[name] |= any(p.grad is not None and bool(p.grad.any()) for p in part)
         labels = objective.label_weights(weights[step].tolist())
