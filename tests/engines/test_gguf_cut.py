@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import everydepth as ed
 from everydepth.cli.main import build_app
-from everydepth.engines import gguf_cut
+from everydepth.engines import gguf_cut, llama_cpp
 from everydepth.engines.gguf_cut import cut_gguf, ranges, spelled
 from everydepth.engines.gguf_file import GGUF
 from everydepth.errors import (
@@ -273,3 +273,8 @@ def test_a_missing_engine_says_how_to_install_it(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(SettingError, match=r"pip install 'everydepth\[gguf\]'"):
         cut_gguf(model, tmp_path / "out.gguf", depth=1)
+
+
+def test_probabilities_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ExportError, match="computes probabilities that are not finite"):
+        llama_cpp._step({"token": 1, "top": [[1, None]]})  # pyright: ignore[reportPrivateUsage]

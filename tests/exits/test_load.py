@@ -16,7 +16,10 @@ from tests.zoo import ENTRIES, MODELS
 from everydepth.errors import DataError, DepthError, EveryDepthError, UnsupportedModelError
 from everydepth.exits import load
 from everydepth.exits.lazy import LazyTensor, lazy_tensors
-from everydepth.exits.load import model_folder
+from everydepth.exits.load import (
+    _parsing,  # pyright: ignore[reportPrivateUsage]
+    model_folder,
+)
 from everydepth.runs import Run
 from everydepth.stream import as_stream
 from everydepth.tracing import sentence_encoder
@@ -263,3 +266,14 @@ def test_a_name_on_the_hub_is_read_from_its_cache(
     (snapshot / "model.safetensors.index.json").unlink()
     with pytest.raises(DataError, match=r"'me/mine' on the Hugging Face Hub has no model.safet"):
         load("me/mine")
+
+
+def test_a_parser_of_tokenizers_that_panics_is_put_into_words_and_an_interrupt_is_not() -> None:
+    class PanicException(BaseException):
+        """As Rust's panics arrive: no Exception."""
+
+    said = r"words is not a tokenizer \(range end index 9\)"
+    with pytest.raises(DataError, match=said), _parsing("words"):
+        raise PanicException("range end index 9")
+    with pytest.raises(KeyboardInterrupt), _parsing("words"):
+        raise KeyboardInterrupt
