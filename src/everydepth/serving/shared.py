@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from everydepth.errors import BatchError, UnsupportedModelError
+from everydepth.exits.generation.grouped import shared_keys
 from everydepth.exits.generation.rerun import has_slots
 from everydepth.exits.generation.visible import attention_bias, windowed
 from everydepth.serving.cache import RowCache
@@ -204,6 +205,7 @@ class SharedBatch:
         self.cache.release()
 
     @torch.inference_mode()
+    @shared_keys()
     def round(self) -> list[tuple[Row, list[int]]]:
         """Run one round; returns each row's new tokens. Rows that are done have left."""
         said: list[tuple[Row, list[int]]] = []

@@ -15,6 +15,7 @@ from everydepth.errors import NonFiniteError, SettingError, UnsupportedModelErro
 from everydepth.exits.generation import speculative
 from everydepth.exits.generation.answering import answer, answers
 from everydepth.exits.generation.early import agreement, decode_with_exits
+from everydepth.exits.generation.grouped import shared_keys
 from everydepth.exits.generation.output import OnTokens, Output
 from everydepth.exits.generation.packing import PACKED_FROM, packed_maps
 from everydepth.exits.generation.request import (
@@ -202,6 +203,7 @@ def generate(
         stack.enter_context(evaluating(stream))
         stack.enter_context(without_gradients(stream.model))
         stack.enter_context(_with_its_depth(stream, prompt))
+        stack.enter_context(shared_keys())
         if draft_depth is not None and not has_slots(stream, prompt.ids):
             raise UnsupportedModelError(
                 f"draft_depth={draft_depth}, but drafts need a cache of keys and values from which "
