@@ -274,3 +274,11 @@ def test_two_processes_grow_the_same_model(tmp_path_factory: pytest.TempPathFact
     assert first.keys() == second.keys()
     assert all(torch.equal(first[k], second[k]) for k in first)
     assert ed.Run.open(folder / "grown").finished
+
+
+@pytest.mark.parametrize(("grown", "after"), [(False, 1), (True, 3), (True, -1)])
+def test_an_optimizer_is_carried_only_to_the_model_that_was_grown(grown: bool, after: int) -> None:
+    model = mlp()
+    new = ed.as_stream(ed.insert(model, 1) if grown else model)
+    with pytest.raises(SettingError, match=r"has 2 blocks, the grown .* after=.*pass the model"):
+        carried(AdamW(model.parameters()), ed.as_stream(model), new, after)

@@ -9,7 +9,7 @@ from tests.zoo import ENTRIES
 from torch import nn
 
 import everydepth as ed
-from everydepth.errors import EveryDepthError
+from everydepth.errors import BatchError, EveryDepthError
 
 KINDS = ["ViT", "Llama-tied-CausalLM-left", "CifarResNet-post-projection", "Bert-MaskedLM"]
 
@@ -83,3 +83,9 @@ def test_the_report_reads_well() -> None:
     text = str(ed.check_objective(net, batch))
     assert text.startswith("lpa trains every block (cycle of 1 steps, 1 run)")
     assert text.endswith("mean weight of depth 0..4: 0 0.1 0.1 0.1 1")
+
+
+def test_a_batch_of_lists_is_refused() -> None:
+    net, batch = make("ViT", ed.lpa())
+    with pytest.raises(BatchError, match=r"pixel_values is list; pass a tensor"):
+        ed.check_objective(net, {name: value.tolist() for name, value in batch.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tests.zoo import CAUSAL, ENTRIES, MODELS, Entry
 from torch import Tensor, nn
 
 import everydepth as ed
-from everydepth.errors import UnsupportedModelError
+from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 
 
 @pytest.mark.parametrize("entry", MODELS.values(), ids=MODELS)
@@ -153,3 +154,19 @@ def test_kept_blocks_that_would_do_something_else_at_their_new_places_are_refuse
         for place, weight in ((0, 1.0), (1, 1.0), (3, 0.5)):
             h = model.blocks[place](h, weight)
         torch.testing.assert_close(ed.at_depth(model, keep=[1, 2, 4])(x), model.out(h))
+
+
+@pytest.mark.parametrize("wrong", [0, 9, -1])
+@pytest.mark.parametrize("name", ["ViT", "CifarResNet-post-projection"])
+def test_a_stream_cuts_its_model_only_at_depths_it_has(name: str, wrong: int) -> None:
+    stream = ed.as_stream(ENTRIES[name].make()[0])
+    with pytest.raises(DepthError, match=r"use 1 to \d"):
+        stream.truncated(wrong, share=True)
+    with pytest.raises(DepthError, match=r"use 1 to \d"):
+        stream.kept([wrong], share=True)
+
+
+@pytest.mark.parametrize("wrong", [None, 2, "two", [None]])
+def test_a_stream_keeps_only_blocks_with_numbers(wrong: Any) -> None:
+    with pytest.raises(SettingError, match=r"kept\(numbers=.*use"):
+        ed.as_stream(ENTRIES["ViT"].make()[0]).kept(wrong, share=True)

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
 import everydepth as ed
-from everydepth.errors import DepthError, LabelError, NonFiniteError, SettingError
+from everydepth.errors import DepthError, ExportError, LabelError, NonFiniteError, SettingError
 
 TINY = torch.float64
 VIT, LLAMA, BERT, MLM = (
@@ -851,3 +851,10 @@ def test_the_trainer_of_hugging_face_takes_the_net_as_it_is(tmp_path: Path) -> N
     with torch.no_grad():
         expected = net.eval()(**batch).loss
     assert found["eval_loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
+    net = ed.EveryDepth(make(VIT)[0])
+    with pytest.raises(ExportError, match=r"cannot be saved: File name too long.*shorter"):
+        net.save_pretrained(tmp_path / ("x" * 300))
+    assert not list(tmp_path.iterdir())

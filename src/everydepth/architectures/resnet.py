@@ -101,7 +101,7 @@ class ResNetStream(ResidualStream):
         return total
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
-        return self.ended(depth, (), (), share=share)
+        return self.ended(self.check_depth(depth, lowest=1), (), (), share=share)
 
     def leads(self, depth: int) -> Sequence[int]:
         later = enumerate(self._blocks[depth:], depth + 1)

@@ -21,6 +21,12 @@ def counterparts(old: ResidualStream, new: ResidualStream, after: int) -> dict[s
     before, now = unwrapped(old.model), unwrapped(new.model)
     paths = [{id(m): name for name, m in model.named_modules()} for model in (before, now)]
     moved: list[tuple[str, str]] = []
+    if len(new.blocks) != len(old.blocks) + 1 or not 0 <= after <= len(old.blocks):
+        raise SettingError(
+            f"{old.name} has {len(old.blocks)} blocks, the grown {new.name} {len(new.blocks)}, and "
+            f"after={after}; pass the model, what `insert(model, after={after})` made of it, and "
+            "the same `after`"
+        )
     for index, block in enumerate(old.blocks):
         there = new.blocks[index if index < after else index + 1]
         moved.append((f"{paths[0][id(block.module)]}.", f"{paths[1][id(there.module)]}."))

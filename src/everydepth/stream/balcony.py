@@ -184,7 +184,7 @@ class BalconyStream(StreamAround):
         return h
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
-        likes = self._likes.get(depth, ())
+        likes = self._likes.get(self.check_depth(depth, lowest=1), ())
         # deepcopy does not copy what is in its memo: here tensors, and configs of the model.
         own = [
             copy.deepcopy(block, {id(held): held for held in _held(block)})

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from everydepth.config import checked
 from everydepth.errors import (
     BatchError,
     DepthError,
@@ -141,11 +142,13 @@ class ResidualStream(ABC):
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         """A plain model of the same class with `depth` blocks."""
-        return shortened(unwrapped(self.model), self._block_list("truncated"), depth, share=share)
+        depth, blocks = self.check_depth(depth, lowest=1), self._block_list("truncated")
+        return shortened(unwrapped(self.model), blocks, depth, share=share)
 
+    @checked
     def kept(self, numbers: Sequence[int], *, share: bool) -> nn.Module:
         """A plain model of the same class with only these blocks (from 1), in this order."""
-        order = [number - 1 for number in numbers]
+        order = [self.check_depth(number, lowest=1) - 1 for number in numbers]
         return edited(unwrapped(self.model), self._block_list("kept"), order, share=share)
 
     def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:

@@ -58,6 +58,7 @@ def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveRepor
     net = copy.deepcopy(unwrapped(net))  # pyright: ignore[reportAssignmentType]
     net.train()
     net.raise_on_nan = True
+    batch = net.stream.check_batch(batch)
     objective, depth = net.objective, net.stream.depth
     cycle = objective.cycle(depth)
     weights = torch.stack([objective.weights(s, cycle, depth) for s in range(cycle)])

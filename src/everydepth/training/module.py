@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from everydepth.config import Setting, checked
-from everydepth.errors import DepthError, NonFiniteError, SettingError
+from everydepth.errors import DepthError, ExportError, NonFiniteError, SettingError
+from everydepth.files import explained
 from everydepth.objectives import Distilled, Moment, Objective, Pass, Term, lpa
 from everydepth.runs.together import several
 from everydepth.stream import (
@@ -273,6 +274,7 @@ class EveryDepth(ModelAround):
         return adapter(self.model) or unwrapped(self.model)
 
     @checked
+    @explained("the model cannot be saved", ExportError)
     def save_pretrained(self, directory: str | Path, **kwargs: Any) -> None:
         """Save the plain model; for a PEFT model, only the adapters, in PEFT's format."""
         around = adapter(self.model)

@@ -297,7 +297,7 @@ class DiscoveredStream(ResidualStream):
         return shortened(
             self._inner,
             [block.module for block in found.blocks],
-            depth,
+            self.check_depth(depth, lowest=1),
             found.tail,
             share=share,
         )
