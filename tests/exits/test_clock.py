@@ -61,7 +61,7 @@ def test_blocks_are_counted_by_what_they_take() -> None:
 
 def test_exits_that_pay_are_kept_with_their_speed_up() -> None:
     policy = certified(easy(), Confidence, risk=0.05, delta=0.05)
-    found = by_the_clock(policy, easy(), clock(0.05))
+    found = by_the_clock(policy, easy(), clock(0.05), decides=True)
     assert found.threshold == policy.threshold
     assert found.certificate is not None
     assert found.certificate.clock is not None
@@ -73,12 +73,27 @@ def test_exits_that_pay_are_kept_with_their_speed_up() -> None:
 def test_exits_that_do_not_pay_give_the_full_model_and_say_so() -> None:
     policy = certified(easy(), Confidence, risk=0.05, delta=0.05)
     with pytest.warns(FullDepthWarning, match="full depth is faster"):
-        found = by_the_clock(policy, easy(), clock(30.0))
+        found = by_the_clock(policy, easy(), clock(30.0), decides=True)
     assert set(found.threshold) == {NEVER}  # pyright: ignore[reportArgumentType]
     assert found.certificate is not None
     assert found.certificate.clock is not None
     assert found.certificate.clock < 1
     assert Confidence.from_json(found.to_json()) == found
+
+
+def test_by_default_slow_exits_are_told_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = ENTRIES["ViT"].make()
+    data = {key: value.repeat(20, *[1] * (value.ndim - 1)) for key, value in batch.items()}
+    monkeypatch.setattr(ExitClock, "speedup", lambda *_: 0.91)
+    untimed = calibrate(model, data, risk=0.9, clock=False, progress=False)
+    with pytest.warns(FullDepthWarning, match=r"0\.91x the speed.*unless calibrate\(clock=True"):
+        found = calibrate(model, data, risk=0.9, progress=False)
+    assert found.threshold == untimed.threshold
+    assert found.certificate is not None
+    assert untimed.certificate is not None
+    assert untimed.certificate.clock is None
+    assert found.certificate.clock == 0.91
+    assert calibrate(model, iter([data]), risk=0.9, progress=False) == untimed  # only once
 
 
 def test_a_model_is_timed_and_tested_where_it_can_pay(monkeypatch: pytest.MonkeyPatch) -> None:

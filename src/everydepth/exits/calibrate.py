@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -97,7 +97,7 @@ def calibrate(
     against: Literal["full", "labels"] = "full",
     risk_of: str | RowLoss | None = None,
     policy: str | type[Policy] = Confidence,
-    clock: bool = False,
+    clock: bool | None = None,
     depths: Sequence[int] | None = None,
     per_depth: bool = False,
     seed: Seed = 0,
@@ -115,9 +115,10 @@ def calibrate(
     risk_of: instead of `against`: "disagreement", "accuracy" (lost), or your own loss,
         `f(logits, labels)`, which returns one number from 0 to 1 per row; `risk` then bounds its
         increase.
-    clock: time blocks and readouts on the first batch, allow exits only where a readout can pay
-        off, and predict the wall-clock speedup (`certificate.clock`). If the full model is faster,
-        the policy runs it, and a `FullDepthWarning` is issued.
+    clock: blocks and readouts are timed on the first batch, to predict the wall-clock speedup
+        (`certificate.clock`); a `FullDepthWarning` is issued if the full model is faster. True:
+        exits are allowed only where a readout can pay off, and if the full model is faster, the
+        policy runs it. False: nothing is timed, as with data that can be iterated only once.
     policy: "confidence", "entropy", "margin", "patience" or "agreement", or the class.
     depths: where samples may exit; by default everywhere.
     per_depth: a threshold per depth, found on half of the samples (drawn with `seed`) and tested on
@@ -134,10 +135,11 @@ def calibrate(
     if depths is not None and len(depths) == 0:
         raise SettingError("depths is empty; name at least one, or leave it out for all of them")
     timed = None
-    if clock:
+    if clock or (clock is None and not isinstance(data, Iterator)):
         feed = Feed(data, stream, batch_size=batch_size, again=True)
         with evaluating(stream), torch.no_grad():
             timed = ExitClock.measured(stream, feed.peek())
+    if timed is not None and clock:
         where = timed.tested()
         depths = where if depths is None else [k for k in depths if k in where]
     allowed = _allowed(stream, depths)
@@ -154,11 +156,16 @@ def calibrate(
         seed=seed,
         model=identity(stream),
     )
-    return found if timed is None else by_the_clock(found, outcomes, timed)
+    return found if timed is None else by_the_clock(found, outcomes, timed, decides=bool(clock))
 
 
-def by_the_clock(policy: Policy, outcomes: Outcomes, timed: ExitClock) -> Policy:
-    """The policy with its predicted wall-clock speedup, or the full model if that is faster."""
+def by_the_clock(
+    policy: Policy, outcomes: Outcomes, timed: ExitClock, *, decides: bool
+) -> Policy:
+    """The policy with its predicted wall-clock speedup.
+
+    decides: use the full model instead if that is faster.
+    """
     assert policy.certificate is not None
     thresholds = torch.tensor(policy.threshold, dtype=torch.float64)
     open_at = [k for k, value in enumerate(thresholds.tolist(), start=1) if value < NEVER]
@@ -178,11 +185,18 @@ def by_the_clock(policy: Policy, outcomes: Outcomes, timed: ExitClock) -> Policy
     )
     if expected >= 1:
         return replace(policy, certificate=replace(policy.certificate, clock=expected, note=note))
-    note = (
+    slower = (
         f"full depth is faster: {saved}, but would run at {expected:.2f}x the speed in batches of "
-        f"{timed.rows}; the policy runs the full model. Use larger batches, fewer depths, or one "
-        "depth: everydepth.at_depth"
+        f"{timed.rows}; {{}}. Use larger batches, fewer depths, or one depth: everydepth.at_depth"
     )
+    if not decides:
+        warnings.warn(
+            slower.format("the policy exits all the same, unless calibrate(clock=True) decides"),
+            FullDepthWarning,
+            stacklevel=3,
+        )
+        return replace(policy, certificate=replace(policy.certificate, clock=expected, note=note))
+    note = slower.format("the policy runs the full model")
     warnings.warn(note, FullDepthWarning, stacklevel=3)
     return replace(
         policy,
