@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from everydepth.errors import SettingError, UnsupportedModelError
+from everydepth.errors import FOREIGN, SettingError, UnsupportedModelError
 from everydepth.stream.wrapping import check_copied, fetch, without_adapters
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -23,10 +23,7 @@ _NO_BLOCKS: Mapping[int, nn.Module] = MappingProxyType({})
 # Config fields that may count blocks.
 _COUNTS = re.compile("layer|block|depth")
 # What a model class may raise if built from a config alone.
-_UNBUILDABLE = (
-    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
-    *(OSError, RuntimeError, TypeError, ValueError),
-)
+_UNBUILDABLE = (ImportError, *FOREIGN)
 # Attributes of modules that hold the index of their block.
 _PLACES = ("layer_idx", "layer_id", "layer_index", "layer_number", "block_idx")
 

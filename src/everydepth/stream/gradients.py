@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.stream.contract import ResidualStream
-from everydepth.stream.modes import differentiating
+from everydepth.stream.modes import differentiating, requiring
 from everydepth.stream.states import States
 from everydepth.stream.taps import BranchRecord, hooked, record_branches, state_in, with_state
 from everydepth.stream.targets import Targets
@@ -130,14 +130,8 @@ def _only_the_stream(stream: ResidualStream) -> Generator[None, None, None]:
         return with_state(args, kwargs, h.view_as(h))  # no leaf: a block may change it in place
 
     first = stream.blocks[0].module.register_forward_pre_hook(start, with_kwargs=True)
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-    try:
-        with hooked(first):
-            yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
+    with hooked(first), requiring(parameters, False):
+        yield
 
 
 def _norms(gradient: Tensor) -> Tensor:
