@@ -13,9 +13,9 @@ import numpy as np
 
 from everydepth.errors import SettingError
 from everydepth.reports.words import by_depth
-from everydepth.results import Result, Table
+from everydepth.results import Table
 from everydepth.results.figures.chart import Chart
-from everydepth.results.figures.kinds import charts, number_columns
+from everydepth.results.figures.kinds import Runs, charts, number_columns
 from everydepth.results.figures.web import description
 from everydepth.results.layout import cells, table_of
 from everydepth.results.result import readable
@@ -35,9 +35,6 @@ SECTIONS: Mapping[str, str] = {
 """Headings of the known sections, in page order. Other sections follow under their own names, and
 measurements without a section come last."""
 MORE = "more"
-
-Runs = Mapping[str, Result]
-"""The same measurement in one or more runs, by run name."""
 
 
 @dataclass(frozen=True, kw_only=True)

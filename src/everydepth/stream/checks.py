@@ -241,8 +241,7 @@ def _sums(
     total = records[0].x
     for i, (branch, record) in enumerate(zip(block.branches, records, strict=True)):
         x = total if i and together[i] else record.x
-        out = record.out if record.out.ndim == x.ndim else record.out.reshape(x.shape)
-        total = branch.added(x, out)
+        total = branch.added(x, record.out)
         if i + 1 < len(records) and together[i + 1]:
             continue
         then = records[i + 1].x if i + 1 < len(records) else None

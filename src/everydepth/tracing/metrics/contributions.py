@@ -204,8 +204,7 @@ def _states_between(block: Block, seen: Sequence[BranchRecord]) -> list[Tensor]:
     for i, (branch, record) in enumerate(zip(block.branches[:-1], seen, strict=False)):
         then = seen[i + 1]
         together = block.parallel or block.branches[i + 1].beside
-        out = record.out if record.out.ndim == h.ndim else record.out.reshape(h.shape)
-        h = branch.added(h, out) if together else then.x
+        h = branch.added(h, record.out) if together else then.x
         states.append(h.reshape(then.shape))
     return states
 
