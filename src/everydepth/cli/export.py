@@ -86,7 +86,7 @@ def export(
     $ everydepth export runs/lpa small --depth 2
     $ everydepth export model.gguf small.gguf --depth 12
     """
-    from everydepth.cli.loading import load_batches
+    from everydepth.cli.source import Source
     from everydepth.engines.gguf_file import is_gguf
     from everydepth.errors import SettingError
     from everydepth.exits import Policy, Profile
@@ -113,9 +113,8 @@ def export(
         raise SettingError(f"{wanted} needs --data; give data by name, a file or a folder")
     rows: Any = None
     if data is not None:
-        rows = load_batches(
-            model, network, data, split=split, root=data_root, max_samples=max_samples
-        )
+        source = Source(data=data, data_root=data_root, max_samples=max_samples)
+        rows = source.batches(model, network, split=split, batch_size=32)
     beside: Any = _Beside(Path(model_folder(model)))
     path = write(
         network,
