@@ -170,7 +170,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Real) and not isinstance(value, Integral):
         return float(value) if math.isfinite(value) else None
     if hasattr(value, "tolist"):
-        return plain(value.tolist())  # an array, whose masked values become None
+        return plain(cast(Any, value).tolist())  # an array, whose masked values become None
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, Sequence | Set):
