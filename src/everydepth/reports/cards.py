@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from everydepth.errors import SettingError
+from everydepth.errors import FOREIGN, SettingError
 from everydepth.reports.words import by_depth
 from everydepth.results import Table
 from everydepth.results.figures.chart import Chart
@@ -61,14 +61,7 @@ def card(runs: Runs) -> Card:
         found = _card(runs, replace(words, notes=_notes(runs)))
         description(found.charts)  # so that charts that cannot be drawn are noticed here
         return found
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        SettingError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (SettingError, *FOREIGN) as error:
         # Files may be untrusted: still show the other cards.
         why = f"{first.name} could not be drawn ({type(error).__name__}: {error})"
         return replace(words, notes=(why,))
