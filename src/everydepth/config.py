@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache, wraps
 from inspect import Signature, signature, unwrap
-from numbers import Number
+from numbers import Integral, Number, Real
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
@@ -164,12 +164,20 @@ def parted(
 
 
 def plain(value: Any) -> Any:
-    """A config as JSON values; other values are returned unchanged."""
-    if isinstance(value, Config):
+    """As JSON values: lists, dictionaries with string keys, and null for non-finite numbers."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Real) and not isinstance(value, Integral):
+        return float(value) if math.isfinite(value) else None
+    if hasattr(value, "tolist"):
+        return plain(cast(Any, value).tolist())  # an array, whose masked values become None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, Sequence | Set):
+        return [plain(item) for item in cast(Iterable[Any], value)]
+    if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, tuple):
-        return [plain(item) for item in cast(tuple[Any, ...], value)]
-    return str(value) if isinstance(value, Path) else value
+    return str(value)  # paths, devices, classes
 
 
 def checked(function: F) -> F:

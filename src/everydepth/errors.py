@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+FOREIGN = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(OSError, RuntimeError, TypeError, ValueError),
+)
+"""What other people's code may raise if it is given what it does not accept."""
+
 
 class EveryDepthError(Exception):
     """Base of every error this package raises on purpose."""

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import psutil
 
-from everydepth.errors import DataError, EveryDepthError, RunError
+from everydepth.errors import DataError, EveryDepthError, ExportError, RunError
 
 TEMPORARY = ".tmp-"
 """Prefix of unfinished files and folders, which may be deleted at any time."""
@@ -266,6 +266,15 @@ def is_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return any(f"os error {number}" in str(error) for number in _FULL)
+
+
+def not_written(path: Path, error: Exception) -> ExportError:
+    """The error for an export that could not be written."""
+    reason = "the disk is full" if is_full(error) else str(error)
+    return ExportError(
+        f"{path} was not written: {reason}; nothing of it remains. Free some space or choose "
+        "another place, then export again"
+    )
 
 
 @contextmanager

@@ -28,8 +28,8 @@ from transformers import (
 
 from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
 from everydepth.cli import main as main_module
-from everydepth.cli.loading import Columns, load_batches, load_data
 from everydepth.cli.showing import show, show_table, sparkline
+from everydepth.cli.source import Source
 from everydepth.data import Texts
 from everydepth.errors import DataError, SettingError
 from everydepth.results import Table
@@ -182,50 +182,57 @@ def test_two_runs_of_one_name_are_an_error_and_folders_are_told_apart(
 # -- models and data ------------------------------------------------------------------------------
 
 
+def batches(data: str | Path, name: str | Path, model: Any, **settings: Any) -> Any:
+    """The test split, as inputs of the model in the folder `name`."""
+    source = Source(data=str(data), **settings)
+    return source.batches(str(name), model, split="test", batch_size=32)
+
+
 def test_images_are_brought_to_the_size_channels_and_scale_of_the_model(tmp_path: Path) -> None:
     model = vit(image_size=16, num_channels=3)
     model.save_pretrained(tmp_path)
     settings = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "do_normalize": True}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
-    (batch, *_) = load_batches(str(tmp_path), model, "digits", max_samples=5)
+    (batch, *_) = batches("digits", tmp_path, model, max_samples=5)
     pixels = batch["pixel_values"]
     assert pixels.shape == (5, 3, 16, 16)
     assert float(pixels.min()) == pytest.approx(-2)  # (0 - 0.5) / 0.25
     (tmp_path / "preprocessor_config.json").unlink()
-    (plain, *_) = load_batches(str(tmp_path), model, "digits", max_samples=5)
+    (plain, *_) = batches("digits", tmp_path, model, max_samples=5)
     torch.testing.assert_close((plain["pixel_values"] - 0.5) / 0.25, pixels)
 
 
 def test_points_and_texts_become_batches(tmp_path: Path) -> None:
     mlp = ResidualMLP(ResidualMLPConfig(num_hidden_layers=2, hidden_size=8))
-    (batch, *_) = load_batches("", mlp, "surface:standing_wave_grid", max_samples=7)
+    (batch, *_) = batches("surface:standing_wave_grid", "", mlp, max_samples=7)
     assert batch["inputs"].shape == (7, 2)
     (tmp_path / "a.txt").write_text("once upon a time")
     with pytest.raises(DataError, match=r"has no tokenizer"):
-        load_batches(str(tmp_path), mlp, str(tmp_path / "a.txt"))
+        batches(tmp_path / "a.txt", tmp_path, mlp)
     (tmp_path / "t.tsv").write_text("a\tb\n1\t2\n")
     with pytest.raises(DataError, match=r"a table with the columns a, b; give the one .* --text"):
-        load_batches(str(tmp_path), mlp, str(tmp_path / "t.tsv"))
+        batches(tmp_path / "t.tsv", tmp_path, mlp)
 
 
 @pytest.mark.parametrize(
     ("head", "columns", "found"),
     [
-        ("text,label", Columns(), ("good", None, "1")),
-        ("label,sentence", Columns(), ("1", None, "good")),
-        ("id,text,label,x", Columns(), ("1", None, "2")),
-        ("premise,hypothesis,label", Columns(), ("good", "1", "2")),
-        ("words", Columns(), ("good", None, None)),
-        ("words,stars", Columns("words", None, "stars"), ("good", None, "1")),
+        ("text,label", {}, ("good", None, "1")),
+        ("label,sentence", {}, ("1", None, "good")),
+        ("id,text,label,x", {}, ("1", None, "2")),
+        ("premise,hypothesis,label", {}, ("good", "1", "2")),
+        ("words", {}, ("good", None, None)),
+        ("words,stars", {"text": "words", "label": "stars"}, ("good", None, "1")),
     ],
 )
 def test_the_columns_of_a_table_are_named_or_the_usual_ones(
-    head: str, columns: Columns, found: tuple[str, str | None, str | None], tmp_path: Path
+    head: str, columns: dict[str, str], found: tuple[str, str | None, str | None], tmp_path: Path
 ) -> None:
     file = tmp_path / "table.csv"
     cells = ["good", "1", "2", "3"][: head.count(",") + 1]
     file.write_text(f"{head}\n{','.join(cells)}\n")
-    texts = load_data(str(file), "train", columns=columns)
+    texts = Source(data=str(file), **columns).read("train")
+    assert isinstance(texts, Texts)
     text, pair, label = found
     assert texts.texts == (text,)
     assert texts.pairs == (None if pair is None else (pair,))
@@ -236,17 +243,17 @@ def test_columns_that_cannot_be_told_or_do_not_exist_are_said(tmp_path: Path) ->
     file = tmp_path / "table.csv"
     file.write_text("a,b,c\n1,2,3\n")
     with pytest.raises(DataError, match=r"a table with the columns a, b, c; give the one with"):
-        load_data(str(file), "train")
+        Source(data=str(file)).read("train")
     with pytest.raises(DataError, match=r"column 'd', but .*table\.csv has 'a', 'b', 'c'"):
-        load_data(str(file), "train", columns=Columns("d"))
+        Source(data=str(file), text="d").read("train")
     with pytest.raises(SettingError, match="'digits' is not a table; leave out"):
-        load_data("digits", "train", columns=Columns("a"))
+        Source(data="digits", text="a").read("train")
 
 
 def test_a_part_that_lacks_a_class_numbers_them_as_the_training_part(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text,label\nx,bad\ny,fair\nz,good\n")
     (tmp_path / "test.csv").write_text("text,label\nx,good\n")
-    found = load_data(str(tmp_path), "test")
+    found = Source(data=str(tmp_path)).read("test")
     assert (found.classes, found.labels.tolist()) == (("bad", "fair", "good"), [2])
 
 
@@ -255,20 +262,20 @@ def test_columns_of_a_parquet_file_are_chosen_as_those_of_a_csv_file(tmp_path: P
     for split, rows in (("train", [0, 1]), ("test", [0])):
         part = {name: [cells[row] for row in rows] for name, cells in columns.items()}
         datasets.Dataset.from_dict(part).to_parquet(str(tmp_path / f"{split}.parquet"))
-    found = load_data(str(tmp_path), "test", columns=Columns("review", None, "stars"))
+    found = Source(data=str(tmp_path), text="review", label="stars").read("test")
     assert isinstance(found, Texts)
     assert (found.texts, found.pairs, found.classes) == (("good",), None, ("1", "5"))
     assert found.labels is not None
     assert found.labels.tolist() == [1]
     with pytest.raises(DataError, match="a table with the columns title, review, stars; give"):
-        load_data(str(tmp_path), "test")
+        Source(data=str(tmp_path)).read("test")
 
 
 def test_parts_in_parquet_share_the_classes_of_the_training_part(tmp_path: Path) -> None:
     for split, labels in (("train", ["bad", "fair", "good"]), ("test", ["good"])):
         part = {"text": ["x"] * len(labels), "label": labels}
         datasets.Dataset.from_dict(part).to_parquet(str(tmp_path / f"{split}.parquet"))
-    found = load_data(str(tmp_path), "test")
+    found = Source(data=str(tmp_path)).read("test")
     assert isinstance(found, Texts)
     assert found.labels is not None
     assert (found.classes, found.labels.tolist()) == (("bad", "fair", "good"), [2])

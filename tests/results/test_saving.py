@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from tests.helpers.results import curve, every_kind, trace_of
 
+from everydepth.config import plain
 from everydepth.errors import DataError
 from everydepth.results import Result, Results, named, rows, saving
-from everydepth.results.results import plain, restored
+from everydepth.results.results import restored
 from everydepth.tracing import Trace
 
 ACCURACY = curve("accuracy", [0.1, 0.5, 0.9])

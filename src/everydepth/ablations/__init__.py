@@ -1,7 +1,4 @@
-"""Ablations: scaled skips, memorized labels, their gradients, and labels that are likely wrong.
-
-`__init__.pyi` lists what is public; a name is imported when it is first used.
-"""
+"""Ablations: scaled skips, memorized labels, their gradients, and labels that are likely wrong."""
 
 import lazy_loader
 

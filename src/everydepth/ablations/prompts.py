@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from everydepth.config import checked
 from everydepth.data import Tokens
+from everydepth.data.batches import pad_token
 from everydepth.errors import DataError
 from everydepth.stream import IGNORE_INDEX
 from everydepth.stream.rows import whole_numbers
+from everydepth.stream.text import padded
 
 TEMPLATE = " The topic is about"
 
@@ -60,17 +61,12 @@ def label_prompts(
             f"max_length {max_length} leaves no room for a text next to the prompt of "
             f"{max_length - room} tokens; increase it"
         )
-    pad = getattr(tokenizer, "pad_token_id", None)
-    pad = getattr(tokenizer, "eos_token_id", None) if pad is None else pad
-    ids = torch.full((len(texts), max_length), int(pad or 0))
-    mask = torch.zeros_like(ids)
-    targets = torch.full_like(ids, IGNORE_INDEX)
-    for row, (text, number) in enumerate(zip(encode(texts), numbers.tolist(), strict=True)):
-        name = names[number]
-        whole = torch.tensor([*text[:room], *prompt, *name])
-        ids[row, -len(whole) :] = whole
-        mask[row, -len(whole) :] = 1
-        kept = len(whole) if loss_on == "all" else len(name)
-        targets[row, -kept:] = whole[-kept:]
-    used = int(mask.any(0).nonzero()[0])
-    return Tokens(ids[:, used:], mask[:, used:], labels=targets[:, used:])
+    chosen = [names[number] for number in numbers.tolist()]
+    starts = [[*text[:room], *prompt] for text in encode(texts)]
+    rows = [start + name for start, name in zip(starts, chosen, strict=True)]
+    width = max(map(len, rows))
+    return Tokens(
+        padded(rows, pad_token(tokenizer), left=True),
+        padded([[1] * len(row) for row in rows], 0, left=True),
+        labels=padded(rows if loss_on == "all" else chosen, IGNORE_INDEX, width, left=True),
+    )

@@ -298,7 +298,7 @@ def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None, effort: Effo
             return [gr.skip()] * len(shown)
         found, level = study(name), int(level)
         drawn: list[Any] = [gr.Plot(f, visible=True) for f in surfaces.figures(found, level)]
-        drawn += [gr.Plot(None, visible=False)] * (len(plots) - len(drawn))
+        drawn += _hidden(len(plots) - len(drawn))
         line = surfaces.error_figure(found, level)
         return [surfaces.words(found, level), *drawn, gr.Plot(line, visible=line is not None)]
 
@@ -394,7 +394,7 @@ def _server(blocks: gr.Blocks, address: str) -> None:
             found = live.published(address)
         except EveryDepthError as error:
             gone = f'<p class="ed-words">{for_browser(error)}</p>'
-            return [gone, *[gr.Plot(None, visible=False)] * LIVE]
+            return [gone, *_hidden(LIVE)]
         # Single numbers have different units, so they are listed rather than plotted as bars.
         numbers = [name for name, result in found.results.items() if result.kind == "scalar"]
         others = [name for name in found.results if name not in numbers]

@@ -8,8 +8,9 @@ from typing import Annotated
 from everydepth.ablations.config import AblateConfig
 from everydepth.cli.configs import Defaults
 from everydepth.cli.loading import load_to_run
-from everydepth.cli.options import Model, NewRun, Source, Split
+from everydepth.cli.options import Model, NewRun, Split
 from everydepth.cli.showing import check_new, keep, show
+from everydepth.cli.source import Source
 from everydepth.config import plain
 
 

@@ -8,8 +8,9 @@ import typer
 
 from everydepth.cli.configs import Defaults
 from everydepth.cli.loading import load_to_run
-from everydepth.cli.options import Model, NewRun, Rows
+from everydepth.cli.options import Model, NewRun
 from everydepth.cli.showing import check_new, keep, show_table
+from everydepth.cli.source import Rows
 
 
 def audit(

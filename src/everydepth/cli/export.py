@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -27,21 +26,8 @@ _BESIDE = (
 )
 
 
-class Weights(StrEnum):
-    """How an ONNX graph or a GGUF file can store its weights."""
-
-    FLOAT32 = "float32"
-    INT8 = "int8"
-    INT4 = "int4"
-
-
-class Format(StrEnum):
-    """Formats to export to."""
-
-    HF = "hf"
-    ONNX = "onnx"
-    GGUF = "gguf"
-    WEB = "web"
+Weights = Literal["float32", "int8", "int4"]
+Format = Literal["hf", "onnx", "gguf", "web"]
 
 
 def export(
@@ -92,7 +78,7 @@ def export(
     ] = None,
     weights: Annotated[
         Weights, typer.Option(help="How an ONNX graph or a GGUF file stores its weights.")
-    ] = Weights.FLOAT32,
+    ] = "float32",
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier export.")] = False,
 ) -> None:
     """Write a depth of a model as files that do not need everydepth.
@@ -100,7 +86,7 @@ def export(
     $ everydepth export runs/lpa small --depth 2
     $ everydepth export model.gguf small.gguf --depth 12
     """
-    from everydepth.cli.loading import load_batches
+    from everydepth.cli.source import Source
     from everydepth.engines.gguf_file import is_gguf
     from everydepth.errors import SettingError
     from everydepth.exits import Policy, Profile
@@ -112,38 +98,37 @@ def export(
     if is_gguf(model):
         unused = {"--format": format, "--policy": policy, "--profile": profile, "--data": data}
         unused |= {"--recalibrate": recalibrate or None, "--runtime": runtime}
-        unused["--weights"] = None if weights is Weights.FLOAT32 else weights
+        unused["--weights"] = None if weights == "float32" else weights
         refuse("a GGUF file", unused)
         _cut(model, directory, depth, keep, overwrite)
         return
     refuse("a model; use --depth, which keeps the first blocks", {"--keep": keep})
     if directory is None:
         raise SettingError("no directory given; add a new one after the model")
-    chosen = format or Format.HF
+    chosen = format or "hf"
     network = load_model(model)
-    shown = chosen in (Format.ONNX, Format.WEB)
+    shown = chosen in ("onnx", "web")
     if data is None and (recalibrate or shown):
-        wanted = "--recalibrate" if recalibrate else f"--format {chosen.value}"
+        wanted = "--recalibrate" if recalibrate else f"--format {chosen}"
         raise SettingError(f"{wanted} needs --data; give data by name, a file or a folder")
     rows: Any = None
     if data is not None:
-        rows = load_batches(
-            model, network, data, split=split, root=data_root, max_samples=max_samples
-        )
+        source = Source(data=data, data_root=data_root, max_samples=max_samples)
+        rows = source.batches(model, network, split=split, batch_size=32)
     beside: Any = _Beside(Path(model_folder(model)))
     path = write(
         network,
         directory,
         depth=depth,
-        format=chosen.value,
+        format=chosen,
         exits=None if policy is None else Policy.load(policy),
         example=next(iter(rows)) if shown else None,
-        tokenizer=load_tokenizer(model) if chosen is Format.GGUF else beside,
+        tokenizer=load_tokenizer(model) if chosen == "gguf" else beside,
         profile=None if profile is None else Profile.load(profile),
         recalibrate=rows if recalibrate else None,
         runtime=runtime,
-        weights=weights.value,
-        data=None if weights is Weights.FLOAT32 else rows,
+        weights=weights,
+        data=None if weights == "float32" else rows,
         overwrite=overwrite,
     )
     size = sum(file.stat().st_size for file in path.rglob("*"))

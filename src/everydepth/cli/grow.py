@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from everydepth.cli.loading import load_to_run
-from everydepth.cli.options import Model, Source
+from everydepth.cli.options import Model
 from everydepth.cli.showing import check_new, keep, show
+from everydepth.cli.source import Source
 from everydepth.errors import SettingError
 from everydepth.growth.config import GrowConfig
 

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from everydepth.cli.options import Model, OwnRun, Rows
+from everydepth.cli.options import Model, OwnRun
 from everydepth.cli.showing import keep, place_for, show
+from everydepth.cli.source import Rows
 
 
 def profile(

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from everydepth.cli.loading import load_to_run
-from everydepth.cli.options import Device, Model, OwnRun, Rows
+from everydepth.cli.options import Device, Model, OwnRun
 from everydepth.cli.showing import keep, place_for, show
+from everydepth.cli.source import Rows
 
 
 def trace(

@@ -12,9 +12,9 @@ import typer
 from everydepth import objectives
 from everydepth.cli.configs import Defaults
 from everydepth.cli.loading import load_to_run, preprocessor_file
-from everydepth.cli.options import Source
 from everydepth.cli.presets import PRESETS, Facts
 from everydepth.cli.showing import show
+from everydepth.cli.source import Source
 from everydepth.errors import SettingError
 from everydepth.training.config import FitConfig, RunConfig
 

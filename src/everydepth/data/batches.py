@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -15,6 +15,7 @@ from everydepth.config import Seed, checked
 from everydepth.data.sets import Batch, Rows, Texts, Tokens, random_stream
 from everydepth.errors import BatchError, DataError
 from everydepth.stream import IGNORE_INDEX
+from everydepth.stream.text import padded
 
 Transform = Callable[[Batch, torch.Generator], Batch]
 """Changes a batch (normalize, augment, trim); the generator depends on seed, epoch and batch."""
@@ -151,24 +152,21 @@ def tokenized(
     rows = cast(list[list[int]], encoded["input_ids"])
     width = max_length if padding == "max_length" else max(1, *map(len, rows))
     left = getattr(tokenizer, "padding_side", "right") == "left"
-    pad = getattr(tokenizer, "pad_token_id", None)
-    pad = getattr(tokenizer, "eos_token_id", None) if pad is None else pad
-
-    def padded(values: Sequence[Sequence[int]], fill: int) -> Tensor:
-        table = np.full((len(values), width), fill, dtype=np.int64)
-        for line, value in zip(table, values, strict=True):
-            start = width - len(value) if left else 0
-            line[start : start + len(value)] = value
-        return torch.from_numpy(table)
-
+    table = partial(padded, width=width, left=left)
     types = encoded.get("token_type_ids")
-    target = texts.labels if labels != "tokens" else padded(rows, IGNORE_INDEX)
+    target = texts.labels if labels != "tokens" else table(rows, IGNORE_INDEX)
     return Tokens(
-        input_ids=padded(rows, pad or 0),
-        attention_mask=padded([[1] * len(row) for row in rows], 0),
-        token_type_ids=None if types is None else padded(types, 0),
+        input_ids=table(rows, pad_token(tokenizer)),
+        attention_mask=table([[1] * len(row) for row in rows], 0),
+        token_type_ids=None if types is None else table(types, 0),
         labels=target,
     )
+
+
+def pad_token(tokenizer: Any) -> int:
+    """The token to pad with: its padding token, or else the one that ends a text."""
+    own = getattr(tokenizer, "pad_token_id", None)
+    return int((getattr(tokenizer, "eos_token_id", None) if own is None else own) or 0)
 
 
 @checked

@@ -43,18 +43,10 @@ def load_hub(
         rows = datasets.load_dataset(name, task, split=split)
     except Exception as error:  # the Hub raises a dozen types; all mean "not found"
         raise Absent(_why(name, task, split, error)) from error
-    return _data(name, rows, text, pair, label, classes)
+    return _data(name, rows, text=text, pair=pair, label=label, classes=classes)
 
 
-def load_files(
-    path: str | Path,
-    split: str = "train",
-    *,
-    text: str | None = None,
-    pair: str | None = None,
-    label: str | None = None,
-    classes: Sequence[str] | None = None,
-) -> Images | Texts | Table:
+def load_files(path: str | Path, split: str = "train", **columns: Any) -> Images | Texts | Table:
     """A parquet file, or a folder with a folder of images per class (perhaps in `train/`,
     `test/`, ...), as `load_hub` would return it."""
     path = Path(path)
@@ -70,7 +62,7 @@ def load_files(
             f"{path} cannot be read as {kind} ({error.__cause__ or error}); it may be truncated, "
             "so download it again"
         ) from error
-    return _data(str(path), _split(str(path), split, found), text, pair, label, classes)
+    return _data(str(path), _split(str(path), split, found), **columns)
 
 
 def is_saved(path: Path) -> bool:
@@ -78,15 +70,7 @@ def is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def load_saved(
-    path: str | Path,
-    split: str = "train",
-    *,
-    text: str | None = None,
-    pair: str | None = None,
-    label: str | None = None,
-    classes: Sequence[str] | None = None,
-) -> Images | Texts | Table:
+def load_saved(path: str | Path, split: str = "train", **columns: Any) -> Images | Texts | Table:
     """A folder written by `save_to_disk`, as `load_hub` would return it. Without splits, all rows
     are in `train`."""
     datasets = _package(f"{path}, which it saved,")
@@ -97,7 +81,7 @@ def load_saved(
             f"{path} cannot be read as saved by datasets ({error}); save it again with save_to_disk"
         ) from error
     splits = found if isinstance(found, dict) else {"train": found}
-    return _data(str(path), _split(str(path), split, splits), text, pair, label, classes)
+    return _data(str(path), _split(str(path), split, splits), **columns)
 
 
 def _split(name: str, split: str, found: Any) -> Any:
@@ -131,19 +115,21 @@ def _package(what: str) -> Any:
 def _data(
     name: str,
     rows: Any,
-    text: str | None,
-    pair: str | None,
-    label: str | None,
-    known: Sequence[str] | None,
+    *,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Images | Texts | Table:
+    """Rows read by `datasets`; see `load_hub`."""
     features = dict(rows.features)
     kinds = {type(feature).__name__: column for column, feature in reversed(features.items())}
     if label is None:
         usual = (column for column in ("label", "labels") if column in features)
         label = kinds.get("ClassLabel") or next(usual, None)
-    classes = tuple(getattr(features.get(label), "names", ())) if label else ()
+    own = tuple(getattr(features.get(label), "names", ())) if label else ()
     if "Image" in kinds:
-        return _images(name, rows, kinds["Image"], label, classes)
+        return _images(name, rows, kinds["Image"], label, own)
     strings = [n for n, f in features.items() if getattr(f, "dtype", None) == "string"]
     strings = [n for n in strings if n != label]
     if text is None and "text" in strings:
@@ -151,15 +137,15 @@ def _data(
     elif text is None and 1 <= len(strings) <= 2:
         text, pair = strings[0], pair or (*strings, None)[1]
     columns = {n: tuple("" if v is None else str(v) for v in rows[n]) for n in features}
-    if classes and label:
+    if own and label:
         # Labels are class numbers, and -1 means none.
         numbers = [-1 if v is None else int(v) for v in rows[label]]
-        columns[label] = tuple("" if n < 0 else classes[n] for n in numbers)
+        columns[label] = tuple("" if n < 0 else own[n] for n in numbers)
         label = None if set(numbers) == {-1} else label
     if text is None:
         return Table(columns)
     return table_texts(
-        Table(columns), text=text, pair=pair, label=label, classes=classes or known, source=name
+        Table(columns), text=text, pair=pair, label=label, classes=own or classes, source=name
     )
 
 

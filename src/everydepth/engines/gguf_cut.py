@@ -13,7 +13,7 @@ from everydepth.config import checked
 from everydepth.engines import llama_cpp
 from everydepth.engines.gguf_file import GGUF, MAGIC, Tensor, Value, packed
 from everydepth.errors import DepthError, ExportError, SettingError, UnsupportedModelError
-from everydepth.files import is_full, whole_file
+from everydepth.files import not_written, whole_file
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _PIECE = 1 << 22  # bytes copied at a time
@@ -87,11 +87,7 @@ def cut_gguf(
                 silent.unlink(missing_ok=True)
             size = temporary.stat().st_size
     except OSError as error:
-        reason = "the disk is full" if is_full(error) else str(error)
-        raise ExportError(
-            f"{path} was not written: {reason}; nothing of it remains. Free some space or choose "
-            "another place, then export again"
-        ) from error
+        raise not_written(path, error) from error
     return Cut(path=path, kept=kept, of=whole.depth, bytes=size, gap=gap)
 
 

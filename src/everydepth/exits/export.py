@@ -25,7 +25,7 @@ from everydepth.exits.policies import Policy
 from everydepth.exits.profile import Profile
 from everydepth.exits.reopen import check_reopened
 from everydepth.exits.sentences import write_pooling
-from everydepth.files import explained, is_full, write_folder
+from everydepth.files import explained, not_written, write_folder
 from everydepth.progress import quiet_transformers
 from everydepth.stream import (
     Batch,
@@ -201,11 +201,7 @@ def export(
         try:
             write_folder(path, fill)
         except (OSError, SafetensorError) as error:
-            reason = "the disk is full" if is_full(error) else str(error)
-            raise ExportError(
-                f"{path} was not written: {reason}; nothing of it remains. Free some space or "
-                "choose another place, then export again"
-            ) from error
+            raise not_written(path, error) from error
     return path
 
 

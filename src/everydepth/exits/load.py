@@ -14,7 +14,13 @@ from huggingface_hub.errors import StrictDataclassError
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from everydepth.config import checked
-from everydepth.errors import DataError, EveryDepthError, SettingError, UnsupportedModelError
+from everydepth.errors import (
+    FOREIGN,
+    DataError,
+    EveryDepthError,
+    SettingError,
+    UnsupportedModelError,
+)
 from everydepth.exits.lazy import lazy_tensors
 from everydepth.exits.untrusted import check_config, check_inside, read_json
 from everydepth.files import explained
@@ -34,17 +40,6 @@ _TASKS = (
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _SPARE = 1000  # parameters a model may have beyond those in its folder
 _INDEX = "model.safetensors.index.json"
-# What classes raise on invalid settings or sizes.
-_UNFIT = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    OSError,
-    StrictDataclassError,
-    TypeError,
-    ValueError,
-)
 
 
 @checked
@@ -86,13 +81,13 @@ def load(
         return cast("PreTrainedModel", found if depth is None else at_depth(found, depth))
     except EveryDepthError:
         raise
-    except _UNFIT as error:
+    except RuntimeError as error:  # inconsistent sizes, or out of memory
+        raise DataError(f"the model in {folder} cannot be built ({error})") from error
+    except (StrictDataclassError, *FOREIGN) as error:
         raise DataError(
             f"the model in {folder} cannot be opened ({type(error).__name__}: {error}); give a "
             "folder written by save_pretrained"
         ) from error
-    except RuntimeError as error:  # inconsistent sizes, or out of memory
-        raise DataError(f"the model in {folder} cannot be built ({error})") from error
 
 
 def load_tokenizer(source: str | Path, *, trusted: bool = True) -> PreTrainedTokenizerBase:

@@ -74,15 +74,22 @@ def write(
     return names
 
 
-class _Fixed(nn.Module):
+class OfStream(nn.Module):
+    """Base of modules that run a stream."""
+
+    def __init__(self, stream: ResidualStream) -> None:
+        super().__init__()
+        self.model = unwrapped(stream.model)
+        self._stream = (stream,)  # in a tuple, so that parameters are registered only once
+
+
+class _Fixed(OfStream):
     """The model as a function of tensors in a fixed order."""
 
     def __init__(self, stream: ResidualStream, names: list[str], every: bool) -> None:
-        super().__init__()
-        self.model = unwrapped(stream.model)
+        super().__init__(stream)
         self.names = names
         self.every = every
-        self._stream = (stream,)  # in a tuple, so that parameters are registered only once
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         (stream,) = self._stream
@@ -93,7 +100,7 @@ class _Fixed(nn.Module):
         return stream.prediction(stream.call(stream.arguments(batch, None)))
 
 
-class _Exits(nn.Module):
+class _Exits(OfStream):
     """`predict` as a graph: each group of blocks runs unless all rows are done (`torch.cond`).
 
     Each row keeps the logits of its exit. Rows stay in the batch, since a graph cannot change its
@@ -103,10 +110,8 @@ class _Exits(nn.Module):
     def __init__(
         self, stream: ResidualStream, names: list[str], policy: Policy, example: Mapping[str, Any]
     ) -> None:
-        super().__init__()
-        self.model = unwrapped(stream.model)
+        super().__init__(stream)
         self.names = names
-        self._stream = (stream,)
         self._policy = policy
         self._thresholds = (*policy.for_stream(stream), -NEVER)
         self._shapes = [h.shape[1:] for h in stream.observe(example)]

@@ -10,15 +10,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
-from everydepth.errors import BatchError, EveryDepthError, ExportError
+from everydepth.errors import FOREIGN, BatchError, EveryDepthError, ExportError
 from everydepth.progress import quiet_transformers
 from everydepth.stream import Batch, ResidualStream, as_stream, unwrapped
 from everydepth.stream.discovery.example import examples
 
-_REFUSED = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError),
-    *(OSError, RuntimeError, StrictDataclassError, TypeError, ValueError),
-)
+_REFUSED = (StrictDataclassError, *FOREIGN)
 
 
 def stock(model: nn.Module, folder: Path) -> nn.Module:

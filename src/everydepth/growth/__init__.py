@@ -5,8 +5,6 @@
 4
 >>> print(found.verdict)
 deep...
-
-`__init__.pyi` lists what is public; a name is imported when it is first used.
 """
 
 import lazy_loader

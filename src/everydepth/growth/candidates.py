@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import UnsupportedModelError
-from everydepth.growth.optimizers import gradients
 from everydepth.stream import Block, Call, ResidualStream, differentiating, first_tensor
 from everydepth.stream.insert import inserted
 from everydepth.stream.maps import LinearMap
+from everydepth.stream.modes import requiring
 from everydepth.stream.taps import hooked, state_in, with_state
 
 
@@ -123,7 +123,7 @@ def pairs(candidate: Candidate, call: Call, h: Tensor, g: Tensor) -> list[Pairs]
         for module in candidate.maps:
             module.forward = silent(module)
             stack.callback(module.__dict__.pop, "forward")
-        stack.enter_context(gradients(list(block.module.parameters()), False))
+        stack.enter_context(requiring(list(block.module.parameters()), False))
         output = first_tensor(call(block.module, h.detach()))
         leaves = [found[module][1] for module in candidate.maps]
         grads = torch.autograd.grad(output, leaves, g.to(output.dtype))
@@ -141,9 +141,15 @@ class Direction:
     weight: Tensor
     bias: Tensor
 
-    def squared(self, has_bias: bool) -> float:
-        total = self.weight.double().square().sum()
-        return float(total + self.bias.double().square().sum() if has_bias else total)
+
+def product(candidate: Candidate, left: Sequence[Direction], right: Sequence[Direction]) -> float:
+    """The inner product of two directions, over all maps."""
+    total = 0.0
+    for module, a, b in zip(candidate.maps, left, right, strict=True):
+        total += (a.weight.double() * b.weight.double()).sum().item()
+        if LinearMap(module).has_bias:
+            total += (a.bias.double() * b.bias.double()).sum().item()
+    return total
 
 
 @torch.no_grad()

@@ -41,9 +41,8 @@ class Paired:
 
     def __str__(self) -> str:
         low, high = self.bootstrap
-        word = "better" if self.better else "worse" if self.worse else "inconclusive"
         return (
-            f"{word}: loss {self.old:.4g} -> {self.new:.4g}, gain {self.gain:+.4g} "
+            f"{_verdict(low, high)}: loss {self.old:.4g} -> {self.new:.4g}, gain {self.gain:+.4g} "
             f"({self.confidence:.0%} interval {low:+.4g} to {high:+.4g}, {self.rows:,} rows)"
         )
 
@@ -52,9 +51,9 @@ class Paired:
         """For a table: each interval's name, the gain with the interval, and the verdict."""
         found: list[tuple[str, str, str]] = []
         for name, (low, high) in (("bootstrap", self.bootstrap), ("bernstein", self.bernstein)):
-            verdict = "better" if low > 0 else "worse" if high < 0 else "inconclusive"
+            what = f"held-out gain ({name}, {self.confidence:.0%})"
             value = f"{self.gain:+.4g} ({low:+.4g} to {high:+.4g})"
-            found.append((f"held-out gain ({name}, {self.confidence:.0%})", value, verdict))
+            found.append((what, value, _verdict(low, high)))
         return found
 
 
@@ -121,6 +120,10 @@ def paired_losses(
         bernstein=(gain - radius, gain + radius),
         confidence=confidence,
     )
+
+
+def _verdict(low: float, high: float) -> str:
+    return "better" if low > 0 else "worse" if high < 0 else "inconclusive"
 
 
 def _bernstein_radius(values: np.ndarray, delta: float) -> float:

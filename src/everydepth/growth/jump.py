@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.config import Seed, Setting, checked
-from everydepth.growth.candidates import Candidate, Direction, pairs, set_maps
+from everydepth.growth.candidates import Candidate, Direction, pairs, product, set_maps
 from everydepth.growth.losses import mean_loss, mean_of, row_losses
 from everydepth.growth.scoring import score
 from everydepth.growth.sites import Score
@@ -123,7 +123,7 @@ def jumpboard(
     site = scored.best.after if after is None else scored.at(after).after
     tried, directions = scored.candidates[site], scored.directions[site]
     steps = _preconditioned(tried, stream, feed, directions) if precondition else directions
-    slope = _product(tried, directions, steps)
+    slope = product(tried, directions, steps)
     line = _Line(tried, feed, criterion, steps)
     with evaluating(tried.model):
         try:
@@ -283,15 +283,6 @@ class _Line:
             change = ((after - cursor.h).norm() / cursor.h.norm().clamp_min(1e-30)).item()
             eta *= 0.1 / change if math.isfinite(change) and change > 0 else 1e-3
         return eta
-
-
-def _product(tried: Candidate, left: Sequence[Direction], right: Sequence[Direction]) -> float:
-    total = 0.0
-    for module, a, b in zip(tried.maps, left, right, strict=True):
-        total += (a.weight.double() * b.weight.double()).sum().item()
-        if LinearMap(module).has_bias:
-            total += (a.bias.double() * b.bias.double()).sum().item()
-    return total
 
 
 def _preconditioned(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.stream import ResidualStream, unwrapped
+from everydepth.stream.modes import requiring
 
 
 def counterparts(old: ResidualStream, new: ResidualStream, after: int) -> dict[str, str]:
@@ -110,17 +111,5 @@ def frozen_except(
     """Train only these parameters (None: all) inside the context."""
     kept = {id(p) for p in (model.parameters() if parameters is None else parameters)}
     frozen = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
-    with gradients(frozen, False):
+    with requiring(frozen, False):
         yield
-
-
-@contextmanager
-def gradients(parameters: Sequence[Tensor], wanted: bool) -> Generator[None, None, None]:
-    """Set `requires_grad` inside the context; it was the opposite before."""
-    for parameter in parameters:
-        parameter.requires_grad_(wanted)
-    try:
-        yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(not wanted)

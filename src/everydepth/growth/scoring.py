@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from everydepth.config import Seed, Setting, checked
 from everydepth.errors import BatchError, SettingError, UnsupportedModelError
-from everydepth.growth.candidates import Candidate, Direction, candidate, pairs, settle
+from everydepth.growth.candidates import Candidate, Direction, candidate, pairs, product, settle
 from everydepth.growth.losses import beside, check_finite, mean_of, row_losses
-from everydepth.growth.optimizers import gradients
 from everydepth.growth.sites import (
     DEEPEN,
     NO,
@@ -41,6 +40,7 @@ from everydepth.stream.feed import Feed
 from everydepth.stream.gradients import disagreement_bound, spectrum, summed_over_positions
 from everydepth.stream.insert import template
 from everydepth.stream.maps import LinearMap
+from everydepth.stream.modes import requiring
 
 FEWEST = 8
 """With fewer rows there are too few sign flips for a test at 5 %."""
@@ -125,7 +125,7 @@ def _pass(
     depths = list(candidates) or list(chosen)
     parameters = unwrapped(stream.model).parameters()
     frozen = [p for p in parameters if not p.requires_grad and p.is_floating_point()]
-    with gradients(frozen, True):  # at every state, even if the model is frozen
+    with requiring(frozen, True):  # at every state, even if the model is frozen
         for batch in feed.shown("scoring", progress):
             with differentiating():
                 states = stream.observe(batch, calls=True)
@@ -199,10 +199,7 @@ def _judged(
         for direction in directions:
             direction.weight.div_(seen.labels)
             direction.bias.div_(seen.labels)
-        maps = candidates[after].maps
-        squared = sum(
-            d.squared(LinearMap(m).has_bias) for d, m in zip(directions, maps, strict=True)
-        )
+        squared = product(candidates[after], directions, directions)
         facts = evidence(gram, seed=seed)
         needed = _needed(facts.z, critical, seen.rows)
         verdict = DEEPEN if p_site <= alpha else UNSURE if needed is not None else NO

@@ -1,7 +1,4 @@
-"""Objectives: weights per depth and step, plus additional terms, composed from small parts.
-
-`__init__.pyi` lists what is public; a name is imported when it is first used.
-"""
+"""Objectives: weights per depth and step, plus additional terms, composed from small parts."""
 
 import lazy_loader
 

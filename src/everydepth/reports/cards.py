@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from everydepth.errors import SettingError
+from everydepth.errors import FOREIGN, SettingError
 from everydepth.reports.words import by_depth
-from everydepth.results import Result, Table
+from everydepth.results import Table
 from everydepth.results.figures.chart import Chart
-from everydepth.results.figures.kinds import charts, number_columns
+from everydepth.results.figures.kinds import Runs, charts, number_columns
 from everydepth.results.figures.web import description
 from everydepth.results.layout import cells, table_of
 from everydepth.results.result import readable
@@ -35,9 +35,6 @@ SECTIONS: Mapping[str, str] = {
 """Headings of the known sections, in page order. Other sections follow under their own names, and
 measurements without a section come last."""
 MORE = "more"
-
-Runs = Mapping[str, Result]
-"""The same measurement in one or more runs, by run name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +61,7 @@ def card(runs: Runs) -> Card:
         found = _card(runs, replace(words, notes=_notes(runs)))
         description(found.charts)  # so that charts that cannot be drawn are noticed here
         return found
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        SettingError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (SettingError, *FOREIGN) as error:
         # Files may be untrusted: still show the other cards.
         why = f"{first.name} could not be drawn ({type(error).__name__}: {error})"
         return replace(words, notes=(why,))

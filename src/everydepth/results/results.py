@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, NoneType
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_ty
 
 import numpy as np
 
-from everydepth.config import alternatives, checked
+from everydepth.config import alternatives, checked, plain
 from everydepth.environment import REPORTED_PACKAGES, installed_version
 from everydepth.errors import DataError, SettingError
 from everydepth.results.layout import merged, table_of
@@ -325,25 +325,6 @@ def provenance(
 def described(result: Result) -> dict[str, Any]:
     """All of a result except its arrays, as JSON values."""
     return plain({f.name: getattr(result, f.name) for f in fields(result) if f.name != "arrays"})
-
-
-def plain(value: Any) -> Any:
-    """As JSON values: lists, dictionaries with string keys, and null for non-finite numbers."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float | np.floating):
-        return float(value) if np.isfinite(value) else None
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())  # masked values become None
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence | set | frozenset):
-        return [plain(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    return str(value)  # paths, devices, classes
 
 
 def restored(kind: Any, value: Any) -> Any:

@@ -1,7 +1,4 @@
-"""The run directory: config, environment, metrics, checkpoints, results; atomic and versioned.
-
-`__init__.pyi` lists what is public; a name is imported when it is first used.
-"""
+"""The run directory: config, environment, metrics, checkpoints, results; atomic and versioned."""
 
 import lazy_loader
 

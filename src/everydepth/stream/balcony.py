@@ -18,7 +18,7 @@ from everydepth.errors import DataError, DepthError, SettingError, UnsupportedMo
 from everydepth.stream.around import StreamAround
 from everydepth.stream.contract import ResidualStream
 from everydepth.stream.cursor import Cursor
-from everydepth.stream.edit import block_copy, move
+from everydepth.stream.edit import block_copy, move, shapes
 from everydepth.stream.insert import inserted, template
 from everydepth.stream.registry import as_stream
 from everydepth.stream.taps import first_tensor
@@ -265,7 +265,7 @@ def _new_blocks(
     """The blocks of one balcony, with layer indices from `first` on."""
     like, copyable = template(trunk, depth, None)
     pattern = trunk.blocks[like - 1].module
-    alike = [block.module for block in trunk.blocks if _shapes(block.module) == _shapes(pattern)]
+    alike = [block.module for block in trunk.blocks if shapes(block.module) == shapes(pattern)]
     for number in range(count):
         if init == "last" and copyable:
             block = block_copy(pattern)
@@ -295,10 +295,6 @@ def _silent_block(
             if "config" in vars(old):
                 vars(new)["config"] = vars(old)["config"]
     return block
-
-
-def _shapes(block: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in block.state_dict().items()}
 
 
 def _span(counts: Sequence[int]) -> str:

@@ -120,7 +120,8 @@ class Branch:
         return value if value.shape == out.shape else value.reshape(out.shape)
 
     def added(self, x: Tensor, out: Tensor) -> Tensor:
-        """The sum, before `post`."""
+        """The sum, before `post`; some blocks flatten tokens into rows for `out`."""
+        out = out if out.ndim == x.ndim else out.reshape(x.shape)
         skipped = x if self.skip is None else self.skip(x)
         return _times(skipped, self.weight) + _times(out, self.scale)
 

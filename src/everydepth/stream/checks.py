@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from everydepth.config import checked
-from everydepth.errors import EveryDepthError, UnsupportedModelError
+from everydepth.errors import FOREIGN, EveryDepthError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import IGNORE_INDEX, TOKEN_TASKS, Batch, ResidualStream
 from everydepth.stream.modes import differentiating, evaluating
@@ -159,14 +159,7 @@ def _judged(name: str, clause: Callable[[_Evidence], str | None], evidence: _Evi
         return Check(name, None, str(reason))
     except _Failed as reason:
         return Check(name, False, str(reason))
-    except (
-        EveryDepthError,
-        RuntimeError,
-        TypeError,
-        IndexError,
-        KeyError,
-        AttributeError,
-    ) as error:
+    except (EveryDepthError, *FOREIGN) as error:
         return Check(name, False, f"{type(error).__name__}: {error}")
 
 
@@ -241,8 +234,7 @@ def _sums(
     total = records[0].x
     for i, (branch, record) in enumerate(zip(block.branches, records, strict=True)):
         x = total if i and together[i] else record.x
-        out = record.out if record.out.ndim == x.ndim else record.out.reshape(x.shape)
-        total = branch.added(x, out)
+        total = branch.added(x, record.out)
         if i + 1 < len(records) and together[i + 1]:
             continue
         then = records[i + 1].x if i + 1 < len(records) else None
@@ -419,9 +411,10 @@ def _own_loss(stream: ResidualStream, batch: Mapping[str, Any]) -> float:
     before = getattr(config, "problem_type", None)
     try:
         output = stream.call({**stream.arguments(batch, None), "labels": batch["labels"]})
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+    except FOREIGN as error:
         # transformers chooses a loss by the name of the class, which may be the user's own.
-        raise _NotApplicable(f"its own loss fails: {type(e).__name__}: {e}"[:120]) from e
+        reason = f"its own loss fails: {type(error).__name__}: {error}"
+        raise _NotApplicable(reason[:120]) from error
     finally:
         if getattr(config, "problem_type", None) != before:  # set by the first loss
             config.problem_type = before  # pyright: ignore[reportOptionalMemberAccess]

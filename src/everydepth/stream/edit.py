@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from everydepth.errors import SettingError, UnsupportedModelError
+from everydepth.errors import FOREIGN, SettingError, UnsupportedModelError
 from everydepth.stream.wrapping import check_copied, fetch, without_adapters
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -23,10 +23,7 @@ _NO_BLOCKS: Mapping[int, nn.Module] = MappingProxyType({})
 # Config fields that may count blocks.
 _COUNTS = re.compile("layer|block|depth")
 # What a model class may raise if built from a config alone.
-_UNBUILDABLE = (
-    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
-    *(OSError, RuntimeError, TypeError, ValueError),
-)
+_UNBUILDABLE = (ImportError, *FOREIGN)
 # Attributes of modules that hold the index of their block.
 _PLACES = ("layer_idx", "layer_id", "layer_index", "layer_number", "block_idx")
 
@@ -307,7 +304,7 @@ def _part_by_block(model: nn.Module, path: str, order: Sequence[int], before: in
     tree = _tree(getattr(model, "config", None))
     if not any(_PARTS.search(name) and value for _, c in tree for name, value in fields(c).items()):
         return
-    built = _built(type(model), copy.deepcopy(model.config))
+    built = _rebuilt(model)
     wanted = {} if built is None else dict(built.named_parameters())
     for name, parameter in list(model.named_parameters()):
         new = wanted.get(name)
@@ -364,6 +361,12 @@ def _built(cls: type[nn.Module], config: Any) -> nn.Module | None:
         return None
 
 
+def _rebuilt(model: nn.Module) -> nn.Module | None:
+    """A model on the meta device built from another's config; None if there is no way to."""
+    config = getattr(model, "config", None)
+    return None if config is None else _built(type(model), copy.deepcopy(config))
+
+
 def _length(model: nn.Module, path: str) -> int | None:
     try:
         return len(model.get_submodule(path))  # pyright: ignore[reportArgumentType]
@@ -385,7 +388,7 @@ def _check_config(model: nn.Module, copied: nn.Module, path: str, order: Sequenc
                 f"{type(config).__name__} cannot describe {type(model).__name__} with blocks "
                 f"{[old + 1 for old in order]}: {reason}; use another depth"
             ) from error
-    built = None if config is None else _built(type(copied), copy.deepcopy(config))
+    built = _rebuilt(copied)
     if built is None or _length(built, path) is None:
         return
     wanted, found = _kinds(copied, path), _kinds(built, path)
@@ -393,7 +396,7 @@ def _check_config(model: nn.Module, copied: nn.Module, path: str, order: Sequenc
     if len(found) == len(wanted) and not differ:
         return
     # Blocks that were changed after building already differed from the config before the edit.
-    original = _built(type(model), copy.deepcopy(model.config))
+    original = _rebuilt(model)
     before = [] if original is None else _kinds(original, path)
     old = _kinds(model, path)
     if len(found) == len(wanted) and all(before[order[p]] != old[order[p]] for p in differ):
@@ -421,11 +424,9 @@ def settle(model: nn.Module, copied: nn.Module, new: Iterable[nn.Module], last: 
     last: the number of blocks before.
     """
     inside = {module for block in new for module in block.modules()}
-    config = getattr(model, "config", None)
-    if not inside or config is None:
+    if not inside:
         return
-    before = _built(type(model), copy.deepcopy(config))
-    after = _built(type(copied), copy.deepcopy(copied.config))
+    before, after = _rebuilt(model), _rebuilt(copied)
     if before is None or after is None or _numbers(before) != _numbers(model):
         return
     twins = dict(after.named_modules())
@@ -469,7 +470,7 @@ def _described(
             if type(value) is not float or value == 0.0:
                 continue
             put(config, name, value * ratios[0])
-            other = _built(type(model), copy.deepcopy(model.config))
+            other = _rebuilt(model)
             told = {} if other is None else _numbers(other)
             if other is not None and all(_close(told.get(k, v), v) for k, v in own.items()):
                 return other
@@ -496,13 +497,13 @@ def _numbers(model: nn.Module) -> dict[tuple[str, str], float]:
 
 def described(model: nn.Module) -> bool:
     """Whether the config describes the model: one built from it has the same tensors."""
-    config = getattr(model, "config", None)
-    built = None if config is None else _built(type(model), copy.deepcopy(config))
-    return built is None or _shapes(built) == _shapes(model)
+    built = _rebuilt(model)
+    return built is None or shapes(built) == shapes(model)
 
 
-def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+def shapes(module: nn.Module) -> dict[str, torch.Size]:
+    """The shapes of a module's tensors, by name."""
+    return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
 
 def _kinds(model: nn.Module, path: str) -> list[set[tuple[Any, ...]]]:

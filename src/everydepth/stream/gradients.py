@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.stream.contract import ResidualStream
-from everydepth.stream.modes import differentiating
+from everydepth.stream.modes import differentiating, requiring
 from everydepth.stream.states import States
 from everydepth.stream.taps import BranchRecord, hooked, record_branches, state_in, with_state
-from everydepth.stream.targets import Targets
+from everydepth.stream.targets import Targets, at_least_float32
 from everydepth.stream.wrapping import unwrapped
 
 
@@ -44,7 +44,7 @@ def spectrum(rows: Tensor) -> tuple[float, float]:
 
 def summed_over_positions(gradient: Tensor) -> Tensor:
     """`(sample, dim)` of a gradient `(sample, [token,] dim)` or `(sample, dim, height, width)`."""
-    wide = gradient if gradient.dtype == torch.float64 else gradient.float()
+    wide = at_least_float32(gradient)
     if wide.ndim == 4:
         return wide.sum((2, 3))
     return wide if wide.ndim == 2 else wide.flatten(1, -2).sum(1)
@@ -130,16 +130,9 @@ def _only_the_stream(stream: ResidualStream) -> Generator[None, None, None]:
         return with_state(args, kwargs, h.view_as(h))  # no leaf: a block may change it in place
 
     first = stream.blocks[0].module.register_forward_pre_hook(start, with_kwargs=True)
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-    try:
-        with hooked(first):
-            yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
+    with hooked(first), requiring(parameters, False):
+        yield
 
 
 def _norms(gradient: Tensor) -> Tensor:
-    wide = gradient if gradient.dtype == torch.float64 else gradient.float()
-    return torch.linalg.vector_norm(wide.flatten(1), dim=1)
+    return torch.linalg.vector_norm(at_least_float32(gradient).flatten(1), dim=1)

@@ -293,6 +293,5 @@ def _leave_out_norms(block: Block) -> bool:
     posts = {branch.post for branch in block.branches if _norms(branch.post)}
     for path, module in list(block.module.named_modules()):
         if module in posts:
-            holder, _, name = path.rpartition(".")
-            setattr(block.module.get_submodule(holder), name, nn.Identity())
+            block.module.set_submodule(path, nn.Identity())
     return bool(posts)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from everydepth.errors import SettingError
 from everydepth.stream.wrapping import unwrapped
@@ -70,6 +70,18 @@ def without_packing(encoders: Iterable[nn.TransformerEncoder]) -> Generator[None
     finally:
         for encoder, packs in before:
             encoder.use_nested_tensor = packs
+
+
+@contextmanager
+def requiring(parameters: Sequence[Tensor], wanted: bool) -> Generator[None, None, None]:
+    """Set `requires_grad` inside the context; it was the opposite before."""
+    for parameter in parameters:
+        parameter.requires_grad_(wanted)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(not wanted)
 
 
 @contextmanager

@@ -124,8 +124,7 @@ class Targets:
             return cls(shape=shape, labels=labels, weights=weights, items=items, numbers=True)
         labels, weights = _aligned(stream, batch, labels, weights)
         real = _real(stream, batch, labels)
-        rows = real.flatten().nonzero().flatten()
-        rows = None if len(rows) == real.numel() else rows
+        rows = _indices(real)
         picked = _taken(labels.flatten(0, real.ndim - 1), rows)
         if check and picked.ndim == 1 and len(picked):
             _check_classes(stream, picked)
@@ -166,10 +165,7 @@ class Targets:
                 if labels.ndim == known.ndim:
                     labels = labels.masked_fill(~known, IGNORE_INDEX)
                 labels = labels.flatten(0, known.ndim - 1)
-        rows = None
-        if real is not None:
-            rows = real.flatten().nonzero().flatten()
-            rows = None if len(rows) == real.numel() else rows
+        rows = None if real is None else _indices(real)
         labels = None if labels is None else _taken(labels, rows)
         if labels is not None and labels.ndim == 2:
             _check_numbers(labels, prediction)
@@ -588,6 +584,12 @@ def _real(stream: ResidualStream, batch: Mapping[str, Any], labels: Tensor) -> T
     shape = tuple(labels.shape[:-1])
     real = _real_predictions(stream, batch, shape, labels.device)
     return torch.ones(shape, dtype=torch.bool, device=labels.device) if real is None else real
+
+
+def _indices(real: Tensor) -> Tensor | None:
+    """The flat indices of the rows that count; None if all do."""
+    rows = real.flatten().nonzero().flatten()
+    return None if len(rows) == real.numel() else rows
 
 
 def _check_numbers(labels: Tensor, z: Tensor) -> None:

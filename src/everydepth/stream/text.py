@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard, cast
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from everydepth.errors import BatchError, SettingError
@@ -62,8 +64,6 @@ def encoded(
     >>> encoded(["Once", "Once upon a time"], tokenizer)["attention_mask"].sum(1).tolist()
     [1, 4]
     """
-    import torch
-
     given: Any = [texts] if isinstance(texts, str) else texts
     rows: list[Any] = list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(row, str) for row in rows):
@@ -79,11 +79,18 @@ def encoded(
     empty = next((text for text, row in zip(rows, ids, strict=True) if not row), None)
     if empty is not None:
         raise SettingError(f"the text {empty!r} has no tokens; pass at least one word")
-    longest = max(map(len, ids))
     pad = getattr(tokenizer, "pad_token_id", None) or 0
-    return {
-        "input_ids": torch.tensor([row + [pad] * (longest - len(row)) for row in ids]),
-        "attention_mask": torch.tensor(
-            [[1] * len(row) + [0] * (longest - len(row)) for row in ids]
-        ),
-    }
+    mask = padded([[1] * len(row) for row in ids], 0)
+    return {"input_ids": padded(ids, pad), "attention_mask": mask}
+
+
+def padded(
+    rows: Sequence[Sequence[int]], fill: int, width: int | None = None, *, left: bool = False
+) -> Tensor:
+    """Rows of numbers as one table, filled on one side up to `width`, by default the longest."""
+    width = max(map(len, rows)) if width is None else width
+    table = np.full((len(rows), width), fill, dtype=np.int64)
+    for line, row in zip(table, rows, strict=True):
+        start = width - len(row) if left else 0
+        line[start : start + len(row)] = row
+    return torch.from_numpy(table)

@@ -168,10 +168,6 @@ class Observation:
         """`z_l` of some rows. depth: an index into `depths`; at L, the model's own output."""
         return self.readouts[depth, rows] if self.has_few_outputs else self._readout(depth, rows)
 
-    def final_logits(self, rows: Tensor) -> Tensor:
-        """The full model's predictions for some rows."""
-        return self.logits(self.depth, rows)
-
     def head_inputs(self, rows: slice) -> Tensor:
         """(depths, rows, dim): the inputs of the head's linear map."""
         found = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from everydepth.results.results import counted
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -54,7 +56,7 @@ class Plan:
     def __str__(self) -> str:
         time = "unknown time" if self.seconds is None else f"about {self.seconds:,.0f} s"
         rows = "all rows" if self.rows is None else f"up to {self.rows:,} rows"
-        metrics = f"{len(self.metrics)} metric" + ("s" if len(self.metrics) > 1 else "")
+        metrics = counted(len(self.metrics), "metric")
         shown = ", ".join(self.metrics[:4]) + (", ..." if len(self.metrics) > 4 else "")
         return (
             f"{self.model}: {len(self.depths)} depths of {rows}, {metrics} ({shown}); "

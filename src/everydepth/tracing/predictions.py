@@ -133,7 +133,7 @@ def _followed(o: Observation, rows: slice, names: frozenset[str]) -> Tensor | No
     if "followed" in names and len(alone):
         size = max(1, LOGIT_BYTES // (4 * o.outputs))
         places = torch.arange(len(o.rows), device=alone.device)[rows][alone]
-        tops = [o.final_logits(part).argmax(-1) for part in places.split(size)]
+        tops = [o.logits(o.depth, part).argmax(-1) for part in places.split(size)]
         follow[alone] = torch.cat(tops).to(follow.device)
     return follow
 

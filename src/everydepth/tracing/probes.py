@@ -12,6 +12,7 @@ from everydepth.config import Positive, checked
 from everydepth.errors import LabelError
 from everydepth.results.result import Result, gap
 from everydepth.stream import IGNORE_INDEX, ResidualStream, as_stream
+from everydepth.stream.feed import Feed
 from everydepth.tracing.metric import FeatureMetric
 from everydepth.tracing.observation import FeatureRows
 from everydepth.tracing.run import trace
@@ -112,8 +113,6 @@ def linear_probe(
 def _features(
     stream: ResidualStream, data: Any, how: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    from everydepth.stream.feed import Feed
-
     feed = Feed(data, stream, batch_size=how["batch_size"], max_samples=how["max_samples"])
     labels: list[np.ndarray] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from everydepth.results import Results
+from everydepth.results.results import counted
 
 
 class Trace(Results, kind="trace"):
@@ -47,5 +48,5 @@ class Trace(Results, kind="trace"):
         state = ", PARTIAL (interrupted)" if self.partial else ""
         return (
             f"Trace of {self.model}: {self.depth} blocks, {self.samples:,} samples{tokens}, "
-            f"{len(self.results)} metric{'' if len(self.results) == 1 else 's'}{state}"
+            f"{counted(len(self.results), 'metric')}{state}"
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
 from typing import Annotated, Any
@@ -141,10 +141,8 @@ def trace(
         _placed(stream, device),
         nullcontext() if other is None else _placed(other, device),
     ):
-        run = _Run(stream, other, wanted, memory_budget, at, drawn)
-        run.announce = partial(
-            _announced, _at_most(feed, stream.rows(first), max_samples), progress
-        )
+        most = _at_most(feed, stream.rows(first), max_samples)
+        run = _Run(stream, other, wanted, memory_budget, at, drawn, most, progress)
         started = time.perf_counter()
         run.look(feed.shown("trace", progress))
         again = run.second_look(feed, progress)
@@ -198,16 +196,9 @@ def _at_most(feed: Feed, first: int, most: int | None) -> int | None:
     return rows if rows is None or most is None else min(rows, most)
 
 
-def _announced(rows: int | None, progress: bool, plan: Plan) -> Plan:
-    plan = replace(plan, rows=rows)
-    if progress and (plan.seconds is None or plan.seconds >= ANNOUNCED):
-        say(str(plan))
-    return plan
-
-
 @dataclass(eq=False)
 class _Run:
-    """One trace in progress."""
+    """One trace in progress. most: the rows to trace, as far as known."""
 
     stream: ResidualStream
     other: ResidualStream | None
@@ -215,13 +206,14 @@ class _Run:
     budget: int
     at: tuple[int, ...]
     drawn: DrawnRows | None
+    most: int | None
+    progress: bool
     samples: int = 0
     rows: int = 0
     interrupted: bool = False
     how: str = "no feature metrics"
     part: int | None = None
     plan: Plan | None = None
-    announce: Callable[[Plan], Plan] | None = None
     stores: dict[str, FeatureStore] = field(default_factory=dict[str, FeatureStore])
 
     def __post_init__(self) -> None:
@@ -260,8 +252,11 @@ class _Run:
                     with Signals():  # Ctrl-C waits until all metrics have seen the batch
                         self._take(observation)
                 clock.append(time.perf_counter())
-                if self.plan is None and self.announce is not None:
-                    self.plan = self.announce(self._planned(observation, clock))
+                if self.plan is None:
+                    self.plan = self._planned(observation, clock)
+                    long = self.plan.seconds is None or self.plan.seconds >= ANNOUNCED
+                    if self.progress and long:
+                        say(str(self.plan))
         except KeyboardInterrupt:
             self.interrupted = True
         for store in self.stores.values():
@@ -275,7 +270,7 @@ class _Run:
             model=self.stream.name,
             metrics=tuple(m.name for m in self.metrics),
             depths=self.at,
-            rows=None,
+            rows=self.most,
             tokens=len(o.rows) if o.per_token else None,
             forward=forward / o.samples,
             readout=readout / o.samples,

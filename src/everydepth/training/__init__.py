@@ -1,7 +1,4 @@
-"""Training: the module that supervises every depth, and the loop around it.
-
-`__init__.pyi` lists what is public; a name is imported when it is first used.
-"""
+"""Training: the module that supervises every depth, and the loop around it."""
 
 import lazy_loader
 

@@ -16,7 +16,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 
 from everydepth.config import plain
-from everydepth.data import Batches, Rows, Tokens, trim_padding
+from everydepth.data import Batch, Batches, Rows, Tokens, trim_padding
 from everydepth.errors import DataError, SettingError
 from everydepth.stream import ResidualStream
 from everydepth.stream.feed import (
@@ -33,8 +33,6 @@ from everydepth.stream.feed import (
 )
 from everydepth.stream.rows import pick_rows
 from everydepth.training.config import FitConfig
-
-Batch = dict[str, Any]
 
 
 class Loader(ABC):

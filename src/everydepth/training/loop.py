@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from everydepth.data import Batch
 from everydepth.errors import DataError, RunError, SettingError
 from everydepth.runs import Checkpoint, Run
 from everydepth.runs.checkpoint import STATE, whole
@@ -31,7 +32,7 @@ from everydepth.training.best import Best
 from everydepth.training.callbacks import Callback
 from everydepth.training.config import FitConfig, RunConfig
 from everydepth.training.failures import check_weights, not_finite
-from everydepth.training.loader import Batch, Loader
+from everydepth.training.loader import Loader
 from everydepth.training.module import EveryDepth
 from everydepth.training.optimizers import optimizer_of
 from everydepth.training.pieces import check_labels, pieces_of, shares_of

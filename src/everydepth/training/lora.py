@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from torch import nn
 
 from everydepth.config import Setting, checked
-from everydepth.errors import SettingError
+from everydepth.errors import FOREIGN, SettingError
 from everydepth.stream import ResidualStream, as_stream, unwrapped
 
 
@@ -45,7 +45,7 @@ def with_lora(model: nn.Module, rank: Annotated[int, Setting(least=1)], **settin
     }
     try:
         return get_peft_model(unwrapped(model), LoraConfig(**given))
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except FOREIGN as error:
         raise SettingError(
             f"PEFT cannot use {settings or f'rank={rank}'!r:.80} here ({error}); see LoraConfig"
         ) from error

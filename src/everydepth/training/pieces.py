@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from everydepth.data import Batch
 from everydepth.stream import (
     LABELED_TOKEN_TASKS,
     TOKEN_TASKS,
@@ -18,7 +19,6 @@ from everydepth.stream import (
     no_labels,
 )
 from everydepth.stream.rows import pick_rows
-from everydepth.training.loader import Batch
 from everydepth.training.module import EveryDepth
 from everydepth.training.processes import of_every_process
 

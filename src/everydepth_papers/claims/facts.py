@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from everydepth.ablations import ablate
+from everydepth.config import plain
 from everydepth.errors import EveryDepthError
 from everydepth.exits import Confidence, evaluate
 from everydepth.growth import jumpboard, score
-from everydepth.results.results import plain
 from everydepth.stream import Targets, as_stream, evaluating, insert
 from everydepth.tracing import trace
 from everydepth_papers.bound import Form, bounded, is_ordered

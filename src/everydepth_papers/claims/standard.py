@@ -30,6 +30,7 @@ from jaxtyping import Float, Int
 from torch import nn
 
 from everydepth.ablations import gradient_study, memorization, scaled_skip
+from everydepth.config import plain
 from everydepth.data import (
     SURFACES,
     Corpus,
@@ -49,7 +50,6 @@ from everydepth.objectives import (
     lpa,
     multi_classifier,
 )
-from everydepth.results.results import plain
 from everydepth.training import EveryDepth, UntilAccuracy, fit
 from everydepth_papers.claims.facts import Batches, gather
 from everydepth_papers.evidence import networks

@@ -91,20 +91,14 @@ def claims(
     names = None if only is None else [part.strip() for part in only.split(",")]
     network, rows, about = None, None, {}
     if model is not None and data is not None:
-        from everydepth.cli.loading import load_batches
+        from everydepth.cli.source import Source
         from everydepth.exits.load import load as load_model
 
         network = load_model(model)
-        rows = load_batches(
-            model,
-            network,
-            data,
-            split=split,
-            root=data_root,
-            batch_size=batch_size,
-            max_length=max_length,
-            max_samples=max_samples,
+        source = Source(
+            data=data, data_root=data_root, max_samples=max_samples, max_length=max_length
         )
+        rows = source.batches(model, network, split=split, batch_size=batch_size)
         about = {"model": model, "data": data, "split": split}
     elif model is not None or data is not None:
         from everydepth.errors import SettingError

@@ -9,7 +9,7 @@ import numpy as np
 
 from everydepth.ablations import Ablation, GradientStudy, Memorization
 from everydepth.ablations.study import Side
-from everydepth.results.results import plain
+from everydepth.config import plain
 from everydepth_papers.bound import Bounded
 from everydepth_papers.unified import UnifiedView
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, as_tensor, nn, stack
 
 from everydepth.errors import UnsupportedModelError
-from everydepth.exits.onnx import check_same, opened
+from everydepth.exits.onnx import OfStream, check_same, opened
 from everydepth.exits.reading import exit_logits
 from everydepth.exits.web.graphs import rounded, write_graph
 from everydepth.stream import ResidualStream, unwrapped
@@ -46,17 +46,15 @@ def write(stream: ResidualStream, example: Mapping[str, Tensor], folder: Path) -
     }
 
 
-class _Ends(nn.Module):
+class _Ends(OfStream):
     """The part before the first block, and the readout, each with its own input.
 
     One graph, since they may share tensors.
     """
 
     def __init__(self, stream: ResidualStream, name: str) -> None:
-        super().__init__()
-        self.model = unwrapped(stream.model)
+        super().__init__(stream)
         self.name = name
-        self._stream = (stream,)  # in a tuple, so that parameters are registered only once
 
     def forward(self, pictures: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         (stream,) = self._stream

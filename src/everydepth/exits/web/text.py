@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from everydepth.errors import BatchError, SettingError, UnsupportedModelError
 from everydepth.exits.generation import generate
-from everydepth.exits.onnx import check_same, opened
+from everydepth.exits.onnx import OfStream, check_same, opened
 from everydepth.exits.web.graphs import refilled, rounded, write_graph
 from everydepth.stream import Cursor, ResidualStream, as_stream, unwrapped
 
@@ -76,16 +76,11 @@ def write(
     }
 
 
-class _Ends(nn.Module):
+class _Ends(OfStream):
     """The embedding of a word, and the readout, over a piece of the vocabulary.
 
     One graph, since they may share tensors. Only the length of `past` matters: the position.
     """
-
-    def __init__(self, stream: ResidualStream) -> None:
-        super().__init__()
-        self.model = unwrapped(stream.model)
-        self._stream = (stream,)  # in a tuple, so that parameters are registered only once
 
     def forward(self, row: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         (stream,) = self._stream
@@ -93,13 +88,8 @@ class _Ends(nn.Module):
         return cursor.h, stream.logits(replace(cursor, depth=stream.depth, h=h))[0, 0]
 
 
-class _Step(nn.Module):
+class _Step(OfStream):
     """The only block of a stream, run on one new token."""
-
-    def __init__(self, stream: ResidualStream) -> None:
-        super().__init__()
-        self.model = unwrapped(stream.model)
-        self._stream = (stream,)
 
     def forward(self, h: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (stream,) = self._stream

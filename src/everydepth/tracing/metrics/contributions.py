@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -175,12 +175,10 @@ class BranchContributions(_Contribution):
     def compute(self) -> Result:
         series: dict[str, np.ndarray] = {}
         labels: dict[str, str] = {}
-        names = list(dict.fromkeys(name for name, _ in self.parts))
-        missing = np.full(2, np.nan)
         for k, (suffix, what) in enumerate((("", "‖added‖"), ("_target", "added to the target"))):
-            for name in names:
-                column = [self.parts.get((name, d), missing)[k] for d in range(1, self.depth + 1)]
-                series[f"{name}{suffix}"] = np.array(column) / self.rows
+            sums = {key: float(found[k]) for key, found in self.parts.items()}
+            for name, column in by_branch(sums, range(1, self.depth + 1)).items():
+                series[f"{name}{suffix}"] = column / self.rows
                 labels[f"{name}{suffix}"] = f"{name.replace('_', ' ')}: {what} (logit)"
         return self.over_depths(series, first=1, labels=labels, meta={"rows": self.rows})
 
@@ -194,14 +192,19 @@ def branch_names(block: Block) -> list[str]:
     ]
 
 
+def by_branch(values: Mapping[tuple[str, int], float], depths: range) -> dict[str, np.ndarray]:
+    """Values by branch and depth as a column per branch; NaN where a block has no such branch."""
+    names = dict.fromkeys(name for name, _ in values)
+    return {name: np.array([values.get((name, d), np.nan) for d in depths]) for name in names}
+
+
 def _states_between(block: Block, seen: Sequence[BranchRecord]) -> list[Tensor]:
     # Parallel branches are added one after the other.
     states, h = list[Tensor](), seen[0].x
     for i, (branch, record) in enumerate(zip(block.branches[:-1], seen, strict=False)):
         then = seen[i + 1]
         together = block.parallel or block.branches[i + 1].beside
-        out = record.out if record.out.ndim == h.ndim else record.out.reshape(h.shape)
-        h = branch.added(h, out) if together else then.x
+        h = branch.added(h, record.out) if together else then.x
         states.append(h.reshape(then.shape))
     return states
 

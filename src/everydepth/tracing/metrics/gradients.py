@@ -13,7 +13,7 @@ from everydepth.errors import SettingError
 from everydepth.results.result import Result, defined
 from everydepth.stream.gradients import disagreement_bound, spectrum
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
-from everydepth.tracing.metrics.contributions import branch_names
+from everydepth.tracing.metrics.contributions import branch_names, by_branch
 from everydepth.tracing.metrics.predictive import CLASSES, NUMBERS, UNLABELED
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.record import Trace
@@ -68,12 +68,8 @@ class GradientNorm(_OfGradients):
         if not self.samples:
             return self.gap(UNLABELED)
         value = self.sums.array("norms") / self.samples
-        names = list(dict.fromkeys(name for name, _ in self.branches))
-        taps = {
-            name: np.array([self.branches.get((name, d), np.nan) for d in range(len(value))])
-            / self.samples
-            for name in names
-        }
+        sums = by_branch(self.branches, range(len(value)))
+        taps = {name: column / self.samples for name, column in sums.items()}
         return self.over_depths(
             {"value": value, **taps},
             beside=self.kept.quantiles(),
@@ -81,7 +77,7 @@ class GradientNorm(_OfGradients):
                 "value": "at the state: ‖gradient of the loss‖ (nat per unit)",
                 **{
                     n: f"where {n.replace('_', ' ')} reads: ‖gradient of the loss‖ (nat per unit)"
-                    for n in names
+                    for n in taps
                 },
             },
             meta={"samples": self.samples},

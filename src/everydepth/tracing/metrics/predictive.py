@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import ClassVar
 
 import numpy as np
@@ -39,9 +38,10 @@ class _Mean(_Quality):
         self.sums = Sums()
         self.count = 0
 
-    @abstractmethod
     def values(self, p: Predictions, targets: Tensor) -> Tensor:
-        """One value per depth and row."""
+        """One value per depth and row: by default the only field that it reads."""
+        (name,) = self.reads
+        return p.field(name)
 
     def update(self, observation: Observation) -> None:
         p, targets = observation.predictions, observation.targets
@@ -173,9 +173,6 @@ class Loss(_Mean):
     better = "lower"
     label = "cross-entropy (nat)"
 
-    def values(self, p: Predictions, targets: Tensor) -> Tensor:
-        return p.loss
-
 
 @register_metric
 class Perplexity(Loss):
@@ -223,9 +220,6 @@ class PredictionError(_Mean):
     better = "lower"
     label = "prediction error ‖softmax(z) - y‖"
 
-    def values(self, p: Predictions, targets: Tensor) -> Tensor:
-        return p.error
-
 
 @register_metric
 class MeanSquaredError(_Mean):
@@ -237,9 +231,6 @@ class MeanSquaredError(_Mean):
     label = "mean squared error"
     tasks = NUMBERS
 
-    def values(self, p: Predictions, targets: Tensor) -> Tensor:
-        return p.loss
-
 
 @register_metric
 class MeanAbsoluteError(_Mean):
@@ -250,9 +241,6 @@ class MeanAbsoluteError(_Mean):
     better = "lower"
     label = "mean absolute error"
     tasks = NUMBERS
-
-    def values(self, p: Predictions, targets: Tensor) -> Tensor:
-        return p.absolute
 
 
 @register_metric

@@ -12,7 +12,7 @@ from everydepth.results.result import Result
 from everydepth.stream import at_least_float32, real_tokens
 from everydepth.stream.maps import weight_spread
 from everydepth.tracing.metric import BatchMetric, register_metric
-from everydepth.tracing.metrics.contributions import branch_names
+from everydepth.tracing.metrics.contributions import branch_names, by_branch
 from everydepth.tracing.observation import BlockRecords, Observation
 
 
@@ -82,15 +82,9 @@ class StreamStd(BatchMetric):
         self.batch = {}
 
     def compute(self) -> Result:
-        names = tuple(dict.fromkeys(name for name, _ in self.moments))
-        where = range(1, self.depth + 1)
-        columns = {
-            name: np.array(
-                [self.moments[name, d].std if (name, d) in self.moments else np.nan for d in where]
-            )
-            for name in names
-        }
-        labels = {n: f"where {n.replace('_', ' ')} reads: std of the stream" for n in names}
+        stds = {key: found.std for key, found in self.moments.items()}
+        columns = by_branch(stds, range(1, self.depth + 1))
+        labels = {n: f"where {n.replace('_', ' ')} reads: std of the stream" for n in columns}
         return self.over_depths(columns, first=1, labels=labels)
 
 
