@@ -27,7 +27,7 @@ from everydepth.stream.discovery.structure import (
     prediction_in,
     text_config,
 )
-from everydepth.stream.modes import evaluating, without_packing, without_tracking
+from everydepth.stream.modes import as_written, evaluating, without_packing, without_tracking
 from everydepth.stream.rows import row_axes, select_rows
 from everydepth.stream.taps import silence
 from everydepth.stream.wrapping import unwrapped
@@ -172,7 +172,7 @@ class DiscoveredStream(ResidualStream):
 
     @torch.no_grad()
     def _look(self, batch: Mapping[str, Any]) -> Structure:
-        with evaluating(self._inner), silence():
+        with evaluating(self._inner), silence(), as_written(self._inner):
             return self._seen(batch)
 
     def _seen(self, batch: Mapping[str, Any]) -> Structure:
