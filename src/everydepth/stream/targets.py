@@ -609,7 +609,7 @@ def _check_shares(labels: Tensor) -> None:
         )
 
 
-def check_labels(stream: ResidualStream, labels: Int[Tensor, "..."]) -> None:
+def check_labels(stream: ResidualStream, labels: Tensor) -> None:
     """Raise if a class label does not fit the head. Waits for the device once."""
     if stream.task in ("regression", "embedding", "detection") or labels.is_floating_point():
         return
