@@ -73,14 +73,21 @@ def _has_place(
 ) -> bool:
     """Whether the model's forward needs something in the place of a block (from 1).
 
-    It does if the block has its own attribute name, if its skip changes the shape, or if the model
-    does something before or after this position in a list, which it may identify by number.
+    It does if the block has its own attribute name, if its skip changes the shape, if it is in a
+    list of lists, or if the model does something before or after this position in a list, which it
+    may identify by number.
     """
-    held = next((list(each) for each in lists.values() if blocks[number - 1] in list(each)), None)
+    path, held = next(
+        ((path, [*each]) for path, each in lists.items() if blocks[number - 1] in [*each]),
+        ("", None),
+    )
     if held is None or number in tail.skips:
         return True
     if hasattr(model, "config"):  # which says how many there are in a list
         return False
+    holders = (model.get_submodule(each) for each in (path, path.rpartition(".")[0]))
+    if all(isinstance(holder, nn.ModuleList) for holder in holders):
+        return True  # `for one, two in self.blocks` takes as many as there are
     near = [(number, number - 1), (number - 2, number - 2)]
     return any(
         0 <= other < len(blocks) and blocks[other] in held and not tail.direct[between]
