@@ -229,8 +229,8 @@ class Finding:
         except FAILURES as error:
             raise UnsupportedModelError(
                 f"the blocks of {self._label} in {chain.name} cannot be skipped: what follows "
-                f"needs more than a state ({type(error).__name__}: {error}); write an adapter "
-                "(docs/add-an-architecture.md)"
+                f"needs more than a state ({type(error).__name__}: {error}); "
+                f"{self._collected() or 'write an adapter (docs/add-an-architecture.md)'}"
             ) from error
         if not identical(found, self._prediction):
             raise UnsupportedModelError(
@@ -245,6 +245,22 @@ class Finding:
                 f"the blocks of {self._label} in {chain.name} do not depend on the previous state "
                 f"alone: {reason}; write an adapter (docs/add-an-architecture.md)"
             )
+
+    def _collected(self) -> str:
+        """The settings that make the model return more of each block, and what to do."""
+        config = text_config(self.model)
+        own = config is getattr(self.model, "config", None)
+        holder = "model.config" if own else "model.config.get_text_config()"
+        names = [name for name, value in vars(config or self).items() if value is True]
+        asked = [f"{holder}.{name}" for name in names if name.startswith("output_")]
+        if not asked:
+            return ""
+        one = len(asked) == 1
+        return (
+            f"{' and '.join(asked)} {'is' if one else 'are'} True, so the model collects more of "
+            f"its blocks than states: set {'it' if one else 'them'} to False (a loss that it would "
+            "compute of that, such as the balance of experts, is then left out)"
+        )
 
     def _mixed(self, chain: Chain, tail: Tail) -> str | None:
         """Where the model uses an earlier state between two blocks; None if nowhere."""
