@@ -1059,3 +1059,61 @@ def test_blocks_that_are_taken_in_twos_can_be_cut_anywhere() -> None:
         torch.testing.assert_close(small(**batch), stream.observe(batch).logits(depth))
     with pytest.raises(UnsupportedModelError, match="cannot run a block more after depth 2: its"):
         ed.insert(model, after=2)
+
+
+class Ending(nn.Module):
+    """Predicts from the last token of each row that is not 0, without a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(20, 8), nn.Linear(8, CLASSES)
+        self.blocks = nn.ModuleList(Mix(8) for _ in range(3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for block in self.order(tokens):
+            x = block(x)
+        return self.out(x[torch.arange(len(x)), (tokens != 0).sum(1) - 1])
+
+    def order(self, tokens: Tensor) -> Any:
+        return self.blocks
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("given", [False, True])
+def test_padding_without_a_mask_is_seen_though_the_first_batch_had_none(given: bool) -> None:
+    torch.manual_seed(0)
+    model, full = Ending().eval(), {"tokens": torch.randint(5, 20, (ROWS, 6))}
+    stream = ed.as_stream(model, **({"example": full} if given else {}))
+    padded = full["tokens"].clone()
+    padded[1:, 3:] = 0
+    for batch in (full, {"tokens": padded}):
+        states = stream.observe(batch)
+        assert torch.equal(stream.readout(states[3], 3, batch), model(**batch))
+        torch.testing.assert_close(states.logits(1), ed.at_depth(model, 1)(**batch))
+
+
+class Reversing(Ending):
+    def order(self, tokens: Tensor) -> Any:
+        return reversed(self.blocks) if bool((tokens == 0).any()) else self.blocks
+
+
+class Repeating(Ending):
+    def order(self, tokens: Tensor) -> Any:
+        first, second, third = self.blocks
+        return (first, first if bool((tokens == 0).any()) else second, third)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Reversing, "3 in place of block 1"), (Repeating, "1 in place of block 2")]
+)
+def test_an_order_of_blocks_that_depends_on_the_data_is_refused(
+    kind: type[Ending], said: str
+) -> None:
+    torch.manual_seed(0)
+    stream = ed.as_stream(kind().eval())
+    assert stream.depth == 3
+    padded = {"tokens": torch.tensor([[7, 8, 0, 0], [9, 7, 8, 6]])}
+    for way in (stream.observe, stream.start):
+        with pytest.raises(UnsupportedModelError, match=f"called block {said}"):
+            way(padded)

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 

@@ -324,7 +324,8 @@ class Finding:
             calls = [call for call in record.calls if call.module is found.linear and call.given]
             scored = record.values[calls[-1].given].shape if calls and calls[-1].given else None
             late = scored is not None and scored[:-1] != prediction.shape[:-1]
-            picked = self._picked(found, head, tail, h, late=late)
+            looks = self._looks(chain)
+            picked = self._picked(found, head, tail, h, late=late, looks=looks)
             if picked is not None:
                 return picked
         try:
@@ -335,8 +336,15 @@ class Finding:
             pass
         return Readout("tail", whole, found)
 
+    def _looks(self, chain: Chain) -> bool:
+        """Whether the prediction depends on the batch in another way than through the states."""
+        reach, goal = Reach(self.record), self.record.key(self._prediction)
+        states = [link.call.given for link in chain.links if link.call.given is not None]
+        given = [self.record.key(tensor) for tensor in tensors_in(self.batch)]
+        return any(reach.leads(key, goal, around=states) for key in given)
+
     def _picked(
-        self, found: Parts, head: nn.Module, tail: Tail, h: Tensor, *, late: bool
+        self, found: Parts, head: nn.Module, tail: Tail, h: Tensor, *, late: bool, looks: bool
     ) -> Readout | None:
         """The readout whose pick agrees with the tail on every variant of the batch, if any."""
         last = len(tail.blocks)
@@ -351,7 +359,7 @@ class Finding:
             except FAILURES:  # the model does not accept this variant
                 continue
         near: Readout | None = None
-        for name, pick in picks(text_config(self.model)).items():
+        for name, pick in picks(text_config(self.model), looks=looks).items():
             ready = Readout("modules", head, found, pick, name, late)
             try:
                 pairs = [(ready.read(tail.given(state), given), z) for state, given, z in wanted]
