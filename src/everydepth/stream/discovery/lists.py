@@ -25,12 +25,20 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def shortened(
-    model: Model, blocks: Sequence[nn.Module], depth: int, tail: Tail, *, share: bool
+    model: Model,
+    blocks: Sequence[nn.Module],
+    depth: int,
+    tail: Tail,
+    *,
+    share: bool,
+    filled: bool = False,
 ) -> Model:
     """A copy of `model` with the first `depth` of `blocks`.
 
     A block that only its list refers to is removed. Any other is replaced by what it computes when
     silent: the identity, or its skip if that changes the shape.
+
+    filled: replace every block, for a model that takes as many from each list as there were.
     """
     lists = _lists(model, blocks)
     if len(set(blocks)) < len(blocks):
@@ -41,7 +49,11 @@ def shortened(
             return edited(model, held, range(depth), share=share)
     paths = {module: path for path, module in model.named_modules()}
     gone = {block: number for number, block in enumerate(blocks, start=1) if number > depth}
-    left = {block: n for block, n in gone.items() if _has_place(model, blocks, n, lists, tail)}
+    left = {
+        block: number
+        for block, number in gone.items()
+        if filled or _has_place(model, blocks, number, lists, tail)
+    }
     dropped = [block for block, number in gone.items() if number not in tail.skips]
     copied = copy_without(model, dropped, share=share)
     for block, number in left.items():
@@ -64,6 +76,12 @@ def shortened(
     return copied
 
 
+def in_lists_of_lists(model: nn.Module, blocks: Sequence[nn.Module]) -> bool:
+    """Whether blocks are in lists of a list, as pairs are that a model unpacks in its loop."""
+    holders = {path.rpartition(".")[0] for path in _lists(model, blocks)}
+    return any(path and isinstance(model.get_submodule(path), nn.ModuleList) for path in holders)
+
+
 def _has_place(
     model: nn.Module,
     blocks: Sequence[nn.Module],
@@ -73,21 +91,14 @@ def _has_place(
 ) -> bool:
     """Whether the model's forward needs something in the place of a block (from 1).
 
-    It does if the block has its own attribute name, if its skip changes the shape, if it is in a
-    list of lists, or if the model does something before or after this position in a list, which it
-    may identify by number.
+    It does if the block has its own attribute name, if its skip changes the shape, or if the model
+    does something before or after this position in a list, which it may identify by number.
     """
-    path, held = next(
-        ((path, [*each]) for path, each in lists.items() if blocks[number - 1] in [*each]),
-        ("", None),
-    )
+    held = next((list(each) for each in lists.values() if blocks[number - 1] in list(each)), None)
     if held is None or number in tail.skips:
         return True
     if hasattr(model, "config"):  # which says how many there are in a list
         return False
-    holders = (model.get_submodule(each) for each in (path, path.rpartition(".")[0]))
-    if all(isinstance(holder, nn.ModuleList) for holder in holders):
-        return True  # `for one, two in self.blocks` takes as many as there are
     near = [(number, number - 1), (number - 2, number - 2)]
     return any(
         0 <= other < len(blocks) and blocks[other] in held and not tail.direct[between]
