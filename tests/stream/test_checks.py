@@ -121,3 +121,17 @@ def test_one_row_cannot_show_row_selection() -> None:
     report = ed.check_stream(model, {"pixel_values": batch["pixel_values"][:1]})
     assert "the batch has one row; pass two or more" in str(report)
     assert torch.is_grad_enabled()
+
+
+def test_the_clause_about_the_loss_does_not_apply_where_there_is_no_built_in_loss() -> None:
+    several, batch = ENTRIES["Bert-SequenceClassification"].make()
+    several.config.problem_type = "multi_label_classification"
+    towers, pair = ENTRIES["CLIPModel-vision"].make()
+    for model, given, options, labels in (
+        (several, batch, {}, torch.ones(3, 3)),
+        (towers, pair, {"tower": "vision"}, torch.zeros(3, dtype=torch.long)),
+    ):
+        report = ed.check_stream(model, {**given, "labels": labels}, **options)
+        found = {check.name: check.passed for check in report.checks}
+        assert report.ok, str(report)
+        assert found["the loss is the model's own"] is None

@@ -670,6 +670,19 @@ def test_a_config_that_asks_for_tuples_is_followed_or_told_what_to_set() -> None
     assert report.ok, str(report)
 
 
+def test_a_config_that_collects_what_routers_say_is_told_what_to_set() -> None:
+    model, batch = KNOWN["causal:MixtralForCausalLM"].make()
+    model.config.output_router_logits = True
+    said = r"model\.config\.output_router_logits is True, .*: set it to False"
+    with pytest.raises(UnsupportedModelError, match=said):
+        ed.as_stream(model)
+    model.config.output_router_logits = False
+    assert ed.check_stream(model, batch).ok
+    model, batch = KNOWN["causal:GemmaForCausalLM"].make()
+    model.config.output_hidden_states = True
+    assert ed.check_stream(model, batch).ok
+
+
 def test_two_streams_of_equal_right_are_both_named() -> None:
     model, batch = ENTRIES["CLIPModel-vision"].make()
     with pytest.raises(SettingError) as error:

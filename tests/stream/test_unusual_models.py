@@ -915,3 +915,205 @@ def test_named_blocks_of_a_language_model_are_driven_without_its_cache() -> None
     states, cursor = ed.as_stream(model).observe(batch), stream.start(batch)
     for _ in range(2):
         torch.testing.assert_close(stream.advance(cursor).h, states[stream.depth])
+
+
+class Encoding(nn.Module):
+    """An encoder and decoder of torch's own layers, which fuse what nobody looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(20, 16), nn.Linear(16, CLASSES)
+        self.both = nn.Transformer(16, 2, 2, 3, 32, batch_first=True)
+
+    def forward(self, tokens: Tensor, written: Tensor) -> Tensor:
+        return self.out(self.both(self.words(tokens), self.words(written)))
+
+
+class Attending(Chained):
+    """Its tail has attention of its own, which torch fuses when nobody looks."""
+
+    def __init__(self) -> None:
+        super().__init__(Mix)
+        self.pool = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.out(self.pool(x, x, x, need_weights=False)[0].mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_what_torch_computes_in_one_kernel_if_nobody_looks_is_no_difference() -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 20, (ROWS, 6))
+    pair = {"tokens": tokens, "written": tokens[:, :4]}
+    mask = torch.ones(ROWS, 6, dtype=torch.long)
+    mask[1:, 3:] = 0
+    cases: list[tuple[nn.Module, dict[str, Tensor]]] = [
+        (Encoding().eval(), pair),
+        (Attending().eval(), {"x": torch.randn(ROWS, 6, 8)}),
+        (Packing().eval(), {"input_ids": tokens, "attention_mask": mask}),
+    ]
+    for model, batch in cases:
+        report = ed.check_stream(model, batch, example=batch)
+        assert report.ok, str(report)
+        assert ed.as_stream(model, example=batch).depth == 3
+
+
+class Summed(Mix):
+    """Python's `sum`, which begins with the number 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum([x, self.down(torch.tanh(self.up(self.norm(x))))], torch.zeros(()).item())
+
+
+class Piled(Mix):
+    def forward(self, x: Tensor) -> Tensor:
+        added = self.down(torch.tanh(self.up(self.norm(x))))
+        return torch.stack([x, added, x], dim=-1).sum(-1)
+
+
+@pytest.mark.parametrize("block", [Summed, Piled])
+def test_a_sum_that_begins_with_zero_or_is_over_a_stack_is_found(block: type[Mix]) -> None:
+    torch.manual_seed(0)
+    model, batch = Chained(block).eval(), {"x": torch.randn(ROWS, 6, 8)}
+    stream = ed.as_stream(model, example=batch)
+    report = ed.check_stream(stream, batch)
+    assert report.ok, str(report)
+    assert stream.depth == 3
+    assert block is not Summed or all(len(each.branches) == 1 for each in stream.blocks)
+
+
+class Answer:
+    """What a forward may return: an object that is neither a tuple nor a mapping."""
+
+    def __init__(self, **named: Any) -> None:
+        vars(self).update(named)
+
+
+class Answering(Chained):
+    def __init__(self, answer: Any) -> None:
+        super().__init__(Mix)
+        self.answer = answer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.answer(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda z: Answer(places=z.argmax(-1), scores=z),
+        lambda z: {"made": {"number": 3, "scores": z}},
+        lambda z: (z.square().mean(), z),
+    ],
+    ids=["object", "nested", "loss-first"],
+)
+def test_the_prediction_is_found_in_whatever_the_model_returns(answer: Any) -> None:
+    torch.manual_seed(0)
+    model, batch = Answering(answer).eval(), {"x": torch.randn(ROWS, 6, 8)}
+    stream = ed.as_stream(model, example=batch)
+    report = ed.check_stream(stream, batch)
+    assert report.ok, str(report)
+    assert stream.outputs == CLASSES
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda z: z.argmax(-1), r"the model returns \(2,\) int64, but a prediction is a float"),
+        (lambda z: z[:, 0], r"one number per row as \(rows, 1\)"),
+        (lambda z: Answer(loss=z.sum()), r"returns \(\) float32 in its Answer, but"),
+        (lambda z: None, r"returns no tensors in its NoneType, but"),
+    ],
+    ids=["classes", "one-number", "loss-alone", "nothing"],
+)
+def test_a_model_that_returns_no_scores_is_told_what_to_return(answer: Any, said: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=said):
+        ed.as_stream(Answering(answer).eval(), example={"x": torch.randn(2, 6, 8)})
+
+
+class Pairs(nn.Module):
+    """Takes its blocks in twos."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = (nn.ModuleList([Mix(8), Mix(8)]) for _ in range(2))
+        self.pairs, self.out = nn.ModuleList(pairs), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for one, two in self.pairs:
+            x = two(one(x))
+        return self.out(x.mean(1))
+
+
+def test_blocks_that_are_taken_in_twos_can_be_cut_anywhere() -> None:
+    torch.manual_seed(0)
+    model, batch = Pairs().eval(), {"x": torch.randn(ROWS, 6, 8)}
+    stream = ed.as_stream(model)
+    report = ed.check_stream(stream, batch)
+    assert report.ok, str(report)
+    for depth in (1, 2, 3):
+        small = ed.at_depth(model, depth)
+        assert ed.as_stream(small).depth == depth
+        torch.testing.assert_close(small(**batch), stream.observe(batch).logits(depth))
+    with pytest.raises(UnsupportedModelError, match="cannot run a block more after depth 2: its"):
+        ed.insert(model, after=2)
+
+
+class Ending(nn.Module):
+    """Predicts from the last token of each row that is not 0, without a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(20, 8), nn.Linear(8, CLASSES)
+        self.blocks = nn.ModuleList(Mix(8) for _ in range(3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for block in self.order(tokens):
+            x = block(x)
+        return self.out(x[torch.arange(len(x)), (tokens != 0).sum(1) - 1])
+
+    def order(self, tokens: Tensor) -> Any:
+        return self.blocks
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("given", [False, True])
+def test_padding_without_a_mask_is_seen_though_the_first_batch_had_none(given: bool) -> None:
+    torch.manual_seed(0)
+    model, full = Ending().eval(), {"tokens": torch.randint(5, 20, (ROWS, 6))}
+    stream = ed.as_stream(model, **({"example": full} if given else {}))
+    padded = full["tokens"].clone()
+    padded[1:, 3:] = 0
+    for batch in (full, {"tokens": padded}):
+        states = stream.observe(batch)
+        assert torch.equal(stream.readout(states[3], 3, batch), model(**batch))
+        torch.testing.assert_close(states.logits(1), ed.at_depth(model, 1)(**batch))
+
+
+class Reversing(Ending):
+    def order(self, tokens: Tensor) -> Any:
+        return reversed(self.blocks) if bool((tokens == 0).any()) else self.blocks
+
+
+class Repeating(Ending):
+    def order(self, tokens: Tensor) -> Any:
+        first, second, third = self.blocks
+        return (first, first if bool((tokens == 0).any()) else second, third)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Reversing, "3 in place of block 1"), (Repeating, "1 in place of block 2")]
+)
+def test_an_order_of_blocks_that_depends_on_the_data_is_refused(
+    kind: type[Ending], said: str
+) -> None:
+    torch.manual_seed(0)
+    stream = ed.as_stream(kind().eval())
+    assert stream.depth == 3
+    padded = {"tokens": torch.tensor([[7, 8, 0, 0], [9, 7, 8, 6]])}
+    for way in (stream.observe, stream.start):
+        with pytest.raises(UnsupportedModelError, match=f"called block {said}"):
+            way(padded)

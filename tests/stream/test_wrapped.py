@@ -186,8 +186,10 @@ def test_a_head_that_is_trained_beside_an_adapter_is_exported(tmp_path: Path) ->
 
 def test_a_prompt_tuning_adapter_is_refused() -> None:
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    with pytest.raises(UnsupportedModelError, match="prompt-tuning adapter"):
-        ed.as_stream(peft.get_peft_model(_llama(), config))
+    adapted = peft.get_peft_model(_llama(), config)
+    with pytest.raises(UnsupportedModelError, match=r"prompt-tuning adapter.*get_base_model\(\)"):
+        ed.as_stream(adapted)
+    assert ed.as_stream(adapted.get_base_model()).depth == ed.as_stream(_llama()).depth
 
 
 @pytest.mark.parametrize("build", [_llama, _gemma])
@@ -206,6 +208,17 @@ def test_a_model_compiled_in_place_is_refused() -> None:
     model.compile(backend="eager")
     with pytest.raises(UnsupportedModelError, match="was compiled in place"):
         ed.as_stream(model)
+
+
+def test_a_model_of_which_the_part_with_the_blocks_is_compiled_is_refused() -> None:
+    model = _llama()
+    whole = model.model
+    model.model = torch.compile(whole, backend="eager")
+    said = r"model of LlamaForCausalLM is compiled.*\(model\.model = model\.model\._orig_mod\)"
+    with pytest.raises(UnsupportedModelError, match=said):
+        ed.as_stream(model)
+    model.model = model.model._orig_mod
+    assert ed.as_stream(model).depth == len(whole.layers)
 
 
 @pytest.mark.parametrize("build", [_llama, _gemma])

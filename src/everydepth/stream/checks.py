@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from everydepth.config import checked
-from everydepth.errors import FOREIGN, EveryDepthError, UnsupportedModelError
+from everydepth.errors import FOREIGN, EveryDepthError, SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import IGNORE_INDEX, TOKEN_TASKS, Batch, ResidualStream
-from everydepth.stream.modes import differentiating, evaluating
+from everydepth.stream.modes import as_written, differentiating, evaluating
 from everydepth.stream.registry import as_stream
 from everydepth.stream.states import States
 from everydepth.stream.taps import (
@@ -109,7 +109,7 @@ def check_stream(model: nn.Module | ResidualStream, batch: Batch, **options: Any
         "the loss is the model's own": _loss,
     }
     checks: list[Check] = []
-    with evaluating(inner):
+    with evaluating(inner), as_written(inner):
         with torch.no_grad():
             evidence = _Evidence(
                 stream, stream.observe(batch), stream.call(stream.arguments(batch, None))
@@ -365,7 +365,10 @@ def _cache(e: _Evidence) -> str:
 def _loss(e: _Evidence) -> str:
     stream, z = e.stream, e.states.logits(e.stream.depth)
     batch = {**e.batch, "labels": _countable(e)}
-    targets = Targets.of(stream, batch)
+    try:
+        targets = Targets.of(stream, batch)
+    except SettingError as reason:  # several labels a row, or none that a built-in loss can use
+        raise _NotApplicable(str(reason)) from reason
     found, own = float(targets.loss(targets.pick(z))), _own_loss(stream, batch)
     # Many models compute their loss in float32, whatever their weights.
     kind = torch.float32 if z.dtype == torch.float64 else z.dtype

@@ -422,15 +422,17 @@ class ResidualStream(ABC):
         self.confirm(batch)
         calls = calls or bool(self.exits)
         h: list[Tensor] = []
+        ran: list[nn.Module] = []
         last: list[Tensor] = []
         seen: list[Call] = []
         written: list[int | None] = []
         ended: list[int | None] = []
         overwrites, listens = self.overwrites, listening()
 
-        def see_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def see_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not listens():
                 return None
+            ran.append(module)
             h.append(state_in(args, kwargs))
             written.append(version(h[-1]))
             if calls:
@@ -457,6 +459,7 @@ class ResidualStream(ABC):
                 stack.enter_context(replaced_forward(self.head, _no_logits))
             output = self.called(batch, None)
         self._check_observed(len(h) if last else min(len(h), self.depth - 1))
+        self._check_order(ran)
         self._check_kept([*h, *last], [*written, *ended])
         h.extend(self.after_block(given, self.depth) for given in last)
         states = States(self, tuple(h), batch, output if logits else None, tuple(seen))
@@ -498,13 +501,17 @@ class ResidualStream(ABC):
         self.confirm(batch)
         known = self.depth if to is None else self.check_depth(to, lowest=1)
         calls: list[Call] = []
+        ran: list[nn.Module] = []
         embedded: list[Tensor] = []
         # An exporter cannot trace an exception: there the blocks run, and are removed as dead code.
         exporting = torch.compiler.is_compiling()
 
-        def noting(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(module: nn.Module) -> Callable[..., Any]:
+            forward = module.forward
+
             def note(*args: Any, **kwargs: Any) -> Any:
                 h = state_in(args, kwargs)
+                ran.append(module)
                 calls.append(Call.of(args, kwargs))
                 embedded.append(self.given(h))
                 if exporting:
@@ -518,11 +525,11 @@ class ResidualStream(ABC):
 
         with ExitStack() as stack:
             for block in {id(block.module): block for block in self.blocks[:known]}.values():
-                note = noting(block.module.forward)
-                stack.enter_context(replaced_forward(block.module, note))
+                stack.enter_context(replaced_forward(block.module, noting(block.module)))
             with suppress(_Started):
                 self.called(batch, cache)
         if len(calls) == known:
+            self._check_order(ran)
             axes = (self.row_axis, self.call_axes, self.rows(batch))
             return Cursor(0, embedded[0], batch, tuple(calls), cache, self.heads, *axes)
         raise UnsupportedModelError(
@@ -658,6 +665,17 @@ class ResidualStream(ABC):
             f"the {self.depth} blocks of {self.name} are not in one module list, so they cannot be "
             f"changed; give {type(self).__name__} a `{need}` (docs/add-an-architecture.md)"
         )
+
+    def _check_order(self, ran: Sequence[nn.Module]) -> None:
+        """Raise if the blocks, as many as there are, did not run one after the other."""
+        modules = [block.module for block in self.blocks]
+        for number, (module, wanted) in enumerate(zip(ran, modules, strict=False), start=1):
+            if module is not wanted:
+                raise UnsupportedModelError(
+                    f"{self.name} called block {modules.index(module) + 1} in place of block "
+                    f"{number}: which blocks run, and in which order, depends on the batch or the "
+                    "mode, so they are no stream; switch that off, or call `model.eval()`"
+                )
 
     def _check_observed(self, ran: int) -> None:
         if ran != self.depth:

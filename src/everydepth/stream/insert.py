@@ -10,7 +10,13 @@ import torch
 from torch import nn
 
 from everydepth.config import checked
-from everydepth.errors import DepthError, NonFiniteError, SettingError, UnsupportedModelError
+from everydepth.errors import (
+    BatchError,
+    DepthError,
+    NonFiniteError,
+    SettingError,
+    UnsupportedModelError,
+)
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream
 from everydepth.stream.edit import block_copy
@@ -107,7 +113,13 @@ def inserted(
     assert block is not None
     block.train(pattern.training)
     grown = stream.inserted(after, block, like, share=share)
-    deeper = as_stream(rewrapped(stream.model, grown), **stream.options)
+    try:
+        deeper = as_stream(rewrapped(stream.model, grown), **stream.options)
+    except (BatchError, UnsupportedModelError) as error:
+        raise UnsupportedModelError(
+            f"{stream.name} cannot run a block more after depth {after}: its forward needs "
+            f"{stream.depth} blocks, or numbers them ({error})"
+        ) from error
     if deeper.depth == stream.depth:
         raise UnsupportedModelError(
             f"{stream.name} does not call a new block after depth {after}: its forward always runs "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import BaseTorchFunctionMode
 
 from everydepth.errors import SettingError
 from everydepth.stream.wrapping import unwrapped
@@ -82,6 +83,25 @@ def requiring(parameters: Sequence[Tensor], wanted: bool) -> Generator[None, Non
     finally:
         for parameter in parameters:
             parameter.requires_grad_(not wanted)
+
+
+@contextmanager
+def as_written(model: nn.Module) -> Generator[None, None, None]:
+    """Run torch's own attention and encoder layers by their Python code inside the context.
+
+    In eval mode without gradients they use fused kernels, which round differently, unless somebody
+    looks on: a hook, a mode. So a model would differ from itself.
+    """
+    inner = unwrapped(model)
+    if not any(isinstance(module, _FUSING) for module in inner.modules()):
+        yield
+        return
+    # Any mode keeps them from it, and this one does nothing else.
+    with without_packing(packing(inner)), BaseTorchFunctionMode():
+        yield
+
+
+_FUSING = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 
 @contextmanager

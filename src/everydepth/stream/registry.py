@@ -18,7 +18,7 @@ from everydepth.stream.contract import ResidualStream, StreamFactory, Task
 from everydepth.stream.discovery import DiscoveredStream
 from everydepth.stream.embedding import EmbeddingStream
 from everydepth.stream.generic import GenericStream
-from everydepth.stream.wrapping import check_seen, unwrapped
+from everydepth.stream.wrapping import check_parts_seen, check_seen, unwrapped
 
 # The list of built-in families, by name: the stream imports nothing above it.
 _TABLE = "everydepth.architectures.registry"
@@ -155,6 +155,7 @@ def as_stream(
         options = {"token": "all", "task": "classification"} | options
     stream = factory(model, **options)
     stream.options, stream.tokenizer = options, tokenizer
+    check_parts_seen(model, (block.module for block in stream.blocks))
     if stream.depth == 0:
         raise DepthError(
             f"{stream.name} has 0 blocks, so it has no stream; build it with at least one "

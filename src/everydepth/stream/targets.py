@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
@@ -611,7 +610,7 @@ def _check_shares(labels: Tensor) -> None:
         )
 
 
-def check_labels(stream: ResidualStream, labels: Int[Tensor, "..."]) -> None:
+def check_labels(stream: ResidualStream, labels: Tensor) -> None:
     """Raise if a class label does not fit the head. Waits for the device once."""
     if stream.task in ("regression", "embedding", "detection") or labels.is_floating_point():
         return

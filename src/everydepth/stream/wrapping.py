@@ -76,6 +76,21 @@ def check_seen(model: nn.Module) -> None:
         )
 
 
+def check_parts_seen(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
+    """Raise if a part that holds some of the blocks, but not the whole model, is compiled."""
+    wanted = set(blocks)
+    for path, part in unwrapped(model).named_modules():
+        inside = getattr(part, "_orig_mod", None)
+        if isinstance(inside, nn.Module) and not wanted.isdisjoint(
+            {*part.modules()} - {part, inside}
+        ):
+            raise UnsupportedModelError(
+                f"{path} of {type(unwrapped(model)).__name__} is compiled, which hides the states "
+                f"between its blocks; put the original back (model.{path} = model.{path}._orig_mod)"
+                ", then compile the whole model, or each block: as_stream(model).compile_blocks()"
+            )
+
+
 # -- adapters -------------------------------------------------------------------------------------
 
 
@@ -93,7 +108,8 @@ def _adapted(model: Any) -> nn.Module:
     if getattr(model.active_peft_config, "is_prompt_learning", False):
         raise UnsupportedModelError(
             f"{type(model).__name__} has an active prompt-tuning adapter, which adds tokens before "
-            "the first block; disable it, or use an adapter that changes layers (LoRA)"
+            "the first block; pass the model without it (model.get_base_model()), or use an "
+            "adapter that changes layers (LoRA)"
         )
     return model.get_base_model()
 

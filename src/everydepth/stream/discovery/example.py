@@ -59,6 +59,12 @@ def examples(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     elif isinstance(first, nn.Linear):
         yield {key: numbers(ROWS, first.in_features)}
         yield {key: numbers(ROWS, TOKENS, first.in_features)}
+    elif isinstance(first, (nn.LayerNorm, nn.RMSNorm)):
+        yield {key: numbers(ROWS, *first.normalized_shape)}
+        yield {key: numbers(ROWS, TOKENS, *first.normalized_shape)}
+    elif isinstance(first, nn.Conv1d):
+        for length in (64, 1024):
+            yield {key: numbers(ROWS, first.in_channels, length)}
     channels = getattr(first, "in_channels", None) or getattr(config, "num_channels", None) or 3
     for size in _sizes(model, config):
         yield {key: numbers(ROWS, channels, *size)}

@@ -229,8 +229,8 @@ class Finding:
         except FAILURES as error:
             raise UnsupportedModelError(
                 f"the blocks of {self._label} in {chain.name} cannot be skipped: what follows "
-                f"needs more than a state ({type(error).__name__}: {error}); write an adapter "
-                "(docs/add-an-architecture.md)"
+                f"needs more than a state ({type(error).__name__}: {error}); "
+                f"{self._collected() or 'write an adapter (docs/add-an-architecture.md)'}"
             ) from error
         if not identical(found, self._prediction):
             raise UnsupportedModelError(
@@ -245,6 +245,22 @@ class Finding:
                 f"the blocks of {self._label} in {chain.name} do not depend on the previous state "
                 f"alone: {reason}; write an adapter (docs/add-an-architecture.md)"
             )
+
+    def _collected(self) -> str:
+        """The settings that make the model return more of each block, and what to do."""
+        config = text_config(self.model)
+        own = config is getattr(self.model, "config", None)
+        holder = "model.config" if own else "model.config.get_text_config()"
+        names = [name for name, value in vars(config or self).items() if value is True]
+        asked = [f"{holder}.{name}" for name in names if name.startswith("output_")]
+        if not asked:
+            return ""
+        one = len(asked) == 1
+        return (
+            f"{' and '.join(asked)} {'is' if one else 'are'} True, so the model collects more of "
+            f"its blocks than states: set {'it' if one else 'them'} to False (a loss that it would "
+            "compute of that, such as the balance of experts, is then left out)"
+        )
 
     def _mixed(self, chain: Chain, tail: Tail) -> str | None:
         """Where the model uses an earlier state between two blocks; None if nowhere."""
@@ -308,7 +324,8 @@ class Finding:
             calls = [call for call in record.calls if call.module is found.linear and call.given]
             scored = record.values[calls[-1].given].shape if calls and calls[-1].given else None
             late = scored is not None and scored[:-1] != prediction.shape[:-1]
-            picked = self._picked(found, head, tail, h, late=late)
+            looks = self._looks(chain)
+            picked = self._picked(found, head, tail, h, late=late, looks=looks)
             if picked is not None:
                 return picked
         try:
@@ -319,8 +336,15 @@ class Finding:
             pass
         return Readout("tail", whole, found)
 
+    def _looks(self, chain: Chain) -> bool:
+        """Whether the prediction depends on the batch in another way than through the states."""
+        reach, goal = Reach(self.record), self.record.key(self._prediction)
+        states = [link.call.given for link in chain.links if link.call.given is not None]
+        given = [self.record.key(tensor) for tensor in tensors_in(self.batch)]
+        return any(reach.leads(key, goal, around=states) for key in given)
+
     def _picked(
-        self, found: Parts, head: nn.Module, tail: Tail, h: Tensor, *, late: bool
+        self, found: Parts, head: nn.Module, tail: Tail, h: Tensor, *, late: bool, looks: bool
     ) -> Readout | None:
         """The readout whose pick agrees with the tail on every variant of the batch, if any."""
         last = len(tail.blocks)
@@ -335,7 +359,7 @@ class Finding:
             except FAILURES:  # the model does not accept this variant
                 continue
         near: Readout | None = None
-        for name, pick in picks(text_config(self.model)).items():
+        for name, pick in picks(text_config(self.model), looks=looks).items():
             ready = Readout("modules", head, found, pick, name, late)
             try:
                 pairs = [(ready.read(tail.given(state), given), z) for state, given, z in wanted]

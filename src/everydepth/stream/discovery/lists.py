@@ -25,12 +25,20 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def shortened(
-    model: Model, blocks: Sequence[nn.Module], depth: int, tail: Tail, *, share: bool
+    model: Model,
+    blocks: Sequence[nn.Module],
+    depth: int,
+    tail: Tail,
+    *,
+    share: bool,
+    filled: bool = False,
 ) -> Model:
     """A copy of `model` with the first `depth` of `blocks`.
 
     A block that only its list refers to is removed. Any other is replaced by what it computes when
     silent: the identity, or its skip if that changes the shape.
+
+    filled: replace every block, for a model that takes as many from each list as there were.
     """
     lists = _lists(model, blocks)
     if len(set(blocks)) < len(blocks):
@@ -41,7 +49,11 @@ def shortened(
             return edited(model, held, range(depth), share=share)
     paths = {module: path for path, module in model.named_modules()}
     gone = {block: number for number, block in enumerate(blocks, start=1) if number > depth}
-    left = {block: n for block, n in gone.items() if _has_place(model, blocks, n, lists, tail)}
+    left = {
+        block: number
+        for block, number in gone.items()
+        if filled or _has_place(model, blocks, number, lists, tail)
+    }
     dropped = [block for block, number in gone.items() if number not in tail.skips]
     copied = copy_without(model, dropped, share=share)
     for block, number in left.items():
@@ -62,6 +74,12 @@ def shortened(
         if not staged:
             correct_configs(copied, path, places, len(olds))
     return copied
+
+
+def in_lists_of_lists(model: nn.Module, blocks: Sequence[nn.Module]) -> bool:
+    """Whether blocks are in lists of a list, as pairs are that a model unpacks in its loop."""
+    holders = {path.rpartition(".")[0] for path in _lists(model, blocks)}
+    return any(path and isinstance(model.get_submodule(path), nn.ModuleList) for path in holders)
 
 
 def _has_place(

@@ -198,21 +198,25 @@ def _end_token(end: int) -> Pick:
     return pick
 
 
-def picks(config: Any) -> dict[str, Pick]:
-    """Ways to choose the part of the state that predicts, by name, to be tried out."""
+def picks(config: Any, *, looks: bool) -> dict[str, Pick]:
+    """Ways to choose the part of the state that predicts, by name, to be tried out.
+
+    looks: only those that look at the batch, as padding shows where the others go wrong.
+    """
     pad, end = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
-    found: dict[str, Pick] = {
+    fixed: dict[str, Pick] = {
         "every token": lambda h, batch: h,
         "the first token": lambda h, batch: h[:, 0],
         "the mean": lambda h, batch: h.flatten(1, -2).mean(1),
         "the mean of all tokens but the first": lambda h, batch: h[:, 1:].mean(1),
-        "the mean of real tokens": _masked_mean,
         "the mean over positions": lambda h, batch: h.flatten(2).mean(2),
     }
+    found: dict[str, Pick] = {**({} if looks else fixed), "the mean of real tokens": _masked_mean}
     if isinstance(pad, int):
         found["the last token that is not padding"] = _last_unpadded(pad)
     found["the last token of the mask"] = _last_masked
     if isinstance(end, int):
         found["the end token"] = _end_token(end)
-    found["the last token"] = lambda h, batch: h[:, -1]
+    if not looks:
+        found["the last token"] = lambda h, batch: h[:, -1]
     return found

@@ -200,10 +200,36 @@ class _Operations(TorchDispatchMode):
         for memory in {_memory(tensor) for tensor in written}:
             recording.versions[memory] = recording.versions.get(memory, 0) + 1
             recording.writers[memory, recording.versions[memory]] = len(recording.operations)
+        pieces = self._stacked(func, args)
+        if pieces:
+            self._added(pieces, output)
+            return output
         if summands:
             func, args, kwargs = torch.ops.aten.add.Tensor, (), {"alpha": alpha}
+        elif _adds_nothing(func, args):
+            func, args = torch.ops.aten.alias.default, args[:1]
         self._record(func, reads, recording.keys(output), args, kwargs)
         return output
+
+    def _stacked(self, func: Any, args: tuple[Any, ...]) -> Sequence[Tensor]:
+        """What a sum over an axis adds, if that axis was made by stacking; else nothing."""
+        if func is not torch.ops.aten.sum.dim_IntList or len(args) != 2:
+            return ()
+        whole, summed = args
+        made = self.recording.producer(self.recording.key(whole))
+        if made is None or made.func is not torch.ops.aten.stack.default:
+            return ()
+        pieces: Sequence[Tensor] = made.args[0]
+        axis = made.args[1] if len(made.args) > 1 else 0
+        return pieces if [place % whole.ndim for place in summed] == [axis % whole.ndim] else ()
+
+    def _added(self, pieces: Sequence[Tensor], output: Tensor) -> None:
+        """Record a sum of tensors as that of the first two, of this and the third, and so on."""
+        total = pieces[0]
+        for place, piece in enumerate(pieces[1:], start=2):
+            reads, summed = self.recording.keys((total, piece)), (total, piece)
+            total = output if place == len(pieces) else total + piece
+            self._record(torch.ops.aten.add.Tensor, reads, self.recording.keys(total), summed, {})
 
     def _product(self, value: Tensor, factor: float | Tensor | None) -> Key:
         """Record a product that a fused operation computes inside; returns its value."""
@@ -222,6 +248,11 @@ class _Operations(TorchDispatchMode):
             recording.producers.setdefault(key, len(recording.operations))
         name = str(func).removeprefix("aten.")
         recording.operations.append(Operation(name, func, tuple(reads), tuple(made), args, kwargs))
+
+
+def _adds_nothing(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether it adds the number 0, as Python's `sum` does to what it adds first."""
+    return func is torch.ops.aten.add.Tensor and not isinstance(args[1], Tensor) and args[1] == 0
 
 
 def _fused_sum(

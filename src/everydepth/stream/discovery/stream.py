@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, final
 
 import torch
@@ -15,7 +15,7 @@ from everydepth.stream.contract import BESIDE_INPUTS, IGNORE_INDEX, ResidualStre
 from everydepth.stream.cursor import CallAxes, Cursor
 from everydepth.stream.discovery.example import ROWS, examples, parameters_of
 from everydepth.stream.discovery.finding import Finding, doubled
-from everydepth.stream.discovery.lists import lengthened, shortened
+from everydepth.stream.discovery.lists import in_lists_of_lists, lengthened, shortened
 from everydepth.stream.discovery.memory import recall, remember
 from everydepth.stream.discovery.recording import recording
 from everydepth.stream.discovery.structure import (
@@ -27,9 +27,9 @@ from everydepth.stream.discovery.structure import (
     prediction_in,
     text_config,
 )
-from everydepth.stream.modes import evaluating, without_packing, without_tracking
+from everydepth.stream.modes import as_written, evaluating, without_packing, without_tracking
 from everydepth.stream.rows import row_axes, select_rows
-from everydepth.stream.taps import silence
+from everydepth.stream.taps import replaced_forward, silence
 from everydepth.stream.wrapping import unwrapped
 
 # Inputs with which a model computes the same things, of tokens at other places.
@@ -172,7 +172,7 @@ class DiscoveredStream(ResidualStream):
 
     @torch.no_grad()
     def _look(self, batch: Mapping[str, Any]) -> Structure:
-        with evaluating(self._inner), silence():
+        with evaluating(self._inner), silence(), as_written(self._inner):
             return self._seen(batch)
 
     def _seen(self, batch: Mapping[str, Any]) -> Structure:
@@ -294,13 +294,26 @@ class DiscoveredStream(ResidualStream):
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         found = self.structure
-        return shortened(
-            self._inner,
-            [block.module for block in found.blocks],
-            self.check_depth(depth, lowest=1),
-            found.tail,
-            share=share,
-        )
+        depth = self.check_depth(depth, lowest=1)
+        blocks = [block.module for block in found.blocks]
+        cut = partial(shortened, self._inner, blocks, depth, found.tail, share=share)
+        small = cut()
+        if in_lists_of_lists(self._inner, blocks) and not self._runs(small):
+            small = cut(filled=True)
+        return small
+
+    @torch.no_grad()
+    def _runs(self, small: nn.Module) -> bool:
+        """Whether a copy of the model with fewer blocks runs on the batch it was found on."""
+        batch = self.trial()
+        if not batch:  # the model has no weights yet
+            return True
+        with evaluating(small), silence(), replaced_forward(self._inner, small.forward):
+            try:
+                self._output(batch)
+            except FAILURES:
+                return False
+        return True
 
     def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
         modules = [each.module for each in self.structure.blocks]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from everydepth.errors import UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import Task
 from everydepth.stream.discovery.readout import Parts, Pick
+from everydepth.stream.discovery.recording import tensors_in
 from everydepth.stream.discovery.tail import Tail
 
 FAILURES = (
@@ -81,15 +83,28 @@ class Structure:
 
 
 def prediction_in(output: Any) -> Tensor:
-    """The prediction in a model's output: its logits, or its first tensor."""
+    """The prediction in a model's output: its logits, or its first tensor of scores."""
     if isinstance(output, Tensor):
-        return output
+        return _scores([output])
     for name in ("logits", "prediction_logits", "logits_per_image"):
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if isinstance(value, Tensor):
             return value
-    values = output.values() if isinstance(output, Mapping) else output
-    return next(v for v in values if isinstance(v, Tensor) and v.is_floating_point())
+    held = output if isinstance(output, (Mapping, tuple, list)) else getattr(output, "__dict__", {})
+    return _scores(list(tensors_in(held)), f" in its {type(output).__name__}")
+
+
+def _scores(tensors: Sequence[Tensor], where: str = "") -> Tensor:
+    """The first tensor with numbers for every row, as a loss may come before it."""
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.ndim > 1:
+            return tensor
+    kinds = [f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors]
+    raise UnsupportedModelError(
+        f"the model returns {', '.join(kinds) or 'no tensors'}{where}, but a prediction is a float "
+        "tensor (rows, ..., scores); let its forward return scores, such as logits, or one number "
+        "per row as (rows, 1)"
+    )
 
 
 def text_config(model: nn.Module) -> Any:
