@@ -122,7 +122,7 @@ def test_the_trace_of_a_trained_run_joins_the_run(
 
 
 def test_a_language_model_also_says_what_each_depth_would_say(
-    language_model: Path, tmp_path: Path
+    language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "story.txt").write_text("once upon a time there was one good film " * 40)
     words = ["--data", tmp_path / "story.txt", "--max-length", "16", "--max-samples", "3"]
@@ -132,6 +132,8 @@ def test_a_language_model_also_says_what_each_depth_would_say(
     assert found.samples == 3
     assert set(found) == {"perplexity", "token_grid", "text_at_depth", "parameters"}
     assert found.results["token_grid"].arrays["tokens"][:2].tolist() == ["once", "upon"]
+    output = capsys.readouterr().out
+    assert all(f"depth {depth}: once upon" in output for depth in range(1, found.depth + 1))
 
 
 def test_the_vectors_of_an_encoder_without_a_head_are_measured(

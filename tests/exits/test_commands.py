@@ -52,6 +52,18 @@ def test_profile_prints_every_depth_writes_json_and_figure_and_chooses(
     assert (out / "profile.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_profile_reads_every_token_if_asked(folder: Path, tmp_path: Path) -> None:
+    options = ("--repeats", "1", "--max-samples", "4", "--depths", "1,2", "--tokens")
+    place = ("--data", "digits", "--run", str(tmp_path / "run"))
+    result = run("profile", str(folder), *place, *options, "all")
+    assert result.exit_code == 0, result.output
+    found = Profile.load(tmp_path / "run" / "profile")
+    assert [depth.depth for depth in found.depths] == [1, 2, 3]
+    assert found.about["asked"]["tokens"] == "all"
+    result = run("profile", str(folder), *place[:-1], str(tmp_path / "other"), *options, "few")
+    assert "tokens='few'" in str(result.exception)
+
+
 def test_profile_explains_a_budget_that_cannot_be_met(folder: Path, tmp_path: Path) -> None:
     options = ("--max-bytes", "3", "--repeats", "1", "--max-samples", "4")
     place = ("--run", str(tmp_path / "run"))

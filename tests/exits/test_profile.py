@@ -330,6 +330,8 @@ def test_more_batch_sizes_and_the_writing_of_tokens_are_timed_apart() -> None:
     model, batch = ENTRIES["Llama-tied-CausalLM-right"].make()
     found = profile(model, batch, batch_sizes=(1, 2), repeats=1, progress=False)
     assert found["latency_by_batch"].shape == (4, 2)
+    assert "latency_by_batch: table('latency_by_batch') has the times" in found.table().notes
+    assert found.table("latency_by_batch").headings == ("depth", "batch size 1", "batch size 2")
     assert found.result("decode").unit == "tokens/s"
     assert (np.diff(found["decode"]) < 0).all()  # every block takes time
     with pytest.raises(SettingError, match="batch size 9, but the first batch has 3 rows"):

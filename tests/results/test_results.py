@@ -106,6 +106,14 @@ def test_a_family_is_a_table_of_rows_by_columns() -> None:
     assert table.rows == ((1, 1.0, 1.0, 1.0), (2, 1.0, 1.0, 1.0))
 
 
+def test_a_table_of_one_measurement_among_several_says_which() -> None:
+    values = {"layer": np.array([1]), "columns": np.array([1]), "v": np.ones((1, 1))}
+    one = Result(
+        name="a", kind="matrix", axis="layer", series=("v",), arrays=values, title="Likeness"
+    )
+    assert study(one, curve("b", [1], [2.0])).table().title.splitlines()[-1] == "Likeness"
+
+
 @pytest.mark.parametrize("name", every_kind())
 def test_every_kind_has_a_table_in_text_html_markdown_and_pandas(name: str) -> None:
     table = trace_of(*every_kind().values()).table(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from inspect import isfunction, signature
+from inspect import Parameter, isfunction, signature
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 import everydepth as ed
 from everydepth.errors import OptionError, SettingError, UnsupportedModelError
+from everydepth.exits import certify, generation
+from everydepth.exits.certify import certify_depth
+from everydepth.exits.generation import stream_text
 from everydepth.stream import ResidualStream, registry, sites
 from everydepth.stream.discovery import DiscoveredStream
 
@@ -43,7 +46,7 @@ class Letters:
     def encode(self, text: str, /) -> list[int]:
         return [3 + ord(letter) % 50 for letter in text]
 
-    def decode(self, ids: Any, /) -> str:
+    def decode(self, ids: Any, /, skip_special_tokens: bool = False) -> str:
         return "x" * len(np.atleast_1d(ids))
 
 
@@ -83,6 +86,7 @@ VISION: dict[str, Callable[..., Any]] = {
     "calibrate": lambda m, **o: ed.calibrate(m, rows(99), risk=0.9, delta=0.5, **QUIET, **o),
     "evaluate": lambda m, **o: ed.evaluate(m, rows(), ed.Confidence(threshold=0.5), **o),
     "choose_blocks": lambda m, **o: ed.choose_blocks(m, rows(), keep=1, **QUIET, **o),
+    "certify_depth": lambda m, **o: certify_depth(m, rows(), risk=0.9, delta=0.5, **QUIET, **o),
     "balcony": lambda m, **o: ed.balcony(m, [1], **o),
     "export": lambda m, **o: ed.export(m, "out", depth=1, overwrite=True, **o),
     "scaled_skip": lambda m, **o: ed.scaled_skip(m, layer=1, c=0.5, **o).remove(),
@@ -109,6 +113,9 @@ VISION: dict[str, Callable[..., Any]] = {
     "grow": lambda m, **o: ed.grow(m, rows(), rows(), rows(), steps=1, rounds=1, **QUIET, **o),
 }
 LANGUAGE: dict[str, Callable[..., Any]] = {
+    "stream_text": lambda m, **o: list(
+        stream_text(m, "one", tokenizer=Letters(), max_new_tokens=2, **o)
+    ),
     "generate": lambda m, **o: ed.generate(m, IDS, max_new_tokens=2, **o),
     "token_grid": lambda m, **o: ed.token_grid(m, Letters(), "one", new_tokens=1, **o),
     "text_at_depth": lambda m, **o: ed.text_at_depth(m, Letters(), ["one"], new_tokens=1, **o),
@@ -132,10 +139,19 @@ def test_every_function_takes_a_model_with_options_or_its_stream(name: str) -> N
 def test_no_public_function_of_a_model_is_left_out() -> None:
     public = {name: getattr(ed, name) for name in ed.__all__}
     public |= {f"growth.{name}": getattr(ed.growth, name) for name in ed.growth.__all__}
+    # Those of the packages that have as_stream's options, under whatever name.
+    packages = (ed.exits, generation, certify, ed.tracing, ed.training, ed.ablations, ed.stream)
+    public |= {name: f for package in packages for name, f in vars(package).items()}
     functions = {name: f for name, f in public.items() if isfunction(f) or f is ed.EveryDepth}
-    first = {name: next(iter(signature(f).parameters), "") for name, f in functions.items()}
-    takes = {name for name, word in first.items() if word in ("model", "old")} - {"growth.grow"}
-    assert len(takes) > 20
+    plain = {name: list(signature(f).parameters.values()) for name, f in functions.items()}
+    takes = {
+        name
+        for name, given in plain.items()
+        if given and given[0].name in ("model", "old") and given[-1].kind is Parameter.VAR_KEYWORD
+    }
+    takes -= {"growth.grow"}
+    takes = {name for name in takes if not name.startswith("_")}
+    assert len(takes) > 25
     assert takes <= set(ALL)
 
 

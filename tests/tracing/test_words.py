@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import everydepth as ed
 from everydepth import tracing
 from everydepth.errors import DepthError, SettingError
-from everydepth.stream import as_stream, words
+from everydepth.stream import ResidualStream, as_stream, observe_gradients, words
 from everydepth.stream.words import row_blocks, word_statistics
 from everydepth.tracing import observation, predictions, run
 from everydepth.tracing.plan import Plan
@@ -239,6 +239,8 @@ def test_some_depths_are_those_of_all() -> None:
         ("3:", (3, 4)),
         ("every 2nd", (0, 2, 4)),
         ("every 3rd", (0, 3, 4)),
+        ("3,1", (1, 3, 4)),  # as on the command line
+        ("1, 2", (1, 2, 4)),
         (None, tuple(range(5))),
     ],
 )
@@ -250,7 +252,7 @@ def test_depths_are_numbers_or_a_slice_with_the_last_among_them(
     assert chosen_depths(as_stream(llama()), depths) == found
 
 
-@pytest.mark.parametrize("wrong", ["2", "a:b", [7], "9:", "every", "every 0th"])
+@pytest.mark.parametrize("wrong", ["2", "a:b", "1,7", "1,", [7], "9:", "every", "every 0th"])
 def test_depths_that_are_not_there_are_refused(wrong: Any) -> None:
     with pytest.raises(DepthError, match=r"depths?[ =].*4"):
         ed.trace(llama(), text(), ["loss"], depths=wrong, progress=False)
@@ -325,6 +327,37 @@ def test_what_a_plan_drops_is_half_of_what_was_asked(depths: tuple[int, ...], wa
     each: dict[str, Any] = {"forward": 0.1, "readout": 0.9, "rest": 0.0, "bytes": 2**20}
     plan = Plan(model="M", metrics=("loss",), depths=depths, rows=8, tokens=127, **each)
     assert plan.halving == f"the readout of {way}"
+
+
+def test_a_plan_of_drawn_tokens_counts_these() -> None:
+    each: dict[str, Any] = {"forward": 0.1, "readout": 0.9, "rest": 0.0, "bytes": 2**20}
+    told: dict[str, Any] = {"model": "M", "metrics": ("loss",), "depths": (0, 1, 2), "rows": 100}
+    # The measured row had 4 of the 200 tokens, twice as many as the average row.
+    plan = Plan(**told, tokens=4, drawn=200, **each)
+    assert plan.seconds == pytest.approx(100 * 0.1 + 50 * 0.9)
+    assert plan.halving.endswith("82%, and depths='every 2nd' or tokens=100 halves it")
+    found = ed.trace(llama(), text(), ["loss"], tokens=6, progress=False)
+    shown = found.about["plan"]
+    assert "tokens=" not in shown or "tokens=3 " in shown
+
+
+def test_gradients_are_of_rows_whose_logits_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = llama(), text()
+    seen: list[int] = []
+
+    def observing(stream: ResidualStream, part: Any) -> Any:
+        seen.append(stream.rows(part))
+        return observe_gradients(stream, part)
+
+    monkeypatch.setattr("everydepth.tracing.run.observe_gradients", observing)
+    whole = ed.trace(model, batch, ["gradient_norm"], progress=False)
+    assert seen == [1, 4]
+    seen.clear()
+    row = 4 * batch["input_ids"].shape[1] * ed.as_stream(model).classes
+    monkeypatch.setattr("everydepth.tracing.run.PART_BYTES", 2 * row)
+    parts = ed.trace(model, batch, ["gradient_norm"], progress=False)
+    assert seen == [1, 2, 2]
+    np.testing.assert_allclose(parts["gradient_norm"], whole["gradient_norm"], rtol=1e-6)
 
 
 def test_ctrl_c_in_a_sweep_leaves_the_batches_before_it(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,12 +16,19 @@ def profile(
     rows: Rows,
     run: OwnRun = None,
     depths: Annotated[
-        str | None, typer.Option(help="A slice of depths: '5::5' every fifth, '20:' from 20 on.")
+        str | None, typer.Option(help="'every 2nd', '20:' (from 20 on), or numbers: '4,8,12'.")
     ] = None,
     repeats: Annotated[
         int | None,
         typer.Option(min=1, help="Timed passes; by default 2 to 10, as many as fit in 2 seconds."),
     ] = None,
+    tokens: Annotated[
+        str,
+        typer.Option(
+            metavar="some|all",
+            help="For a large vocabulary: 'all' reads every depth at every token, not at a sample.",
+        ),
+    ] = "some",
     latency_ms: Annotated[
         float | None, typer.Option(help="Budget: milliseconds for one row.")
     ] = None,
@@ -46,12 +53,19 @@ def profile(
     network = load_model(model)
     batches = rows.load(model, network)
     place = place_for(model, run, "profile")
+    reading: Any = tokens
     found = measure(
-        rows.stream(network), batches, batch_size=rows.batch_size, depths=depths, repeats=repeats
+        rows.stream(network),
+        batches,
+        batch_size=rows.batch_size,
+        depths=depths,
+        repeats=repeats,
+        tokens=reading,
     )
     console = Console()
     show(found, console)
     asked = {"model": model, **rows.asked(), "depths": depths, "repeats": repeats}
+    asked["tokens"] = tokens
     keep(found, place, asked, console)
     drawn = found.figure(["tradeoff", "batch_latency", "checkpoint_bytes"])
     drawn.savefig(place / "profile.png", dpi=150)

@@ -22,7 +22,7 @@ def trace(
     run: OwnRun = None,
     depths: Annotated[
         str | None,
-        typer.Option(help="A slice of depths: '::2' every second, '20:' from 20 on."),
+        typer.Option(help="'every 2nd', '20:' (from 20 on), or numbers: '4,8,12'."),
     ] = None,
     tokens: Annotated[
         int | None,
@@ -61,6 +61,7 @@ def trace(
     place = place_for(model, run, "trace")
     wanted = None if metrics is None else [name.strip() for name in metrics.split(",")]
     found = measure(stream, batches, wanted, device=device, depths=depths, tokens=tokens)
+    text = None
     if prompt is not None:
         from everydepth.tracing.language import text_at_depth, token_grid
 
@@ -71,4 +72,8 @@ def trace(
     found = found.with_results(parameters_by_depth(as_stream(stream)))
     console = Console()
     show(found, console)
+    if prompt is not None and text is not None:
+        for depth, (written,) in zip(text.x(), text.arrays["text"], strict=True):
+            line = " ".join((prompt + str(written)).split())
+            console.print(f"depth {depth}: {line}", markup=False, highlight=False)
     keep(found, place, asked, console)

@@ -39,6 +39,7 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.stream.feed import Feed
+from everydepth.stream.text import encoded, is_text
 
 Format = Literal["hf", "onnx", "gguf", "peft", "web"]
 
@@ -133,6 +134,9 @@ def export(
         return cut_gguf(model, directory, depth=depth, keep=keep, overwrite=overwrite).path
     refuse("a model; use depth=, or export at_depth(model, keep=...)", {"keep": keep})
     stream = as_stream(model, **options)
+    if is_text(example):
+        own = stream.tokenizer if tokenizer is None else tokenizer
+        example = encoded(example, own, stream.positions)
     depth = stream.depth if depth is None else stream.check_depth(depth, lowest=1)
     _check_weights(weights, format, exits, data)
     if format == "peft" and adapter(stream.model) is None:

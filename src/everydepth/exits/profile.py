@@ -519,6 +519,7 @@ def _by_batch(sizes: Mapping[int, BlockTimes], at: Sequence[int]) -> Result:
         labels={"depth": "depth (blocks)", "columns": "batch size", "value": "time (ms)"},
         title="Time by batch size",
         about="Median time of a batch of this size.",
+        note="table('latency_by_batch') has the times",
         unit="ms",
         better="lower",
         section="cost",

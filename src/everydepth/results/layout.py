@@ -48,7 +48,9 @@ def merged(results: Sequence[Result], main: Result, title: str, *, every: bool =
     """
     notes = tuple(f"{r.name}: {r.note}" for r in results if r.note)
     if not is_line(main):
-        return replace(table_of(main), title=title, notes=notes)
+        alone = table_of(main)
+        title = "\n".join(line for line in (title, alone.title) if line)
+        return replace(alone, title=title, notes=notes)
     lines = [r for r in results if is_line(r) and r.axis == main.axis]
     columns: dict[str, dict[Cell, Cell]] = {}
     for r in lines:

@@ -70,7 +70,7 @@ IGNORE_INDEX = -100
 BESIDE_INPUTS = ("labels", "loss_weights", "num_items_in_batch")
 """Keys of a batch that describe the loss and are not passed to the model."""
 
-Batch = Mapping[str, Any] | Tensor
+Batch = Mapping[str, Any] | Tensor | str | Sequence[str]
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])

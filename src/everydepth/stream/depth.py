@@ -152,6 +152,8 @@ def chosen_depths(stream: ResidualStream, depths: Depths, *, lowest: int = 0) ->
     everything = range(lowest, stream.depth + 1)
     if depths is None:
         return tuple(everything)
+    if isinstance(depths, str) and re.fullmatch(r"\d+(,\d+)+", depths.replace(" ", "")):
+        depths = [int(number) for number in depths.split(",")]  # as on the command line
     if isinstance(depths, str):
         every = re.fullmatch(r"every ([1-9]\d*)(st|nd|rd|th)", depths.strip())
         try:
@@ -163,7 +165,7 @@ def chosen_depths(stream: ResidualStream, depths: Depths, *, lowest: int = 0) ->
         if found is None:
             raise DepthError(
                 f"depths={depths!r}; use 'every 2nd', a slice such as '20:' (from 20 on), or a "
-                f"list of numbers from {lowest} to {stream.depth}"
+                f"list of numbers from {lowest} to {stream.depth}, as in '{lowest},{stream.depth}'"
             )
         found = [depth for depth in found if depth >= lowest]
     else:

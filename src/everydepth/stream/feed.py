@@ -24,7 +24,7 @@ from everydepth.errors import BatchError, SettingError
 from everydepth.progress import shown
 from everydepth.stream.contract import BESIDE_INPUTS, ResidualStream
 from everydepth.stream.rows import as_rows, numbers_in, pick_rows, whole_numbers
-from everydepth.stream.text import encoded, is_text
+from everydepth.stream.text import in_tokens, is_labeled_text, is_text
 from everydepth.stream.wrapping import unwrapped
 
 BATCH_SIZE = 32
@@ -35,7 +35,8 @@ Source = Any
 - indexable rows: `everydepth.data`, a torch Dataset or a Hugging Face data set whose items are
   mappings or `(inputs, labels)`, or a list of such items (recognized by a label that is one number,
   or tokens with one dimension);
-- text: a string or a list of strings, one per row, if the stream was made with `tokenizer=`;
+- text: a string, a list of strings, one per row, or `(texts, labels)`, if the stream was made with
+  `tokenizer=`; it is one batch where one is expected;
 - one large batch: a mapping, a tensor or array of inputs, or the tuple `(inputs, labels)`;
 - streamed rows: a torch or Hugging Face IterableDataset;
 - batches: a DataLoader, a list or a generator of mappings, inputs or `(inputs, labels)`.
@@ -182,6 +183,7 @@ class Feed:
 
 def as_batch(raw: Any, stream: ResidualStream) -> Batch:
     """A batch in any form (see `Source`) as a checked mapping of tensors."""
+    raw = in_tokens(raw, stream.tokenizer, stream.positions)
     if isinstance(raw, tuple | list):
         parts = cast(Sequence[Any], raw)
         if len(parts) == 2:
@@ -299,8 +301,9 @@ class Numbered(Dataset[Any]):
 
 def by_number(data: Source, stream: ResidualStream) -> Numbered | None:
     """The data as indexable rows; None if it is streamed or already in batches."""
-    if is_text(data):
-        data = encoded(data, stream.tokenizer, stream.positions)
+    if is_text(data) or is_labeled_text(data):
+        whole = as_batch(data, stream)
+        return Numbered(stream.rows(whole), partial(_text_rows, whole))
     if _is_hub(data):
         if isinstance(data, Mapping):
             splits = ", ".join(map(repr, cast(Batch, data)))
@@ -335,6 +338,16 @@ def _items(items: Any, taken: frozenset[str] | None, indices: Sequence[int]) -> 
 def _batch_rows(whole: Batch, size: int, indices: Sequence[int]) -> Any:
     """Rows of one large batch."""
     return pick_rows(whole, torch.tensor(indices), size)
+
+
+def _text_rows(whole: Batch, indices: Sequence[int]) -> Any:
+    """Rows of texts, padded to the longest of them instead of all."""
+    rows = torch.tensor(indices)
+    longest = int(whole["attention_mask"][rows].sum(1).max())
+    return {
+        key: value[rows, :longest] if key in ("input_ids", "attention_mask") else value[rows]
+        for key, value in whole.items()
+    }
 
 
 def _hub_rows(rows: Any, taken: frozenset[str], indices: Sequence[int]) -> Any:
@@ -448,6 +461,7 @@ def gives_batches(data: Source) -> bool:
     """Whether the data is already in batches, so that a batch size does not apply."""
     rows = isinstance(data, RowSource | Mapping | Tensor | np.ndarray | Dataset)
     rows = rows or _is_hub(data) or _is_pair(data) or _is_samples(data)
+    rows = rows or is_text(data) or is_labeled_text(data)
     return isinstance(data, Iterable) and not rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import BatchError, LabelError
+from everydepth.stream.text import encoded, is_text
 from everydepth.stream.wrapping import unwrapped
 
 if TYPE_CHECKING:
     from everydepth.stream.contract import ResidualStream
 
 
-def check_given(stream: ResidualStream, batch: Mapping[str, Any] | Tensor) -> Mapping[str, Any]:
+def check_given(
+    stream: ResidualStream, batch: Mapping[str, Any] | Tensor | str | Sequence[str]
+) -> Mapping[str, Any]:
     """A batch as a mapping; raise if it is empty or lacks what the model needs."""
+    if is_text(batch):
+        batch = encoded(batch, stream.tokenizer, stream.positions)
     if isinstance(batch, Tensor):
         batch = {stream.inputs[0]: batch}
     if not isinstance(batch, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]

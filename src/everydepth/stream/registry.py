@@ -133,9 +133,7 @@ def as_stream(
         _check_own(own, options)
         if tokenizer is None or tokenizer is own.tokenizer:
             return own
-        with_text = copy(own)
-        with_text.tokenizer = tokenizer
-        return with_text
+        return _with_text(copy(own), own.options, tokenizer)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UnsupportedModelError(
             f"{model!r:.80} is a {type(model).__name__}, not a model; pass a torch.nn.Module or a "
@@ -147,20 +145,28 @@ def as_stream(
     if task == "embedding" and blocks is None:
         pooled = {name: options.pop(name) for name in ("task", "token") if name in options}
         stream = EmbeddingStream(as_stream(model, **options), pooled.get("token", "mean"))
-        stream.options, stream.tokenizer = options | pooled, tokenizer
-        return stream
+        return _with_text(stream, options | pooled, tokenizer)
     factory = _factory(unwrapped(model)) if blocks is None else GenericStream
     _check_options(unwrapped(model), factory, options)
     if factory is GenericStream:
         options = {"token": "all", "task": "classification"} | options
     stream = factory(model, **options)
-    stream.options, stream.tokenizer = options, tokenizer
+    _with_text(stream, options, tokenizer)
     check_parts_seen(model, (block.module for block in stream.blocks))
     if stream.depth == 0:
         raise DepthError(
             f"{stream.name} has 0 blocks, so it has no stream; build it with at least one "
             "(num_hidden_layers >= 1)"
         )
+    return stream
+
+
+def _with_text(
+    stream: ResidualStream, options: Mapping[str, Any], tokenizer: Any
+) -> ResidualStream:
+    """Remember what a stream was made with; another made so takes text as well."""
+    more = {} if tokenizer is None else {"tokenizer": tokenizer}
+    stream.options, stream.tokenizer = {**options, **more}, tokenizer
     return stream
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from everydepth.errors import BatchError, SettingError
-from everydepth.stream.contract import ResidualStream
+
+if TYPE_CHECKING:
+    from everydepth.stream.contract import ResidualStream
 
 
 def is_text(data: Any) -> TypeGuard[str | Sequence[str]]:
@@ -20,6 +22,20 @@ def is_text(data: Any) -> TypeGuard[str | Sequence[str]]:
     if not isinstance(data, list | tuple) or not data:
         return False
     return all(isinstance(item, str) for item in cast(Sequence[Any], data))
+
+
+def is_labeled_text(data: Any) -> TypeGuard[tuple[str | Sequence[str], Any]]:
+    """Whether data is the tuple `(texts, labels)`."""
+    if not isinstance(data, tuple) or len(cast(tuple[Any, ...], data)) != 2:
+        return False
+    return is_text(data[0]) and not is_text(data[1])
+
+
+def in_tokens(data: Any, tokenizer: Any, max_length: int | None = None) -> Any:
+    """Text, or `(texts, labels)`, as one batch of tokens; anything else unchanged."""
+    if is_labeled_text(data):
+        return {**encoded(data[0], tokenizer, max_length), "labels": data[1]}
+    return encoded(data, tokenizer, max_length) if is_text(data) else data
 
 
 def check_tokenizer(tokenizer: Any) -> None:

@@ -12,7 +12,8 @@ class Plan:
     """The expected cost.
 
     depths: those read out. rows: the most that the data has; None if unknown. tokens: predictions
-    per row; None if each row is one. forward, readout, rest: seconds per row. bytes: memory in
+    in a row as measured; None if each row is one. drawn: predictions drawn from all rows; None if
+    every one is measured. forward, readout, rest: seconds per row as measured. bytes: memory in
     addition to the model.
     """
 
@@ -20,30 +21,42 @@ class Plan:
     metrics: tuple[str, ...]
     depths: tuple[int, ...]
     rows: int | None
-    tokens: int | None
+    tokens: float | int | None
     forward: float
     readout: float
     rest: float
     bytes: int
+    drawn: int | None = None
 
     @property
     def seconds(self) -> float | None:
         """The total; None if the number of rows is unknown."""
-        if self.rows is None:
-            return None
-        return self.rows * (self.forward + self.readout + self.rest)
+        return None if self.rows is None else sum(self._parts.values())
+
+    @property
+    def _parts(self) -> dict[str, float]:
+        """Seconds of each part; of one row if the number of rows is unknown."""
+        rows = 1 if self.rows is None else self.rows
+        # The row that was measured may have had more of the drawn tokens than others, or fewer.
+        like = self.drawn / self.tokens if self.drawn and self.tokens and self.rows else rows
+        return {
+            "forward": rows * self.forward,
+            "readout": like * self.readout,
+            "rest": like * self.rest,
+        }
 
     @property
     def halving(self) -> str:
         """What to drop to halve the time."""
-        parts = {"forward": self.forward, "readout": self.readout, "rest": self.rest}
+        parts = self._parts
         dearest = max(parts, key=lambda name: parts[name])
         share = parts[dearest] / max(sum(parts.values()), 1e-12)
         if dearest == "readout" and len(self.depths) > 2:
             every = self.depths == tuple(range(len(self.depths)))
             ways = ["depths='every 2nd'" if every else f"depths={list(self.depths[::-2])[::-1]}"]
             if self.tokens is not None and self.rows is not None:
-                ways.append(f"tokens={max(self.rows * self.tokens // 2, 1)}")
+                measured = self.rows * self.tokens if self.drawn is None else self.drawn
+                ways.append(f"tokens={max(int(measured) // 2, 1)}")
             return (
                 f"the readout of {len(self.depths)} depths takes {share:.0%}, and "
                 f"{' or '.join(ways)} halves it"

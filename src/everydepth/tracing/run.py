@@ -271,7 +271,8 @@ class _Run:
             metrics=tuple(m.name for m in self.metrics),
             depths=self.at,
             rows=self.most,
-            tokens=len(o.rows) if o.per_token else None,
+            tokens=len(o.rows) / o.samples if o.per_token else None,
+            drawn=None if self.drawn is None else len(self.drawn.numbers),
             forward=forward / o.samples,
             readout=readout / o.samples,
             rest=rest / o.samples,
@@ -369,6 +370,9 @@ class _Run:
         self._store(observation, list(self.stores.values()), observation.states.batch)
         if self.part is None and self.stream.device.type == "cpu":
             row = max(h[0].nbytes for h in observation.states.h)
+            if observation.gradients is not None:
+                # They need all logits at once, and nothing interrupts a backward pass.
+                row = max(row, observation.gradients.logits[0].nbytes)
             self.part = max(1, PART_BYTES // row)
         self.samples += observation.samples
         self.rows += len(observation.rows)

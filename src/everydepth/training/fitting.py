@@ -13,7 +13,7 @@ from everydepth.config import checked, filled
 from everydepth.errors import SettingError
 from everydepth.stream import ResidualStream, Source, check_plain, differentiating, unwrapped
 from everydepth.stream.taps import replaced_forward
-from everydepth.stream.text import encoded, is_text
+from everydepth.stream.text import in_tokens
 from everydepth.training.callbacks import Callback
 from everydepth.training.config import FitConfig, RunConfig
 from everydepth.training.loader import loader_of
@@ -48,7 +48,7 @@ def fit(
         changes the result; their order depends only on `seed` and the epoch. Data that comes in
         batches has its own size, order and workers; asking for others is an error. In batches of
         `everydepth.data.Tokens`, columns that are all padding are dropped. With a `tokenizer`,
-        a list of strings works too, one row each.
+        a list of strings, one row each, or `(texts, labels)` works too.
     config, where: settings that affect the outcome, and settings that do not.
     about: JSON values to add to the run's config.
     Afterwards the network is in training mode and has no gradients; the global random states, and
@@ -70,11 +70,10 @@ def fit(
                 f"fit got an EveryDepth inside {type(net).__name__}; pass the EveryDepth itself, "
                 "fit handles processes and compilation"
             )
-        net = EveryDepth(net)
-    if tokenizer is not None:
+        net = EveryDepth(net, tokenizer=tokenizer)
+    elif tokenizer is not None:
         length = net.stream.positions
-        train = encoded(train, tokenizer, length) if is_text(train) else train
-        valid = encoded(valid, tokenizer, length) if is_text(valid) else valid
+        train, valid = (in_tokens(data, tokenizer, length) for data in (train, valid))
     if place.resume and place.run is None:
         raise SettingError("resume=True without run=; give the directory of the run to continue")
     if asked.rule is not None and valid is None:

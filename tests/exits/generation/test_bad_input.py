@@ -117,10 +117,11 @@ def test_a_bad_prompt_is_named_with_what_is_allowed(prompt: Any, message: str) -
         generate(model, prompt)
 
 
-def test_a_mask_beside_lists_is_refused() -> None:
+def test_a_mask_that_does_not_fit_the_lists_of_tokens_is_refused() -> None:
     model, _ = MODEL.make()
-    with pytest.raises(BatchError, match="lists of tokens, which need none"):
-        generate(model, [[3, 4]], attention_mask=torch.ones(1, 2))
+    words = r"attention_mask has rows of 3 values, but the prompt has rows of 2 tokens; pass one"
+    with pytest.raises(BatchError, match=words):
+        generate(model, [[3, 4]], attention_mask=torch.ones(1, 3))
 
 
 @pytest.mark.parametrize("name", ["Bert-MaskedLM", "ViT", next(iter(CLASSIFIERS))])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from copy import deepcopy
+from typing import Any, cast
+
 import pytest
 import torch
 from tests.helpers.generation import padded, prompts, talkative
@@ -11,9 +15,10 @@ from tokenizers import decoders
 from torch import nn
 from transformers import GenerationConfig
 
-from everydepth.errors import SettingError
+from everydepth.errors import BatchError, SettingError
 from everydepth.exits.generation import generate, stream_text
 from everydepth.exits.generation.text import TextStream
+from everydepth.stream import as_stream
 
 NEW = 9
 WORDS = Words()
@@ -35,6 +40,47 @@ def test_strings_lists_and_a_tokenizers_output_give_the_same_tokens(model: nn.Mo
     assert by_keywords.tokens == plain.tokens
     one = generate(model, WORDS.text(rows[0]), tokenizer=WORDS, max_new_tokens=NEW, eos_token_id=())
     assert one.text == said.texts[0]
+
+
+@pytest.mark.parametrize("kind", ["lists", "arrays"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_tokenizers_output_needs_no_tensors(model: nn.Module, side: str, kind: str) -> None:
+    rows = prompts(3)
+    plain = generate(model, rows, max_new_tokens=NEW, eos_token_id=())
+    tensors = padded(rows, side)
+    given = {k: v.tolist() if kind == "lists" else v.numpy() for k, v in tensors.items()}
+    told: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": ()}
+    assert generate(model, **given, **told).tokens == plain.tokens
+    assert generate(model, given, **told).tokens == plain.tokens
+    ragged = {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
+    assert generate(model, **ragged, **told).tokens == plain.tokens
+    single = {key: value[0] for key, value in ragged.items()}
+    assert generate(model, **single, **told).tokens == plain.tokens[:1]
+
+
+def test_text_needs_no_tokenizer_where_the_stream_has_one(model: nn.Module) -> None:
+    text = WORDS.text(prompts(1)[0])
+    told: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": ()}
+    stream = as_stream(model, tokenizer=WORDS)
+    said = generate(model, text, tokenizer=WORDS, **told)
+    assert generate(stream, text, **told).texts == said.texts
+    assert "".join(stream_text(stream, text, **told)) == said.text
+
+
+def test_leaving_a_text_early_stops_the_model() -> None:
+    model = talkative("Llama-tied-CausalLM-left").train()
+    seen: list[int] = []
+    told: dict[str, Any] = {"max_new_tokens": 25, "eos_token_id": ()}
+    pieces = stream_text(
+        model, "w5", tokenizer=WORDS, on_tokens=lambda _, new: seen.extend(new), **told
+    )
+    with closing(cast(Any, pieces)):
+        next(pieces)
+        assert not model.training  # it still runs, or waits to
+    assert model.training
+    there = len(seen)
+    assert next(pieces, None) is None
+    assert len(seen) == there
 
 
 @pytest.mark.parametrize("draft_depth", [None, 2])
@@ -93,9 +139,34 @@ def test_a_generation_config_says_what_the_arguments_leave_open(model: nn.Module
     assert more.lengths == (6,)
 
 
+def test_the_most_tokens_in_all_count_the_prompt(model: nn.Module) -> None:
+    rows = prompts(3)
+    longest = max(map(len, rows))
+    told: dict[str, Any] = {"eos_token_id": ()}
+    said = generate(model, rows, generation_config=GenerationConfig(max_length=longest + 4), **told)
+    assert said.lengths == (4, 4, 4)
+    both = GenerationConfig(max_length=longest + 4)
+    more = generate(model, rows, generation_config=both, max_new_tokens=6, **told)
+    assert more.lengths == (6, 6, 6)
+    beyond = generate(model, rows, generation_config=GenerationConfig(max_length=9999), **told)
+    assert longest + beyond.lengths[0] == as_stream(model).positions
+    words = rf"max_length is 2, but there are {longest} tokens before the first new one; raise it"
+    with pytest.raises(BatchError, match=words):
+        generate(model, rows, generation_config=GenerationConfig(max_length=2), **told)
+
+
+def test_the_models_own_generation_config_can_be_given(model: nn.Module) -> None:
+    own: Any = deepcopy(cast(Any, model).generation_config)
+    own.update(output_attentions=False, output_hidden_states=False)  # as some models have them
+    plain = generate(model, [[5]], max_new_tokens=NEW)
+    assert generate(model, [[5]], max_new_tokens=NEW, generation_config=own).tokens == plain.tokens
+
+
 def test_what_it_cannot_do_is_refused(model: nn.Module) -> None:
     with pytest.raises(SettingError, match="num_beams, which generate does not support"):
         generate(model, [[5]], generation_config=GenerationConfig(num_beams=4))
+    with pytest.raises(SettingError, match=r"does not support \(pass stop= instead\); use max_new"):
+        generate(model, [[5]], generation_config=GenerationConfig(stop_strings=["w7"]))
     with pytest.raises(SettingError, match="no tokenizer; pass tokenizer="):
         generate(model, "w5")
     with pytest.raises(SettingError, match="pass tokenizer= as well"):

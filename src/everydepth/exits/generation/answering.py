@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from everydepth.errors import UnsupportedModelError
+from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.exits.generation.request import Prompt
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.stream import ResidualStream, evaluating, rewrapped, unwrapped
@@ -34,14 +36,23 @@ def answer(
     stops: list[int],
     pad: int,
     generator: torch.Generator | None,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> Tensor:
     """The tokens of each row, beginning with the start token, from the model cut to `depth`.
 
     Uses the model's own `generate`, which handles its encoder and its cache.
+
+    more: settings of a `GenerationConfig` in place of the model's own.
     """
     cut = rewrapped(stream.model, stream.truncated(depth, share=True))
     model: Any = unwrapped(cut)
     settings = deepcopy(model.generation_config)
+    try:
+        settings.update(**{"min_length": 0, **more})
+    except ValueError as error:
+        raise SettingError(
+            f"generation_config does not fit that of {stream.name}: {error}; leave one of them out"
+        ) from error
     starts = settings.decoder_start_token_id, settings.bos_token_id
     if starts == (None, None):
         raise UnsupportedModelError(
@@ -52,15 +63,17 @@ def answer(
         max_new_tokens=limit,
         max_length=None,
         num_beams=1,
-        min_length=0,
         do_sample=sampling.do_sample,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k or 0,
-        top_p=1.0 if sampling.top_p is None else sampling.top_p,
+        # Without sampling, transformers warns of these.
+        temperature=sampling.temperature if sampling.do_sample else None,
+        top_k=(sampling.top_k or 0) if sampling.do_sample else None,
+        top_p=(sampling.top_p or 1.0) if sampling.do_sample else None,
         eos_token_id=stops or None,
         pad_token_id=pad,
         return_dict_in_generate=False,
     )
+    # What is None here would otherwise be taken from the cut model's own.
+    model.generation_config = settings
     ids, real = _right_padded(prompt, pad)
     devices = [ids.device] if ids.device.type == "cuda" else []
     with evaluating(model), torch.random.fork_rng(devices, enabled=generator is not None):

@@ -19,6 +19,7 @@ from everydepth.exits.generation.grouped import shared_keys
 from everydepth.exits.generation.output import OnTokens, Output
 from everydepth.exits.generation.packing import PACKED_FROM, packed_maps
 from everydepth.exits.generation.request import (
+    ANSWERING,
     Prompt,
     Prompts,
     check_depths,
@@ -38,7 +39,7 @@ from everydepth.exits.generation.tape import Tape
 from everydepth.exits.generation.text import OnText, Written
 from everydepth.exits.policies import Policy
 from everydepth.stream import ResidualStream, as_stream, evaluating, without_gradients
-from everydepth.stream.text import check_tokenizer
+from everydepth.stream.text import check_tokenizer, is_text
 
 _DEFAULTS = {
     "max_new_tokens": None,
@@ -62,7 +63,7 @@ def generate(
     depth: int | None = None,
     draft_depth: int | Sequence[int] | None = None,
     policy: Policy | None = None,
-    attention_mask: Tensor | None = None,
+    attention_mask: Any = None,
     do_sample: bool = False,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -88,7 +89,8 @@ def generate(
 
     prompts: text (one string or several) with a `tokenizer`, token ids in any form, or nothing and
         a tokenizer's output as keywords: `generate(model, **tokenizer(text, return_tensors="pt"))`.
-    tokenizer: its `encode` and `decode` turn text into tokens and back; the result has `texts`.
+    tokenizer: its `encode` and `decode` turn text into tokens and back; the result has `texts`. By
+        default that of the stream, if it was made with `tokenizer=`.
     max_new_tokens: None: 64, or fewer if the model has no positions for more.
     depth: 1..L; the text is that of the model cut to this depth.
     draft_depth: draft at this shallower depth and verify several tokens at once. Greedy text stays
@@ -100,10 +102,13 @@ def generate(
         itself gains. If several depths are given, as in `(0, 4)`, the fastest one drafts.
     policy: read out each token at the first depth whose certainty reaches the policy's threshold.
         Every depth with a finite threshold costs a readout, so a few are better than all.
-    attention_mask: False or 0 where `prompts` is padding, on the left or on the right.
+    attention_mask: False or 0 where `prompts` is padding, on the left or on the right; a tensor, or
+        lists.
     eos_token_id: tokens that end a row; None: the model's own, (): none.
     seed, generator: determine the samples; pass at most one of them.
-    generation_config: a Hugging Face `GenerationConfig`, for settings that are not given here.
+    generation_config: a Hugging Face `GenerationConfig`, for settings that are not given here. What
+        it asks for and `generate` does not support is an error. Without it, only the end tokens of
+        the model's own config count; an encoder-decoder also has its forced tokens and penalties.
     stop: strings that end a text; they are not part of it.
     on_text: called as `on_text(row, piece)` while the text grows; `stream_text` is an iterator.
     on_tokens: called as `on_tokens(row, tokens)` while the text grows.
@@ -145,11 +150,14 @@ def generate(
         "pad_token_id": pad_token_id,
     }
     check_known(stream, eos_token_id=eos_token_id, pad_token_id=pad_token_id)
-    settings = with_config(given, generation_config, _DEFAULTS)
+    more = ANSWERING if reads else ()
+    settings = with_config(given, generation_config, _DEFAULTS, more)
     max_new_tokens, do_sample = settings["max_new_tokens"], settings["do_sample"]
     stops_at = [stop] if isinstance(stop, str) else list(stop)
     if not all(stops_at):
         raise SettingError(f"stop={stop!r:.60}: every text contains the empty string; leave it out")
+    if tokenizer is None and (stops_at or on_text is not None or is_text(prompts)):
+        tokenizer = stream.tokenizer
     if (stops_at or on_text is not None) and tokenizer is None:
         raise SettingError("stop and on_text need text; pass tokenizer= as well")
     if tokenizer is not None:
@@ -170,7 +178,8 @@ def generate(
     stops = stop_tokens(stream, settings["eos_token_id"])
     pad = pad_token(stream, settings["pad_token_id"], stops)
     ids = tokens_of(prompts, input_ids, tokenizer)
-    prompt, limit = check_prompt(stream, ids, attention_mask, max_new_tokens, pad)
+    most = settings.get("max_length")
+    prompt, limit = check_prompt(stream, ids, attention_mask, max_new_tokens, pad, most, reads)
     generator = _generator(seed, generator, prompt.ids.device)
 
     rows = prompt.ids.shape[0]
@@ -185,6 +194,7 @@ def generate(
             stops=stops,
             pad=pad,
             generator=generator,
+            more={name: settings[name] for name in more if name in settings},
         )
         out.emit(said[:, 1:].tolist())
         new, lengths = out.padded(pad, said), tuple(map(len, out.tokens))

@@ -15,8 +15,9 @@ from everydepth.errors import BatchError, DepthError, SettingError, UnsupportedM
 from everydepth.stream import ResidualStream
 from everydepth.stream.text import encoded, is_text, new_tokens_of
 
-Prompts = str | Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | Sequence[str]
-"""Text (with a tokenizer): one string or several. Token ids: a tensor `(rows, length)`, a
+Ids = Tensor | np.ndarray | Sequence[int] | Sequence[Sequence[int]]
+Prompts = str | Sequence[str] | Mapping[str, Any] | Ids
+"""Text (with a tokenizer): one string or several. Token ids: a tensor or array `(rows, length)`, a
 tokenizer's output, a list of ids, or a list of such lists, which may differ in length."""
 
 DEFAULT_NEW_TOKENS = 64
@@ -47,17 +48,35 @@ def tokens_of(prompts: Prompts | None, input_ids: Any, tokenizer: Any) -> Prompt
 
 _KNOWN = ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p")
 _TOKENS = ("eos_token_id", "pad_token_id")
-_HARMLESS = (
-    "bos_token_id",
-    "max_length",
-    "use_cache",
-    "return_dict_in_generate",
-    "cache_implementation",
+_HARMLESS = ("bos_token_id", "use_cache", "return_dict_in_generate", "cache_implementation")
+# What the own `generate` of an encoder-decoder does, with one answer per row.
+ANSWERING = (
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "min_length",
+    "min_new_tokens",
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "sequence_bias",
+    "suppress_tokens",
+    "begin_suppress_tokens",
 )
 
 
-def with_config(given: dict[str, Any], config: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, with those of a `GenerationConfig` in place of defaults."""
+def with_config(
+    given: dict[str, Any],
+    config: Any,
+    defaults: Mapping[str, Any],
+    more: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The settings, with those of a `GenerationConfig` in place of defaults.
+
+    more: settings that are returned as well if the config has them.
+    """
     if config is None:
         return given
     if not hasattr(config, "to_diff_dict"):
@@ -68,16 +87,19 @@ def with_config(given: dict[str, Any], config: Any, defaults: Mapping[str, Any])
     said = {
         name: value
         for name, value in config.to_diff_dict().items()
-        if value is not None and not name.startswith(("_", "transformers"))
+        # False switches off what nothing else would switch on.
+        if value is not None and value is not False and not name.startswith(("_", "transformers"))
     }
-    foreign = sorted(set(said) - {*_KNOWN, *_TOKENS, *_HARMLESS})
+    known = (*_KNOWN, "max_length", *_TOKENS, *more)
+    foreign = sorted(set(said) - {*known, *_HARMLESS})
     if foreign:
         raise SettingError(
-            f"generation_config has {', '.join(foreign)}, which generate does not support; use "
-            f"{', '.join((*_KNOWN, *_TOKENS))}"
+            f"generation_config has {', '.join(foreign)}, which generate does not support"
+            f"{' (pass stop= instead)' if foreign == ['stop_strings'] else ''}; use "
+            f"{', '.join(known)}"
         )
     sampled = said.get("do_sample", False)
-    found = dict(given)
+    found = dict(given) | {name: said[name] for name in ("max_length", *more) if name in said}
     for name in (*_KNOWN, *_TOKENS):
         # Without sampling, Hugging Face keeps these in the config but does not use them.
         if name in ("temperature", "top_k", "top_p") and not sampled:
@@ -132,11 +154,17 @@ def check_depths(
 def check_prompt(
     stream: ResidualStream,
     prompts: Prompts,
-    attention_mask: Tensor | None,
+    attention_mask: Any,
     max_new_tokens: int | None,
     pad: int,
+    max_length: int | None = None,
+    answers: bool = False,
 ) -> tuple[Prompt, int]:
-    """The prompt, and the most tokens that may follow it."""
+    """The prompt, and the most tokens that may follow it.
+
+    max_length: the most tokens in all, where `max_new_tokens` is not given. answers: tokens follow
+        a start token instead of the prompt.
+    """
     ids, mask = _as_tensors(prompts, attention_mask, pad)
     ids = ids.to(stream.device)
     if ids.ndim != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -151,7 +179,17 @@ def check_prompt(
         )
     stream.check_vocabulary(int(ids.min()), int(ids.max()), stream.classes)
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else _checked_mask(mask, ids)
-    longest, limit = int(real.sum(1).max()), (max_new_tokens, "max_new_tokens", DEFAULT_NEW_TOKENS)
+    longest = int(real.sum(1).max())
+    if max_new_tokens is None and max_length is not None:
+        before = 1 if answers else longest
+        if max_length <= before:
+            raise BatchError(
+                f"generation_config.max_length is {max_length}, but there are {before} tokens "
+                "before the first new one; raise it, or set max_new_tokens instead"
+            )
+        most = max_length if stream.positions is None else min(max_length, stream.positions)
+        max_new_tokens = max(most - before, 1)
+    limit = (max_new_tokens, "max_new_tokens", DEFAULT_NEW_TOKENS)
     return _left_padded(ids, real), new_tokens_of(stream, longest, *limit)
 
 
@@ -192,9 +230,7 @@ def pad_token(stream: ResidualStream, pad_token_id: int | None, stops: list[int]
     return next((t for t in named if t is not None and 0 <= t < stream.classes), 0)
 
 
-def _as_tensors(
-    prompts: Prompts, attention_mask: Tensor | None, pad: int
-) -> tuple[Tensor, Tensor | None]:
+def _as_tensors(prompts: Prompts, attention_mask: Any, pad: int) -> tuple[Tensor, Tensor | None]:
     if isinstance(prompts, Mapping):
         if "input_ids" not in prompts:
             raise BatchError(
@@ -203,22 +239,20 @@ def _as_tensors(
             )
         mask = prompts.get("attention_mask") if attention_mask is None else attention_mask
         return _as_tensors(prompts["input_ids"], mask, pad)
+    if isinstance(prompts, np.ndarray):
+        prompts = torch.from_numpy(prompts)
     if isinstance(prompts, Tensor):
         ids = prompts[None] if prompts.ndim == 1 else prompts
-        return ids, None if attention_mask is None else torch.as_tensor(attention_mask)
-    if attention_mask is not None:
-        raise BatchError(
-            "attention_mask with lists of tokens, which need none; leave it out, or pass a tensor "
-            "of padded ids"
-        )
+        if attention_mask is None:
+            return ids, None
+        mask = torch.as_tensor(attention_mask)
+        return ids, mask[None] if prompts.ndim == mask.ndim == 1 else mask
     if not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(
             f"the prompt is a {type(prompts).__name__}; pass a tensor or lists of token ids, or "
             "text with tokenizer="
         )
-    rows = [list(row) if isinstance(row, Sequence) else [row] for row in prompts]
-    if rows and not isinstance(prompts[0], Sequence):
-        rows = [[token for row in rows for token in row]]
+    rows = _rows(prompts)
     if not rows or not all(rows):
         empty = next((i for i, row in enumerate(rows) if not row), None)
         where = "no rows" if empty is None else f"row {empty} has no tokens"
@@ -226,10 +260,32 @@ def _as_tensors(
     odd = [token for row in rows for token in row if not hasattr(token, "__index__")]
     if odd:
         raise BatchError(f"token {odd[0]!r:.40}; pass whole numbers, or text with tokenizer=")
+    marks = [[1] * len(row) for row in rows]
+    if attention_mask is not None:
+        plain = isinstance(attention_mask, Sequence)
+        marks = _rows(attention_mask if plain else torch.as_tensor(attention_mask).tolist())
+        sizes, own = list(map(len, marks)), list(map(len, rows))
+        if sizes != own:
+            raise BatchError(
+                f"attention_mask has rows of {_few(sizes)} values, but the prompt has rows of "
+                f"{_few(own)} tokens; pass one value for each token, as the tokenizer returns it"
+            )
     longest = max(map(len, rows))
     ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
-    real = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    real = torch.tensor([[0] * (longest - len(row)) + row for row in marks])
     return ids, real
+
+
+def _rows(given: Any) -> list[list[Any]]:
+    """A list of lists; a plain list is one row."""
+    rows: list[list[Any]] = [list(row) if isinstance(row, Sequence) else [row] for row in given]
+    if rows and not isinstance(given[0], Sequence):
+        rows = [[value for row in rows for value in row]]
+    return rows
+
+
+def _few(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:4])) + (", ..." if len(numbers) > 4 else "")
 
 
 def _checked_mask(mask: Tensor, ids: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from everydepth.errors import SettingError
@@ -111,9 +112,11 @@ class Written:
 
 
 def stream_text(
-    model: Any, prompt: str | Sequence[str], *, tokenizer: Any, **settings: Any
+    model: Any, prompt: str | Sequence[str], *, tokenizer: Any = None, **settings: Any
 ) -> Iterator[str]:
     """Yield the continuation of a prompt piece by piece, as `generate` produces it.
+
+    Leaving the loop early stops the model.
 
     settings: passed to `generate`.
 
@@ -131,6 +134,14 @@ def stream_text(
             "on_text=) for several"
         )
     pieces: SimpleQueue[str | BaseException | None] = SimpleQueue()
+    left = Event()
+    told: Callable[[int, list[int]], None] | None = settings.pop("on_tokens", None)
+
+    def on_tokens(row: int, tokens: list[int]) -> None:
+        if left.is_set():
+            raise _Left
+        if told is not None:
+            told(row, tokens)
 
     def write() -> None:
         try:
@@ -139,14 +150,25 @@ def stream_text(
                 prompt,
                 tokenizer=tokenizer,
                 on_text=lambda _, piece: pieces.put(piece),
+                on_tokens=on_tokens,
                 **settings,
             )
         except BaseException as problem:  # noqa: BLE001 - raised again where it is read
             pieces.put(problem)
         pieces.put(None)
 
-    Thread(target=write, daemon=True).start()
-    while (piece := pieces.get()) is not None:
-        if isinstance(piece, BaseException):
-            raise piece
-        yield piece
+    writing = Thread(target=write, daemon=True)
+    writing.start()
+    try:
+        while (piece := pieces.get()) is not None:
+            if isinstance(piece, BaseException):
+                raise piece
+            yield piece
+    finally:
+        left.set()
+        if not sys.is_finalizing():  # then no thread runs any more
+            writing.join()  # it restores the model's mode
+
+
+class _Left(Exception):
+    """Raised in the writing thread when no one reads any more."""
