@@ -163,12 +163,13 @@ def weight_files(folder: Path) -> list[Path]:
     index, names = folder / "model.safetensors.index.json", ["model.safetensors"]
     if index.is_file():
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    home = folder.resolve()
+    # `resolve` would raise a bare error at links that lead to one another.
+    home = Path(os.path.realpath(folder))
     if home.parent.name == "snapshots" and (home.parent.parent / "blobs").is_dir():
         home = home.parent.parent
     for name in names:
         plain = Path(name).name == name and name.endswith(".safetensors")
-        if not plain or not (folder / name).resolve().is_relative_to(home):
+        if not plain or not Path(os.path.realpath(folder / name)).is_relative_to(home):
             raise DataError(
                 f"{folder} refers to weights in {name!r}, but only safetensors files inside the "
                 "folder are read; copy the file there, or save the model again with "

@@ -46,6 +46,7 @@ def load_hub(
     return _data(name, rows, text, pair, label, classes)
 
 
+@checked
 def load_files(
     path: str | Path,
     split: str = "train",
@@ -78,6 +79,7 @@ def is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
+@checked
 def load_saved(
     path: str | Path,
     split: str = "train",
