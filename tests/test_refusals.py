@@ -955,6 +955,16 @@ CASES: dict[str, Case] = {
         PolicyError,
         r"cannot be saved: No such file .*\(nowhere/policy.json\); it was moved, deleted or nev",
     ),
+    "policy, in the place of a pipe": (
+        lambda m: (os.mkfifo("p"), ed.Confidence(threshold=0.5).save("p")),
+        PolicyError,
+        r"cannot be saved: it is a device, a pipe or a socket, which a file would replace \(p\)",
+    ),
+    "a page in the place of a pipe": (
+        lambda m: (os.mkfifo("p"), ed.report(measured(m), "p")),
+        DataError,
+        r"cannot be written: it is a device, a pipe or a socket, .* \(p\); check the path",
+    ),
     # files
     "deep policy": (lambda m: ed.Policy.load("file"), PolicyError, "not a policy .*recursion"),
     "deep model": (lambda m: ed.load("folder"), DataError, "config.json is JSON nested too deep"),

@@ -58,6 +58,9 @@ def whole_file(path: Path) -> Generator[Path, None, None]:
     """A temporary path to write to, renamed to `path` at the end unless an error occurs."""
     if not path.name or path.is_dir():  # "", "." and "/" have no name
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # root may replace even /dev/null
+        said = "it is a device, a pipe or a socket, which a file would replace"
+        raise OSError(errno.EINVAL, said, str(path))
     with _on_the_way(path) as temporary:
         yield temporary
         sync(temporary)
