@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from everydepth.errors import NonFiniteError
 from everydepth.stream import WORD_TASKS, Targets, evaluating
 from everydepth.stream.feed import Feed, Source, moved, size_for
 from everydepth.stream.rows import pick_rows
@@ -51,7 +52,18 @@ class Evaluator:
                 sums = _added(sums, found, counts)
         assert sums is not None  # a feed without a batch is an error of its own
         total = _over_processes(sums, accelerator)
-        return _scores(net.stream.task, total)
+        scores = _scores(net.stream.task, total)
+        # Infinity is the loss of a class that is ruled out; NaN is no prediction at all.
+        by_depth = zip(depths, scores["loss"], strict=True)
+        wrong = next((depth for depth, loss in by_depth if math.isnan(loss)), None)
+        if wrong is not None:
+            raise NonFiniteError(
+                f"in evaluation, the loss is NaN at depth {wrong} of {net.stream.depth}; look for "
+                "NaN in the inputs and labels of the validation data, and in what the network uses "
+                "in evaluation only, such as running statistics",
+                wrong,
+            )
+        return scores
 
     def _batches(
         self, net: EveryDepth, accelerator: Accelerator
