@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from PIL import Image
 from tests.fuzz.values import Letters, writing
 from tests.helpers.tokenizing import byte_level
 from torch import Tensor
@@ -487,6 +488,30 @@ CASES: dict[str, Case] = {
         SettingError,
         "load_digits has no argument 'foo'. It has split, seed, fractions",
     ),
+    "an option of a reader of folders": (
+        lambda m: (pictures(), ed.data.load("pictures", size=8)),
+        SettingError,
+        "load_files has no argument 'size'. It has path, split, text, pair, label, classes",
+    ),
+    "a label that is no column": (
+        lambda m: (pictures(), ed.data.load("pictures", label=3)),
+        SettingError,
+        r"load_files\(label=3\); use a string",
+    ),
+    "an option of a reader of archives": (
+        lambda m: (
+            Path("20newsgroups").mkdir(),
+            Path("20newsgroups/20news-bydate.tar").touch(),
+            ed.data.load("20newsgroups", root=".", foo=1),
+        ),
+        SettingError,
+        "load_newsgroups has no argument 'foo'",
+    ),
+    "an argument that is given twice": (
+        lambda m: (Path("t.txt").write_text("a"), ed.data.load("t.txt", path="b.txt")),
+        SettingError,
+        r"load_text got 'path' twice, also as 'b.txt'; leave it out",
+    ),
     "rows that are none": (
         lambda m: ed.data.batches([1, 2], 2),  # type: ignore[arg-type]
         SettingError,
@@ -930,6 +955,16 @@ CASES: dict[str, Case] = {
         PolicyError,
         r"cannot be saved: No such file .*\(nowhere/policy.json\); it was moved, deleted or nev",
     ),
+    "policy, in the place of a pipe": (
+        lambda m: (os.mkfifo("p"), ed.Confidence(threshold=0.5).save("p")),
+        PolicyError,
+        r"cannot be saved: it is a device, a pipe or a socket, which a file would replace \(p\)",
+    ),
+    "a page in the place of a pipe": (
+        lambda m: (os.mkfifo("p"), ed.report(measured(m), "p")),
+        DataError,
+        r"cannot be written: it is a device, a pipe or a socket, .* \(p\); check the path",
+    ),
     # files
     "deep policy": (lambda m: ed.Policy.load("file"), PolicyError, "not a policy .*recursion"),
     "deep model": (lambda m: ed.load("folder"), DataError, "config.json is JSON nested too deep"),
@@ -938,6 +973,12 @@ CASES: dict[str, Case] = {
     "config of wrong types": (lambda m: wrong_config(m), DataError, "saved cannot be.*num_ch"),
     "deep table": (lambda m: deep_table(), DataError, "table.json is JSON nested too deep"),
 }
+
+
+def pictures() -> None:
+    for name in ("a", "b"):
+        Path("pictures", name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(f"pictures/{name}/0.png")
 
 
 def wrong_config(model: Any) -> Any:

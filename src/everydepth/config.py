@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache, wraps
-from inspect import Signature, signature, unwrap
+from inspect import Parameter, Signature, signature, unwrap
 from numbers import Integral, Number, Real
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
@@ -208,7 +208,7 @@ def _checked(function: F, *, stores: bool = False) -> F:
     def called(*args: Any, **named: Any) -> Any:
         args = tuple(map(_as_python, args))
         named = {name: _as_python(value) for name, value in named.items()}
-        _check_arguments(function, named)
+        _check_arguments(function, args, named)
         told = _told_at_once(function, stores)
         if wrong := _misfit(function, args, named, told, at_once=True):
             raise SettingError(wrong)
@@ -233,8 +233,15 @@ def _as_python(value: Any) -> Any:
     return value if item is None else item()
 
 
-def _check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> None:
+def _check_arguments(
+    function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
+) -> None:
     parameters = _signature(function).parameters
+    twice = next((name for name, _ in zip(parameters, args, strict=False) if name in named), None)
+    if twice is not None and parameters[twice].kind is Parameter.POSITIONAL_OR_KEYWORD:
+        raise SettingError(
+            f"{_name_of(function)} got {twice!r} twice, also as {named[twice]!r:.80}; leave it out"
+        )
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
         known = [name for name in parameters if name != "self"]
         check_names(named, known, _name_of(function), "argument")

@@ -58,6 +58,9 @@ def whole_file(path: Path) -> Generator[Path, None, None]:
     """A temporary path to write to, renamed to `path` at the end unless an error occurs."""
     if not path.name or path.is_dir():  # "", "." and "/" have no name
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # root may replace even /dev/null
+        said = "it is a device, a pipe or a socket, which a file would replace"
+        raise OSError(errno.EINVAL, said, str(path))
     with _on_the_way(path) as temporary:
         yield temporary
         sync(temporary)
@@ -163,12 +166,13 @@ def weight_files(folder: Path) -> list[Path]:
     index, names = folder / "model.safetensors.index.json", ["model.safetensors"]
     if index.is_file():
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    home = folder.resolve()
+    # `resolve` would raise a bare error at links that lead to one another.
+    home = Path(os.path.realpath(folder))
     if home.parent.name == "snapshots" and (home.parent.parent / "blobs").is_dir():
         home = home.parent.parent
     for name in names:
         plain = Path(name).name == name and name.endswith(".safetensors")
-        if not plain or not (folder / name).resolve().is_relative_to(home):
+        if not plain or not Path(os.path.realpath(folder / name)).is_relative_to(home):
             raise DataError(
                 f"{folder} refers to weights in {name!r}, but only safetensors files inside the "
                 "folder are read; copy the file there, or save the model again with "

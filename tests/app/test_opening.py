@@ -65,6 +65,14 @@ def test_a_link_in_the_place_of_the_whole_model_is_refused(seen: Path, tmp_path:
         load(seen, trusted=False)
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_link_to_itself_is_refused(seen: Path, trusted: bool) -> None:
+    (seen / "model" / "model.safetensors").unlink()
+    (seen / "model" / "model.safetensors").symlink_to("model.safetensors")
+    with pytest.raises(DataError, match=r"weights in .* cannot be read \(.*symbolic links"):
+        load(seen, trusted=trusted)
+
+
 def test_a_link_to_a_tokenizer_outside_is_refused(said: Path, tmp_path: Path) -> None:
     shutil.move(said / "model" / "tokenizer.json", tmp_path / "outside.json")
     (said / "model" / "tokenizer.json").symlink_to(tmp_path / "outside.json")

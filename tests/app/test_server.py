@@ -95,6 +95,8 @@ def asked(value: Any, **more: Any) -> dict[str, Any]:
         "/monitoring",
         "/docs",
         f"/static/{'x' * 300}",
+        "/gradio_api/heartbeat/a%00b",
+        "/gradio_api/heartbeat/a%0Ab",
     ],
 )
 def test_no_route_but_those_of_the_page_answers(client: TestClient, path: str) -> None:
@@ -132,6 +134,9 @@ def test_a_function_that_is_not_there_is_the_mistake_of_who_asks(
     assert client.post(JOIN, json=asked("x", session_hash=[3])).status_code == 400
     half = json.dumps(asked("\ud800")).encode()
     assert client.post(JOIN, content=half).status_code == 400
+    for none in (b"NaN", b"[Infinity]"):
+        body = b'{"fn_index": 0, "session_hash": "visitor", "data": ' + none + b"}"
+        assert client.post(JOIN, content=body).status_code == 400
 
 
 def test_other_sites_get_no_answer(client: TestClient) -> None:

@@ -111,6 +111,10 @@ def test_any_other_error_is_one_line_too(
         (["trace"], "missing argument 'model'; see everydepth trace --help"),
         (["plan", "--parameter", "1"], "no such option: --parameter"),
         (["audit", "m", "-d", "x", "--top", "0"], "invalid value for '--top'"),
+        (
+            ["train", "-m", "vit-tiny", "-d", "digits", "--blocks", "99999999999"],
+            "invalid value for '--blocks': Input should be less than or equal to 1000",
+        ),
     ],
 )
 def test_words_that_make_no_command_are_one_line_too(

@@ -175,6 +175,20 @@ def test_a_model_that_cannot_be_loaded_is_an_error_that_says_why(tmp_path: Path)
             load(tmp_path / "vit")
 
 
+def test_a_package_that_quantized_weights_need_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vit().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    quantized = {"quantization_config": {"load_in_8bit": True}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | quantized))
+    monkeypatch.setattr(
+        "transformers.quantizers.quantizer_bnb_8bit.is_bitsandbytes_available", lambda: False
+    )
+    with pytest.raises(DataError, match=r"cannot be opened \(ImportError: .*pip install"):
+        load(tmp_path)
+
+
 def test_a_run_that_has_not_finished_is_named_as_such(tmp_path: Path) -> None:
     Run.create(tmp_path / "run", {"epochs": 3})
     with pytest.raises(DataError, match=r"run is a run without a model; .* resume=True \(--resume"):
@@ -185,6 +199,8 @@ def test_a_run_that_has_not_finished_is_named_as_such(tmp_path: Path) -> None:
     ("layers", "words"),
     [
         (2, r"has more blocks than its config.json: \d+ additional tensors"),
+        (0, r"has more blocks than its config.json: \d+ additional tensors"),
+        (-1, r"has more blocks than its config.json: \d+ additional tensors"),
         (4, r"lacks \d+ tensors of ViT"),
         (10**9, r"config.json asks for more than \d+ parameters"),
     ],

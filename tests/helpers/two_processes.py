@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from accelerate.state import AcceleratorState
 from tests.helpers import growth
 from tests.helpers.processes import in_two
 from tests.helpers.sharing import made_once
-from tests.helpers.training import digits, gpt2, vit
+from tests.helpers.training import digits, gpt2, net, points, vit
 
 import everydepth as ed
-from everydepth.data import batches
-from everydepth.errors import LabelError, RunError, SettingError
+from everydepth.data import Points, batches
+from everydepth.errors import DataError, LabelError, RunError, SettingError
 from everydepth.training import Callback, FitResult, Training
 
 SETTINGS: dict[str, Any] = {
@@ -73,12 +74,38 @@ def train_text(run: Path, data: Any, objective: Any = None, **more: Any) -> FitR
     return ed.fit(network, data, run=run, progress=False, **how, **more)
 
 
-def written(action: Any, error: type[Exception], file: Path) -> None:
+def written(action: Any, error: type[Exception] | tuple[type[Exception], ...], file: Path) -> None:
     """What an error said that every process must get."""
     try:
         action()
     except error as said:
         file.with_name(f"{file.name}-{PartialState().process_index}").write_text(str(said))
+
+
+class Sevens(Points):
+    """Points of which one, at row 7, cannot be read."""
+
+    def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
+        if 7 in indices:
+            raise OSError("the file of row 7 is gone")
+        return super().batch(indices)
+
+
+def wrong_in_one(folder: Path) -> None:
+    """Errors that one process finds in its rows, in the first step or later."""
+    how: dict[str, Any] = {"batch_size": 4, "steps": 8, "shuffle": False, "progress": False}
+    for name, row in (("first", 3), ("later", 13), ("held_out", None)):
+        rows, held_out = digits(32), digits(16, "test")
+        bad = held_out if row is None else rows
+        bad.labels[5 if row is None else row] = 99
+
+        def act(rows: Any = rows, held_out: Any = held_out, where: Path = folder / name) -> None:
+            ed.fit(ed.EveryDepth(vit()), rows, held_out, run=where, save_every=1, **how)
+
+        written(act, LabelError, folder / f"wrong_{name}")
+    unread = points(32)
+    data = Sevens(unread.inputs, unread.labels)
+    written(lambda: ed.fit(net(), data, **how), (DataError, OSError), folder / "wrong_unread")
 
 
 def use_fsdp() -> None:
@@ -143,6 +170,7 @@ def main(folder: Path) -> None:
     written(lambda: train_text(folder / "no_labels", nothing), LabelError, folder / "unlabeled")
     many = {"grad_accumulation": 2}
     written(lambda: train_text(folder / "un", uneven, **many), SettingError, folder / "uneven")
+    wrong_in_one(folder)
     use_fsdp()
     train(folder / "fsdp")
     resumed(folder, "fsdp")

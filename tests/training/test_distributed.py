@@ -88,6 +88,24 @@ def test_a_first_batch_without_labels_in_all_processes_is_refused_by_all(folder:
         assert "the data has no labels" in (folder / f"unlabeled-{process}").read_text()
 
 
+@pytest.mark.parametrize("name", ["first", "later", "held_out"])
+def test_a_wrong_label_that_one_process_finds_is_an_error_of_all(name: str, folder: Path) -> None:
+    for process in (0, 1):
+        said = (folder / f"wrong_{name}-{process}").read_text()
+        assert "label 99, but the head of ViTForImageClassification has 10 classes" in said
+
+
+def test_a_step_that_one_process_cannot_take_changes_nothing(folder: Path) -> None:
+    """Row 13 is of the fourth step."""
+    assert Run.open(folder / "later").latest() == 3
+
+
+def test_a_row_that_one_process_cannot_read_is_an_error_of_all(folder: Path) -> None:
+    assert (folder / "wrong_unread-1").read_text() == "the file of row 7 is gone"
+    other = (folder / "wrong_unread-0").read_text()
+    assert "could not be read in another process (OSError: the file of row 7 is gone)" in other
+
+
 def test_pieces_that_only_some_processes_could_make_are_refused_by_all(folder: Path) -> None:
     for process in (0, 1):
         said = (folder / f"uneven-{process}").read_text()

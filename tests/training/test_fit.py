@@ -830,6 +830,21 @@ def test_nan_in_the_data_is_found_at_the_embedding() -> None:
         ed.fit(net(), bad, steps=1, **QUIET)
 
 
+@pytest.mark.parametrize("where", ["inputs", "statistics"])
+def test_validation_makes_no_accuracy_of_nan(where: str) -> None:
+    model: Any = vit()
+    network, held_out = ed.EveryDepth(model), digits(20, "test").batch(range(20))
+    if where == "inputs":
+        held_out["pixel_values"][7] = torch.nan
+    else:
+        model.classifier.register_forward_hook(
+            lambda module, _, out: out if module.training else out * torch.nan
+        )
+    with pytest.raises(NonFiniteError, match="in evaluation, the loss is NaN at depth 1 of") as it:
+        ed.fit(network, digits(32), held_out, steps=1, progress=False)
+    assert it.value.depth == 1
+
+
 def test_nan_in_the_labels_is_found_in_the_loss() -> None:
     bad = [{"inputs": torch.zeros(2, 4), "labels": torch.full((2, 2), math.nan)}]
     with pytest.raises(NonFiniteError, match="all states are finite, but not the loss"):

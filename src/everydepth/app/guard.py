@@ -83,7 +83,8 @@ class Guard:
 
         try:
             asked = json.loads(body)
-            json.dumps(asked, ensure_ascii=False).encode()  # refuses lone surrogates
+            # Gradio could not repeat NaN, infinity or lone surrogates in an answer.
+            json.dumps(asked, ensure_ascii=False, allow_nan=False).encode()
             number, visitor = asked["fn_index"], asked.get("session_hash")
             whole = type(number) is int and isinstance(visitor, str | None)
             if not whole or any(_is_file(part) for part in _parts(asked)):
@@ -96,8 +97,8 @@ class Guard:
 
 def _refused(scope: Any) -> HTTPStatus | None:
     """The status of a request that is refused by its headers, or None."""
-    known = _READ if scope["method"] in ("GET", "HEAD") else _SENT
-    if len(scope["path"]) > LONGEST_PATH or not known.fullmatch(scope["path"]):
+    known, path = _READ if scope["method"] in ("GET", "HEAD") else _SENT, scope["path"]
+    if len(path) > LONGEST_PATH or not path.isprintable() or not known.fullmatch(path):
         return HTTPStatus.FORBIDDEN
     headers: dict[bytes, bytes] = dict(scope["headers"])
     origin, host = headers.get(b"origin"), headers.get(b"host", b"")

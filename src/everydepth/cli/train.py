@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _MODEL = f"A folder, a run, a Hugging Face name, or a preset: {', '.join(PRESETS)}."
 _OBJECTIVES = ", ".join(name for name in dir(objectives) if name.islower())
 _PARTS = "lpa:early=0.2+sampled:k=2"
+MOST_BLOCKS = 1000  # a typing error would otherwise fill the memory with blocks
 _OBJECTIVE = f"{_OBJECTIVES}; with settings and parts: {_PARTS}. By default lpa."
 
 
@@ -45,7 +46,9 @@ def train(
     valid_split: Annotated[
         str, typer.Option(help="The split to validate on; auto (valid, else test), or none.")
     ] = "auto",
-    blocks: Annotated[int | None, typer.Option(min=1, help="Number of blocks of a preset.")] = None,
+    blocks: Annotated[
+        int | None, typer.Option(min=1, max=MOST_BLOCKS, help="Number of blocks of a preset.")
+    ] = None,
     lora: Annotated[
         int | None,
         typer.Option(min=1, help="Train LoRA adapters of this rank, not the model (needs peft)."),

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
+from everydepth.config import checked
 from everydepth.data.reading import check_unpacked, decode, lines, pick_split
 from everydepth.data.sets import Texts
 from everydepth.data.tables import encode_labels
@@ -36,6 +37,7 @@ def members(path: Path) -> Iterator[tuple[str, bytes]]:
         ) from error
 
 
+@checked
 def load_newsgroups(path: Path, split: str) -> Texts:
     """20 Newsgroups "by date": `<split>/<group>/<message>`."""
     suffix = pick_split("20newsgroups", split, {"train": "-train", "test": "-test"})
@@ -55,6 +57,7 @@ def load_newsgroups(path: Path, split: str) -> Texts:
     return Texts(tuple(texts), labels=labels, classes=classes)
 
 
+@checked
 def load_tweeteval(path: Path, split: str, *, task: str | None = None) -> Texts:
     """One task of TweetEval: `<task>/<split>_text.txt`, `_labels.txt` and `mapping.txt`."""
     stem = pick_split("tweeteval", split, {"train": "train", "valid": "val", "test": "test"})

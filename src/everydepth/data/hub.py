@@ -46,7 +46,16 @@ def load_hub(
     return _data(name, rows, text=text, pair=pair, label=label, classes=classes)
 
 
-def load_files(path: str | Path, split: str = "train", **columns: Any) -> Images | Texts | Table:
+@checked
+def load_files(
+    path: str | Path,
+    split: str = "train",
+    *,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    classes: Sequence[str] | None = None,
+) -> Images | Texts | Table:
     """A parquet file, or a folder with a folder of images per class (perhaps in `train/`,
     `test/`, ...), as `load_hub` would return it."""
     path = Path(path)
@@ -62,7 +71,8 @@ def load_files(path: str | Path, split: str = "train", **columns: Any) -> Images
             f"{path} cannot be read as {kind} ({error.__cause__ or error}); it may be truncated, "
             "so download it again"
         ) from error
-    return _data(str(path), _split(str(path), split, found), **columns)
+    rows = _split(str(path), split, found)
+    return _data(str(path), rows, text=text, pair=pair, label=label, classes=classes)
 
 
 def is_saved(path: Path) -> bool:
@@ -70,7 +80,16 @@ def is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def load_saved(path: str | Path, split: str = "train", **columns: Any) -> Images | Texts | Table:
+@checked
+def load_saved(
+    path: str | Path,
+    split: str = "train",
+    *,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    classes: Sequence[str] | None = None,
+) -> Images | Texts | Table:
     """A folder written by `save_to_disk`, as `load_hub` would return it. Without splits, all rows
     are in `train`."""
     datasets = _package(f"{path}, which it saved,")
@@ -81,7 +100,8 @@ def load_saved(path: str | Path, split: str = "train", **columns: Any) -> Images
             f"{path} cannot be read as saved by datasets ({error}); save it again with save_to_disk"
         ) from error
     splits = found if isinstance(found, dict) else {"train": found}
-    return _data(str(path), _split(str(path), split, splits), **columns)
+    rows = _split(str(path), split, splits)
+    return _data(str(path), rows, text=text, pair=pair, label=label, classes=classes)
 
 
 def _split(name: str, split: str, found: Any) -> Any:

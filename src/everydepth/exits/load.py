@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from everydepth.config import checked
@@ -83,7 +84,7 @@ def load(
         raise
     except RuntimeError as error:  # inconsistent sizes, or out of memory
         raise DataError(f"the model in {folder} cannot be built ({error})") from error
-    except (StrictDataclassError, *FOREIGN) as error:
+    except (ImportError, StrictDataclassError, *FOREIGN) as error:  # of a package for quantization
         raise DataError(
             f"the model in {folder} cannot be opened ({type(error).__name__}: {error}); give a "
             "folder written by save_pretrained"
@@ -273,6 +274,16 @@ def _no_larger_than(tensors: Sized, folder: Path) -> Generator[None, None, None]
         hook.remove()
 
 
+def _is_beyond(name: str, model: nn.Module) -> bool:
+    """Whether a tensor is named like one of a block after the last, also of a model without any."""
+    modules = dict(model.named_modules())
+    for found in _NUMBER.finditer(name):
+        module = modules.get(name[: found.start() - 1])
+        if isinstance(module, nn.ModuleList) and int(found.group()) >= len(module):
+            return True
+    return False
+
+
 def _read(
     cls: type[PreTrainedModel], folder: Path, config: Any, *, whole: bool = False
 ) -> PreTrainedModel:
@@ -303,7 +314,11 @@ def _read(
             "...), or has them in another shape; it was saved from another class"
         )
     blocks = {_NUMBER.sub("#", name) for name, _ in model.named_parameters()}
-    more = [name for name in info["unexpected_keys"] if _NUMBER.sub("#", name) in blocks]
+    more = [
+        name
+        for name in info["unexpected_keys"]
+        if _NUMBER.sub("#", name) in blocks or _is_beyond(name, model)
+    ]
     if whole and more:
         raise DataError(
             f"{folder} has more blocks than its config.json: {len(more)} additional tensors "

@@ -6,6 +6,7 @@ or to code, and are refused: links, paths in files, and settings that name code 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ _CODE = (
 
 def check_inside(folder: Path, root: Path) -> Path:
     """The folder; an error if it or a file in it is a link that leads out of `root`."""
-    home = root.resolve()
+    # Not `resolve`, which raises a bare error at links that lead to one another.
+    home = os.path.realpath(root)
     for entry in (folder, *folder.iterdir()) if folder.is_dir() else (folder,):
-        if not entry.resolve().is_relative_to(home):
+        if not Path(os.path.realpath(entry)).is_relative_to(home):
             raise DataError(
                 f"{entry} leads out of {root}, an untrusted folder, outside of which nothing is "
                 "read; replace the link by a copy if you trust it"

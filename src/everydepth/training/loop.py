@@ -25,8 +25,7 @@ from everydepth.runs.checkpoint import STATE, whole
 from everydepth.runs.opening import opened
 from everydepth.runs.together import on_main
 from everydepth.signals import Signals
-from everydepth.stream import has_labels, unwrapped, with_labels
-from everydepth.stream.feed import moved
+from everydepth.stream import unwrapped
 from everydepth.training.alike import warn_if_alike
 from everydepth.training.best import Best
 from everydepth.training.callbacks import Callback
@@ -35,8 +34,8 @@ from everydepth.training.failures import check_weights, not_finite
 from everydepth.training.loader import Loader
 from everydepth.training.module import EveryDepth
 from everydepth.training.optimizers import optimizer_of
-from everydepth.training.pieces import check_labels, pieces_of, shares_of
-from everydepth.training.processes import of_every_process
+from everydepth.training.pieces import Ready, check_first, ready, shares_of
+from everydepth.training.processes import of_every_process, raise_together
 from everydepth.training.progress import Display
 from everydepth.training.result import FINISHED, FitResult, flat, write_result
 from everydepth.training.schedules import Schedule, schedule_of
@@ -77,6 +76,8 @@ class Training:
         self.config, self.where, self.callbacks, self._about = config, where, callbacks, about
         self.run: Run | None = None
         self._began = self._checked = False
+        self._stand_in: Ready | None = None  # of several processes: the last batch
+        self._failed: Exception | None = None  # what kept this process from its next batch
         self.step = self.epoch = 0
         self.loss = math.nan
         self._losses: dict[int, Tensor] = {}  # of the last step, on the device
@@ -230,7 +231,7 @@ class Training:
         with self.display, Signals() as signals:
             self._call("on_start")
             while not self._done:
-                for batch in self._batches():
+                for batch in self._ready_batches():
                     self._train_on(batch, signals)
                     self._seconds = before + time.perf_counter()
                     self._after_step(signals)
@@ -262,25 +263,46 @@ class Training:
         set_random_state(here, generators)
         return batches
 
-    def _train_on(self, batch: Batch, signals: Signals) -> None:
+    def _ready_batches(self) -> Iterator[Ready]:
+        """The rest of this epoch, ready to be trained on.
+
+        One of several processes may fail here, for a label or a file of its own rows. It then
+        takes its last batch once more, so that the others do not wait for its gradients;
+        `_over_processes` tells them before the weights change.
+        """
+        several = self.accelerator.num_processes > 1 and not self.loader.dealt
+        batches, count = self._batches(), self.config.grad_accumulation
+        while True:
+            found: Ready | None = None
+            try:
+                raw = next(batches, None)
+                if raw is None:
+                    return
+                if not self.net.training:
+                    self.net.train()
+                found = ready(raw, self.net, self.accelerator, count, first=not self._checked)
+            except Exception as error:
+                if not several:
+                    raise
+                self._failed = error
+            if not self._checked:
+                check_first(found, self._failed, self.accelerator)
+                self._checked = True
+            found = found or cast(Ready, self._stand_in)
+            self._stand_in = found if several else None
+            yield found
+
+    def _train_on(self, ready: Ready, signals: Signals) -> None:
         """One optimizer step."""
-        batch = cast(Batch, moved(batch, self.accelerator.device))
-        if self.net.objective.needs_labels or has_labels(self.net.stream, batch):
-            batch = dict(with_labels(self.net.stream, batch))
+        batch, pieces = ready.batch, ready.pieces
         if self.step == 0:
             warn_if_alike(self, batch)
-        if not self.net.training:
-            self.net.train()
         self.net.set_progress(self.step, self.total_steps)
         if self.schedule is not None:
             factor = self.schedule.factor(self.step, self.total_steps)
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
-        pieces = pieces_of(batch, self.config.grad_accumulation, self.net.stream)
-        if not self._checked:
-            check_labels(batch, self.net, self.accelerator)
-            self._checked = True
-        shares = shares_of(pieces, self.net, self.accelerator)
+        shares = shares_of(ready, self.accelerator)
         self._losses, self._losses_read = {}, None
         total: Tensor | None = None
         for number, (piece, share) in enumerate(zip(pieces, shares, strict=True), start=1):
@@ -392,17 +414,21 @@ class Training:
 
     def _over_processes(self, loss: Tensor, signals: Signals) -> float:
         """The mean loss over all processes; also averages the losses by depth, and passes a signal
-        received by one on to all.
+        received by one, or an error of one, on to all.
 
         The only place where every step waits for the device.
         """
         if self.accelerator.num_processes == 1:
             return loss.item()
-        signal = loss.new_tensor(float(signals.received or 0))
-        mine = torch.stack([signal, loss, *(part.to(loss) for part in self._losses.values())])
+        told = loss.new_tensor([float(self._failed is not None), float(signals.received or 0)])
+        losses = torch.stack([loss, *(part.to(loss) for part in self._losses.values())])
+        mine = torch.cat([told, losses])
         found = cast(Tensor, self.accelerator.gather(mine)).view(-1, len(mine))
-        self._losses = dict(zip(self._losses, found[:, 2:].mean(0).unbind(), strict=True))
-        received, total = torch.stack([found[:, 0].max(), found[:, 1].mean()]).tolist()
+        self._losses = dict(zip(self._losses, found[:, 3:].mean(0).unbind(), strict=True))
+        failed, received = found[:, :2].max(0).values
+        failed, received, total = torch.stack([failed, received, found[:, 2].mean()]).tolist()
+        if failed:
+            raise_together(self._failed, self.accelerator)
         signals.received = int(received) or None
         return total
 

@@ -12,7 +12,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from everydepth.stream import WORD_TASKS, ResidualStream, Targets, evaluating
+from everydepth.errors import NonFiniteError
+from everydepth.stream import WORD_TASKS, Targets, evaluating
 from everydepth.stream.feed import Feed, Source, moved, size_for
 from everydepth.stream.rows import pick_rows
 from everydepth.training.module import EveryDepth
@@ -45,16 +46,27 @@ class Evaluator:
         scored = partial(_scored, depths=depths)
         sums: _Sums | None = None
         with torch.no_grad(), evaluating(net):
-            for batch, counts in self._batches(net.stream, accelerator):
+            for batch, counts in self._batches(net, accelerator):
                 batch = moved(batch, accelerator.device)
                 found: _Sums = called(measure=scored, **batch)
                 sums = _added(sums, found, counts)
         assert sums is not None  # a feed without a batch is an error of its own
         total = _over_processes(sums, accelerator)
-        return _scores(net.stream.task, total)
+        scores = _scores(net.stream.task, total)
+        # Infinity is the loss of a class that is ruled out; NaN is no prediction at all.
+        by_depth = zip(depths, scores["loss"], strict=True)
+        wrong = next((depth for depth, loss in by_depth if math.isnan(loss)), None)
+        if wrong is not None:
+            raise NonFiniteError(
+                f"in evaluation, the loss is NaN at depth {wrong} of {net.stream.depth}; look for "
+                "NaN in the inputs and labels of the validation data, and in what the network uses "
+                "in evaluation only, such as running statistics",
+                wrong,
+            )
+        return scores
 
     def _batches(
-        self, stream: ResidualStream, accelerator: Accelerator
+        self, net: EveryDepth, accelerator: Accelerator
     ) -> Iterator[tuple[Mapping[str, Any], bool]]:
         """Batches with this process's rows, and whether to count them.
 
@@ -62,20 +74,25 @@ class Evaluator:
         by all, and counted by the first.
         """
         rank, processes = accelerator.process_index, accelerator.num_processes
-        size = size_for(self.data, self.batch_size)
+        stream, size = net.stream, size_for(self.data, self.batch_size)
         for batch in Feed(self.data, stream, batch_size=size, again=True, move=False):
             rows = stream.rows(batch)
+            if processes > 1:
+                # A process that found a wrong label in its own rows would leave the others waiting.
+                _targets(net, moved(batch, accelerator.device))
             if rows >= processes:
                 yield pick_rows(batch, slice(rank, None, processes), rows), True
             else:
                 yield batch, rank == 0
 
 
-def _scored(net: EveryDepth, batch: Mapping[str, Any], *, depths: Sequence[int]) -> _Sums:
+def _targets(net: EveryDepth, batch: Mapping[str, Any]) -> Targets:
     # No label smoothing, so that runs with and without it are comparable.
-    targets = Targets.of(
-        net.stream, batch, class_weights=net.class_weights, criterion=net.criterion
-    )
+    return Targets.of(net.stream, batch, class_weights=net.class_weights, criterion=net.criterion)
+
+
+def _scored(net: EveryDepth, batch: Mapping[str, Any], *, depths: Sequence[int]) -> _Sums:
+    targets = _targets(net, batch)
     states = net.stream.observe(batch)
     losses: list[Tensor] = []
     hits: list[Tensor] = []
