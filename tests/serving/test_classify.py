@@ -87,6 +87,8 @@ def test_pictures_are_classified_at_the_depth_that_is_asked(vit: ViTForImageClas
         assert "dept is not supported here" in unknown.json()["error"]["message"]
         assert ask(user="me").status_code == 200
         assert ask(input="no picture").status_code == 400
+        assert "not base64" in ask(input="caf\u00e9").json()["error"]["message"]
+        assert "input: 257 rows" in ask(input=["a"] * 257).json()["error"]["message"]
         assert ask(input=[]).status_code == 400
         assert ask(input=base64.b64encode(b"GIF89a").decode()).status_code == 400
 

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+import torch
 from tests.helpers.generation import DECODERS, decoder, talkative
 from tests.helpers.talking import Talker
 from torch import nn
@@ -38,9 +40,9 @@ def seconds(
     def tick(*_: Any) -> None:
         now[0] += 1
 
-    def dear(head: DraftHead, *given: Any) -> Draft:
+    def dear(head: DraftHead, *given: Any, **named: Any) -> Draft:
         now[0] += 2
-        return draft(head, *given)
+        return draft(head, *given, **named)
 
     draft = DraftHead.draft
     batch = SharedBatch(stream)
@@ -164,8 +166,8 @@ def test_requests_that_draft_get_the_text_of_the_full_depth_from_a_scheduler() -
                 prompt=(3, 4, 5 + i),
                 max_tokens=7,
                 draft_depth=i % 3,
-                sampling=drawing if i == 4 else Sampling(),
-                seed=1 if i == 4 else None,
+                sampling=drawing if i > 3 else Sampling(),
+                seed=i if i > 3 else None,
             )
         )
         for i in range(6)
@@ -173,10 +175,39 @@ def test_requests_that_draft_get_the_text_of_the_full_depth_from_a_scheduler() -
     while scheduler.step():
         pass
     for i, ticket in enumerate(tickets):
-        assert len(ticket.tokens) == 7
-        if i != 4:
-            alone = ed.generate(model, [3, 4, 5 + i], max_new_tokens=7, eos_token_id=())
-            assert ticket.tokens == alone.tokens[0]
+        drawn: dict[str, Any] = {"do_sample": True, "temperature": 0.7, "seed": i} if i > 3 else {}
+        alone = ed.generate(model, [3, 4, 5 + i], max_new_tokens=7, eos_token_id=(), **drawn)
+        assert ticket.tokens == alone.tokens[0]
+
+
+@pytest.mark.parametrize("words", [None, 20], ids=["all words", "likely words"])
+def test_what_a_drafter_like_the_model_draws_is_accepted(words: int | None) -> None:
+    model = talkative(decoder(DECODERS[0]))
+    rest = as_stream(model).depth - 1
+    stream = as_stream(ed.balcony(model, [1], blocks=rest).eval())  # copies of the last blocks
+    drawing = Sampling(do_sample=True, temperature=0.9, top_k=4)
+    generator = torch.Generator().manual_seed(0)
+    team = DepthTeam(stream, 1, stream.depth, drawing, generator, always=True)
+    batch, right = SharedBatch(stream), list[tuple[int, int]]()
+
+    def learn(_: Pace, accepted: list[int], took: list[float], *__: Any) -> None:
+        right.append((accepted[0], len(took)))
+
+    with (
+        patch.object(Pace, "goes_on", lambda *_: team.drafted < 3),
+        patch.object(Pace, "learn", learn),
+        patch("everydepth.serving.drafts.DraftHead", lambda *given: DraftHead(*given[:3], words)),
+    ):
+        for i in range(3):
+            prompt = [3, 4 + i]
+            batch.join(Row(Drafting(team, prompt=prompt, tokens=20), prompt, limit=20))
+            while batch.rows:
+                batch.round()
+    accepted, drafted = map(sum, zip(*right, strict=True))
+    assert drafted > 20
+    # A word that is not in the list cannot be drafted; without the same random numbers, about half
+    # of the drafts would be wrong.
+    assert accepted == drafted if words is None else accepted > 0.8 * drafted
 
 
 def test_a_balcony_that_is_the_rest_of_the_model_drafts_what_the_model_says() -> None:
@@ -209,9 +240,9 @@ def test_on_a_busy_server_drafts_that_are_never_right_cost_next_to_nothing(talke
         def tick(_: nn.Module, given: tuple[Any, ...]) -> None:
             now[0] += 1 + given[0].shape[:2].numel() / 16  # 8 tokens cost half a call
 
-        def dear(head: DraftHead, *given: Any) -> Draft:
+        def dear(head: DraftHead, *given: Any, **named: Any) -> Draft:
             now[0] += 1
-            return draft(head, *given)
+            return draft(head, *given, **named)
 
         draft = DraftHead.draft
         scheduler = Scheduler(stream, places=8, clock=lambda: now[0])

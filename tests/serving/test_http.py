@@ -290,12 +290,20 @@ def test_what_clients_saw_is_published_as_results(client: TestClient) -> None:
         ({"model": "talker", "prompt": "a", "logprobs": 5}, 400, "logprobs is not supported"),
         ({"model": "talker", "prompt": "a", "max_token": 5}, 400, "max_token is not supported"),
         ({"model": "talker", "prompt": "a", "stream_options": {}}, 400, "go with stream"),
-        ({"model": "talker", "prompt": ["a", 1]}, 400, "prompt: Input should be"),
+        ({"model": "talker", "prompt": ["a", 1]}, 400, "prompt: Input should be a valid string"),
+        ({"model": "talker", "prompt": 1}, 400, "prompt: Input should be a valid string"),
+        ({"model": "talker", "prompt": [1, -2]}, 400, "greater than or equal to 0"),
+        ({"model": "talker", "prompt": [[1], [2.5]]}, 400, "prompt: Input should be a valid int"),
         ({"model": "talker"}, 400, "the body lacks 'prompt'; add it"),
         ({"prompt": "a"}, 400, "lacks 'model'; add it (/v1/models lists the models"),
         ({"model": "other", "prompt": "a"}, 404, "no model 'other'"),
         ({"model": "talker@9", "prompt": "a"}, 400, "talker@1 to @4"),
+        ({"model": "talker@", "prompt": "a"}, 400, "depth ''; use talker@1 to @4"),
+        ({"model": "talker@02", "prompt": "a"}, 400, "depth '02'; use talker@1 to @4"),
+        ({"model": "talker@" + "9" * 5000, "prompt": "a"}, 400, "use talker@1 to @4"),
         ({"model": "talker@2", "depth": 3, "prompt": "a"}, 400, "disagree"),
+        ({"model": "talker", "prompt": "a", "depth": 10**30}, 400, "depth: Input should be less"),
+        ({"model": "talker", "prompt": "a", "max_tokens": 10**30}, 400, "max_tokens: Input should"),
         ({"model": "talker", "prompt": "a", "depth": 9}, 400, "depth 9"),
         ({"model": "talker", "prompt": "a", "policy": "none"}, 400, "there is sure"),
         ({"model": "talker", "prompt": "a" * 100_000}, 400, "positions"),
@@ -341,6 +349,31 @@ def test_a_body_that_no_client_would_send_is_refused(client: TestClient, body: b
     )
     assert answer.status_code == 400
     assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b'"a"', b"model=talker"])
+@pytest.mark.parametrize("declared", [{}, {"content-type": "application/json"}])
+def test_a_body_that_is_no_object_is_told_what_to_send(
+    client: TestClient, body: bytes, declared: dict[str, str]
+) -> None:
+    answer = client.post("/v1/completions", content=body, headers=declared)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert ("header Content-Type: application/json" in message) or ("is not JSON" in message)
+
+
+@pytest.mark.parametrize("prompts", [["a"] * 257, [[3]] * 200_000])
+def test_a_request_of_very_many_prompts_is_refused_before_any_work(
+    client: TestClient, prompts: list[Any]
+) -> None:
+    answer = client.post("/v1/completions", json={"model": "talker", "prompt": prompts})
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert message == (
+        f"prompt: {len(prompts)} rows, but a request may have 256; send several requests"
+    )
+    most = complete(client, prompt=["a"] * 256, depth=1, max_tokens=1)
+    assert len(most["choices"]) == 256
 
 
 def test_no_text_is_served_of_predictions_that_are_no_numbers(talker: Talker) -> None:

@@ -32,7 +32,10 @@ from everydepth.serving import (
 from everydepth.serving.cache import RowCache
 from everydepth.stream import ResidualStream, as_stream
 
-KINDS = ("greedy", "drawn", "drafted", "quoted", "exiting", "drawn exiting")
+KINDS = (
+    *("greedy", "drawn", "drafted", "quoted", "exiting", "drawn exiting"),
+    *("drawn drafted", "drawn quoted"),
+)
 POLICY = ed.Confidence(threshold=0.2)
 Teams = dict[int, DepthTeam | TextTeam]
 Load = list[tuple[str, int, list[int], int]]
@@ -56,8 +59,13 @@ def course(
     if kind.endswith("exiting"):
         way = Exiting(stream, POLICY, stream.depth, sampling, generator)
         return way, told | {"policy": POLICY}
+    draft = min(depth, stream.depth - 1) if kind.endswith("drafted") else 0
+    if kind in ("drawn drafted", "drawn quoted"):
+        # A seed means the text without drafts.
+        of = DepthTeam if draft else TextTeam
+        own = of(stream, draft, stream.depth, sampling, generator, always=True)
+        return Drafting(own, prompt=prompt, tokens=limit), told
     if kind in ("drafted", "quoted"):
-        draft = min(depth, stream.depth - 1) if kind == "drafted" else 0
         if draft not in teams:
             team = DepthTeam if draft else TextTeam
             teams[draft] = team(stream, draft, stream.depth, always=True)
@@ -124,7 +132,7 @@ def test_all_kinds_share_a_batch_on_every_decoder(name: str) -> None:
     load = [
         (kind, depth, [3 + (7 * i + depth) % (VOCABULARY - 3) for i in range(length)], 6)
         for kind, depth, length in zip(
-            KINDS * 2, (1, 2, 1, 3, 3, 1, 2, 1, 3, 2, 3, 1), range(1, 13), strict=True
+            KINDS * 2, (1, 2, 1, 3, 3, 1, 2, 1) * 2, range(1, 17), strict=True
         )
     ]
     check(name, load, pause=2, chunk=5)

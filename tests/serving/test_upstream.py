@@ -91,6 +91,7 @@ def test_what_no_rung_can_do_is_said(
     assert client.post("/v1/completions", json=others).status_code == 200
 
 
+ANSWERED = b"HTTP/1.1 200 x\r\n\r\n"
 EVENT = b'data: {"choices": [{"token_ids": [70], "finish_reason": null}]}\n\n'
 
 
@@ -102,6 +103,13 @@ EVENT = b'data: {"choices": [{"token_ids": [70], "finish_reason": null}]}\n\n'
         (b"HTTP/1.1 429 x\r\ncontent-length: 4\r\n\r\nfull", 503, "engine answers 429: full"),
         (b"HTTP/1.1 500 x\r\ncontent-length: 3\r\n\r\nbug", 500, "engine answers 500: bug"),
         (b"HTTP/1.1 200 x\r\ncontent-length: 999\r\n\r\n" + EVENT, 503, "does not answer"),
+        (ANSWERED, 503, "the answer of engine broke off; send the request again"),
+        (ANSWERED + EVENT, 503, "the answer of engine broke off; send the request again"),
+        (ANSWERED + b"<html>", 500, "the answer of engine cannot be read (JSONDecodeError); check"),
+        (ANSWERED + b"data: \xff\xff\n\n", 500, "the answer of engine cannot be read"),
+        (ANSWERED + b'data: {"choices": []}\n\n', 500, "cannot be read (IndexError)"),
+        (ANSWERED + b"data: 7\n\n", 500, "cannot be read (TypeError)"),
+        (ANSWERED + EVENT + b'data: {"choices": []}\n\n', 500, "cannot be read (IndexError)"),
     ],
 )
 def test_an_engine_that_dies_or_refuses_is_told_from_one_that_fails(

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 MOST = 256
-"""The most rows in one request to classify."""
+"""The most rows in one request: what one client may put before those of others at once."""
 
 
 def _text(value: str) -> str:
@@ -21,7 +30,38 @@ def _text(value: str) -> str:
 
 Text = Annotated[str, AfterValidator(_text)]
 Tokens = list[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Depth = Annotated[int, Field(strict=True, gt=-(2**31), lt=2**31)]
+
+
+def _few(rows: Any) -> Any:
+    if isinstance(rows, list) and len(rows) > MOST:
+        raise ValueError(f"{len(rows)} rows, but a request may have {MOST}; send several requests")
+    return rows
+
+
+def _form(value: Any) -> str:
+    """The form that a value is meant to have, so that errors speak of this one."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else ""
+    if isinstance(first, list):
+        return "lists"
+    return "texts" if isinstance(first, str) else "tokens"
+
+
+def _listed(value: Any) -> str:
+    return "list" if isinstance(value, list) else "text"
+
+
+Texts = Annotated[list[Text], BeforeValidator(_few)]
+Prompt = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[list[Tokens], BeforeValidator(_few), Tag("lists")],
+    Discriminator(_form),
+]
 
 
 class Body(BaseModel):
@@ -88,8 +128,8 @@ class Wanted(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Literal[1] = 1
-    depth: StrictInt | None = None
-    draft_depth: StrictInt | None = None
+    depth: Depth | None = None
+    draft_depth: Depth | None = None
     policy: str | None = None
     return_token_ids: bool = False
 
@@ -101,7 +141,7 @@ class Wanted(Body):
 
 
 class Completion(Wanted):
-    prompt: Text | Tokens | list[Text] | list[Tokens]
+    prompt: Prompt
 
 
 class TextPart(Body):
@@ -112,7 +152,10 @@ class TextPart(Body):
 class Message(Body):
     neutral = {"annotations": ()}
     role: Text
-    content: Text | list[TextPart]
+    content: Annotated[
+        Annotated[Text, Tag("text")] | Annotated[list[TextPart], Tag("list")],
+        Discriminator(_listed),
+    ]
 
     @property
     def text(self) -> str:
@@ -131,6 +174,9 @@ class Classify(Body):
 
     neutral = {"user": (), "metadata": ()}
     model: str
-    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MOST)]
-    depth: StrictInt | None = None
+    input: Annotated[
+        Annotated[Text, Tag("text")] | Annotated[Texts, Field(min_length=1), Tag("list")],
+        Discriminator(_listed),
+    ]
+    depth: Depth | None = None
     policy: str | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -231,7 +230,7 @@ def reads_pictures(config: Any, folder: Path) -> tuple[Callable[[str], Any], Any
         body = text.partition(",")[2] if text.startswith("data:") else text
         try:
             content = base64.b64decode(body, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # also for characters that are not ASCII
             raise DataError(f"the image is not base64 ({error}); encode its file") from error
         return lens.look(decoded(content))
 

@@ -18,8 +18,8 @@ from everydepth.exits.generation.sampling import (
     Draft,
     Sampling,
     Verdict,
+    judge_drawn,
     judge_greedy,
-    judge_sampled,
 )
 from everydepth.serving.courses import Asked, Course, Said, Team
 from everydepth.stream import ResidualStream
@@ -155,7 +155,8 @@ class DraftTeam(Team):
 
     def _verdict(self, logits: Tensor, drafts: list[Draft]) -> Verdict:
         if self.sampling.do_sample:
-            return judge_sampled(self.sampling.probabilities(logits), drafts, self.generator)
+            # When to draft depends on the clock, and a seed's text must not.
+            return judge_drawn(logits, drafts, self.sampling, self.generator)
         return judge_greedy(logits, drafts)
 
     def _elapsed(self) -> float:
@@ -172,6 +173,8 @@ class DepthTeam(DraftTeam):
     """
 
     _torn = _complete = False
+    _ahead: torch.Generator | None = None
+    """Draws the random numbers with which the drafts will be judged."""
 
     @cached_property
     def _head(self) -> DraftHead:
@@ -181,7 +184,7 @@ class DepthTeam(DraftTeam):
         if not self._drafts:
             if not self._reading and self._pace.drafts():
                 self._prepare(ready)
-                self._members = ready
+                self._members, self._ahead = ready, _copied(self.generator)
                 self._pace.begin(len(ready))
             return {}
         self._torn |= self._reading  # judge the drafts so far
@@ -218,7 +221,8 @@ class DepthTeam(DraftTeam):
         """Draft and feed another token, or let the top depth judge those that were fed."""
         if self._torn or self._complete or most == 1:
             return [None] * len(states)
-        draft = self._head.draft(torch.cat([h[:, -1:] for h in states]), self.generator)
+        last = torch.cat([h[:, -1:] for h in states])
+        draft = self._head.draft(last, self._ahead, alike=True)
         self._drafts.append(draft)
         confidence = draft.confidence.tolist()
         self._took.append(self._elapsed())
@@ -260,6 +264,14 @@ class TextTeam(DraftTeam):
             more = self._pace.goes_on(draft.confidence.tolist())
         tokens = torch.stack([draft.tokens for draft in self._drafts], 1).tolist()
         return dict(zip(ready, tokens, strict=True))
+
+
+def _copied(generator: torch.Generator | None) -> torch.Generator | None:
+    if generator is None:
+        return None
+    copy = torch.Generator(generator.device)
+    copy.set_state(generator.get_state())
+    return copy
 
 
 def _of_rows(draft: Draft, rows: Tensor) -> Draft:

@@ -79,6 +79,12 @@ def application(
         if found["type"] == "json_invalid":
             at, why = found["loc"][-1], found.get("ctx", {}).get("error", "")
             return refusal(400, f"the body is not JSON: {why} at character {at}")
+        if found["loc"] == ("body",) and found["type"] in ("missing", "model_attributes_type"):
+            return refusal(
+                400,
+                "the body is not a JSON object, or not declared as one; send an object, with the "
+                "header Content-Type: application/json",
+            )
         if found["type"] == "missing":
             return refusal(
                 400,

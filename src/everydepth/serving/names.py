@@ -39,12 +39,12 @@ class Menu:
 
     def depth_of(self, model: str, depth: int | None) -> int | None:
         """The depth given by `model` and `depth` of a request; None if neither sets one."""
-        name, _, rung = model.partition("@")
+        name, at, rung = model.partition("@")
         if name != self.name:
             raise UnknownModel(f"no model {model!r} here; this server has {self.name!r}")
-        if not rung:
+        if not at:
             return depth
-        if not rung.isascii() or not rung.isdigit() or int(rung) not in self.depths:
+        if rung not in map(str, self.depths):
             known = f"1 to @{self.depth}"
             if self.rungs is not None:
                 known = ", @".join(map(str, self.rungs))

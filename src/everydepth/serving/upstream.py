@@ -81,12 +81,33 @@ async def events(rung: Rung, path: str, body: Any) -> AsyncGenerator[dict[str, A
                 if "error" in found:
                     raise Failed(f"{rung.model}: {found['error']}")
                 yield found
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         _log.warning("%s at %s does not answer: %r", rung.model, rung.url, error)
         raise Stopped(
             f"the server of {rung.model} does not answer ({type(error).__name__}); send the "
             "request again later, or with another depth"
         ) from error
+
+
+async def _understood(
+    rung: Rung, said: AsyncGenerator[Tokens, None]
+) -> AsyncGenerator[Tokens, None]:
+    """What an engine says, up to the end of the text."""
+    async with aclosing(said):
+        try:
+            async for tokens, finish in said:
+                yield tokens, finish
+                if finish is not None:
+                    return
+        except EveryDepthError:
+            raise
+        except (LookupError, TypeError, ValueError) as error:
+            _log.warning("%s at %s gives no answer of an engine: %r", rung.model, rung.url, error)
+            raise Failed(
+                f"the answer of {rung.model} cannot be read ({type(error).__name__}); check that "
+                "its address is that of the engine"
+            ) from error
+    raise Stopped(f"the answer of {rung.model} broke off; send the request again later")
 
 
 class Upstream:
@@ -138,7 +159,7 @@ class Upstream:
         self.counts.prompt_tokens += len(request.prompt)
         rung.at_work.append(request)
         try:
-            async with aclosing(self._speaks(rung, request)) as pieces:
+            async with aclosing(_understood(rung, self._speaks(rung, request))) as pieces:
                 async for tokens, finish in pieces:
                     count += len(tokens)
                     self.counts.tokens += len(tokens)

@@ -59,13 +59,22 @@ class DraftHead:
             self._likely[tokens] += 1
             self._refresh()
 
-    def draft(self, h: Tensor, generator: torch.Generator | None) -> Draft:
-        """Propose the token after a state `(rows, 1, dim)` of the draft's depth."""
+    def draft(self, h: Tensor, generator: torch.Generator | None, *, alike: bool = False) -> Draft:
+        """Propose the token after a state `(rows, 1, dim)` of the draft's depth.
+
+        alike: draw from the whole vocabulary, as full depth does, so that the same random numbers
+        mostly give the same token.
+        """
         logits = self._logits(h)[:, 0]
         if not self._sampling.do_sample:
             confidence, best = logits.softmax(-1).max(-1)
             return Draft(best if self._ids is None else self._ids[best], confidence)
         q = self._sampling.probabilities(logits)
+        if alike and self._ids is not None:
+            whole = q.new_zeros(len(q), len(self._known))
+            whole[:, self._ids] = q
+            tokens = torch.multinomial(whole, 1, generator=generator)[:, 0]
+            return Draft(tokens, q.max(-1).values, q, self._ids)
         drawn = torch.multinomial(q, 1, generator=generator)[:, 0]
         tokens = drawn if self._ids is None else self._ids[drawn]
         return Draft(tokens, q.max(-1).values, q, self._ids)

@@ -120,6 +120,32 @@ def judge_greedy(logits: Float[Tensor, "rows n v"], drafts: list[Draft]) -> Verd
     return Verdict(accepted, _at(wanted, accepted))
 
 
+def judge_drawn(
+    logits: Float[Tensor, "rows n v"],
+    drafts: list[Draft],
+    sampling: Sampling,
+    generator: torch.Generator | None,
+) -> Verdict:
+    """Accept the tokens that are drawn without drafts, by the same generator.
+
+    One row per generator gets the text of its seed, however many drafts a round has; for that,
+    fewer drafts are accepted than by `judge_sampled`, unless they are drawn alike.
+
+    logits: before each draft, and after the last one.
+    """
+    accepted: list[int] = []
+    following: list[int] = []
+    for row, tokens in zip(logits, _tokens_of(drafts, logits[:, 0, 0]).tolist(), strict=True):
+        drawn = [int(sampling.draw(row[:1], generator))]
+        for token, after in zip(tokens, row[1:], strict=True):
+            if drawn[-1] != token:
+                break
+            drawn.append(int(sampling.draw(after[None], generator)))
+        accepted.append(len(drawn) - 1)
+        following.append(drawn[-1])
+    return Verdict(*(torch.tensor(each, device=logits.device) for each in (accepted, following)))
+
+
 def judge_sampled(
     p: Float[Tensor, "rows n v"], drafts: list[Draft], generator: torch.Generator | None
 ) -> Verdict:
