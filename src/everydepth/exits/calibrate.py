@@ -159,9 +159,7 @@ def calibrate(
     return found if timed is None else by_the_clock(found, outcomes, timed, decides=bool(clock))
 
 
-def by_the_clock(
-    policy: Policy, outcomes: Outcomes, timed: ExitClock, *, decides: bool
-) -> Policy:
+def by_the_clock(policy: Policy, outcomes: Outcomes, timed: ExitClock, *, decides: bool) -> Policy:
     """The policy with its predicted wall-clock speedup.
 
     decides: use the full model instead if that is faster.

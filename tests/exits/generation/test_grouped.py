@@ -89,7 +89,7 @@ def test_everything_else_is_left_to_transformers(
     else:
         more = {"position_bias": torch.zeros(1, 6, 1, 40)}
     monkeypatch.setattr(
-        "everydepth.exits.generation.grouped.sdpa_attention_forward",
+        "transformers.integrations.sdpa_attention.sdpa_attention_forward",
         lambda *given, **options: asked.append(options) or (given[1], None),
     )
     attend(module, *states, mask, **more)

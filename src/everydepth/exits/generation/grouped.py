@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from threading import Lock
@@ -9,8 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 _NAME = "sdpa"
 _OTHER = ("position_bias", "softcap", "cache")  # what only transformers' own function knows
@@ -28,6 +27,12 @@ def shared_keys() -> Generator[None, None, None]:
     and the result without the copies is the same bit for bit. Elsewhere nothing changes.
     """
     global _inside
+    if "transformers.modeling_utils" not in sys.modules:  # then no model is one of transformers
+        yield
+        return
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
     with _lock:
         # A function of the user's own stays.
         if ALL_ATTENTION_FUNCTIONS[_NAME] is sdpa_attention_forward:
@@ -53,6 +58,8 @@ def attend(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """`sdpa_attention_forward`, without copies of keys and values where they are needless."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
     copied = (
         attention_mask is not None
         and query.device.type == "cpu"
