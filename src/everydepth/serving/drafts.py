@@ -15,6 +15,7 @@ from everydepth.exits.generation.drafting import DraftHead
 from everydepth.exits.generation.lookup import Lookup, Text
 from everydepth.exits.generation.pacing import Ledger, Pace
 from everydepth.exits.generation.sampling import (
+    Dice,
     Draft,
     Sampling,
     Verdict,
@@ -54,6 +55,9 @@ class DraftTeam(Team):
         self._stream, self._clock = stream, clock
         self.depth, self.top = depth, top
         self.sampling, self.generator = sampling or Sampling(), generator
+        # Rows that sample are alone. Drafts look ahead at the numbers that will judge them.
+        self._dice = Dice.of(1, generator, stream.device) if self.sampling.do_sample else None
+        self._ahead = self._dice
         self._ledger = Ledger(0)
         self._pace = Pace(self._ledger, always=always)
         # At most, a draft of the model costs a plain step; one of the text costs nothing.
@@ -154,10 +158,10 @@ class DraftTeam(Team):
         return said
 
     def _verdict(self, logits: Tensor, drafts: list[Draft]) -> Verdict:
-        if self.sampling.do_sample:
-            # When to draft depends on the clock, and a seed's text must not.
-            return judge_drawn(logits, drafts, self.sampling, self.generator)
-        return judge_greedy(logits, drafts)
+        if self._dice is None:
+            return judge_greedy(logits, drafts)
+        # When to draft depends on the clock, and a seed's text must not.
+        return judge_drawn(logits, drafts, self.sampling, self._dice)
 
     def _elapsed(self) -> float:
         """Seconds since the last call, including those spent on other rows of the batch."""
@@ -173,8 +177,6 @@ class DepthTeam(DraftTeam):
     """
 
     _torn = _complete = False
-    _ahead: torch.Generator | None = None
-    """Draws the random numbers with which the drafts will be judged."""
 
     @cached_property
     def _head(self) -> DraftHead:
@@ -184,7 +186,8 @@ class DepthTeam(DraftTeam):
         if not self._drafts:
             if not self._reading and self._pace.drafts():
                 self._prepare(ready)
-                self._members, self._ahead = ready, _copied(self.generator)
+                self._members = ready
+                self._ahead = None if self._dice is None else self._dice.copied()
                 self._pace.begin(len(ready))
             return {}
         self._torn |= self._reading  # judge the drafts so far
@@ -222,7 +225,7 @@ class DepthTeam(DraftTeam):
         if self._torn or self._complete or most == 1:
             return [None] * len(states)
         last = torch.cat([h[:, -1:] for h in states])
-        draft = self._head.draft(last, self._ahead, alike=True)
+        draft = self._head.draft(last, self._ahead)
         self._drafts.append(draft)
         confidence = draft.confidence.tolist()
         self._took.append(self._elapsed())
@@ -258,7 +261,7 @@ class TextTeam(DraftTeam):
         self._pace.begin(len(ready))
         more = True
         while more and len(self._drafts) < most:
-            draft = found.draft(len(self._drafts), self.sampling, self._stream.device)
+            draft = found.draft(len(self._drafts), self._stream.device)
             self._drafts.append(draft)
             self._took.append(self._elapsed())
             more = self._pace.goes_on(draft.confidence.tolist())
@@ -266,17 +269,8 @@ class TextTeam(DraftTeam):
         return dict(zip(ready, tokens, strict=True))
 
 
-def _copied(generator: torch.Generator | None) -> torch.Generator | None:
-    if generator is None:
-        return None
-    copy = torch.Generator(generator.device)
-    copy.set_state(generator.get_state())
-    return copy
-
-
 def _of_rows(draft: Draft, rows: Tensor) -> Draft:
-    q = None if draft.q is None else draft.q[rows]
-    return Draft(draft.tokens[rows], draft.confidence[rows], q, draft.ids)
+    return Draft(draft.tokens[rows], draft.confidence[rows])
 
 
 class Drafting(Course):

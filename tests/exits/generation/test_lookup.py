@@ -10,7 +10,6 @@ from tests.helpers.generation import DECODERS, decoder, prompts, references, tal
 
 from everydepth.exits.generation import generate
 from everydepth.exits.generation.lookup import GRAM, LONGEST, Lookup, Text
-from everydepth.exits.generation.sampling import Sampling
 
 NEW = 20
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -52,7 +51,7 @@ def test_a_longer_match_is_trusted_more_and_a_row_without_one_not_at_all() -> No
     assert first[0] > first[1] > first[2] == 0
     assert second[0] > first[0]
     assert second[2] == 0
-    drafts = [found.draft(i, Sampling(), torch.device("cpu")).tokens.tolist() for i in range(4)]
+    drafts = [found.draft(i, torch.device("cpu")).tokens.tolist() for i in range(4)]
     assert drafts == [[8, 8, 3], [5, 5, 3], [6, 7, 3], [7, 8, 3]]
 
 

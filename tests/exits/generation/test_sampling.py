@@ -12,7 +12,13 @@ from torch import Tensor
 from transformers.generation import logits_process
 
 from everydepth.exits.generation import generate
-from everydepth.exits.generation.sampling import Draft, Sampling, judge_greedy, judge_sampled
+from everydepth.exits.generation.sampling import (
+    Dice,
+    Draft,
+    Sampling,
+    judge_drawn,
+    judge_greedy,
+)
 from everydepth.stream import as_stream
 
 VOCABULARY, NEW, ROWS = 5, 3, 6000
@@ -166,32 +172,59 @@ def test_greedy_keeps_the_drafts_before_the_first_wrong_one() -> None:
     assert verdict.following.tolist() == [1, 1]  # instead of the wrong one, and after all of them
 
 
+def dice(rows: int) -> Dice:
+    return Dice.of(rows, torch.Generator().manual_seed(1), torch.device("cpu"))
+
+
 def test_without_drafts_the_next_token_follows() -> None:
-    p = torch.tensor([[[0.0, 1.0, 0.0]], [[0.0, 0.0, 1.0]]], dtype=torch.float64)
-    for verdict in (judge_greedy(p, []), judge_sampled(p, [], None)):
+    p = torch.tensor([[[0.0, 99.0, 0.0]], [[0.0, 0.0, 99.0]]], dtype=torch.float64)
+    drawn = judge_drawn(p, [], Sampling(do_sample=True), dice(2))
+    for verdict in (judge_greedy(p, []), drawn):
         assert verdict.accepted.tolist() == [0, 0]
         assert verdict.following.tolist() == [1, 2]
 
 
-def test_a_draft_with_the_right_distribution_is_always_accepted() -> None:
-    p = torch.rand(6, 4, 5, dtype=torch.float64).softmax(-1)
-    p[:, 3] = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
-    drafts = [
-        Draft(torch.multinomial(p[:, i], 1)[:, 0], torch.ones(6), q=p[:, i]) for i in range(3)
-    ]
-    verdict = judge_sampled(p, drafts, None)
-    assert verdict.accepted.tolist() == [3] * 6
-    assert verdict.following.tolist() == [2] * 6
+def test_a_row_draws_the_same_tokens_however_many_are_drafted_at_once() -> None:
+    sampling, logits = Sampling(do_sample=True), 3 * torch.randn(2, 6, 5, dtype=torch.float64)
+    alone = dice(2)
+    wanted = torch.stack([sampling.draw_apart(logits[:, i], alone) for i in range(6)], 1)
+    drafts = [Draft(wanted[:, i].clone(), torch.ones(2)) for i in range(5)]
+    drafts[3].tokens[1] = (wanted[1, 3] + 1) % 5  # a wrong draft
+    verdict = judge_drawn(logits, drafts, sampling, together := dice(2))
+    assert verdict.accepted.tolist() == [5, 3]
+    assert verdict.following.tolist() == [wanted[0, 5], wanted[1, 3]]
+    together.keep([2, 2])  # what a row keeps less, it draws once more
+    again = torch.stack([sampling.draw_apart(logits[:, i], together) for i in range(2, 6)], 1)
+    assert torch.equal(again, wanted[:, 2:])
 
 
-def test_a_rejected_token_is_never_what_the_draft_overrates() -> None:
-    p = torch.tensor([[[0.5, 0.5, 0.0]]], dtype=torch.float64).repeat(500, 2, 1)
-    q = torch.tensor([[0.1, 0.2, 0.7]], dtype=torch.float64).repeat(500, 1)
-    tokens = torch.multinomial(q, 1)[:, 0]
-    verdict = judge_sampled(p, [Draft(tokens, torch.ones(500), q=q)], None)
-    assert not (verdict.following == 2).any()
-    assert (verdict.accepted[tokens == 2] == 0).all()
-    assert (verdict.accepted[tokens != 2] == 1).all()
+def test_looking_ahead_uses_no_random_numbers_up() -> None:
+    p = torch.rand(3, 9)
+    own = dice(3)
+    ahead = [own.copied().draw_all(p) for _ in range(2)]
+    assert torch.equal(ahead[0], ahead[1])
+    assert torch.equal(ahead[0], own.draw_all(p))
+    own.select([2, 0])
+    other = dice(3)
+    other.draw_all(p)
+    assert torch.equal(own.draw_all(p[[2, 0]]), other.draw_all(p)[[2, 0]])
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(("draft_depth", "words"), [(0, None), (1, None), (1, 2)])
+def test_a_seed_has_one_text_whenever_drafts_are_made(
+    rows: int, draft_depth: int, words: int | None
+) -> None:
+    drafting = {"draft_depth": draft_depth, "draft_vocabulary": words}
+    model, said = small(), dict[str, list[list[int]]]()
+    prompt = torch.tensor([[1, 2]]).expand(rows, -1)
+    told = {"max_new_tokens": 14, "do_sample": True, "seed": 3, "eos_token_id": ()}
+    for name, more in {"always": True, "at its own pace": False}.items():
+        found = generate(model, prompt, **told, **drafting, draft_always=more)
+        said[name] = found.tokens
+    assert said["always"] == said["at its own pace"]
+    if rows == 1:
+        assert said["always"] == generate(model, prompt, **told).tokens
 
 
 def test_drafting_at_one_of_two_blocks_is_what_these_tests_do() -> None:

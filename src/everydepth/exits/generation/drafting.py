@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from everydepth.exits.generation.sampling import Draft, Sampling
+from everydepth.exits.generation.sampling import Dice, Draft, Sampling
 from everydepth.stream import ResidualStream, plain_value
 
 
@@ -59,25 +59,21 @@ class DraftHead:
             self._likely[tokens] += 1
             self._refresh()
 
-    def draft(self, h: Tensor, generator: torch.Generator | None, *, alike: bool = False) -> Draft:
+    def draft(self, h: Tensor, dice: Dice | None) -> Draft:
         """Propose the token after a state `(rows, 1, dim)` of the draft's depth.
 
-        alike: draw from the whole vocabulary, as full depth does, so that the same random numbers
-        mostly give the same token.
+        dice: the random numbers with which full depth will judge it: from the same ones, it mostly
+            draws the same token. None: the likeliest token.
         """
         logits = self._logits(h)[:, 0]
-        if not self._sampling.do_sample:
+        if dice is None:
             confidence, best = logits.softmax(-1).max(-1)
             return Draft(best if self._ids is None else self._ids[best], confidence)
-        q = self._sampling.probabilities(logits)
-        if alike and self._ids is not None:
-            whole = q.new_zeros(len(q), len(self._known))
-            whole[:, self._ids] = q
-            tokens = torch.multinomial(whole, 1, generator=generator)[:, 0]
-            return Draft(tokens, q.max(-1).values, q, self._ids)
-        drawn = torch.multinomial(q, 1, generator=generator)[:, 0]
-        tokens = drawn if self._ids is None else self._ids[drawn]
-        return Draft(tokens, q.max(-1).values, q, self._ids)
+        p = self._sampling.probabilities(logits)
+        confidence = p.max(-1).values
+        if self._ids is not None:  # each number belongs to a word of the whole vocabulary
+            p = p.new_zeros(len(p), len(self._known)).index_copy_(1, self._ids, p)
+        return Draft(dice.draw_all(p), confidence)
 
     def _logits(self, h: Tensor) -> Tensor:
         if self._ids is None:

@@ -93,8 +93,9 @@ def generate(
         default that of the stream, if it was made with `tokenizer=`.
     max_new_tokens: None: 64, or fewer if the model has no positions for more.
     depth: 1..L; the text is that of the model cut to this depth.
-    draft_depth: draft at this shallower depth and verify several tokens at once. Greedy text stays
-        the same token for token, and sampled text keeps its distribution. It pays off if a shallow
+    draft_depth: draft at this shallower depth and verify several tokens at once. The text stays the
+        same token for token: greedy text, and that of a seed (with several rows, that of the seed
+        with drafts, since each row then draws its own random numbers). It pays off if a shallow
         depth often agrees with the last one: train for it with `lpa` or `balcony`. The cost of
         drafts is measured while decoding, and drafting stops if it does not pay off; what it may
         lose is limited to two percent of the time it measures. 0 drafts from the text itself, what

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from everydepth.exits.generation.sampling import Draft, Sampling
+from everydepth.exits.generation.sampling import Draft
 
 GRAM = 3  # tokens by which an earlier place is found; longer matches are measured there
 LONGEST = 32  # tokens of a match that count
@@ -70,11 +70,7 @@ class Lookup:
         """Of the draft at this place, in each row."""
         return [1 - (1 - CERTAINTY) ** (n + place) if n else 0.0 for n in self.agree]
 
-    def draft(self, place: int, sampling: Sampling, device: torch.device) -> Draft:
+    def draft(self, place: int, device: torch.device) -> Draft:
         """The draft at this place, from 0 on."""
         tokens = torch.tensor([row[place] for row in self._tokens], device=device)
-        confidence = torch.tensor(self.confidence(place), device=device)
-        if not sampling.do_sample:
-            return Draft(tokens, confidence)
-        ids = tokens.unique()
-        return Draft(tokens, confidence, (tokens[:, None] == ids).float(), ids)
+        return Draft(tokens, torch.tensor(self.confidence(place), device=device))

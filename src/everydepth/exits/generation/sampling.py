@@ -1,11 +1,12 @@
-"""Choose the next token, and judge drafts without changing the distribution of tokens."""
+"""Choose the next token, and judge drafts without changing any token."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from everydepth.errors import NonFiniteError, SettingError
@@ -74,6 +75,14 @@ class Sampling:
             return best
         return torch.multinomial(self.probabilities(logits), 1, generator=generator)[:, 0]
 
+    def draw_apart(
+        self, logits: Float[Tensor, "rows v"], dice: Dice | None
+    ) -> Int[Tensor, " rows"]:
+        """`draw`, in which each row has its own random numbers; without any, it is greedy."""
+        if dice is None:
+            return self.draw(logits, None)
+        return dice.draw_all(self.probabilities(logits))
+
 
 def check_finite(most: Tensor) -> None:
     """Raise an error if one of the largest logits is not finite; NaN counts as the largest."""
@@ -85,18 +94,68 @@ class NoToken(NonFiniteError):
     """Raised where the depth of the first NaN is unknown; `generate` then finds it."""
 
 
+class Dice:
+    """The random numbers of each row, from a generator of its own.
+
+    So what a row draws depends neither on other rows nor on how many tokens are drawn at once.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self._of = list(generators)
+        self._after: list[list[Tensor]] = []
+
+    @classmethod
+    def of(cls, rows: int, generator: torch.Generator | None, device: torch.device) -> Dice:
+        """One row draws from the generator itself, several from generators that it seeds.
+
+        generator: None: torch's own.
+        """
+        if rows == 1 and generator is not None:
+            return cls([generator])
+        seeds = torch.randint(2**62, (rows,), generator=generator, device=device)
+        return cls([torch.Generator(device).manual_seed(seed) for seed in seeds.tolist()])
+
+    def copied(self) -> Dice:
+        """The same numbers once more, so that looking ahead does not use them up."""
+        return Dice([_copied(generator) for generator in self._of])
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only these rows."""
+        self._of = [self._of[row] for row in rows]
+
+    def begin(self) -> None:
+        """Begin a round, of which `keep` may undo the last draws."""
+        self._after = [[] for _ in self._of]
+
+    def keep(self, counts: Sequence[int]) -> None:
+        """Undo all but the first `counts[row]` draws of the round."""
+        for generator, after, count in zip(self._of, self._after, counts, strict=True):
+            generator.set_state(after[count - 1])
+
+    def draw(self, row: int, logits: Float[Tensor, " v"], sampling: Sampling) -> int:
+        """The next token of a row, as part of a round."""
+        drawn = int(sampling.draw(logits[None], self._of[row]))
+        self._after[row].append(self._of[row].get_state())
+        return drawn
+
+    def draw_all(self, p: Float[Tensor, "rows v"]) -> Int[Tensor, " rows"]:
+        """A token for every row, of these probabilities."""
+        each = zip(p, self._of, strict=True)
+        return torch.cat([torch.multinomial(row, 1, generator=own) for row, own in each])
+
+
+def _copied(generator: torch.Generator) -> torch.Generator:
+    copy = torch.Generator(generator.device)
+    copy.set_state(generator.get_state())
+    return copy
+
+
 @dataclass(frozen=True)
 class Draft:
-    """One drafted token per row.
-
-    confidence: the draft's highest probability.
-    q: the distribution it was sampled from, over `ids` or the whole vocabulary; None if greedy.
-    """
+    """One drafted token per row. confidence: the draft's highest probability."""
 
     tokens: Int[Tensor, " rows"]
     confidence: Float[Tensor, " rows"]
-    q: Float[Tensor, "rows c"] | None = None
-    ids: Int[Tensor, " c"] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,75 +180,32 @@ def judge_greedy(logits: Float[Tensor, "rows n v"], drafts: list[Draft]) -> Verd
 
 
 def judge_drawn(
-    logits: Float[Tensor, "rows n v"],
-    drafts: list[Draft],
-    sampling: Sampling,
-    generator: torch.Generator | None,
+    logits: Float[Tensor, "rows n v"], drafts: list[Draft], sampling: Sampling, dice: Dice
 ) -> Verdict:
-    """Accept the tokens that are drawn without drafts, by the same generator.
+    """Accept the tokens that are drawn without drafts.
 
-    One row per generator gets the text of its seed, however many drafts a round has; for that,
-    fewer drafts are accepted than by `judge_sampled`, unless they are drawn alike.
+    So a seed has the same text, however many drafts the rounds have.
 
     logits: before each draft, and after the last one.
     """
     accepted: list[int] = []
     following: list[int] = []
-    for row, tokens in zip(logits, _tokens_of(drafts, logits[:, 0, 0]).tolist(), strict=True):
-        drawn = [int(sampling.draw(row[:1], generator))]
-        for token, after in zip(tokens, row[1:], strict=True):
-            if drawn[-1] != token:
-                break
-            drawn.append(int(sampling.draw(after[None], generator)))
-        accepted.append(len(drawn) - 1)
-        following.append(drawn[-1])
+    dice.begin()
+    for row, tokens in enumerate(_tokens_of(drafts, logits[:, 0, 0]).tolist()):
+        drawn = dice.draw(row, logits[row, 0], sampling)
+        count = 0
+        while count < len(tokens) and drawn == tokens[count]:
+            count += 1
+            drawn = dice.draw(row, logits[row, count], sampling)
+        accepted.append(count)
+        following.append(drawn)
     return Verdict(*(torch.tensor(each, device=logits.device) for each in (accepted, following)))
-
-
-def judge_sampled(
-    p: Float[Tensor, "rows n v"], drafts: list[Draft], generator: torch.Generator | None
-) -> Verdict:
-    """Accept a token x with probability min(1, p(x)/q(x)), or else sample from max(p - q, 0).
-
-    Each token then has the distribution p, whatever q is.
-
-    p: before each draft, and after the last one.
-    """
-    rows = torch.arange(p.shape[0], device=p.device)
-    tokens = _tokens_of(drafts, rows)
-    q = torch.stack([p.new_ones(len(rows)), *(_probability_of(draft, rows) for draft in drafts)], 1)
-    chance = p[:, :-1].gather(2, tokens[..., None])[..., 0] / q[:, 1:]
-    u = torch.rand(chance.shape, dtype=q.dtype, device=q.device, generator=generator)
-    right: Bool[Tensor, "rows drafts"] = u < chance
-    accepted = right.long().cumprod(1).sum(1)
-    rest = _at(p, accepted)
-    for row, i in enumerate(accepted.tolist()):
-        if i == len(drafts):
-            continue  # nothing was rejected
-        draft = drafts[i]
-        assert draft.q is not None
-        if draft.ids is None:
-            rest[row] -= draft.q[row]
-        else:
-            rest[row].index_add_(0, draft.ids, -draft.q[row].to(rest.dtype))
-    rest.clamp_(min=0)
-    # If p = q up to rounding, nothing remains; such a row was also rejected by rounding.
-    rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, _at(p, accepted))
-    return Verdict(accepted, torch.multinomial(rest, 1, generator=generator)[:, 0])
 
 
 def _tokens_of(drafts: list[Draft], rows: Tensor) -> Int[Tensor, "rows drafts"]:
     if not drafts:
         return rows.new_zeros(len(rows), 0, dtype=torch.long)
     return torch.stack([draft.tokens for draft in drafts], 1)
-
-
-def _probability_of(draft: Draft, rows: Tensor) -> Tensor:
-    assert draft.q is not None
-    where = draft.tokens
-    if draft.ids is not None:
-        where = torch.searchsorted(draft.ids, where)
-    return draft.q[rows, where]
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

@@ -23,11 +23,12 @@ from everydepth.exits.generation.pacing import (
 from everydepth.exits.generation.packing import PACKED_FROM
 from everydepth.exits.generation.request import Prompt
 from everydepth.exits.generation.sampling import (
+    Dice,
     Draft,
     Sampling,
     Verdict,
+    judge_drawn,
     judge_greedy,
-    judge_sampled,
 )
 from everydepth.exits.generation.tape import Tape
 from everydepth.stream import ResidualStream, unwrapped
@@ -71,23 +72,22 @@ class Drafter(ABC):
         return None
 
     @abstractmethod
-    def drafted_at(self, place: int, tape: Tape, generator: torch.Generator | None) -> Draft:
+    def drafted_at(self, place: int, tape: Tape, dice: Dice | None) -> Draft:
         """The draft at this place of the round, after what was fed."""
 
-    def draft(
-        self, tape: Tape, tokens: Tensor, limit: int, generator: torch.Generator | None
-    ) -> list[Draft]:
+    def draft(self, tape: Tape, tokens: Tensor, limit: int, dice: Dice | None) -> list[Draft]:
         """Feed certain tokens and draft what follows, as long as that pays off.
 
         The last draft is not fed.
         """
+        dice = None if dice is None else dice.copied()
         self.pace.begin(tape.rows)
         drafts: list[Draft] = []
         limit, self._took = min(limit, self.longest), []
         while True:
             start = clock()
             tape.feed(tokens)
-            draft = self.drafted_at(len(drafts), tape, generator)
+            draft = self.drafted_at(len(drafts), tape, dice)
             drafts.append(draft)
             tokens = draft.tokens
             confidence = draft.confidence.tolist()  # waits for the device
@@ -136,8 +136,8 @@ class DepthDrafter(Drafter):
         super().__init__(pace, depth, longest)
         self._head, self.exits, self.share = head, exits, head.share
 
-    def drafted_at(self, place: int, tape: Tape, generator: torch.Generator | None) -> Draft:
-        return self._head.draft(tape.advance(self.depth)[:, -1:], generator)
+    def drafted_at(self, place: int, tape: Tape, dice: Dice | None) -> Draft:
+        return self._head.draft(tape.advance(self.depth)[:, -1:], dice)
 
     def see(self, tokens: Tensor, logits: Tensor) -> None:
         self._head.see(tokens, logits)
@@ -146,9 +146,9 @@ class DepthDrafter(Drafter):
 class TextDrafter(Drafter):
     """Drafts what followed the same words earlier in the text; depth 0, since no block runs."""
 
-    def __init__(self, prompt: Prompt, sampling: Sampling, pace: Pace, longest: int) -> None:
+    def __init__(self, prompt: Prompt, pace: Pace, longest: int) -> None:
         super().__init__(pace, 0, longest)
-        self._sampling, self._device = sampling, prompt.ids.device
+        self._device = prompt.ids.device
         self._texts = [
             Text(ids[real].tolist()) for ids, real in zip(prompt.ids, prompt.real, strict=True)
         ]
@@ -165,8 +165,8 @@ class TextDrafter(Drafter):
         sure = self._found.confidence(0)
         return sum(map(self.pace.known.chance, sure)) / len(sure)
 
-    def drafted_at(self, place: int, tape: Tape, generator: torch.Generator | None) -> Draft:
-        return self._found.draft(place, self._sampling, self._device)
+    def drafted_at(self, place: int, tape: Tape, dice: Dice | None) -> Draft:
+        return self._found.draft(place, self._device)
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -205,7 +205,7 @@ class Drafters:
         def drafter(depth: int) -> Drafter:
             pace = Pace(self.ledger, always=always, known=self._known(depth))
             if depth == 0:
-                return TextDrafter(prompt, sampling, pace, longest)
+                return TextDrafter(prompt, pace, longest)
             head = DraftHead(stream, depth, sampling, vocabulary, words)
             return DepthDrafter(head, len(stream.exits.get(depth, ())), pace, depth, longest)
 
@@ -290,7 +290,10 @@ def decode_with_drafts(
     A round feeds the last certain token and all drafts. The full depth keeps the drafts before the
     first wrong one and adds a token of its own, so n drafts give 1 to n + 1 tokens, and no block
     sees a token twice.
+
+    Each row has its own random numbers, so that a seed has the same text, whenever drafts are made.
     """
+    dice = Dice.of(tape.rows, generator, tokens.device) if sampling.do_sample else None
     new, accepted = [[token] for token in tokens.tolist()], None
     ledger = drafters.ledger
     while True:
@@ -298,26 +301,32 @@ def decode_with_drafts(
         if not out.active:
             return
         tokens = tape.continued(going, tokens)
+        if dice is not None and going is not None:
+            dice.select(going)
         ledger.rows = tape.rows
         drafter = drafters.next(tape, out) if out.remaining > 1 else None
         if drafter is None:
             start = clock()
             tape.feed(tokens)
-            tokens = sampling.draw(tape.last_logits(tape.top), generator)
+            tokens = sampling.draw_apart(tape.last_logits(tape.top), dice)
             new, accepted = [[token] for token in tokens.tolist()], None
             ledger.learn_plain(clock() - start, uneven=tape.uneven)
             continue
-        drafts = drafter.draft(tape, tokens, out.remaining - 1, generator)
+        drafts = drafter.draft(tape, tokens, out.remaining - 1, dice)
         start = clock()
         drafts = drafter.feed_last(tape, drafts)
         drafters.lengths.append(len(drafts))
         logits = tape.logits(tape.top)
-        verdict = _judged(logits, drafts, sampling, generator)
+        verdict = (
+            judge_drawn(logits, drafts, sampling, dice) if dice else judge_greedy(logits, drafts)
+        )
         accepted = verdict.accepted.tolist()
         kept = [count + 1 for count in accepted]
         if not drafter.pace.pays:
             # Rows of different lengths need a mask from then on: not before drafts pay off.
             kept = [min(kept)] * tape.rows
+            if dice is not None:
+                dice.keep(kept)
         tokens = _last(verdict, drafts, kept)
         tape.reject(kept, len(drafts) + 1)
         drafter.see(tokens, logits[:, -1])
@@ -327,14 +336,6 @@ def decode_with_drafts(
             [column[row] for column in columns[: kept[row] - 1]] + [token]
             for row, token in enumerate(tokens.tolist())
         ]
-
-
-def _judged(
-    logits: Tensor, drafts: list[Draft], sampling: Sampling, generator: torch.Generator | None
-) -> Verdict:
-    if sampling.do_sample:
-        return judge_sampled(sampling.probabilities(logits), drafts, generator)
-    return judge_greedy(logits, drafts)
 
 
 def _last(verdict: Verdict, drafts: list[Draft], kept: list[int]) -> Tensor:
