@@ -9,7 +9,7 @@ from tests.zoo import ENTRIES
 from torch import nn
 
 import everydepth as ed
-from everydepth.errors import BatchError, EveryDepthError
+from everydepth.errors import BatchError, EveryDepthError, LabelError
 
 KINDS = ["ViT", "Llama-tied-CausalLM-left", "CifarResNet-post-projection", "Bert-MaskedLM"]
 
@@ -89,3 +89,12 @@ def test_a_batch_of_lists_is_refused() -> None:
     net, batch = make("ViT", ed.lpa())
     with pytest.raises(BatchError, match=r"pixel_values is list; pass a tensor"):
         ed.check_objective(net, {name: value.tolist() for name, value in batch.items()})
+
+
+def test_labels_are_asked_for_where_the_objective_needs_them() -> None:
+    net, batch = make("ViT", ed.lpa())
+    with pytest.raises(LabelError, match="labels"):
+        ed.check_objective(net, {"pixel_values": batch["pixel_values"]})
+    text, ids = make("Llama-tied-CausalLM-left", ed.lpa())
+    del ids["labels"]
+    assert ed.check_objective(text, ids).ok  # text is its own label

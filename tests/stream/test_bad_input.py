@@ -162,3 +162,17 @@ def test_a_model_that_never_runs_says_what_the_likeliest_batch_met() -> None:
     said = r"does not run .*shapes cannot be multiplied .*; if it runs on yours, pass one: "
     with pytest.raises(UnsupportedModelError, match=said):
         ed.as_stream(model)
+
+
+@pytest.mark.parametrize("cache", [True, {}, "", []])
+def test_what_is_no_cache_is_refused(cache: object) -> None:
+    model, batch = LLAMA.make()
+    with pytest.raises(SettingError, match=r"cache is \w+; pass `new_cache\(\)`"):
+        ed.as_stream(model).start(batch, cache=cache)
+
+
+def test_labels_without_values_are_refused() -> None:
+    model, batch = LLAMA.make()
+    labels = batch["input_ids"].to("meta")
+    with pytest.raises(LabelError, match="labels are on the 'meta' device"):
+        ed.EveryDepth(model)(**{**batch, "labels": labels})

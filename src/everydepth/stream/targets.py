@@ -486,6 +486,8 @@ def _checked(stream: ResidualStream, batch: Mapping[str, Any], labels: Any) -> t
     """The labels, and whether they are regression targets; raise if they do not fit the task."""
     if not isinstance(labels, Tensor):
         raise LabelError(f"labels are {type(labels).__name__}; pass a tensor")
+    if labels.is_meta and not stream.first_input(batch).is_meta:
+        raise LabelError("labels are on the 'meta' device, where they have no values; load them")
     rows, shape = stream.rows(batch), tuple(labels.shape)
     tokens = stream.task in TOKEN_TASKS
     if tokens:

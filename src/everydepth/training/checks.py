@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from everydepth.config import checked
 from everydepth.objectives import LayerDropout
-from everydepth.stream import Check, differentiating, unwrapped
+from everydepth.stream import Check, differentiating, unwrapped, with_labels
 from everydepth.stream.checks import CheckReport
 from everydepth.training.module import EveryDepth
 from everydepth.training.snapshot import kept_random_state
@@ -59,6 +59,8 @@ def check_objective(net: EveryDepth, batch: Mapping[str, Any]) -> ObjectiveRepor
     net.train()
     net.raise_on_nan = True
     batch = net.stream.check_batch(batch)
+    if net.objective.needs_labels:
+        batch = with_labels(net.stream, batch)
     objective, depth = net.objective, net.stream.depth
     cycle = objective.cycle(depth)
     weights = torch.stack([objective.weights(s, cycle, depth) for s in range(cycle)])
