@@ -20,7 +20,6 @@ from everydepth.errors import (
     BatchError,
     DepthError,
     EveryDepthError,
-    SettingError,
     UnsupportedModelError,
 )
 from everydepth.stream.block import Block
@@ -499,10 +498,6 @@ class ResidualStream(ABC):
         to: record only the calls of blocks 1..to, which is faster; the cursor cannot go further.
         """
         batch = self.check_batch(batch)
-        if cache is not None and not hasattr(cache, "get_seq_length"):
-            raise SettingError(
-                f"cache is {type(cache).__name__}; pass `new_cache()` of the stream, or None"
-            )
         self.confirm(batch)
         known = self.depth if to is None else self.check_depth(to, lowest=1)
         calls: list[Call] = []

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from everydepth.errors import BatchError, UnsupportedModelError
+from everydepth.errors import BatchError, SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import BESIDE_INPUTS, IGNORE_INDEX, ResidualStream, Task
 from everydepth.stream.cursor import CallAxes, Cursor
@@ -363,6 +363,10 @@ class DiscoveredStream(ResidualStream):
         # Otherwise the model would build and fill its own cache on every pass.
         own: dict[str, Any] = {"use_cache": cache is not None} if self._can_cache else {}
         if self._caches:
+            if cache is not None and not hasattr(cache, "get_seq_length"):
+                raise SettingError(
+                    f"cache is {type(cache).__name__}; pass `new_cache()` of the stream, or None"
+                )
             own["past_key_values"] = cache
             cache = None
         given = super().arguments(batch, cache)
