@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -176,3 +177,10 @@ def test_labels_without_values_are_refused() -> None:
     labels = batch["input_ids"].to("meta")
     with pytest.raises(LabelError, match="labels are on the 'meta' device"):
         ed.EveryDepth(model)(**{**batch, "labels": labels})
+
+
+@pytest.mark.parametrize("name", ["logits", "calls", "check_finite"])
+def test_flags_of_an_observation_are_flags(name: str) -> None:
+    model, batch = VIT.make()
+    with pytest.raises(SettingError, match=rf"(?s)observe\({name}=.*use True or False"):
+        ed.as_stream(model).observe(batch, **{name: np.zeros((2, 3))})  # type: ignore[arg-type]

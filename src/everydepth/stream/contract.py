@@ -404,6 +404,7 @@ class ResidualStream(ABC):
 
     @final
     @_untraced
+    @checked
     def observe(
         self,
         batch: Batch,
