@@ -46,7 +46,7 @@ def test_what_follows_is_what_a_text_that_repeats_itself_would_say(
 
 def test_a_longer_match_is_trusted_more_and_a_row_without_one_not_at_all() -> None:
     found = Lookup([Text([5, 6, 7, 8, 5, 6, 7]), Text([6, 7, 8, 5, 7]), Text([1, 2, 3])], 4)
-    assert found.agree == [3, 1, 0]
+    assert found.agree == (3, 1, 0)
     first, second = found.confidence(0), found.confidence(1)
     assert first[0] > first[1] > first[2] == 0
     assert second[0] > first[0]

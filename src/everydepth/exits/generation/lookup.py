@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import torch
 
@@ -57,14 +58,17 @@ class Lookup:
 
     def __init__(self, texts: Sequence[Text], longest: int) -> None:
         """texts: one for each row. longest: the most drafts."""
-        self.agree: list[int] = []
-        """How many tokens of each row's end were found earlier in it."""
-        self._tokens: list[list[int]] = []
-        for text in texts:
-            place, agree = text.match()
-            self.agree.append(agree)
+        self._texts, self._longest = texts, longest
+        self._places, self.agree = zip(*(text.match() for text in texts), strict=True)
+        """Where each row's end was found earlier in it, and how many tokens of it."""
+
+    @cached_property
+    def _tokens(self) -> list[list[int]]:
+        return [
             # Where nothing was found: the last token, again and again.
-            self._tokens.append(text.following(place if agree else len(text.tokens) - 1, longest))
+            text.following(place if agree else len(text.tokens) - 1, self._longest)
+            for text, place, agree in zip(self._texts, self._places, self.agree, strict=True)
+        ]
 
     def confidence(self, place: int) -> list[float]:
         """Of the draft at this place, in each row."""

@@ -16,7 +16,6 @@ from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
-from statistics import median
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -33,6 +32,7 @@ MEMORY = 64  # recent drafts that count
 PROVEN = 16  # plain steps' time before drafts are known to pay off
 UNEVEN = 0.25  # what rows of different lengths may add to every later plain step
 FADING = 512  # plain steps after which bad experience counts half, and drafts are tried again
+RESTING = 4  # plain steps after a decision that holds for all of them, as deciding takes time, too
 
 
 class Recent:
@@ -52,7 +52,8 @@ class Recent:
     @property
     def value(self) -> float:
         if self._median is None:
-            self._median = median(self._values)
+            ordered, half = sorted(self._values), len(self._values) // 2
+            self._median = (ordered[half] + ordered[~half]) / 2
         return self._median
 
 
@@ -183,7 +184,10 @@ class Ledger:
     @property
     def plain(self) -> Recent:
         """Seconds of a plain step of `rows` rows."""
-        return self._plain.setdefault(self.rows, Recent())
+        found = self._plain.get(self.rows)
+        if found is None:
+            found = self._plain[self.rows] = Recent()
+        return found
 
     def steps(self, seconds: float) -> float:
         """Seconds in plain steps."""
@@ -234,7 +238,7 @@ class Pace:
     ) -> None:
         self._ledger, self._always = ledger, always
         self.known = Experience() if known is None else known
-        self._rounds = 0
+        self._rounds = self._rest = 0
         self._ahead, self._draft, self._first = 0.0, 1.0, 1.0
 
     def prepare(self, seconds: float, draft: float, first: float = 1.0) -> None:
@@ -303,9 +307,13 @@ class Pace:
         if len(self._ledger.plain) < TRUSTED or self._rounds >= REMEASURED:
             self._rounds = 0
             return False
-        drafts = self.worst <= self._ledger.left - kept and self.rate(first) > 1
+        self._rest -= 1
+        # What is known of the first draft may change with every step; all else does not.
+        rests = first is None and self._rest > 0
+        drafts = not rests and self.worst <= self._ledger.left - kept and self.rate(first) > 1
         self.known.idle = 0 if drafts else self.known.idle + 1
         if not drafts:
+            self._rest = self._rest if rests else RESTING
             self.known.went_on(0.0, 1.0)
         return drafts
 
