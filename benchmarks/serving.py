@@ -1,6 +1,6 @@
 """Serving: our server and `transformers serve` under the same load; the governor under overload.
 
-    python benchmarks/serving.py servers [--model stories15M] [--tuned FOLDER]
+    python benchmarks/serving.py servers [--model stories15M] [--tuned FOLDER] [--quoting]
     python benchmarks/serving.py profile FOLDER
     python benchmarks/serving.py overload FOLDER [--target 3] [--worst 3]
     python benchmarks/serving.py page
@@ -10,7 +10,9 @@ compute thread, and the same prompts from `--clients` clients at once; decoding 
 servers take turns. Speed is in tokens per CPU second of the server's process, which other programs
 disturb less than the clock. Depth k is compared with a server of the cut model; a model with
 balconies (`--tuned`) drafts with the shallowest one. `transformers serve` needs the package
-`openai`, and is left out with a message if it is missing.
+`openai`, and is left out with a message if it is missing. `--quoting` continues the first 32 tokens
+of rows of WikiText-2 in place of stories: texts that often repeat themselves, where drafts from the
+text may pay off.
 
 overload: for a minute, requests with 32 to 96 prompt tokens and 8 to 24 new ones arrive at random
 over HTTP, at twice the rate that full depth sustains: the rate at which it answers 64 requests that
@@ -156,7 +158,9 @@ async def asked(client: httpx.AsyncClient, server: Server, prompt: Any, **body: 
     return answer.json()
 
 
-async def loaded(server: Server, given: Any, **body: Any) -> tuple[float, dict[int, str]]:
+async def loaded(
+    server: Server, given: Any, prompts: Sequence[Any], **body: Any
+) -> tuple[float, dict[int, str]]:
     """Each client sends one request after the other: tokens per CPU second, and the texts."""
     texts: dict[int, str] = {}
     count = 0
@@ -165,7 +169,7 @@ async def loaded(server: Server, given: Any, **body: Any) -> tuple[float, dict[i
         async def one(number: int) -> None:
             nonlocal count
             for i in range(number, given.requests, given.clients):
-                prompt = PROMPTS[i % len(PROMPTS)]
+                prompt = prompts[i % len(prompts)]
                 found = await asked(client, server, prompt, max_tokens=given.tokens, **body)
                 texts[i] = found["choices"][0]["text"]
                 count += found["usage"]["completion_tokens"]
@@ -188,6 +192,9 @@ def servers(given: Any, console: Console) -> dict[str, Any]:
     whole, tokenizer = ed.load(source).float(), load_tokenizer(source)
     depth = ed.as_stream(whole).depth
     k = depth // 2
+    prompts: Sequence[Any] = PROMPTS
+    if given.quoting:
+        prompts = read(tokenizer, "test", given.requests)[:, :32].tolist()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         copied(whole, tokenizer, folder / "whole")
@@ -220,7 +227,7 @@ def servers(given: Any, console: Console) -> dict[str, Any]:
         for _ in range(given.rounds):
             for way, (server, body) in ways.items():
                 try:
-                    speed, texts[way] = asyncio.run(loaded(server, given, **body))
+                    speed, texts[way] = asyncio.run(loaded(server, given, prompts, **body))
                 except httpx.HTTPError as error:
                     failed[way] = repr(error)
                     continue
@@ -487,6 +494,7 @@ def main() -> None:
     parser.add_argument("--name", default="SmolLM2-135M with balconies", help="of that model")
     parser.add_argument("--model", default="stories15M", help="a folder of EVERYDEPTH_DATA")
     parser.add_argument("--tuned", type=Path, help="the same model with balconies")
+    parser.add_argument("--quoting", action="store_true", help="continue WikiText-2, not stories")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=sized(32, 4))
     parser.add_argument("--tokens", type=int, default=sized(64, 4))
@@ -513,8 +521,9 @@ def main() -> None:
     kept = recorded_times("serving")
     figures = {name: kept.get(name, {}) for name in ("servers", "overload")}
     if given.part == "servers":
-        figures["servers"][given.model] = servers(given, console)
-        console.print(figures["servers"][given.model])
+        name = f"{given.model}, continuing WikiText-2" if given.quoting else given.model
+        figures["servers"][name] = servers(given, console)
+        console.print(figures["servers"][name])
     else:
         figures["overload"] = overload(given, console)
     console.print(f"wrote {record_times('serving', figures)}")
