@@ -75,3 +75,11 @@ def test_a_comparison_needs_its_base_line() -> None:
         compare(mlp(), data, data, arms=["grown"])
     with pytest.raises(SettingError, match="steps=1, evaluations=10"):
         compare(mlp(), data, data, steps=1)
+
+
+def test_a_frozen_model_cannot_be_compared() -> None:
+    model = mlp().requires_grad_(False)
+    with pytest.raises(SettingError, match=r"are frozen.*set requires_grad"):
+        compare(
+            model, teacher_data(64, 0), teacher_data(64, 1), steps=2, evaluations=1, progress=False
+        )

@@ -166,6 +166,12 @@ def test_a_stream_cuts_its_model_only_at_depths_it_has(name: str, wrong: int) ->
         stream.kept([wrong], share=True)
 
 
+@pytest.mark.parametrize("wrong", [None, 1, torch.zeros(0)])
+def test_a_stream_shares_its_parameters_or_not(wrong: Any) -> None:
+    with pytest.raises(SettingError, match=r"truncated\(share=.*use True or False"):
+        ed.as_stream(ENTRIES["ViT"].make()[0]).truncated(1, share=wrong)
+
+
 @pytest.mark.parametrize("wrong", [None, 2, "two", [None]])
 def test_a_stream_keeps_only_blocks_with_numbers(wrong: Any) -> None:
     with pytest.raises(SettingError, match=r"kept\(numbers=.*use"):

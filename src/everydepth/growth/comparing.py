@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from everydepth.config import checked, parted
+from everydepth.errors import SettingError
 from everydepth.growth.arms import ARMS, Arm, Arms, CompareConfig, NotAllowedError
 from everydepth.results import Fact, Result, Results, Table, lines, provenance, rows
 from everydepth.results.results import restored
 from everydepth.runs.sweep import sweep
 from everydepth.runs.together import is_main
-from everydepth.stream import Criterion, ResidualStream, as_stream
+from everydepth.stream import Criterion, ResidualStream, as_stream, unwrapped
 
 
 class Comparison(Results, kind="growth_comparison"):
@@ -182,7 +183,13 @@ def compare(
     """
     asked: CompareConfig
     (asked,), options = parted(settings, "compare", config or CompareConfig)
-    arms = Arms(as_stream(model, **options), train, valid, asked, criterion)
+    stream = as_stream(model, **options)
+    if not any(p.requires_grad for p in unwrapped(stream.model).parameters()):
+        raise SettingError(
+            f"all parameters of {stream.name} are frozen, so only the new block could be trained "
+            "and nothing compared with it; set requires_grad on those to train"
+        )
+    arms = Arms(stream, train, valid, asked, criterion)
     names = ARMS if asked.arms is None else asked.arms
     cells = [{"arm": name, "seed": seed} for seed in asked.seeds for name in names]
 

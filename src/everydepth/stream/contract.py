@@ -140,6 +140,7 @@ class ResidualStream(ABC):
         """
         return self.head(self.normed(self.feature(h, self.check_depth(depth), batch), depth))
 
+    @checked
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         """A plain model of the same class with `depth` blocks."""
         depth, blocks = self.check_depth(depth, lowest=1), self._block_list("truncated")

@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from everydepth.config import checked
 from everydepth.errors import BatchError, SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import BESIDE_INPUTS, IGNORE_INDEX, ResidualStream, Task
@@ -292,6 +293,7 @@ class DiscoveredStream(ResidualStream):
 
     # -- other depths -----------------------------------------------------------------------------
 
+    @checked
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         found = self.structure
         depth = self.check_depth(depth, lowest=1)
