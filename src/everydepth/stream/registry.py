@@ -119,7 +119,8 @@ def as_stream(
     tokenizer: allows data to be text: a string or a list of strings.
     options: passed to the architecture, e.g. `tower="text"` for a model with two streams. For a
         discovered model: `stream`, part of the path of one of several chains (by default the one
-        that predicts: the decoder of an encoder-decoder), and `example`, a batch to run.
+        that predicts: the decoder of an encoder-decoder), `output`, the name or number of one of
+        several outputs that may be its prediction, and `example`, a batch to run.
 
     >>> stream = ed.as_stream(llama)
     >>> stream.depth, stream.task

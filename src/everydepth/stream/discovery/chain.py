@@ -225,6 +225,20 @@ class Reach:
         """Whether `end` was computed from `start` on a path that avoids the values of `around`."""
         return end in self.after(start, around=around)
 
+    def learns(self, start: Key, end: Key) -> bool:
+        """Whether parameters take part in computing `end` from `start`."""
+        later, todo, seen = self.after(start), [end], {end}
+        while todo:
+            operation = self.recording.producer(todo.pop())
+            for key in () if operation is None else operation.reads:
+                tensor = self.recording.tensors[key[0]]
+                if tensor.ndim and self.recording.constant(tensor, key) is not None:
+                    return True
+                if key in later and key not in seen and key != start:
+                    seen.add(key)
+                    todo.append(key)
+        return False
+
     def after(self, start: Key, *, around: Iterable[Key] = ()) -> set[Key]:
         """All values computed from `start`."""
         if self._readers is None:
@@ -280,3 +294,25 @@ def predicting(found: Sequence[Chain], recording: Recording, prediction: Tensor)
         if reach.leads(chain.end, goal, around=others):
             result.append(chain)
     return result
+
+
+def last_values(
+    recording: Recording, values: Mapping[str, Key], ends: Sequence[Key]
+) -> tuple[str, ...]:
+    """Of several values, by name, those computed of the end of a chain and last: no further ones
+    are computed of them by weights, nor are they another form of one (its softmax).
+
+    All of them if none is computed of the end of a chain.
+    """
+    reach = Reach(recording)
+    found: dict[str, Key] = {}
+    for name, key in values.items():
+        late = any(reach.leads(end, key) for end in ends)
+        if late and not any(same(recording, key, other) for other in found.values()):
+            found[name] = key
+    shapes = {name: recording.values[key].shape for name, key in found.items()}
+    pairs = [(a, b) for a in found for b in found if a != b and reach.leads(found[a], found[b])]
+    learned = {(a, b) for a, b in pairs if reach.learns(found[a], found[b])}
+    earlier = {a for a, _ in learned}
+    forms = {b for a, b in pairs if (a, b) not in learned and shapes[a] == shapes[b]}
+    return tuple(name for name in found if name not in earlier | forms) or tuple(values)[:1]

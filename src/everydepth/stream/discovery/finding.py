@@ -18,6 +18,7 @@ from everydepth.stream.discovery.chain import (
     Chain,
     Reach,
     chains,
+    last_values,
     predicting,
     same,
     skips,
@@ -34,7 +35,10 @@ from everydepth.stream.discovery.structure import (
     identical,
     path_of,
     prediction_in,
+    predictions_in,
     text_config,
+    undecided,
+    usual,
 )
 from everydepth.stream.discovery.tail import Form, Tail
 from everydepth.stream.modes import tracking
@@ -47,7 +51,8 @@ class Finding:
     """Finds the structure of a model that ran on a batch.
 
     run: the model's output for another batch. rows: of the batch.
-    chosen: which of several chains to follow, as part of its path.
+    chosen: which of several chains to follow, as part of its path. asked: which of several outputs
+        is the prediction.
     decodes: whether the model is an encoder-decoder that writes text.
     """
 
@@ -57,6 +62,7 @@ class Finding:
     run: Callable[[Mapping[str, Any]], Any]
     rows: int
     chosen: str | None
+    asked: str | int | None
     decodes: bool
 
     def structure(self) -> Structure:
@@ -79,7 +85,31 @@ class Finding:
 
     @cached_property
     def _prediction(self) -> Tensor:
-        return prediction_in(self.record.output)
+        return self._predicted(self.record.output)
+
+    def _predicted(self, output: Any) -> Tensor:
+        return prediction_in(output, self._returned[0])
+
+    @cached_property
+    def _returned(self) -> tuple[str, ...]:
+        """The names of all outputs that may be the prediction; the first of them is."""
+        found = predictions_in(self.record.output)
+        name = usual(self.record.output, found)
+        if self.asked is not None:
+            name = str(self.asked)
+            if name not in found:
+                raise SettingError(
+                    f"output={self.asked!r}, but {self._label} returns {', '.join(found)}; use one "
+                    "of these"
+                )
+        elif name is None:
+            fitting = [c for c in self._chains if self.chosen is None or self._is_chosen(c)]
+            keys = {name: self.record.key(tensor) for name, tensor in found.items()}
+            last = last_values(self.record, keys, [chain.end for chain in fitting])
+            if len(last) > 1:
+                raise SettingError(undecided(self._label, {name: found[name] for name in last}))
+            name = last[0]
+        return name, *(other for other in found if other != name)
 
     def _structure(self) -> Structure:
         whole, others = self._chain()
@@ -100,6 +130,7 @@ class Finding:
             axis=self._row_axis(tail.blocks[-1].module, self.record.values[chain.end]),
             padding=self._padding(chain),
             outputs=self._prediction.shape[-1],
+            returned=self._returned,
             batch=self.batch,
         )
 
@@ -125,19 +156,27 @@ class Finding:
             axis=0,
             padding="attention_mask",
             outputs=outputs,
+            returned=self._returned,
             batch={},
         )
 
     # -- the chain --------------------------------------------------------------------------------
 
+    @cached_property
+    def _chains(self) -> Sequence[Chain]:
+        return chains(self.model, self.record)
+
+    def _is_chosen(self, chain: Chain) -> bool:
+        return any(str(self.chosen) in path for path in chain.paths)
+
     def _chain(self) -> tuple[Chain, tuple[str, ...]]:
         """The chain to follow, and the names of all others."""
-        found = chains(self.model, self.record)
+        found = self._chains
         if not found:
             raise UnsupportedModelError(self._without())
         names = tuple(chain.name for chain in found)
         if self.chosen is not None:
-            fitting = [chain for chain in found if any(self.chosen in path for path in chain.paths)]
+            fitting = [chain for chain in found if self._is_chosen(chain)]
             if not fitting:
                 raise SettingError(
                     f"stream={self.chosen!r}, but {self._label} has the chains {list(names)}; "
@@ -225,7 +264,7 @@ class Finding:
         seen: list[Mapping[str | int, Any]] = []
         try:
             end = self.record.values[chain.end]
-            found = prediction_in(tail.output(end, len(tail.blocks), self.batch, seen))
+            found = self._predicted(tail.output(end, len(tail.blocks), self.batch, seen))
         except FAILURES as error:
             raise UnsupportedModelError(
                 f"the blocks of {self._label} in {chain.name} cannot be skipped: what follows "
@@ -355,9 +394,10 @@ class Finding:
         wanted: list[tuple[Tensor, Mapping[str, Any], Tensor]] = []
         for state, given in cases:
             try:
-                wanted.append((state, given, prediction_in(tail.output(state, last, given))))
+                z = self._predicted(tail.output(state, last, given))
             except FAILURES:  # the model does not accept this variant
                 continue
+            wanted.append((state, given, z))
         near: Readout | None = None
         for name, pick in picks(text_config(self.model), looks=looks).items():
             ready = Readout("modules", head, found, pick, name, late)
@@ -416,7 +456,7 @@ class Finding:
         for other in (ids[:, 0], ids[:, -2]):  # the first may stand for a picture
             changed = torch.cat([ids[:, :-1], other[:, None]], 1)
             try:
-                found = prediction_in(self.run({**self.batch, "input_ids": changed}))
+                found = self._predicted(self.run({**self.batch, "input_ids": changed}))
             except FAILURES:
                 continue
             return close(found[:, :-1], z[:, :-1])
