@@ -151,7 +151,7 @@ def as_stream(
     _check_options(unwrapped(model), factory, options)
     if factory is GenericStream:
         options = {"token": "all", "task": "classification"} | options
-    stream = factory(model, **options)
+    stream = _made(factory, model, options)
     _with_text(stream, options, tokenizer)
     check_parts_seen(model, (block.module for block in stream.blocks))
     if stream.depth == 0:
@@ -160,6 +160,25 @@ def as_stream(
             "(num_hidden_layers >= 1)"
         )
     return stream
+
+
+def _made(factory: StreamFactory, model: nn.Module, options: Mapping[str, Any]) -> ResidualStream:
+    """The stream of a model; discovered if its parts are not those that its family's file knows.
+
+    They were replaced, as a skip that changes the shape stands for a removed block.
+    """
+    try:
+        return factory(model, **options)
+    except (AttributeError, IndexError, TypeError) as error:
+        if factory in (*_by_class.values(), GenericStream, DiscoveredStream):
+            raise
+        if options:
+            raise UnsupportedModelError(
+                f"parts of this {type(unwrapped(model)).__name__} were replaced, and its adapter "
+                f"does not fit them ({error}); leave out {', '.join(options)}, so that it is "
+                "discovered"
+            ) from error
+    return DiscoveredStream(model)
 
 
 def _with_text(
