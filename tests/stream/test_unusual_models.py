@@ -1057,8 +1057,11 @@ def test_blocks_that_are_taken_in_twos_can_be_cut_anywhere() -> None:
         small = ed.at_depth(model, depth)
         assert ed.as_stream(small).depth == depth
         torch.testing.assert_close(small(**batch), stream.observe(batch).logits(depth))
-    with pytest.raises(UnsupportedModelError, match="cannot run a block more after depth 2: its"):
-        ed.insert(model, after=2)
+    big = ed.insert(model, after=2)
+    assert ed.as_stream(big).depth == 5
+    assert torch.equal(big(**batch), model(**batch))
+    with pytest.raises(UnsupportedModelError, match=r"more after depth 1: .* insert after=2"):
+        ed.insert(model, after=1)
 
 
 class Ending(nn.Module):

@@ -279,7 +279,9 @@ class _Line:
         cursor, eta = self._cursors[0], 1.0
         for _ in range(2):  # the second time, eta is small enough for the block to be near linear
             set_maps(self._tried, self._directions, eta)
-            after = first_tensor(cursor.calls[cursor.depth](self._tried.block.module, cursor.h))
+            block = self._tried.block
+            output = cursor.calls[cursor.depth](block.module, cursor.h)
+            after = block.after(cursor.h, first_tensor(output))
             change = ((after - cursor.h).norm() / cursor.h.norm().clamp_min(1e-30)).item()
             eta *= 0.1 / change if math.isfinite(change) and change > 0 else 1e-3
         return eta

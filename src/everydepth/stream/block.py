@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 
@@ -135,6 +136,26 @@ def _times(value: Tensor, scale: Scale) -> Tensor:
     return value if isinstance(factor, float) and factor == 1.0 else value * factor
 
 
+class Instead(Tensor):
+    """The output of a branch that the model itself adds to a state: the sum is this tensor."""
+
+    @classmethod
+    def of(cls, h: Tensor) -> Tensor:
+        return h.as_subclass(cls)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.__name__.strip("_")
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in ("add", "radd"):
+                return next(v for v in args if isinstance(v, cls)).as_subclass(Tensor)
+            if name == "get":  # its shape, dtype and the like
+                return func(*args, **(kwargs or {}))
+        raise TypeError(f"{name} of a branch that the model adds to its state")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """One step `h_{l-1} -> h_l`: a module and its branches, in order.
@@ -142,6 +163,7 @@ class Block:
     parallel: all branches read the same `x` and share one skip.
     plain: the module returns the state itself; False if it may return a tuple that starts with it.
     overwrites: the state, or one between its branches, is written over once it was read.
+    outside: the model adds the module's output to the state, outside of it.
 
     >>> block = ed.as_stream(model).blocks[0]
     >>> type(block.module).__name__, [branch.kind for branch in block.branches]
@@ -153,6 +175,11 @@ class Block:
     parallel: bool = False
     plain: bool = True
     overwrites: bool = False
+    outside: bool = False
+
+    def after(self, h: Tensor, out: Tensor) -> Tensor:
+        """The state after it. h: the one before. out: the module's first output."""
+        return h + out if self.outside else out
 
     @property
     def heads(self) -> int | None:

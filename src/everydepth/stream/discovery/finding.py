@@ -137,9 +137,10 @@ class Finding:
     def _outline(self, chain: Chain, others: tuple[str, ...]) -> Structure:
         """The structure of a model on the meta device: its blocks, so that it can be cut."""
         blocks = tuple(
-            Block(module=link.call.module, plain=link.call.plain) for link in chain.links
+            Block(module=link.call.module, plain=link.call.plain, outside=link.outside)
+            for link in chain.links
         )
-        forms = [Form.of(link.call, None) for link in chain.links]
+        forms = [Form.of(link.call, None, added=link.outside) for link in chain.links]
         outputs = self._prediction.shape[-1]
         found = parts(self.record, chain.end, self.record.key(self._prediction))
         return Structure(
@@ -212,9 +213,10 @@ class Finding:
         return (
             f"{self._label} has no chain of residual blocks: it adds in {len(adding)} "
             f"module{'' if len(adding) == 1 else 's'} ({some}), but none of them adds to the one "
-            "state that it is given and hands the sum to the next; follow a part of the model that "
-            "does (as_stream(model.part, example=...)), make each of its blocks a module, or name "
-            'them: as_stream(model, blocks="path.to.blocks", readout=(...))'
+            "state that it is given and hands the sum to the next; make each step a module that "
+            "does (`return x + self.f(self.norm(x))`), follow a part of the model that has such "
+            "modules (as_stream(model.part, example=...)), or write an adapter "
+            "(docs/add-an-architecture.md)"
         )
 
     def _predicting(self, whole: Chain) -> tuple[Chain, Tail, dict[int, str]]:
@@ -243,17 +245,17 @@ class Finding:
                 block = BlockParts(self.record, link).block()
             except NotFound as reason:
                 missing[number] = str(reason)
-                block = Block(module=link.call.module, plain=link.call.plain)
+                block = Block(module=link.call.module, plain=link.call.plain, outside=link.outside)
             read = (link.call.state, *(each.x for each in link.sums))
             over = any(key is not None and self.record.overwritten(key) for key in read)
             blocks.append(replace(block, overwrites=over))
         following = (*chain.links[1:], None)
         forms = [
-            Form.of(link.call, None if after is None else after.call)
+            Form.of(link.call, None if after is None else after.call, added=link.outside)
             for link, after in zip(chain.links, following, strict=True)
         ]
         direct = [
-            same(self.record, link.call.given, after.call.state)
+            same(self.record, link.given, after.call.state)
             for link, after in zip(chain.links, chain.links[1:], strict=False)
         ]
         over = self.record.overwritten(chain.end) or any(block.overwrites for block in blocks)
@@ -306,10 +308,10 @@ class Finding:
         reach = Reach(self.record)
         states = [link.call.state for link in chain.links]
         for number, (link, then) in enumerate(zip(chain.links, states[1:], strict=False), start=1):
-            if tail.direct[number - 1] or link.call.given is None or then is None:
+            if tail.direct[number - 1] or link.given is None or then is None:
                 continue
             early = (state for state in states[:number] if state is not None)
-            if any(reach.leads(state, then, around=[link.call.given]) for state in early):
+            if any(reach.leads(state, then, around=[link.given]) for state in early):
                 return f"between blocks {number} and {number + 1} an earlier state is used again"
         return None
 
@@ -378,7 +380,7 @@ class Finding:
     def _looks(self, chain: Chain) -> bool:
         """Whether the prediction depends on the batch in another way than through the states."""
         reach, goal = Reach(self.record), self.record.key(self._prediction)
-        states = [link.call.given for link in chain.links if link.call.given is not None]
+        states = [link.given for link in chain.links if link.given is not None]
         given = [self.record.key(tensor) for tensor in tensors_in(self.batch)]
         return any(reach.leads(key, goal, around=states) for key in given)
 

@@ -66,13 +66,19 @@ def shortened(
     }
     counts = [len(held) for held in lists.values()]
     staged = _stages(copied, counts, [len(places) for places in kept.values()])
+    empty: list[tuple[str, str]] = []
     for path, places in kept.items():
         new: BlockList = copied.get_submodule(path)  # pyright: ignore[reportAssignmentType]
         olds = list(new)
         del new[:]
         new.extend([olds[place] for place in places])
+        holder, _, name = path.rpartition(".")
+        if not places and isinstance(copied.get_submodule(holder), nn.ModuleList):
+            empty.append((holder, name))
         if not staged:
             correct_configs(copied, path, places, len(olds))
+    for holder, name in reversed(empty):  # a list of lists: a model may unpack each
+        del copied.get_submodule(holder)[int(name)]  # pyright: ignore[reportIndexIssue]
     return copied
 
 
@@ -154,6 +160,35 @@ def lengthened(
         correct_configs(copied, path, order, len(held))
     if not share:
         settle(model, copied, [block], len(blocks))
+    return copied
+
+
+def listed(
+    model: Model,
+    blocks: Sequence[nn.Module],
+    after: int,
+    block: nn.Module,
+    like: int,
+    tail: Tail,
+    *,
+    share: bool,
+) -> Model:
+    """`lengthened` for lists of a list that the model unpacks: one more, silent but for `block`."""
+    path = next(path for path, held in _lists(model, blocks).items() if blocks[like - 1] in held)
+    numbers = {each: number for number, each in enumerate(blocks, start=1)}
+    holder, _, name = path.rpartition(".")
+    inside = [numbers.get(each, 0) for each in model.get_submodule(path).children()]
+    if 0 in inside or after not in (inside[0] - 1, inside[-1]):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot run a block more after depth {after}: it takes its "
+            f"blocks from lists of {len(inside)}, and runs each as a whole; "
+            + ("write an adapter" if 0 in inside else f"insert after={inside[-1]}")
+        )
+    copied = copy_without(model, (), share=share)
+    block = adopted(block, model, copied).train(blocks[like - 1].training)
+    more = [block if number == like else tail.stand_in(number, None) for number in inside]
+    outer: nn.ModuleList = copied.get_submodule(holder)  # pyright: ignore[reportAssignmentType]
+    outer.insert(int(name) + (after == inside[-1]), nn.ModuleList(more))
     return copied
 
 

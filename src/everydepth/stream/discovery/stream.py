@@ -16,7 +16,12 @@ from everydepth.stream.contract import BESIDE_INPUTS, IGNORE_INDEX, ResidualStre
 from everydepth.stream.cursor import CallAxes, Cursor
 from everydepth.stream.discovery.example import ROWS, examples, parameters_of
 from everydepth.stream.discovery.finding import Finding, doubled
-from everydepth.stream.discovery.lists import in_lists_of_lists, lengthened, shortened
+from everydepth.stream.discovery.lists import (
+    in_lists_of_lists,
+    lengthened,
+    listed,
+    shortened,
+)
 from everydepth.stream.discovery.memory import recall, remember
 from everydepth.stream.discovery.recording import recording
 from everydepth.stream.discovery.structure import (
@@ -334,7 +339,11 @@ class DiscoveredStream(ResidualStream):
         modules = [each.module for each in self.structure.blocks]
         if any(list(m.children()) == modules for m in self._inner.modules()):
             return super().inserted(after, block, like, share=share)
-        return lengthened(self._inner, modules, after, block, like, share=share)
+        given = self._inner, modules, after, block, like
+        grown = lengthened(*given, share=share)
+        if in_lists_of_lists(self._inner, modules) and not self._runs(grown):
+            grown = listed(*given, self.structure.tail, share=share)
+        return grown
 
     # -- how it is called -------------------------------------------------------------------------
 
