@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 
@@ -139,20 +138,23 @@ def _times(value: Tensor, scale: Scale) -> Tensor:
 class Instead(Tensor):
     """The output of a branch that the model itself adds to a state: the sum is this tensor."""
 
+    state: Tensor
+
     @classmethod
     def of(cls, h: Tensor) -> Tensor:
-        return h.as_subclass(cls)
+        made = h.as_subclass(cls)
+        made.state = h
+        return made
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = func.__name__.strip("_")
-        with torch._C.DisableTorchFunctionSubclass():
-            if name in ("add", "radd"):
-                return next(v for v in args if isinstance(v, cls)).as_subclass(Tensor)
-            if name == "get":  # its shape, dtype and the like
-                return func(*args, **(kwargs or {}))
+        if name in ("add", "radd"):
+            return next(value for value in args if isinstance(value, cls)).state
+        if name == "get":  # its shape, dtype and the like
+            return super().__torch_function__(func, types, args, kwargs)
         raise TypeError(f"{name} of a branch that the model adds to its state")
 
 

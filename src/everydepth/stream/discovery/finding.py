@@ -108,7 +108,7 @@ class Finding:
             last = last_values(self.record, keys, [chain.end for chain in fitting])
             if len(last) > 1:
                 raise SettingError(undecided(self._label, {name: found[name] for name in last}))
-            name = last[0]
+            name = next(iter(last))
         return name, *(other for other in found if other != name)
 
     def _structure(self) -> Structure:

@@ -42,7 +42,7 @@ def shortened(
     """
     lists = _lists(model, blocks)
     if len(set(blocks)) < len(blocks):
-        return _recounted(model, lists, len(blocks), depth, share=share)
+        return _recounted(model, lists, blocks, depth, share=share)
     if len(lists) == 1 and (hasattr(model, "config") or all(tail.direct)):
         (held,) = lists.values()
         if list(held) == list(blocks) and not any(number > depth for number in tail.skips):
@@ -200,16 +200,33 @@ def _same_place(block: nn.Module, part: nn.Module, copied: nn.Module) -> nn.Modu
 
 
 def _recounted(
-    model: Model, lists: Mapping[str, BlockList], before: int, depth: int, *, share: bool
+    model: Model,
+    lists: Mapping[str, BlockList],
+    blocks: Sequence[nn.Module],
+    depth: int,
+    *,
+    share: bool,
 ) -> Model:
-    """A copy of a model that calls one module repeatedly, with another count in its config."""
+    """A copy of a model that calls one module repeatedly, with another count: in its config, or
+    without one in the attribute of the module that calls it."""
     copied = copy_without(model, (), share=share)
-    path = next(iter(lists), None)
-    if path is None or not correct_configs(copied, path, range(depth), before):
+    path, before = next(iter(lists), None), len(blocks)
+    if path is not None and correct_configs(copied, path, range(depth), before):
+        return copied
+    counts = [
+        (there, name)
+        for here, there in zip(model.modules(), copied.modules(), strict=True)
+        if blocks[0] in set(here.modules()) - {here}
+        for name, value in vars(here).items()
+        if type(value) is int and value == before
+    ]
+    if hasattr(model, "config") or len(counts) != 1:
+        what = "field of its config" if hasattr(model, "config") else "field of its own"
         raise UnsupportedModelError(
-            f"{type(model).__name__} calls one module {before} times, but no field of its config "
-            "sets this number, so it cannot be cut"
+            f"{type(model).__name__} calls one module {before} times, but no {what} sets this "
+            "number, so it cannot be cut"
         )
+    setattr(*counts[0], depth)
     return copied
 
 
