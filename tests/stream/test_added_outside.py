@@ -253,3 +253,27 @@ def test_the_advice_works() -> None:
     report = ed.check_stream(advised, batch)
     assert report.ok, str(report)
     assert ed.as_stream(advised).depth == 4
+
+
+class Sometimes(Flat):
+    """Adds what one module returns only if the first word is even."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for place, part in enumerate(self.parts):
+            added = place != self.place or int(tokens[0, 0]) % 2 == 0
+            x = x + part(x) if added else part(x)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_sum_that_depends_on_the_data_is_refused_where_it_is_left_out(place: int) -> None:
+    tokens = torch.zeros(2, 4, dtype=torch.long)
+    stream = ed.as_stream(Sometimes(place).eval(), example={"tokens": tokens})
+    assert stream.observe(tokens).logits(2).shape == (2, 5)
+    with pytest.raises(UnsupportedModelError, match="otherwise than by adding it to"):
+        stream.observe(tokens + 1)

@@ -1151,3 +1151,24 @@ def test_a_module_called_repeatedly_is_cut_where_an_attribute_counts_the_calls()
     assert model.times == 3
     with pytest.raises(UnsupportedModelError, match="3 times, but no field of its own"):
         ed.at_depth(Again(counted=False).eval(), 1)
+
+
+class Dictionary(nn.Module):
+    """Its blocks are in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleDict({"one": Mix(8), "two": Mix(8)})
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks.values():
+            x = block(x)
+        return self.out(x.mean(1))
+
+
+def test_blocks_in_a_dictionary_cannot_be_inserted_and_it_says_so() -> None:
+    model = Dictionary().eval()
+    assert ed.as_stream(ed.at_depth(model, 1)).depth == 1
+    with pytest.raises(UnsupportedModelError, match="rather than in a list, so no block can be"):
+        ed.insert(model, after=2)

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from everydepth.errors import UnsupportedModelError
+
 
 @dataclass(frozen=True, eq=False)
 class Computed:
@@ -155,7 +157,11 @@ class Instead(Tensor):
             return next(value for value in args if isinstance(value, cls)).state
         if name == "get":  # its shape, dtype and the like
             return super().__torch_function__(func, types, args, kwargs)
-        raise TypeError(f"{name} of a branch that the model adds to its state")
+        raise UnsupportedModelError(
+            "the model uses what a block returned otherwise than by adding it to the state, which "
+            "it did on the batch it was discovered with: that depends on the data or the mode, so "
+            "it is no stream; switch it off, or make each step a module that returns the sum"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

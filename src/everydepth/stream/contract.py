@@ -447,7 +447,7 @@ class ResidualStream(ABC):
             block = self.blocks[-1]
             last[:] = [block.after(h[-1], first_tensor(output))]
             ended[:] = [version(last[0])]
-            if block.outside:  # so that the model goes on from this very tensor
+            if block.outside:  # so that the model goes on from this very tensor, or is refused
                 return with_first_tensor(output, Instead.of(last[0]))
             return with_first_tensor(output, last[0].clone()) if overwrites else None
 
@@ -457,8 +457,8 @@ class ResidualStream(ABC):
             for module in modules:
                 pre = module.register_forward_pre_hook(see_input, with_kwargs=True)
                 stack.enter_context(hooked(pre))
-            final = self.blocks[-1].module.register_forward_hook(see_output)
-            stack.enter_context(hooked(final))
+            ends = modules if self.blocks[-1].outside else [self.blocks[-1].module]
+            stack.enter_context(hooked(*(m.register_forward_hook(see_output) for m in ends)))
             if not logits:
                 # No exception: a checkpointed or sharded module must finish its call.
                 stack.enter_context(replaced_forward(self.head, _no_logits))

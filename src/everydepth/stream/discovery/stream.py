@@ -33,6 +33,7 @@ from everydepth.stream.discovery.structure import (
     prediction_in,
     text_config,
 )
+from everydepth.stream.edit import BlockList
 from everydepth.stream.modes import as_written, evaluating, without_packing, without_tracking
 from everydepth.stream.rows import row_axes, select_rows
 from everydepth.stream.taps import replaced_forward, silence
@@ -337,7 +338,8 @@ class DiscoveredStream(ResidualStream):
 
     def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
         modules = [each.module for each in self.structure.blocks]
-        if any(list(m.children()) == modules for m in self._inner.modules()):
+        lists = (m for m in self._inner.modules() if isinstance(m, BlockList))
+        if any(list(held) == modules for held in lists):
             return super().inserted(after, block, like, share=share)
         given = self._inner, modules, after, block, like
         grown = lengthened(*given, share=share)
