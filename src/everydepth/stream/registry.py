@@ -18,6 +18,7 @@ from everydepth.stream.contract import ResidualStream, StreamFactory, Task
 from everydepth.stream.discovery import DiscoveredStream
 from everydepth.stream.embedding import EmbeddingStream
 from everydepth.stream.generic import GenericStream
+from everydepth.stream.modes import keep_freed_memory
 from everydepth.stream.wrapping import check_parts_seen, check_seen, unwrapped
 
 # The list of built-in families, by name: the stream imports nothing above it.
@@ -126,6 +127,7 @@ def as_stream(
     >>> stream.depth, stream.task
     (3, 'causal_lm')
     """
+    keep_freed_memory()
     said = {"blocks": blocks, "readout": readout, "token": token, "task": task}
     options = {name: value for name, value in said.items() if value is not None} | options
     # `EveryDepth` and `Balcony` have streams of their own.
