@@ -20,6 +20,7 @@ from accelerate.tracking import (
 )
 from accelerate.utils import DistributedType, gather_object
 
+from everydepth.config import brief
 from everydepth.errors import SettingError
 from everydepth.runs.together import on_cpus
 from everydepth.training.module import EveryDepth
@@ -29,7 +30,7 @@ def accelerator_for(net: EveryDepth, trackers: object, run: str | Path | None) -
     """An accelerator for DDP or FSDP2, as `accelerate launch` configured it."""
     if not isinstance(trackers, str | Sequence | None):
         raise SettingError(
-            f"trackers={trackers!r:.80}; use a name such as 'tensorboard', or a list of names and "
+            f"trackers={brief(trackers)}; use a name such as 'tensorboard', or a list of names and "
             "accelerate trackers"
         )
     trackers = [trackers] if isinstance(trackers, str) else list(trackers or ())
