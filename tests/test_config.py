@@ -204,9 +204,13 @@ def test_what_torch_cannot_use_is_refused_once_it_has_failed(value: object) -> N
 def test_what_is_too_large_or_too_deep_is_named_once_it_has_failed() -> None:
     @checked
     def made(size: Whole, of: Any = None) -> Any:
+        if of == "zeros":
+            return bytes(8) * size
         return np.zeros((size, 2)) if of is None else repr(of)
 
     with pytest.raises(SettingError, match=r"made\(size=9223372036854775807\): .*smaller number"):
         made(2**63 - 1)
     with pytest.raises(SettingError, match="made got something that holds itself, or is nested"):
         made(1, _nested())
+    with pytest.raises(SettingError, match="made needs more memory than there is"):
+        made(2**58, "zeros")

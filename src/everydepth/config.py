@@ -320,6 +320,8 @@ def _too_much(
     name = _name_of(function)
     if isinstance(error, RecursionError):
         return f"{name} got something that holds itself, or is nested too deeply; make it flatter"
+    if isinstance(error, MemoryError):
+        return f"{name} needs more memory than there is ({error}); give it less at a time"
     given = zip(_signature(function).parameters, args, strict=False)
     large = (f"{key}={brief(x)}" for key, x in (*given, *named.items()) if _is_large(x))
     return next((f"{name}({one}): {error}; use a smaller number" for one in large), None)
