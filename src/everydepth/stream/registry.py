@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from everydepth.config import checked
+from everydepth.config import brief, checked
 from everydepth.errors import DepthError, OptionError, SettingError, UnsupportedModelError
 from everydepth.stream.contract import ResidualStream, StreamFactory, Task
 from everydepth.stream.discovery import DiscoveredStream
@@ -139,7 +139,7 @@ def as_stream(
         return _with_text(copy(own), own.options, tokenizer)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UnsupportedModelError(
-            f"{model!r:.80} is a {type(model).__name__}, not a model; pass a torch.nn.Module or a "
+            f"{brief(model)} is a {type(model).__name__}, not a model; pass a torch.nn.Module or a "
             "stream (everydepth.load opens a folder, a run or a hub name)"
         )
     # Compiled code ignores hooks added later, so use the original module.
