@@ -27,6 +27,7 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.stream.feed import Feed
+from everydepth.stream.insert import template
 from everydepth.stream.maps import LinearMap
 from everydepth.stream.taps import hooked
 
@@ -296,7 +297,8 @@ def _preconditioned(
     with torch.no_grad(), evaluating(inner):
         for batch in feed:
             cursor = stream.advance(stream.start(batch), tried.after)
-            call, h = cursor.calls[max(tried.after - 1, 0)], cursor.h
+            like, _ = template(stream, tried.after, None)
+            call, h = cursor.calls[like - 1], cursor.h
             for i, pair in enumerate(pairs(tried, call, h, torch.zeros_like(h))):
                 phi = pair.phi.flatten(0, 1).double()
                 if LinearMap(tried.maps[i]).has_bias:

@@ -6,7 +6,7 @@ import copy
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -183,6 +183,10 @@ class BalconyStream(StreamAround):
                 h = self.inner.between(h, depth, cursor.batch)
             # Else the block is like one behind what the model does between them.
         return h
+
+    def reach(self, depth: int) -> int:
+        below = (likes for place, likes in self._likes.items() if place <= depth)
+        return max((depth, *chain.from_iterable(below)))
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         likes = self._likes.get(self.check_depth(depth, lowest=1), ())

@@ -160,6 +160,10 @@ class ResidualStream(ABC):
         blocks = self._block_list("inserted")
         return lengthened(unwrapped(self.model), blocks, after, block, like, share=share)
 
+    def reach(self, depth: int) -> int:
+        """The number of blocks whose arguments the exits up to a depth need."""
+        return depth
+
     def leads(self, depth: int) -> Sequence[int]:
         """The later blocks that change the shape, if a model may continue with these alone."""
         return ()
@@ -500,11 +504,12 @@ class ResidualStream(ABC):
         The model's own forward runs with its blocks passing the state through, and stops at the
         last one, so that masks, positions and rotary tables are the model's own.
 
-        to: record only the calls of blocks 1..to, which is faster; the cursor cannot go further.
+        to: record only the calls that depths up to this one need, which is faster; the cursor
+            cannot go further.
         """
         batch = self.check_batch(batch)
         self.confirm(batch)
-        known = self.depth if to is None else self.check_depth(to, lowest=1)
+        known = self.depth if to is None else self.reach(self.check_depth(to, lowest=1))
         calls: list[Call] = []
         ran: list[nn.Module] = []
         embedded: list[Tensor] = []

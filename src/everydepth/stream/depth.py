@@ -13,6 +13,7 @@ from torch import nn
 from everydepth.config import checked
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream.contract import ResidualStream
+from everydepth.stream.cursor import Cursor
 from everydepth.stream.discovery.structure import FAILURES, close
 from everydepth.stream.modes import evaluating
 from everydepth.stream.registry import as_stream
@@ -100,7 +101,7 @@ def _check_same(stream: ResidualStream, small: nn.Module, numbers: list[int]) ->
     with evaluating(stream), evaluating(small):
         cursor = stream.start(batch)
         for number in numbers:
-            cursor = stream.step(replace(cursor, depth=number - 1))
+            cursor = stream.step(_skipping(stream, cursor, number - 1))
         wanted = stream.logits(cursor)
         try:
             with replaced_forward(inner, small.forward):
@@ -122,6 +123,15 @@ def _check_same(stream: ResidualStream, small: nn.Module, numbers: list[int]) ->
             f"{stream.name} with {these} does not predict what {what}: its forward depends on "
             f"their number or places, or the model also reads other blocks; {instead}"
         )
+
+
+def _skipping(stream: ResidualStream, cursor: Cursor, to: int) -> Cursor:
+    """The cursor at a later depth, whose block is handed what the next one would have been."""
+    calls = list(cursor.calls)
+    if 0 < cursor.depth < to:
+        keys = stream.carried(cursor.depth).keys() & stream.carried(to).keys()
+        calls[to] = calls[to].given({key: calls[cursor.depth][key] for key in keys})
+    return replace(cursor, depth=to, calls=tuple(calls))
 
 
 def _checked(stream: ResidualStream, keep: list[int]) -> list[int]:

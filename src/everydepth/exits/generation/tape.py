@@ -267,7 +267,7 @@ class Tape:
         known = 1 if self._alike else self.top
         cursor = self.stream.start(self._batch(at, end), cache=self.cache, to=known)
         if self._alike:
-            cursor = replace(cursor, calls=cursor.calls * self.top)
+            cursor = replace(cursor, calls=cursor.calls * self.stream.reach(self.top))
         else:
             cursor = self._windowed(cursor, at, end)
             self._alike = self._same_window and self._are_alike(cursor.calls)
