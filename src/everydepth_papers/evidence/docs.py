@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,13 +189,23 @@ def _picture(found: Reproduction) -> str:
 
 
 def _machine(found: Reproduction) -> str:
-    about, where = found.about, found.about["machine"]
-    packages = ", ".join(
-        f"{name} {version}" for name, version in where["versions"].items() if version
-    )
+    """How many cells took how long, on which machines: those of earlier runs on their own."""
+    about = found.about
     cells = f"{len(about['cells'])}{' of ' + str(about['planned']) if 'planned' in about else ''}"
+    places: dict[str, int] = {}
+    for one in found.finished:
+        place = _place(one.machine or about["machine"])
+        places[place] = places.get(place, 0) + 1
+    several = [f"{count} cells: {place}" for place, count in places.items()]
+    where = "; ".join(places if len(places) == 1 else several)
+    return f"{about['seeds']} seed(s), {cells} cells, {about['seconds']:.0f} s; {where}."
+
+
+def _place(machine: Mapping[str, Any]) -> str:
+    versions = machine["versions"].items()
+    packages = ", ".join(f"{name} {version}" for name, version in versions if version)
     return (
-        f"{about['seeds']} seed(s), {cells} cells, {about['seconds']:.0f} s; "
-        f"{where['date']}, {where['platform']}, {where['cpus']} CPUs, {where['memory_gib']} GiB, "
-        f"{', '.join(where['devices'])}; Python {where['python']}, {packages}."
+        f"{machine['date']}, {machine['platform']}, {machine['cpus']} CPUs, "
+        f"{machine['memory_gib']} GiB, {', '.join(machine['devices'])}; "
+        f"Python {machine['python']}, {packages}"
     )
