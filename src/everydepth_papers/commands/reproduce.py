@@ -82,9 +82,7 @@ def reproduce(
         return
     from everydepth.runs.together import is_main
 
-    found = reproduced(
-        recipe, preset, seeds=seeds, run=folder, finished=finished, earlier=earlier
-    )
+    found = reproduced(recipe, preset, seeds=seeds, run=folder, finished=finished, earlier=earlier)
     if not is_main():
         return
     figure = None if recipe.figure is None else recipe.figure(found.finished)

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everydepth_papers.evidence.recipe import Finished, Row
-from everydepth_papers.evidence.rows import where
-from everydepth_papers.premise import Checked, Premise, counting, failing
+from everydepth_papers.evidence.rows import holds_on_average, short, where
+from everydepth_papers.premise import Checked, Premise
 from everydepth_papers.statistics import interval, spearman
-from everydepth_papers.verdict import of_cases, of_interval, of_worst
+from everydepth_papers.verdict import of_cases, of_worst
 
 Floats = NDArray[np.float64]
 
@@ -45,13 +45,13 @@ def mean_row(
     """The mean over seeds with its interval; without one for a single seed."""
     found = scale * np.asarray(values, dtype=float)
     low, high = interval(found)
-    spread = (None, None) if np.isnan(low) else (_short(low), _short(high))
+    spread = (None, None) if np.isnan(low) else (short(low), short(high))
     kept = found[np.isfinite(found)]
     words = f"{len(found)} seed{'s' if len(found) > 1 else ''}"
     return Row(
         quantity,
         published,
-        _short(float(kept.mean())) if len(kept) else None,
+        short(float(kept.mean())) if len(kept) else None,
         *spread,
         f"{words}; {note}" if note else words,
     )
@@ -86,24 +86,8 @@ def claim(
     low: float = -np.inf,
     high: float = np.inf,
 ) -> Row:
-    """Whether the mean of a figure lies between low and high, judged by its interval.
-
-    statement: begins with what of the paper it is about ("Fig. 1: ..."). says: a key of `SAYS`.
-    given: the premises; seeds that do not meet them do not count.
-    """
-    found = np.asarray(values, dtype=float)
-    words = [f"given {one}" for one in given]
-    if refused := failing(given, len(found)):
-        return Row(statement, SAYS[says], refused, note="; ".join(words))
-    found = found[np.array(counting(given, len(found)))]
-    first, last = interval(found)
-    both = np.isfinite([low, high]).all()  # a range has its ends, "smaller" and "larger" have not
-    verdict = of_interval(first, last, least=low, most=high, strictly=not both)
-    spread = (None, None) if np.isnan(first) else (_short(first), _short(last))
-    where = f"{found[np.isfinite(found)].mean():.3g}" if np.isfinite(found).any() else "no figure"
-    alone = ["one seed has no interval"] if len(found) == 1 else []
-    note = "; ".join([f"figure {where}", *alone, *words])
-    return Row(statement, SAYS[says], verdict, *spread, note)
+    """`holds_on_average` of a statement; says: a key of `SAYS`."""
+    return holds_on_average(statement, SAYS[says], values, given, low=low, high=high)
 
 
 def rows(
@@ -625,7 +609,3 @@ def _early_over_late(norms: dict[str, float]) -> float:
 
 def _float(value: float | None) -> float:
     return float("nan") if value is None else value
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")

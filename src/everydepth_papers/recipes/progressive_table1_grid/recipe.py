@@ -290,7 +290,7 @@ RECIPE = Recipe(
         "trained and every one is reported; rates were fixed beforehand. End-to-end at 1.5 times "
         "the rate is a control, because the weights of LPA add up to 1.5: what it gains, too, is "
         "no merit of the early depths. Errors are medians over the eight surfaces of a ratio, at "
-        "random test points and on an even grid; a run that diverged has lost. The small "
+        "random test points and on an even grid; a training that diverged has lost. The small "
         "preset takes 1,000 steps (40 epochs of 2,500 points), the paper's 30,000, and two of the "
         "block forms at the middle rate only."
     ),
