@@ -19,7 +19,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from everydepth.ablations import (
     GradientWatch,
@@ -146,9 +146,10 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
 
 def baseline(task: Task, noisy: Any) -> dict[str, float]:
     """What a network that learned beats on the test rows: of images a linear classifier fitted to
-    the same noisy rows, of texts the most frequent answer."""
+    the same rows, clean and noisy, of texts the most frequent answer."""
     if isinstance(noisy, Images):
-        return {"linear": linear_accuracy(noisy, task.test)}
+        seen = noisy if task.before is None else ConcatDataset([noisy, task.before])
+        return {"linear": linear_accuracy(seen, task.test)}
     return {"majority": majority(task.answers)}
 
 
