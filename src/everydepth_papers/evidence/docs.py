@@ -143,7 +143,12 @@ def _section(recipe: Recipe, folder: Path) -> str:
         costs = ", ".join(f"{name} {preset.cost}" for name, preset in recipe.presets.items())
         lines += ["", f"No results recorded. Cost: {costs}."]
     for found in results:
-        lines += ["", "```", found.about["command"], "```", "", *_statements(found.rows)]
+        lines += ["", "```", found.about["command"], "```", ""]
+        today = [dict(cell) for cell in recipe.preset(found.about["preset"]).cells]
+        if any(one.cell not in today for one in found.finished):
+            then = found.about["about"]
+            lines += [f"*Measured with other settings than the preset has today. Then: {then}*", ""]
+        lines += _statements(found.rows)
         if recipe.figure is not None:
             lines += [f"![{recipe.title}](assets/results/{_picture(found)})", ""]
         lines += [*_figures(found.rows), _machine(found)]

@@ -138,8 +138,12 @@ def test_recorded_cells_are_not_done_again_and_keep_their_machine(tmp_path: Path
     assert "3 cells: 1999-12-31, " in page
     with pytest.raises(SettingError, match="all 6 cells of 900_demo, preset smoke, are in"):
         invoke(*words, tmp_path / "third", "--seeds", "2", "--recorded")
+    assert "Measured with other settings" not in page
     code = home / "recipe.py"
-    code.write_text(code.read_text().replace("Nothing is trained.", "Nothing is trained twice."))
+    changed = code.read_text().replace("Nothing is trained.", "Nothing is trained twice.")
+    code.write_text(changed.replace('{"a": 3}', '{"a": 4}'))
+    then = "*Measured with other settings than the preset has today. Then: Nothing is trained.*"
+    assert then in tables_page(folder)
     with pytest.raises(SettingError, match="900_demo is described differently since"):
         invoke(*words, tmp_path / "third", "--recorded")
     file.unlink()
