@@ -305,10 +305,12 @@ def prompts(settings: Cell, seed: int) -> Task:
         where = data_folder(settings["model"])
         tokenizer = hf.AutoTokenizer.from_pretrained(where)
 
-    def written(texts: Texts, labels: Tensor | None) -> Tokens:
-        # Loss on the label alone: what the paper calls memorized is the label.
+    def written(texts: Texts, labels: Tensor | None, loss_on: Any = "label") -> Tokens:
         given = cast(Tensor, texts.labels if labels is None else labels)
-        return label_prompts(texts.texts, given, every.classes, tokenizer, length)
+        return label_prompts(texts.texts, given, every.classes, tokenizer, length, loss_on=loss_on)
+
+    # What the paper calls memorized is the label; its loss is on the whole sequence.
+    loss_on = settings.get("loss_on", "label")
 
     def model() -> nn.Module:
         if config is not None:
@@ -323,7 +325,8 @@ def prompts(settings: Cell, seed: int) -> Task:
         test=written(test, None),
         classes=len(every.classes),
         model=model,
-        before=None if more is None else written(more, None),
+        before=None if more is None else written(more, None, loss_on),
+        learned=lambda labels: written(train, labels, loss_on),
     )
 
 

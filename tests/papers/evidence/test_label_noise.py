@@ -1,12 +1,13 @@
-"""What a network is compared with: a linear classifier that saw as much."""
+"""Networks with wrong labels: what they are compared with, and what their loss is on."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from everydepth.data import Images
 from everydepth_papers.evidence.baselines import linear_accuracy
-from everydepth_papers.evidence.label_noise import Task, baseline
+from everydepth_papers.evidence.label_noise import TASKS, Task, baseline
 
 
 def images(rows: int, *, right: bool, seed: int = 0) -> Images:
@@ -51,3 +52,16 @@ def test_a_network_that_started_from_clean_rows_is_compared_with_a_fit_to_them_t
 
     assert found(clean) == 1.0
     assert found(None) < 1.0
+
+
+@pytest.mark.parametrize(("setting", "more"), [({}, False), ({"loss_on": "all"}, True)])
+def test_a_label_written_as_text_is_learned_alone_or_with_its_text(
+    setting: dict[str, str], more: bool
+) -> None:
+    sizes = {"vocabulary": 64, "tokens": 13, "width": 16, "depth": 2, "rows": 8, "test": 4}
+    task = TASKS["prompts"]({"data": "synthetic", **sizes, "before": 4, **setting}, 0)
+    assert task.learned is not None
+    counted = [int((rows.labels >= 0).sum()) for rows in (task.train(task.labels), task.before)]
+    assert counted[0] >= 8
+    assert (int((task.learned(task.labels).labels >= 0).sum()) > counted[0]) is more
+    assert (counted[1] > counted[0] / 2) is more
