@@ -14,7 +14,7 @@ from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.results.result import Better, Kind, Result, defined, gap, readable
 from everydepth.stream import Task
-from everydepth.tracing.sums import DEPTH
+from everydepth.tracing.sums import DEPTH, Kept, Sums
 
 if TYPE_CHECKING:
     from everydepth.tracing.drawing import DrawnRows
@@ -36,6 +36,8 @@ class Metric(ABC):
         which it does.
     some_depths: whether it works if only some depths are read out.
     at, drawn: set by `trace`: these depths, and the sample of predictions if not all are used.
+    sums, rows, kept: for `update`, empty at first: sums by name, a count, and values of the first
+        rows, up to `keep` bytes.
     group: a name for requesting related metrics together.
     title, about, unit, better, section: of the result, unless `compute` sets them; see
         `everydepth.results.Result`.
@@ -53,8 +55,14 @@ class Metric(ABC):
     tasks: ClassVar[frozenset[Task] | None] = None
     default: ClassVar[bool | frozenset[Task]] = True
     some_depths: ClassVar[bool] = False
+    keep: ClassVar[int] = 2**26
     at: Sequence[int] = ()
     drawn: DrawnRows | None = None
+
+    def __init__(self) -> None:
+        self.sums = Sums()
+        self.rows = 0
+        self.kept = Kept(self.keep)
 
     def depth_of(self, index: Any) -> np.ndarray:
         """Depths from indices into `at`; the index after the last is the depth after the last."""
@@ -65,6 +73,10 @@ class Metric(ABC):
     def depths(self, last: int, first: int = 0) -> np.ndarray:
         """The depths with indices `first` to `last` in `at`."""
         return self.depth_of(np.arange(first, last + 1))
+
+    def where(self, mask: np.ndarray, first: int = 0) -> str:
+        """For a note: the depths at which a mask is true that begins at index `first`."""
+        return ", ".join(map(str, self.depth_of(np.flatnonzero(mask) + first)))
 
     @abstractmethod
     def compute(self) -> Result:
@@ -100,7 +112,7 @@ class Metric(ABC):
 
 
 class BatchMetric(Metric):
-    """A metric that sees every batch.
+    """A metric that sees every batch; one that needs labels, every batch with labels.
 
     reads: the fields of `Observation.predictions` it uses, so that they are computed together;
         others are computed when they are first read.
