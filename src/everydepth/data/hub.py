@@ -57,7 +57,7 @@ def load_files(
     classes: Sequence[str] | None = None,
 ) -> Images | Texts | Table:
     """A parquet file, what `save_to_disk` wrote (without splits, all rows are in `train`), or a
-    folder with one of images per class (perhaps in `train/`, ...), as `load_hub` would return it."""
+    folder with one of images per class (perhaps in `train/`, ...); as `load_hub` gives it."""
     path = Path(path)
     saved = is_saved(path)
     kind, where = ("imagefolder", "data_dir") if path.is_dir() else ("parquet", "data_files")
