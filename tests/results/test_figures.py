@@ -20,7 +20,7 @@ from everydepth.errors import SettingError
 from everydepth.results.figures import figure
 from everydepth.results.figures.chart import Bars, Boxes, Chart, Heat, Line
 from everydepth.results.figures.kinds import charts
-from everydepth.results.figures.mpl import WIDTH, save
+from everydepth.results.figures.mpl import WIDTH
 from everydepth.tracing import Trace, gap, trace
 
 ONE = every_kind()
@@ -203,7 +203,7 @@ def test_drawing_changes_no_setting_of_matplotlib_and_needs_no_pyplot(tmp_path: 
         return {key: value for key, value in dict.items(mpl.rcParams) if key != "backend"}
 
     before = settings()
-    save(figure(ONE["accuracy"]), tmp_path / "a.png")
+    figure(ONE["accuracy"]).savefig(tmp_path / "a.png", dpi=300)
     assert settings() == before
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.width == round(3.3 * 300)
@@ -226,7 +226,8 @@ print([name for name in ("matplotlib.pyplot", "plotly") if name in sys.modules])
 
 
 def test_a_pdf_holds_its_letters_as_letters(tmp_path: Path) -> None:
-    content = save(figure(ONE["accuracy"]), tmp_path / "a.pdf").read_bytes()
+    figure(ONE["accuracy"]).savefig(tmp_path / "a.pdf")
+    content = (tmp_path / "a.pdf").read_bytes()
     assert b"/FontFile2" in content  # TrueType
     assert b"/Type3" not in content
 

@@ -153,7 +153,7 @@ class PredictionDepth(_Decision):
 
 
 @register_metric
-class Margin(_Decision):
+class TopMargin(_Decision):
     """Top-1 minus top-2 logit, mean over rows, with quantiles."""
 
     reads = frozenset({"margin"})
