@@ -86,7 +86,7 @@ class Metric(ABC):
         self,
         series: Mapping[str, np.ndarray],
         *,
-        labels: Mapping[str, str],
+        labels: Mapping[str, str] | None = None,
         first: int = 0,
         beside: Mapping[str, np.ndarray] | None = None,
         **more: Any,
@@ -102,7 +102,7 @@ class Metric(ABC):
             kind=self.kind,
             series=tuple(series),
             arrays={"depth": self.depths(last, first), **values, **(beside or {})},
-            labels={"depth": DEPTH, **labels},
+            labels={"depth": DEPTH, **(labels or {})},
             **more,
         )
 
@@ -170,7 +170,7 @@ _GROUPS = (
 def register_metric(metric: M) -> M:
     """Register a metric under its `name`; a decorator.
 
-    >>> from everydepth.tracing import BatchMetric, Result
+    >>> from everydepth.tracing import BatchMetric
     >>> @ed.register_metric
     ... class Largest(BatchMetric):
     ...     name = "largest"
@@ -182,10 +182,7 @@ def register_metric(metric: M) -> M:
     ...         self.seen.append(torch.stack([h.abs().max() for h in observation.states.h]))
     ...
     ...     def compute(self):
-    ...         value = torch.stack(self.seen).amax(0).numpy()
-    ...         depth = torch.arange(len(value)).numpy()
-    ...         arrays = {"depth": depth, "value": value}
-    ...         return Result(name="largest", kind="curve", series=("value",), arrays=arrays)
+    ...         return self.over_depths({"value": torch.stack(self.seen).amax(0).numpy()})
     >>> ed.trace(model, test, ["largest"], progress=False)["largest"].shape
     (4,)
     """

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from everydepth.config import checked
 from everydepth.errors import SettingError
+from everydepth.results.build import curve
 from everydepth.results.result import Result, defined
 from everydepth.stream.gradients import disagreement_bound, spectrum
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
@@ -289,18 +290,13 @@ def gradient_alignment(train: Trace, test: Trace) -> Result:
         mu = float(a.value[i]) ** 2 - trace / n
         bound[i] = disagreement_bound(mu, top, trace, n, m)
     where = ", ".join(map(str, np.flatnonzero(np.isnan(cosine))))
-    return Result(
-        name="gradient_alignment",
-        kind="curve",
+    return curve(
+        "gradient_alignment",
+        range(last + 1),
+        {"cosine": cosine, "bound": bound},
         title="Gradient alignment",
         about="Whether the mean gradients of two data sets point the same way.",
         section="gradients",
-        series=("cosine", "bound"),
-        arrays={
-            "depth": np.arange(last + 1),
-            "cosine": defined(cosine),
-            "bound": defined(bound),
-        },
         labels={
             "depth": DEPTH,
             "cosine": "cosine of the two mean gradients",

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everydepth.results.build import scalars
 from everydepth.results.result import Result
 from everydepth.stream import TOKEN_TASKS, WORD_TASKS, Task
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
@@ -315,17 +316,14 @@ class Monotonicity(_Quality):
         worst = int(rise.argmax())
         largest = max(float(rise[worst]), 0.0)
         relative = largest / abs(mean[worst]) if largest and mean[worst] else 0.0
-        numbers = {
-            "rises": float((rise > 0).sum()),
-            "largest_rise": largest,
-            "largest_relative_rise": float(relative),
-            "monotone_share": self.falling / self.rows,
-        }
-        return Result(
-            name=self.name,
-            kind=self.kind,
-            series=tuple(numbers),
-            arrays={name: np.asarray(value) for name, value in numbers.items()},
+        return scalars(
+            self.name,
+            {
+                "rises": float((rise > 0).sum()),
+                "largest_rise": largest,
+                "largest_relative_rise": float(relative),
+                "monotone_share": self.falling / self.rows,
+            },
             labels={
                 "rises": "number of depths at which the mean loss rises",
                 "largest_rise": "largest rise of the mean loss",
