@@ -572,7 +572,9 @@ def _can_join(stream: ResidualStream) -> bool:
             found = _tried(stream, joins=True)
         except FAILURES:
             return False
-    return wanted.shape == found.shape and alike(found, wanted)
+    # Predictions that are no numbers cannot be compared; choosing a token raises an error later.
+    sure = wanted.numel() > 0 and bool(wanted.isfinite().all())
+    return sure and wanted.shape == found.shape and alike(found, wanted)
 
 
 def _tried(stream: ResidualStream, *, joins: bool) -> Tensor:
