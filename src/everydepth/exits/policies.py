@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from everydepth.config import checked
+from everydepth.config import brief, checked
 from everydepth.errors import PolicyError, SettingError, UnsupportedModelError
 from everydepth.exits.identity import Identity, identity
 from everydepth.files import explained, write_text
@@ -100,14 +100,14 @@ class Policy(ABC):
             number = isinstance(value, int | float) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
             if not number or (value != NEVER and not self._allows(value)):
                 raise SettingError(
-                    f"{type(self).__name__} with threshold {value!r}; use {self._allowed}, or "
+                    f"{type(self).__name__} with threshold {brief(value)}; use {self._allowed}, or "
                     "math.inf for a depth at which no sample exits"
                 )
         for name, kind in (("model", Identity), ("certificate", Certificate)):
             given = getattr(self, name)
             if not isinstance(given, kind | None):
                 raise SettingError(
-                    f"{type(self).__name__}({name}={given!r:.80}); use {kind.__name__} or None"
+                    f"{type(self).__name__}({name}={brief(given)}); use {kind.__name__} or None"
                 )
 
     # -- for subclasses ---------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Patience(Policy):
     _allowed: ClassVar[str] = "a whole number of 1 or more"
 
     def _allows(self, value: Number) -> bool:
-        return value >= 1 and float(value).is_integer()
+        return 1 <= value < 2**63 and value % 1 == 0
 
     def certainty(
         self, logits: Float[Tensor, "rows classes"], memory: Memory
