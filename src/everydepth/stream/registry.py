@@ -18,6 +18,7 @@ from everydepth.stream.contract import ResidualStream, StreamFactory, Task
 from everydepth.stream.discovery import DiscoveredStream
 from everydepth.stream.embedding import EmbeddingStream
 from everydepth.stream.generic import GenericStream
+from everydepth.stream.text import check_tokenizer
 from everydepth.stream.wrapping import check_parts_seen, check_seen, unwrapped
 
 # The list of built-in families, by name: the stream imports nothing above it.
@@ -165,6 +166,8 @@ def _with_text(
     stream: ResidualStream, options: Mapping[str, Any], tokenizer: Any
 ) -> ResidualStream:
     """Remember what a stream was made with; another made so takes text as well."""
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
     more = {} if tokenizer is None else {"tokenizer": tokenizer}
     stream.options, stream.tokenizer = {**options, **more}, tokenizer
     return stream
