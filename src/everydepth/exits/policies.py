@@ -43,6 +43,7 @@ class Certificate:
     observed: the risk on the calibration samples.
     p_value: of the chosen thresholds.
     speedup: on the calibration samples, counted in blocks.
+    block_speedup: the same, each block weighted by its time, if measured.
     clock: the predicted wall-clock speedup, if measured.
 
     >>> policy = ed.calibrate(model, valid, risk=0.2, progress=False)
@@ -60,6 +61,15 @@ class Certificate:
     speedup: float
     note: str
     clock: float | None = None
+    block_speedup: float | None = None
+
+    @property
+    def saved(self) -> str:
+        """The speedup in words, by time if blocks were timed."""
+        words = f"{self.speedup:.2f}x fewer blocks"
+        if self.block_speedup is None:
+            return words
+        return f"{words}, which take {self.block_speedup:.2f}x less time"
 
 
 @dataclass(frozen=True, kw_only=True)

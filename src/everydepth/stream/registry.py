@@ -18,6 +18,7 @@ from everydepth.stream.contract import ResidualStream, StreamFactory, Task
 from everydepth.stream.discovery import DiscoveredStream
 from everydepth.stream.embedding import EmbeddingStream
 from everydepth.stream.generic import GenericStream
+from everydepth.stream.modes import keep_freed_memory
 from everydepth.stream.text import check_tokenizer
 from everydepth.stream.wrapping import check_parts_seen, check_seen, unwrapped
 
@@ -120,12 +121,14 @@ def as_stream(
     tokenizer: allows data to be text: a string or a list of strings.
     options: passed to the architecture, e.g. `tower="text"` for a model with two streams. For a
         discovered model: `stream`, part of the path of one of several chains (by default the one
-        that predicts: the decoder of an encoder-decoder), and `example`, a batch to run.
+        that predicts: the decoder of an encoder-decoder), `output`, the name or number of one of
+        several outputs that may be its prediction, and `example`, a batch to run.
 
     >>> stream = ed.as_stream(llama)
     >>> stream.depth, stream.task
     (3, 'causal_lm')
     """
+    keep_freed_memory()
     said = {"blocks": blocks, "readout": readout, "token": token, "task": task}
     options = {name: value for name, value in said.items() if value is not None} | options
     # `EveryDepth` and `Balcony` have streams of their own.
@@ -151,7 +154,7 @@ def as_stream(
     _check_options(unwrapped(model), factory, options)
     if factory is GenericStream:
         options = {"token": "all", "task": "classification"} | options
-    stream = factory(model, **options)
+    stream = _made(factory, model, options)
     _with_text(stream, options, tokenizer)
     check_parts_seen(model, (block.module for block in stream.blocks))
     if stream.depth == 0:
@@ -160,6 +163,25 @@ def as_stream(
             "(num_hidden_layers >= 1)"
         )
     return stream
+
+
+def _made(factory: StreamFactory, model: nn.Module, options: Mapping[str, Any]) -> ResidualStream:
+    """The stream of a model; discovered if its parts are not those that its family's file knows.
+
+    They were replaced, as a skip that changes the shape stands for a removed block.
+    """
+    try:
+        return factory(model, **options)
+    except (AttributeError, IndexError, TypeError) as error:
+        if factory in (*_by_class.values(), GenericStream, DiscoveredStream):
+            raise
+        if options:
+            raise UnsupportedModelError(
+                f"parts of this {type(unwrapped(model)).__name__} were replaced, and its adapter "
+                f"does not fit them ({error}); leave out {', '.join(options)}, so that it is "
+                "discovered"
+            ) from error
+    return DiscoveredStream(model)
 
 
 def _with_text(

@@ -10,6 +10,7 @@ from torch import nn
 from everydepth.config import Setting, brief, checked
 from everydepth.errors import FOREIGN, SettingError
 from everydepth.stream import ResidualStream, as_stream, unwrapped
+from everydepth.stream.wrapping import untied_by_merging
 
 
 @checked
@@ -52,16 +53,10 @@ def with_lora(model: nn.Module, rank: Annotated[int, Setting(least=1)], **settin
 
 def check_adapters(stream: ResidualStream) -> None:
     """An error if an adapter would untie a head from its embedding."""
-    inner: Any = unwrapped(stream.model)
-    # A head with an adapter is not a plain linear map, and may not be the stream's.
-    own = getattr(inner, "get_output_embeddings", lambda: None)()
-    head: Any = own if hasattr(own, "get_base_layer") else stream.head
-    if not hasattr(head, "get_base_layer"):
-        return
-    weight = head.get_base_layer().weight
-    embedding: Any = getattr(inner, "get_input_embeddings", lambda: None)()
-    if embedding is not None and getattr(embedding, "weight", None) is weight:
+    changed = untied_by_merging(stream.model)
+    if changed is not None:
+        other = "embedding" if changed == "head" else "head"
         raise SettingError(
-            f"the adapter changes the head of {stream.name}, which is tied to its embedding; "
-            "merging it would untie them, so leave the head out of target_modules"
+            f"the adapter changes the {changed} of {stream.name}, which is tied to its {other}; "
+            f"merging it would untie them, so leave the {changed} out of target_modules"
         )
