@@ -146,7 +146,7 @@ def untied_by_merging(model: nn.Module) -> str | None:
     """Which of two tied ends, "head" or "embedding", has an adapter of its own; None if neither."""
     inner: Any = unwrapped(model)
     head = getattr(inner, "get_output_embeddings", lambda: None)()
-    if head is None:
+    if head is None or not any(hasattr(module, "get_base_layer") for module in inner.modules()):
         return None
     pair = (head, inner.get_input_embeddings())
     plain = [end.get_base_layer() if hasattr(end, "get_base_layer") else end for end in pair]
