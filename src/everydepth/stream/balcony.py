@@ -177,7 +177,8 @@ class BalconyStream(StreamAround):
         h, depth = cursor.h, cursor.depth
         for block, like in zip(self._exits.get(depth, ()), self._likes.get(depth, ()), strict=True):
             # Same masks and positions as the block it is like, but a cache slot of its own.
-            h = first_tensor(cursor.calls[like - 1](block, self.given(h)))
+            out = first_tensor(cursor.calls[like - 1](block, self.given(h)))
+            h = self.inner.blocks[like - 1].after(h, out)
             if like <= depth:
                 h = self.inner.between(h, depth, cursor.batch)
             # Else the block is like one behind what the model does between them.

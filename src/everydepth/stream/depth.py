@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from everydepth.config import checked
-from everydepth.errors import DepthError, UnsupportedModelError
+from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream.contract import ResidualStream
 from everydepth.stream.cursor import Cursor
 from everydepth.stream.discovery.structure import FAILURES, close
@@ -105,13 +105,17 @@ def _check_same(stream: ResidualStream, small: nn.Module, numbers: list[int]) ->
         wanted = stream.logits(cursor)
         try:
             with replaced_forward(inner, small.forward):
-                found = stream.prediction(stream.call(stream.arguments(batch, None)))
+                output = stream.call(stream.arguments(batch, None))
         except FAILURES as error:
             raise UnsupportedModelError(
                 f"{stream.name} with blocks {numbers} does not run ({type(error).__name__}: "
                 f"{error}): its forward needs all {stream.depth}, whatever its list holds; "
                 f"{instead}"
             ) from error
+        try:
+            found = stream.prediction(output)
+        except SettingError:  # it returns something of each block, so a cut model returns less
+            found = as_stream(small, **stream.options).prediction(output)
     if not close(found, wanted):
         these = f"{len(numbers)} of its {stream.depth} blocks" if first else f"blocks {numbers}"
         what = f"it does at depth {numbers[-1]}" if first else "these do one after another"

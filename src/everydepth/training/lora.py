@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from everydepth.config import Setting, checked
+from everydepth.config import Setting, brief, checked
 from everydepth.errors import FOREIGN, SettingError
 from everydepth.stream import ResidualStream, as_stream, unwrapped
 from everydepth.stream.wrapping import untied_by_merging
@@ -47,9 +47,8 @@ def with_lora(model: nn.Module, rank: Annotated[int, Setting(least=1)], **settin
     try:
         return get_peft_model(unwrapped(model), LoraConfig(**given))
     except FOREIGN as error:
-        raise SettingError(
-            f"PEFT cannot use {settings or f'rank={rank}'!r:.80} here ({error}); see LoraConfig"
-        ) from error
+        asked = brief(settings) if settings else f"rank={rank}"
+        raise SettingError(f"PEFT cannot use {asked} here ({error}); see LoraConfig") from error
 
 
 def check_adapters(stream: ResidualStream) -> None:
