@@ -151,7 +151,8 @@ def untied_by_merging(model: nn.Module) -> str | None:
     pair = (head, inner.get_input_embeddings())
     plain = [end.get_base_layer() if hasattr(end, "get_base_layer") else end for end in pair]
     adapted = [one is not end for one, end in zip(plain, pair, strict=True)]
-    if not any(adapted) or getattr(plain[0], "weight", None) is not plain[1].weight:
+    weights = [getattr(end, "weight", None) for end in plain]
+    if not any(adapted) or weights[0] is None or weights[0] is not weights[1]:
         return None
     return "head" if adapted[0] else "embedding"
 
