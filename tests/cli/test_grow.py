@@ -1,4 +1,4 @@
-"""`everydepth grow`, `sweep` and `plan`."""
+"""`everydepth grow` and `plan`."""
 
 from __future__ import annotations
 
@@ -50,23 +50,6 @@ def test_grow_can_only_score(small: Path, tmp_path: Path) -> None:
     assert "|gbar|" in output
     with pytest.raises(SettingError, match="too few rows"):
         invoke("grow", small, "--data", "digits", "--max-samples", 20, "-o", tmp_path / "x")
-
-
-def test_sweep_lists_runs_and_draws(tmp_path: Path) -> None:
-    how = ("--data", "digits", "--depths", "8,14", "--widths", "4", "--seeds", "0", "--epochs", 1)
-    words = ("sweep", *how, "--max-samples", 64, "--run", tmp_path / "s")
-    assert "2 cells, 0 done" in invoke(*words, "--dry-run").output
-    assert not (tmp_path / "s").exists()
-    output = invoke(*words).output
-    assert "2 cells, 2 done\n  done   layers=8\n  done   layers=14\n" in output  # what differs
-    assert (tmp_path / "s" / "test_loss_by_layers.png").stat().st_size > 1000
-    rows = ed.Run.open(tmp_path / "s").results()["sweep"]
-    assert [row["layers"] for row in rows] == [8, 14]
-    with pytest.raises(SettingError, match="--depths 'deep'; give whole numbers"):
-        invoke("sweep", "--data", "digits", "--depths", "deep", "--run", tmp_path / "t")
-    with pytest.raises(SettingError, match="depths=8,15: 15 is not 6n\\+2; use 14 or 20"):
-        invoke("sweep", "--data", "digits", "--depths", "8,15", "--run", tmp_path / "t")
-    assert not (tmp_path / "t").exists()
 
 
 def test_plan_says_depth_width_and_tokens(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,8 @@ import everydepth
 from everydepth.cli import main as main_module
 from everydepth.cli.main import build_app
 from everydepth.errors import DataError, DepthError, SettingError
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_help_gives_a_promise_every_command_and_an_example() -> None:
@@ -211,3 +214,12 @@ def test_no_package_replaces_a_command_of_ours(monkeypatch: pytest.MonkeyPatch) 
 def test_the_papers_bring_claims_and_reproduce() -> None:
     names = {command.callback.__name__ for command in build_app().registered_commands}  # type: ignore[union-attr]
     assert {"claims", "reproduce"} <= names - {c.__name__ for c in main_module.COMMANDS}
+
+
+def test_the_commands_of_the_papers_can_be_loaded() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = project["entry-points"]["everydepth.commands"]
+    for name, value in found.items():
+        point = EntryPoint(name=name, value=value, group="everydepth.commands")
+        assert point.load().__name__ == name
+    assert set(found) == {"claims", "reproduce", "sweep"}

@@ -29,6 +29,7 @@ from transformers import (
 
 from everydepth.architectures.residual_mlp import ResidualMLP, ResidualMLPConfig
 from everydepth.cli import main as main_module
+from everydepth.cli.loading import preprocessing_of
 from everydepth.cli.showing import show, show_table, sparkline
 from everydepth.cli.source import Source
 from everydepth.data import Texts
@@ -385,3 +386,9 @@ def test_a_sparkline_has_a_block_per_depth() -> None:
     assert sparkline([0.0, 1.0, None, 0.5, float("nan"), 1.0]) == "▁█ ▅ █"
     assert sparkline([2.0, 2.0]) == "▁▁"
     assert sparkline([]) == ""
+
+
+def test_a_damaged_preprocessing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.5')
+    with pytest.raises(DataError, match=r"preprocessor_config.json is not JSON"):
+        preprocessing_of(str(tmp_path))

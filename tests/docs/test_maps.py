@@ -60,3 +60,10 @@ def test_the_page_on_the_architecture_names_only_what_is_there() -> None:
     paths = set(re.findall(r"`(\w+(?:/\w+)*(?:/|\.py))`", text))
     assert len(paths) > 15
     assert [path for path in paths if not (ROOT / "src" / "everydepth" / path).exists()] == []
+
+
+def test_the_page_on_the_architecture_names_every_room() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    there = listed(ROOT / "src" / "everydepth") - {"__init__.py", "__main__.py"}
+    named = set(re.findall(r"`([\w/.]+)`", text)) | {"errors.py"}  # `errors`, among the layers
+    assert [name for name in there if not any(word.startswith(name) for word in named)] == []

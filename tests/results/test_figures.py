@@ -18,9 +18,10 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from everydepth.errors import SettingError
 from everydepth.results.figures import figure
-from everydepth.results.figures.chart import Bars, Boxes, Chart, Heat, Line
+from everydepth.results.figures.chart import Bars, Boxes, Chart, Dots, Heat, Line
 from everydepth.results.figures.kinds import charts
-from everydepth.results.figures.mpl import WIDTH, save
+from everydepth.results.figures.mpl import WIDTH
+from everydepth.results.result import Result
 from everydepth.tracing import Trace, gap, trace
 
 ONE = every_kind()
@@ -203,7 +204,7 @@ def test_drawing_changes_no_setting_of_matplotlib_and_needs_no_pyplot(tmp_path: 
         return {key: value for key, value in dict.items(mpl.rcParams) if key != "backend"}
 
     before = settings()
-    save(figure(ONE["accuracy"]), tmp_path / "a.png")
+    figure(ONE["accuracy"]).savefig(tmp_path / "a.png", dpi=300)
     assert settings() == before
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.width == round(3.3 * 300)
@@ -226,9 +227,20 @@ print([name for name in ("matplotlib.pyplot", "plotly") if name in sys.modules])
 
 
 def test_a_pdf_holds_its_letters_as_letters(tmp_path: Path) -> None:
-    content = save(figure(ONE["accuracy"]), tmp_path / "a.pdf").read_bytes()
+    figure(ONE["accuracy"]).savefig(tmp_path / "a.pdf")
+    content = (tmp_path / "a.pdf").read_bytes()
     assert b"/FontFile2" in content  # TrueType
     assert b"/Type3" not in content
+
+
+def test_a_point_of_a_table_whose_place_is_undefined_is_not_drawn() -> None:
+    first = np.ma.masked_array([2.0, 0.0, 1.0], mask=[False, True, False])
+    arrays = {"x": first, "y": np.array([1.0, 2.0, 3.0]), "name": np.array(["a", "b", "c"])}
+    found = Result(name="t", kind="table", series=("name", "x", "y"), arrays=arrays)
+    ((mark,),) = (chart.marks for chart in charts({"": found}))
+    assert isinstance(mark, Dots)
+    assert np.isnan(mark.x).tolist() == [False, True, False]
+    assert mark.text == ("a", "b", "c")
 
 
 def test_a_gap_and_an_unknown_backend_are_errors() -> None:

@@ -59,15 +59,15 @@ def test_a_second_call_repeats_nothing_and_runs_what_was_added(tmp_path: Path) -
 
 def test_curves_are_means_over_all_else() -> None:
     found = sweep(GRID, loss, progress=False)
-    curves = found.curves("loss", "depth", "width")
-    assert curves[4]["x"] == [1, 2, 3]
-    assert curves[4]["mean"] == pytest.approx([1.255, 0.755, 0.25 + 1 / 3 + 0.005])
-    assert curves[4]["std"] == pytest.approx([0.01 / 2**0.5] * 3)
-    assert found.curves("loss", "depth", "width", relative=True)[8]["mean"][0] == 1.0
+    curves = found.result("loss_by_depth")
+    mean, low = curves.arrays["width 4"], curves.arrays["width 4_low"]
+    assert curves.x("width 4").tolist() == [1, 2, 3]
+    assert mean.tolist() == pytest.approx([1.255, 0.755, 0.25 + 1 / 3 + 0.005])
+    assert (mean - low).tolist() == pytest.approx([0.01 / 2**0.5] * 3)
     assert found.plot("loss_by_depth").axes[0].get_xlabel() == "depth"
     assert found.table("cells").column("width") == [row["width"] for row in found.rows()]
-    with pytest.raises(SettingError, match="no column 'acc'"):
-        found.curves("acc", "depth")
+    with pytest.raises(SettingError, match="this sweep has no 'acc_by_depth'"):
+        found.result("acc_by_depth")
 
 
 def test_a_failing_cell_loses_nothing(tmp_path: Path) -> None:

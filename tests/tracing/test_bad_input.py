@@ -11,6 +11,7 @@ from tests.helpers import tracing as samples
 
 import everydepth as ed
 from everydepth.errors import BatchError, LabelError, NonFiniteError, SettingError
+from everydepth.tracing import metric
 
 
 def traced(data: Any, metrics: Any = None, **options: Any) -> ed.Trace:
@@ -92,6 +93,37 @@ def test_constant_features_have_no_cosine_and_are_masked_not_nan() -> None:
         assert not np.isnan(np.ma.getdata(t[name])).any()
     assert "undefined at depth 0, 1, 2, 3" in str(t.result("cos").note)
     assert "all classes have the same mean" in str(t.result("neural_collapse").note)
+
+
+def test_notes_name_depths_when_only_some_are_read_out() -> None:
+    data = samples.pictures(10)
+    data["pixel_values"][:] = data["pixel_values"][:1]
+    t = ed.trace(samples.vit(), data, ["cos", "adjacent_cos"], depths=[1, 3], progress=False)
+    assert "undefined at depth 1, 3," in str(t.result("cos").note)
+    assert "undefined at depth 3:" in str(t.result("adjacent_cos").note)
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_batches_without_labels_do_not_count_where_labels_are_needed(numbers: bool) -> None:
+    model = samples.mlp() if numbers else samples.vit()
+    data = samples.points(48, 1) if numbers else samples.pictures(48)
+    few = [{key: value[i::4] for key, value in data.items()} for i in range(4)]
+    for batch in few[2:]:
+        del batch["labels"]
+    fitting = ed.trace(model, few[:1], "all", progress=False)
+    names = [n for n, m in metric._registry.items() if n in fitting and m.needs == {"labels"}]  # pyright: ignore[reportPrivateUsage]
+    assert len(names) > 3
+    mixed = ed.trace(model, few, names, progress=False)
+    alone = ed.trace(model, few[:2], names, progress=False)
+    assert (mixed.samples, alone.samples) == (48, 24)
+    for name in names:
+        np.testing.assert_array_equal(mixed[name], alone[name], err_msg=name)
+
+
+def test_labels_that_are_all_ignored_leave_a_gap() -> None:
+    data = {**samples.pictures(8), "labels": torch.full((8,), -100)}
+    t = traced(data, ["loss", "accuracy", "f1", "calibration", "neural_collapse"])
+    assert {r.note for r in t.results.values()} == {"the data has no labels"}
 
 
 def test_an_infinite_prediction_names_its_depth() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from everydepth.ablations.cells import Train, Training, trained_sweep
+from everydepth.ablations.cells import Train, TrainedCell, trained_sweep
 from everydepth.ablations.config import AblateConfig
 from everydepth.ablations.memorize import Flipped
 from everydepth.ablations.result import Ablation, Floats
@@ -87,7 +87,7 @@ def ablate(
         if isinstance(model, ResidualStream):
             model, options = unwrapped(model.model), dict(model.options)
         alone = replace(asked, layers=1, c=1.0)
-        training = Training(
+        training = TrainedCell(
             model=model,
             train=train,
             score=lambda m: _scored(as_stream(m, **options), data, alone, progress=False),

@@ -87,19 +87,16 @@ class Audit(Results, kind="audit"):
         return self.order[self.score[self.order] > threshold]
 
     @checked
-    def table(
-        self, name: str | None = None, *, top: int = 20, classes: Sequence[str] | None = None
-    ) -> Table:
+    def table(self, name: str | None = None, *, top: int = 20) -> Table:
         """The rows to review first, or the table of one measurement."""
         if name is not None:
             return super().table(name)
-        names = classes or range(int(max(self.labels.max(), self.guess.max())) + 1)
         rows = tuple(
             (
                 int(row),
                 float(self.score[row]),
-                str(names[int(self.labels[row])]),
-                str(names[int(self.guess[row])]),
+                int(self.labels[row]),
+                int(self.guess[row]),
                 int(self.signals["prediction_depth"][row]),
                 int(self.signals["saturation"][row]),
                 float(self.signals["last_margin"][row]),

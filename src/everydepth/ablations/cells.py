@@ -29,7 +29,7 @@ stored with the cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainedCell:
     """Trains one cell, wherever it runs. layer=None is the untouched model."""
 
     model: nn.Module | Callable[[int], nn.Module]
@@ -91,7 +91,7 @@ class Training:
 
 
 def trained_sweep(
-    training: Training,
+    training: TrainedCell,
     config: AblateConfig,
     run: str | Path | None,
     where: EngineConfig,

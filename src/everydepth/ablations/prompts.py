@@ -26,7 +26,6 @@ def label_prompts(
     tokenizer: Callable[..., Mapping[str, Any]],
     max_length: int,
     *,
-    template: str = TEMPLATE,
     loss_on: Literal["label", "all"] = "label",
 ) -> Tokens:
     """Each text followed by the template and the name of its label, padded on the left.
@@ -49,7 +48,7 @@ def label_prompts(
     def encode(parts: Sequence[str]) -> list[list[int]]:
         return tokenizer(list(parts), add_special_tokens=False)["input_ids"]
 
-    prompt = encode([template])[0]
+    prompt = encode([TEMPLATE])[0]
     names = encode([f" {name}" for name in classes])
     if len({tuple(name) for name in names}) < len(names) or not all(names):
         raise DataError(

@@ -34,7 +34,7 @@ class Taps:
     std: per layer, likewise: the standard deviation of the entries of `x`, without padding.
     least_std: per layer, likewise: the smallest one of any token, the least a norm divides by.
     error: `||dLoss_i/dz||`, for a classifier `||softmax(z) - onehot(y)||`.
-    margin: of the prediction, averaged over a sample's targets. hit: all targets are predicted.
+    margin: of the prediction, averaged over a sample's targets.
     length: tokens (or positions) of each sample, without padding.
     last_std: the smallest standard deviation of any input vector of the readout's norm.
     """
@@ -45,7 +45,6 @@ class Taps:
     error: Tensor
     losses: Tensor
     margin: Tensor
-    hit: Tensor
     length: Tensor
     last_std: Tensor
 
@@ -86,7 +85,6 @@ def tapped(stream: ResidualStream, batch: Mapping[str, Any], *, statistics: bool
         error=gradients.logit_norms,
         losses=losses,
         margin=_sample_margins(targets, z) if classes else losses.new_full((samples,), torch.nan),
-        hit=targets.sample_hits(z) if classes else torch.zeros(samples, dtype=torch.bool),
         length=_lengths(mask, records),
         last_std=_least_std(feature, mask),
     )

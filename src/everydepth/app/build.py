@@ -18,7 +18,7 @@ import torch
 from gradio import themes
 
 from everydepth.app import compare, language, live, measured, surfaces, vision
-from everydepth.app.content import QUICK, SURFACE, Effort, is_learned, learn_surface
+from everydepth.app.content import SURFACE, is_learned, learn_surface
 from everydepth.app.shelf import Item, Shelf
 from everydepth.app.tales import PROMPT
 from everydepth.app.told import for_browser
@@ -57,7 +57,6 @@ def build(
     folder: Path | None = None,
     data: str | None = None,
     first: str | None = None,
-    effort: Effort = QUICK,
     server: str | None = None,
 ) -> gr.Blocks:
     """The playground for the items of a shelf.
@@ -75,7 +74,7 @@ def build(
             with gr.Tab("Language", id="language"):
                 _language(blocks, shelf)
             with gr.Tab("Surfaces", id="surface"):
-                _surfaces(blocks, shelf, folder, effort)
+                _surfaces(blocks, shelf, folder)
             with gr.Tab("Results", id="results"):
                 _results(shelf)
             with gr.Tab("Compare", id="compare"):
@@ -246,7 +245,7 @@ def _language(blocks: gr.Blocks, shelf: Shelf) -> None:
 # -- Surfaces --------------------------------------------------------------------------------------
 
 
-def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None, effort: Effort) -> None:
+def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None) -> None:
     own = [name for name in shelf.of("surface") if not _is_ours(shelf[name], folder)]
     ours = [] if folder is None else list(SURFACES)
     if not own and not ours:
@@ -288,7 +287,7 @@ def _surfaces(blocks: gr.Blocks, shelf: Shelf, folder: Path | None, effort: Effo
             return [gr.skip()] * (len(shown) + 1)
         if not name.startswith("own ") and name in SURFACES and folder is not None:
             progress(0, desc="learning it, end-to-end and with LPA")
-            learn_surface(folder, name, effort, progress=progress)
+            learn_surface(folder, name, progress=progress)
         level = max(1, study(name).depth // 3)
         dial = gr.Slider(maximum=study(name).depth, value=level)
         return [dial, *turn(name, level)]

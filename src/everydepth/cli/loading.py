@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everydepth.environment import usable_device
+from everydepth.errors import DataError
+from everydepth.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +32,7 @@ def load_to_run(source: str, device: str | None = None, *, learns: bool = False)
 def preprocessing_of(name: str) -> dict[str, Any]:
     """The preprocessor_config.json of a model; empty if it has none."""
     file = preprocessor_file(name)
-    return {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+    return {} if file is None else read_json(file, DataError)
 
 
 def preprocessor_file(name: str) -> Path | None:

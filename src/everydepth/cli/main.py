@@ -31,7 +31,6 @@ from everydepth.cli.plan import plan
 from everydepth.cli.profile import profile
 from everydepth.cli.report import report
 from everydepth.cli.serve import serve
-from everydepth.cli.sweep import sweep
 from everydepth.cli.trace import trace
 from everydepth.cli.train import train
 from everydepth.errors import EveryDepthError
@@ -48,7 +47,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     ablate,
     audit,
     grow,
-    sweep,
     plan,
     report,
     app,
@@ -175,7 +173,7 @@ def _usage(error: Any) -> str:
 
 def _message(error: Exception) -> str:
     """One line; our own errors say what was wrong and what to do next."""
-    if isinstance(error, OSError):
+    if isinstance(error, OSError | MemoryError):
         try:
             with explained("the command stopped"):
                 raise error

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 from everydepth.config import checked
 from everydepth.data.archives import load_newsgroups, load_tweeteval
 from everydepth.data.digits import load_digits
-from everydepth.data.hub import is_saved, load_files, load_hub, load_saved
+from everydepth.data.hub import is_saved, load_files, load_hub
 from everydepth.data.images import has_images, load_images
 from everydepth.data.reading import find_file, listing, pick_split, unpacked_name
 from everydepth.data.sets import Corpus, Data, Images, Points, Table, Texts
@@ -256,7 +256,7 @@ def _folder(name: str, root: str | Path | None) -> Path:
 
 def _from_path(path: Path, split: str, options: Mapping[str, Any]) -> Data:
     if is_saved(path):
-        return load_saved(path, split, **options)
+        return load_files(path, split, **options)
     if path.is_dir():
         files = [file for file in sorted(path.iterdir()) if _suffix(file) in FILE_SUFFIXES]
         if has_images(path) or not files:

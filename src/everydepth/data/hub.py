@@ -56,57 +56,36 @@ def load_files(
     label: str | None = None,
     classes: Sequence[str] | None = None,
 ) -> Images | Texts | Table:
-    """A parquet file, or a folder with a folder of images per class (perhaps in `train/`,
-    `test/`, ...), as `load_hub` would return it."""
+    """A parquet file, what `save_to_disk` wrote (without splits, all rows are in `train`), or a
+    folder with one of images per class (perhaps in `train/`, ...); as `load_hub` gives it."""
     path = Path(path)
+    saved = is_saved(path)
     kind, where = ("imagefolder", "data_dir") if path.is_dir() else ("parquet", "data_files")
+    repair = "save it again with save_to_disk" if saved else "download it again"
+    kind = "saved by datasets" if saved else kind
     datasets = _package(f"{path}: {kind}")
     try:
-        with TemporaryDirectory() as cache, _without_bars(datasets):
-            found = datasets.load_dataset(
-                kind, cache_dir=cache, keep_in_memory=True, **{where: str(path)}
-            )
+        if saved:
+            found = datasets.load_from_disk(str(path))
+        else:
+            with TemporaryDirectory() as cache, _without_bars(datasets):
+                found = datasets.load_dataset(
+                    kind, cache_dir=cache, keep_in_memory=True, **{where: str(path)}
+                )
     except Exception as error:  # whatever the reader of the format raises
         raise DataError(
             f"{path} cannot be read as {kind} ({error.__cause__ or error}); it may be truncated, "
-            "so download it again"
+            f"so {repair}"
         ) from error
-    rows = _split(str(path), split, found)
+    found = found if isinstance(found, dict) else {"train": found}
+    splits = {"valid" if key == "validation" else key: rows for key, rows in found.items()}
+    rows = pick_split(str(path), split, splits)
     return _data(str(path), rows, text=text, pair=pair, label=label, classes=classes)
 
 
 def is_saved(path: Path) -> bool:
     """Whether a folder was written by `save_to_disk` of the package `datasets`."""
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
-
-
-@checked
-def load_saved(
-    path: str | Path,
-    split: str = "train",
-    *,
-    text: str | None = None,
-    pair: str | None = None,
-    label: str | None = None,
-    classes: Sequence[str] | None = None,
-) -> Images | Texts | Table:
-    """A folder written by `save_to_disk`, as `load_hub` would return it. Without splits, all rows
-    are in `train`."""
-    datasets = _package(f"{path}, which it saved,")
-    try:
-        found = datasets.load_from_disk(str(path))
-    except Exception as error:  # whatever the reader raises on damaged files
-        raise DataError(
-            f"{path} cannot be read as saved by datasets ({error}); save it again with save_to_disk"
-        ) from error
-    splits = found if isinstance(found, dict) else {"train": found}
-    rows = _split(str(path), split, splits)
-    return _data(str(path), rows, text=text, pair=pair, label=label, classes=classes)
-
-
-def _split(name: str, split: str, found: Any) -> Any:
-    splits = {"valid" if key == "validation" else key: rows for key, rows in found.items()}
-    return pick_split(name, split, splits)
 
 
 @contextmanager
@@ -136,10 +115,10 @@ def _data(
     name: str,
     rows: Any,
     *,
-    text: str | None = None,
-    pair: str | None = None,
-    label: str | None = None,
-    classes: Sequence[str] | None = None,
+    text: str | None,
+    pair: str | None,
+    label: str | None,
+    classes: Sequence[str] | None,
 ) -> Images | Texts | Table:
     """Rows read by `datasets`; see `load_hub`."""
     features = dict(rows.features)

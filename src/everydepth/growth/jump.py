@@ -27,12 +27,14 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.stream.feed import Feed
+from everydepth.stream.insert import template
 from everydepth.stream.maps import LinearMap
 from everydepth.stream.taps import hooked
 
 MOST = 12
 """Loss evaluations in one line search."""
 FACTOR = 4.0  # between steps while longer ones help
+ARMIJO = 1e-4  # share of the first-order decrease that a step must achieve
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,6 @@ def jumpboard(
     after: int | None = None,
     scored: Score | None = None,
     precondition: bool = False,
-    armijo: float = 1e-4,
     evaluations: Annotated[int, Setting(least=2)] = MOST,
     seed: Seed = 0,
     batch_size: int | None = None,
@@ -95,7 +96,6 @@ def jumpboard(
 
     after: the site; by default the best of `scored`, or of a new score if that is None.
     precondition: use `A = -eta G C^-1`, with `C` the covariance of the features plus a small ridge.
-    armijo: the share of the first-order decrease that a step must achieve.
     evaluations: the most times the loss is computed.
 
     The first step changes the stream by a tenth. It is made four times longer while that helps, or
@@ -127,9 +127,8 @@ def jumpboard(
     line = _Line(tried, feed, criterion, steps)
     with evaluating(tried.model):
         try:
-            eta, history = line_search(
-                line, scored.loss, slope, line.first_step(), armijo=armijo, most=evaluations
-            )
+            first = line.first_step()
+            eta, history = line_search(line, scored.loss, slope, first, most=evaluations)
             set_maps(tried, steps, eta)
             grown = as_stream(copy.deepcopy(tried.model), **stream.options) if eta else stream
         finally:
@@ -169,7 +168,6 @@ def line_search(
     slope: float,
     first: float,
     *,
-    armijo: float = 1e-4,
     most: int = MOST,
 ) -> tuple[float, list[tuple[float, float]]]:
     """The best step found (0 if none meets Armijo's condition), and all that were tried.
@@ -185,7 +183,7 @@ def line_search(
         return seen[eta]
 
     def good(eta: float) -> bool:
-        return value(eta) <= start - armijo * eta * slope and value(eta) < start
+        return value(eta) <= start - ARMIJO * eta * slope and value(eta) < start
 
     eta = first
     if slope <= 0:
@@ -279,7 +277,9 @@ class _Line:
         cursor, eta = self._cursors[0], 1.0
         for _ in range(2):  # the second time, eta is small enough for the block to be near linear
             set_maps(self._tried, self._directions, eta)
-            after = first_tensor(cursor.calls[cursor.depth](self._tried.block.module, cursor.h))
+            block = self._tried.block
+            output = cursor.calls[cursor.depth](block.module, cursor.h)
+            after = block.after(cursor.h, first_tensor(output))
             change = ((after - cursor.h).norm() / cursor.h.norm().clamp_min(1e-30)).item()
             eta *= 0.1 / change if math.isfinite(change) and change > 0 else 1e-3
         return eta
@@ -294,7 +294,8 @@ def _preconditioned(
     with torch.no_grad(), evaluating(inner):
         for batch in feed:
             cursor = stream.advance(stream.start(batch), tried.after)
-            call, h = cursor.calls[max(tried.after - 1, 0)], cursor.h
+            like, _ = template(stream, tried.after, None)
+            call, h = cursor.calls[like - 1], cursor.h
             for i, pair in enumerate(pairs(tried, call, h, torch.zeros_like(h))):
                 phi = pair.phi.flatten(0, 1).double()
                 if LinearMap(tried.maps[i]).has_bias:

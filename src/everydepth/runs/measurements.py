@@ -42,10 +42,16 @@ def _differs(content: Sequence[Row], name: str) -> bool:
 
 
 def _curves(content: Sequence[Row], y: str, x: str, by: str | None) -> Result:
+    """Means and deviations of y against x, a line for each value of `by`."""
+    groups: dict[Any, dict[Any, list[float]]] = {}
+    for row in content:
+        groups.setdefault(row[by] if by else None, {}).setdefault(row[x], []).append(row[y])
     series: dict[str, dict[str, Any]] = {}
-    for group, found in sorted(means(content, y, x, by).items()):
-        mean, std = np.array(found["mean"]), np.array(found["std"])
-        band = {"x": found["x"], "y": mean, "low": mean - std, "high": mean + std}
+    for group, values in sorted(groups.items()):
+        each = [np.array(values[at], float) for at in sorted(values)]
+        mean = np.array([v.mean() for v in each])
+        std = np.array([v.std(ddof=1) if len(v) > 1 else 0.0 for v in each])
+        band = {"x": sorted(values), "y": mean, "low": mean - std, "high": mean + std}
         series["mean" if by is None else f"{by} {group}"] = band
     return lines(
         f"{y}_by_{x}",
@@ -57,22 +63,3 @@ def _curves(content: Sequence[Row], y: str, x: str, by: str | None) -> Result:
         about="Means over seeds, with bands of one standard deviation.",
         section="growth",
     )
-
-
-def means(
-    content: Sequence[Row], y: str, x: str, by: str | None
-) -> dict[Any, dict[str, list[float | int]]]:
-    """For each value of `by`: x, and the mean, deviation and number of the values of y there."""
-    groups: dict[Any, dict[Any, list[float]]] = {}
-    for row in content:
-        groups.setdefault(row[by] if by else None, {}).setdefault(row[x], []).append(row[y])
-    found: dict[Any, dict[str, list[float | int]]] = {}
-    for group, values in groups.items():
-        each = [np.array(values[at], float) for at in sorted(values)]
-        found[group] = {
-            "x": sorted(values),
-            "mean": [float(v.mean()) for v in each],
-            "std": [float(v.std(ddof=1)) if len(v) > 1 else 0.0 for v in each],
-            "runs": [len(v) for v in each],
-        }
-    return found

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from everydepth.config import checked, filled
-from everydepth.errors import RunError, SettingError
+from everydepth.errors import RunError
 from everydepth.results import Results, provenance
 from everydepth.runs.cells import (
     Cell,
@@ -22,7 +22,7 @@ from everydepth.runs.cells import (
 )
 from everydepth.runs.engine import EngineConfig
 from everydepth.runs.holding import held
-from everydepth.runs.measurements import means, measurements
+from everydepth.runs.measurements import measurements
 from everydepth.runs.run import Run
 from everydepth.runs.together import is_main, on_main
 
@@ -75,24 +75,6 @@ class Sweep(Results, kind="sweep"):
         """Settings and results of every finished cell."""
         keys = [(cell, cell_key(cell)) for cell in self.cells]
         return [{**cell, **self.done[key]} for cell, key in keys if key in self.done]
-
-    def curves(
-        self, y: str, x: str, by: str | None = None, *, relative: bool = False
-    ) -> dict[Any, dict[str, list[float | int]]]:
-        """For each value of `by`: x, and the mean, deviation and number of runs of y over the rest.
-
-        relative: divide by the first mean.
-        """
-        rows = self.rows()
-        for name in (x, y, *([by] if by else [])):
-            if not rows or name not in rows[0]:
-                known = sorted(rows[0]) if rows else []
-                raise SettingError(f"no column {name!r} in the sweep; use one of {known}")
-        found = means(rows, y, x, by)
-        for curve in found.values() if relative else ():
-            first = curve["mean"][0]
-            curve |= {name: [value / first for value in curve[name]] for name in ("mean", "std")}
-        return found
 
     def __str__(self) -> str:
         done = len(self.cells) - len(self.missing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
@@ -57,11 +56,11 @@ def token_grid(
     4
     """
     stream = _causal(model, options)
-    with _ready(stream):
+    with torch.no_grad(), evaluating(stream):
         ids = _encoded(stream, tokenizer, prompt)
         new = new_tokens_of(stream, ids.shape[1], new_tokens, "new_tokens", 20)
         start = ids.shape[1]
-        for token in _continued(stream, ids, stream.depth, new, _greedy):
+        for token in _continued(stream, ids, stream.depth, new, lambda z: z.argmax(-1)):
             ids = torch.cat([ids, token[:, None]], 1)
         states = stream.observe({"input_ids": ids}).check_predictions(0)
         found: list[tuple[Tensor, Tensor]] = []
@@ -132,7 +131,7 @@ def text_at_depth(
     starts = [_encoded(stream, tokenizer, prompt) for prompt in prompts]
     longest = max(start.shape[1] for start in starts)
     new = new_tokens_of(stream, longest, new_tokens, "new_tokens", 40)
-    with _ready(stream):
+    with torch.no_grad(), evaluating(stream):
         for depth in map(stream.check_depth, wanted):
             generator = torch.Generator().manual_seed(seed)  # each depth draws the same numbers
             pick = _nucleus(nucleus, generator)
@@ -141,8 +140,9 @@ def text_at_depth(
             ]
             written.append([str(tokenizer.decode(line)) for line in ids])
             diverse.append([diversity(line) for line in ids])
-    value = np.array(diverse)
-    arrays = {"depth": np.array(wanted), "diversity": defined(_mean(value))}
+    value = np.ma.masked_invalid(np.array(diverse))  # texts too short to have a diversity
+    mean = np.ma.filled(value.mean(1), np.nan)
+    arrays = {"depth": np.array(wanted), "diversity": defined(mean)}
     series = ["diversity"]
     if encode is not None:
         start = _unit(encode(list(prompts)))
@@ -164,7 +164,7 @@ def text_at_depth(
             "diversity": "diversity, unique over total n-grams (n = 2, 3, 4)",
         },
         meta={"new_tokens": new, "nucleus": nucleus, "seed": seed, "prompts": len(prompts)},
-        note=short if np.isnan(value).any() else None,
+        note=short if np.ma.is_masked(value) else None,
     )
 
 
@@ -243,10 +243,6 @@ def _continued(
         read = torch.cat([read, ids], 1)
 
 
-def _greedy(logits: Tensor) -> Tensor:
-    return logits.argmax(-1)
-
-
 def _nucleus(share: float, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
     def pick(logits: Tensor) -> Tensor:
         chance, token = logits.softmax(-1).sort(-1, descending=True)
@@ -286,16 +282,3 @@ def _text(tokenizer: Tokenizer, token: int) -> str:
 def _unit(vectors: np.ndarray) -> np.ndarray:
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors, np.float64) / np.maximum(length, 1e-12)
-
-
-def _mean(values: np.ndarray) -> np.ndarray:
-    """The mean over texts that are long enough; NaN if none is."""
-    good = ~np.isnan(values)
-    total = np.where(good, values, 0).sum(1)
-    return np.where(good.any(1), total / np.maximum(good.sum(1), 1), np.nan)
-
-
-@contextmanager
-def _ready(stream: ResidualStream) -> Generator[None, None, None]:
-    with torch.no_grad(), evaluating(stream):
-        yield

@@ -14,7 +14,7 @@ from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.results.result import Better, Kind, Result, defined, gap, readable
 from everydepth.stream import Task
-from everydepth.tracing.sums import DEPTH
+from everydepth.tracing.sums import DEPTH, Kept, Sums
 
 if TYPE_CHECKING:
     from everydepth.tracing.drawing import DrawnRows
@@ -36,6 +36,8 @@ class Metric(ABC):
         which it does.
     some_depths: whether it works if only some depths are read out.
     at, drawn: set by `trace`: these depths, and the sample of predictions if not all are used.
+    sums, rows, kept: for `update`, empty at first: sums by name, a count, and values of the first
+        rows, up to `keep` bytes.
     group: a name for requesting related metrics together.
     title, about, unit, better, section: of the result, unless `compute` sets them; see
         `everydepth.results.Result`.
@@ -53,8 +55,14 @@ class Metric(ABC):
     tasks: ClassVar[frozenset[Task] | None] = None
     default: ClassVar[bool | frozenset[Task]] = True
     some_depths: ClassVar[bool] = False
+    keep: ClassVar[int] = 2**26
     at: Sequence[int] = ()
     drawn: DrawnRows | None = None
+
+    def __init__(self) -> None:
+        self.sums = Sums()
+        self.rows = 0
+        self.kept = Kept(self.keep)
 
     def depth_of(self, index: Any) -> np.ndarray:
         """Depths from indices into `at`; the index after the last is the depth after the last."""
@@ -66,6 +74,10 @@ class Metric(ABC):
         """The depths with indices `first` to `last` in `at`."""
         return self.depth_of(np.arange(first, last + 1))
 
+    def where(self, mask: np.ndarray, first: int = 0) -> str:
+        """For a note: the depths at which a mask is true that begins at index `first`."""
+        return ", ".join(map(str, self.depth_of(np.flatnonzero(mask) + first)))
+
     @abstractmethod
     def compute(self) -> Result:
         """The result for all data seen; a `gap` if the data does not allow one."""
@@ -74,7 +86,7 @@ class Metric(ABC):
         self,
         series: Mapping[str, np.ndarray],
         *,
-        labels: Mapping[str, str],
+        labels: Mapping[str, str] | None = None,
         first: int = 0,
         beside: Mapping[str, np.ndarray] | None = None,
         **more: Any,
@@ -90,7 +102,7 @@ class Metric(ABC):
             kind=self.kind,
             series=tuple(series),
             arrays={"depth": self.depths(last, first), **values, **(beside or {})},
-            labels={"depth": DEPTH, **labels},
+            labels={"depth": DEPTH, **(labels or {})},
             **more,
         )
 
@@ -100,7 +112,7 @@ class Metric(ABC):
 
 
 class BatchMetric(Metric):
-    """A metric that sees every batch.
+    """A metric that sees every batch; one that needs labels, every batch with labels.
 
     reads: the fields of `Observation.predictions` it uses, so that they are computed together;
         others are computed when they are first read.
@@ -158,7 +170,7 @@ _GROUPS = (
 def register_metric(metric: M) -> M:
     """Register a metric under its `name`; a decorator.
 
-    >>> from everydepth.tracing import BatchMetric, Result
+    >>> from everydepth.tracing import BatchMetric
     >>> @ed.register_metric
     ... class Largest(BatchMetric):
     ...     name = "largest"
@@ -170,10 +182,7 @@ def register_metric(metric: M) -> M:
     ...         self.seen.append(torch.stack([h.abs().max() for h in observation.states.h]))
     ...
     ...     def compute(self):
-    ...         value = torch.stack(self.seen).amax(0).numpy()
-    ...         depth = torch.arange(len(value)).numpy()
-    ...         arrays = {"depth": depth, "value": value}
-    ...         return Result(name="largest", kind="curve", series=("value",), arrays=arrays)
+    ...         return self.over_depths({"value": torch.stack(self.seen).amax(0).numpy()})
     >>> ed.trace(model, test, ["largest"], progress=False)["largest"].shape
     (4,)
     """

@@ -20,6 +20,7 @@ from everydepth.stream import (
     TapGradients,
     Targets,
     at_least_float32,
+    has_labels,
     real_tokens,
 )
 from everydepth.stream.words import predicts_words
@@ -30,8 +31,8 @@ from everydepth.tracing.predictions import LOGIT_BYTES, Predictions
 class FeatureRows:
     """A chunk of rows.
 
-    features: (depths 0..L, rows, dim). targets: for metrics that need labels. other: the second
-    model's features. second: whether this is the second look.
+    features: (depths 0..L, rows, dim). targets: for metrics that need labels; -100 for a row
+    without. other: the second model's features. second: whether this is the second look.
     """
 
     stream: ResidualStream
@@ -158,6 +159,12 @@ class Observation:
     def targets(self) -> Tensor | None:
         """A class per row (-100 if it has none) or numbers per row; None without labels."""
         return self.asked.labels if self.asked.numbers else self.asked.classes
+
+    @cached_property
+    def is_labeled(self) -> bool:
+        """Whether a row has a label, or for a detector a sample."""
+        given = has_labels(self.stream, self.states.batch)
+        return given and (self.stream.task == "detection" or bool(self.asked.labeled.any()))
 
     @cached_property
     def predictions(self) -> Predictions:

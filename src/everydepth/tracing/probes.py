@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from everydepth.config import Positive, checked
 from everydepth.errors import LabelError
+from everydepth.results.build import curve
 from everydepth.results.result import Result, gap
 from everydepth.stream import IGNORE_INDEX, ResidualStream, as_stream
 from everydepth.stream.feed import Feed
@@ -85,16 +86,15 @@ def linear_probe(
         )
     found = np.array(scores)
     where = ", ".join(map(str, unfinished))
-    return Result(
-        name="linear_probe",
-        kind="curve",
+    return curve(
+        "linear_probe",
+        range(len(x)),
+        {"value": found[:, 0], "train": found[:, 1]},
         title="Linear probe",
         about="Accuracy of a new linear classifier trained on the features of each depth.",
         unit="share",
         better="higher",
         section="prediction",
-        series=("value", "train"),
-        arrays={"depth": np.arange(len(x)), "value": found[:, 0], "train": found[:, 1]},
         labels={
             "depth": DEPTH,
             "value": "test: accuracy of a linear probe",

@@ -20,6 +20,7 @@ from everydepth.progress import say
 from everydepth.results import Result, named, provenance
 from everydepth.signals import Signals
 from everydepth.stream import (
+    IGNORE_INDEX,
     BranchRecord,
     Depths,
     ResidualStream,
@@ -211,6 +212,7 @@ class _Run:
     samples: int = 0
     rows: int = 0
     interrupted: bool = False
+    labeled: bool = False
     how: str = "no feature metrics"
     part: int | None = None
     plan: Plan | None = None
@@ -226,12 +228,17 @@ class _Run:
             metric.memory = self.budget
         needs = {need for m in self.metrics for need in m.needs}
         self.gradients = "gradients" in needs
+        self.needs_labels = "labels" in needs
         self.branches = [m for m in self.batch_metrics if "branches" in m.needs]
         self.reads = frozenset(field for m in self.batch_metrics for field in m.reads)
 
     def result(self, metric: Metric) -> Result:
         """What a metric measured."""
-        return metric.compute() if self.rows else metric.gap("no data was seen")
+        if not self.rows:
+            return metric.gap("no data was seen")
+        if "labels" in metric.needs and not self.labeled:
+            return metric.gap("the data has no labels")
+        return metric.compute()
 
     def look(self, batches: Iterator[Mapping[str, Any]]) -> None:
         """The first pass."""
@@ -365,8 +372,11 @@ class _Run:
             o.states.check_finite()
 
     def _take(self, observation: Observation) -> None:
+        labeled = self.needs_labels and observation.is_labeled
+        self.labeled |= labeled
         for metric in self.batch_metrics:
-            metric.update(observation)
+            if labeled or "labels" not in metric.needs:
+                metric.update(observation)
         self._store(observation, list(self.stores.values()), observation.states.batch)
         if self.part is None and self.stream.device.type == "cpu":
             row = max(h[0].nbytes for h in observation.states.h)
@@ -392,7 +402,10 @@ class _Run:
                     f"the two models have {mine.shape[1]} and {theirs.shape[1]} predictions for "
                     "one batch; compare models of the same task on the same data"
                 )
-            store.add(mine, o.targets if store.needs_labels else None, theirs)
+            targets = o.targets if store.needs_labels else None
+            if store.needs_labels and targets is None:
+                targets = torch.full(mine.shape[1:2], IGNORE_INDEX, device=mine.device)
+            store.add(mine, targets, theirs)
 
 
 def _level(o: Observation, level: Level) -> Tensor:

@@ -8,28 +8,16 @@ one branch in each of `mpl` and `web`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any
 
 from everydepth.errors import SettingError
 from everydepth.results.figures.chart import Chart
 from everydepth.results.figures.kinds import charts
 from everydepth.results.result import Result
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as PaperFigure
-    from plotly.graph_objects import Figure as WebFigure
-
 BACKENDS = ("matplotlib", "plotly")
 
 
-@overload
-def figure(
-    result: Result | Mapping[str, Result], backend: Literal["matplotlib"] = "matplotlib"
-) -> PaperFigure: ...
-@overload
-def figure(result: Result | Mapping[str, Result], backend: Literal["plotly"]) -> WebFigure: ...
-@overload
-def figure(result: Result | Mapping[str, Result], backend: str) -> Any: ...
 def figure(result: Result | Mapping[str, Result], backend: str = "matplotlib") -> Any:
     """The figure of a result, or of the same measurement in several runs, by name.
 

@@ -82,6 +82,19 @@ class Heat:
         finite = self.z[np.isfinite(self.z)]
         return bool(finite.size) and float(finite.min()) < -0.05 * float(np.abs(finite).max())
 
+    @property
+    def color_range(self) -> tuple[float, float]:
+        """The values of the first and last color; symmetric if zero is the midpoint."""
+        finite = self.z[np.isfinite(self.z)]
+        if finite.size == 0:
+            return 0.0, 1.0
+        low = float(finite.min()) if self.low is None else self.low
+        high = float(finite.max()) if self.high is None else self.high
+        if self.diverging:
+            high = max(abs(low), abs(high))
+            low = -high
+        return low, high
+
 
 Mark = Line | Bars | Boxes | Dots | Heat
 

@@ -25,7 +25,7 @@ from everydepth.results.figures.chart import (
     Mark,
 )
 from everydepth.results.layout import cells
-from everydepth.results.result import Result, called, numbers
+from everydepth.results.result import Kind, Result, called, numbers
 from everydepth.results.table import shown
 
 # Words in labels of quantities between nothing and all, which never get a logarithmic axis.
@@ -408,42 +408,29 @@ def _table(runs: Runs, title: str) -> tuple[Chart, ...]:
         )
     across, *up = columns
     x = numbers(first.arrays[across])
-    chart = Chart(title=title, x=_axis(first.label(across)), y=_axis("share (%)"), marks=())
+    y = _axis(first.label(up[0]) if up else "share (%)")
+    chart = Chart(title=title, x=_axis(first.label(across)), y=y, marks=())
     if not up:
         return (replace(chart, marks=tuple(_shares(runs, across))),)
     if bool(np.all(np.diff(x) > 0)):
-        short = short_names(first, up)
-        marks = [
-            Line(
-                x=numbers(r.arrays[across]),
-                y=numbers(r.arrays[name]),
-                name=" · ".join(filter(None, (run, short[name] if len(up) > 1 else ""))),
-                color=place if len(runs) > 1 else order,
-                dash=order,
-            )
-            for place, (run, r) in enumerate(runs.items())
-            for order, name in enumerate(up)
-        ]
-        label = _shared_label(first, up)
-        return (replace(chart, y=_axis(label), marks=tuple(marks)),)
-    chart = replace(chart, y=_axis(first.label(up[0])))
+        lines = {run: _over(r, "curve", across, up) for run, r in runs.items()}
+        return (_lines(lines, up, title),)
     if all(first.arrays[name].dtype.kind in "iu" for name in (across, up[0])):
         return tuple(
             replace(chart, title=run or title, marks=(_counts(r, across, up[0]),))
             for run, r in runs.items()
         )
-    words = [name for name in first.series if name not in columns]
-    marks = [
-        Dots(
-            x=numbers(r.arrays[across]),
-            y=numbers(r.arrays[up[0]]),
-            name=run,
-            text=tuple(map(str, r.arrays[words[0]])) if words else (),
-            color=place,
-        )
-        for place, (run, r) in enumerate(runs.items())
-    ]
-    return (replace(chart, marks=tuple(marks)),)
+    return _scatter({run: _over(r, "scatter", across, up[:1]) for run, r in runs.items()}, title)
+
+
+def _over(result: Result, kind: Kind, across: str, up: Sequence[str]) -> Result:
+    """Columns of a table against one of them, labeled by the first column of text."""
+    arrays = {name: result.arrays[name] for name in (across, *up)}
+    if np.ma.is_masked(arrays[across]):
+        arrays[across] = numbers(arrays[across])  # NaN is not drawn
+    words = [name for name in result.series if name not in number_columns(result)]
+    arrays |= {"text": result.arrays[words[0]]} if words else {}
+    return replace(result, kind=kind, axis=across, series=tuple(up), arrays=arrays)
 
 
 def _shares(runs: Runs, name: str) -> Iterator[Bars]:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from pathlib import Path
 from textwrap import fill
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from everydepth.results.figures.chart import (
     DASHES,
@@ -26,10 +29,6 @@ from everydepth.results.figures.chart import (
     Line,
     Mark,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 3.3, 2.4  # inches; half a page of two columns
 _STYLE: Mapping[Any, Any] = MappingProxyType(
@@ -54,15 +53,20 @@ _STYLE: Mapping[Any, Any] = MappingProxyType(
 _PATTERNS = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
 
 
+class PrintFigure(Figure):
+    """A figure that is written in the style it was drawn in."""
+
+    def savefig(self, *args: Any, **options: Any) -> None:
+        with rc_context(dict(_STYLE)):  # the font type of a PDF is decided on writing
+            super().savefig(*args, **options)
+
+
 def draw(charts: Sequence[Chart]) -> Figure:
     """The charts in rows of two, each half a page wide."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     rows, columns = -(-len(charts) // 2), min(2, len(charts))
     width, height = (max(sizes) for sizes in zip(*map(_size, charts), strict=True))
     with rc_context(dict(_STYLE)):
-        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        figure = PrintFigure(figsize=(width * columns, height * rows), layout="constrained")
         places = figure.subplots(rows, columns, squeeze=False).flat
         for axes, chart in zip_longest(places, charts):
             if chart is None:
@@ -78,15 +82,6 @@ def _size(chart: Chart) -> tuple[float, float]:
     if not texts:
         return WIDTH, HEIGHT
     return max(WIDTH, 1.3 + 0.42 * len(texts[0][0])), max(HEIGHT, 1 + 0.16 * len(texts[0]))
-
-
-def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as PDF, PNG or SVG, depending on the suffix, at 300 dpi."""
-    from matplotlib import rc_context
-
-    with rc_context(dict(_STYLE)):  # the font type of a PDF is decided on writing
-        figure.savefig(path, dpi=300)
-    return Path(path)
 
 
 def _fill(axes: Axes, chart: Chart) -> None:
@@ -144,7 +139,7 @@ def _draw_mark(axes: Axes, mark: Mark, like: Sequence[Mark]) -> None:
 
 
 def _draw_heat(axes: Axes, heat: Heat) -> None:
-    low, high = color_range(heat)
+    low, high = heat.color_range
     colors = "PuOr" if heat.diverging else "viridis"
     rows, columns = heat.z.shape
     image = axes.imshow(
@@ -174,22 +169,7 @@ def _draw_heat(axes: Axes, heat: Heat) -> None:
             )
 
 
-def color_range(heat: Heat) -> tuple[float, float]:
-    """The values of the first and last color; symmetric if zero is the midpoint."""
-    finite = heat.z[np.isfinite(heat.z)]
-    if finite.size == 0:
-        return 0.0, 1.0
-    low = float(finite.min()) if heat.low is None else heat.low
-    high = float(finite.max()) if heat.high is None else heat.high
-    if heat.diverging:
-        high = max(abs(low), abs(high))
-        low = -high
-    return low, high
-
-
 def _scale(axes: Axes, which: str, axis: Axis, *, heat: bool) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
     side: Any = axes.xaxis if which == "x" else axes.yaxis
     if axis.log:
         (axes.set_xscale if which == "x" else axes.set_yscale)("log")

@@ -25,7 +25,6 @@ from everydepth.results.figures.chart import (
     Line,
     Mark,
 )
-from everydepth.results.figures.mpl import color_range
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -152,7 +151,7 @@ def _trace(mark: Mark, bar: dict[str, float]) -> dict[str, Any]:
 
 
 def _heat(heat: Heat, bar: dict[str, float]) -> dict[str, Any]:
-    low, high = color_range(heat)
+    low, high = heat.color_range
     written: dict[str, Any] = {}
     if heat.text:
         written = {

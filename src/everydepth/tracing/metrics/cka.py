@@ -29,9 +29,9 @@ class Cka(FeatureMetric):
     between = False
 
     def __init__(self) -> None:
+        super().__init__()
         self.exact: CrossProducts | None = None
         self.chunks: MinibatchCKA | None = None
-        self.rows = 0
         self.needed = 0
 
     def update(self, rows: FeatureRows) -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 from everydepth.results.result import Result
 from everydepth.stream import TOKEN_TASKS, Block, BranchRecord, Task
 from everydepth.tracing.metric import BatchMetric, register_metric
-from everydepth.tracing.metrics.predictive import LABELS, NUMBERS, UNLABELED
+from everydepth.tracing.metrics.predictive import LABELS, NUMBERS
 from everydepth.tracing.observation import BlockRecords, Observation
 from everydepth.tracing.predictions import LOGIT_BYTES
-from everydepth.tracing.sums import Sums, array
+from everydepth.tracing.sums import array
 
 FEW_OUTPUTS: frozenset[Task] = frozenset({"classification", "regression"})
 
@@ -23,10 +23,6 @@ class _Contribution(BatchMetric):
     section = "blocks"
     group = "contributions"
     tasks = FEW_OUTPUTS | TOKEN_TASKS
-
-    def __init__(self) -> None:
-        self.sums = Sums()
-        self.rows = 0
 
 
 @register_metric
@@ -84,16 +80,12 @@ class ResidualTarget(_Contribution):
 
     def update(self, observation: Observation) -> None:
         p = observation.predictions
-        if observation.targets is None:
-            return
         self.sums.add(
             missing=p.error.double().square().sum(1), added=p.step.double().square().sum(1)
         )
         self.rows += p.step.shape[1]
 
     def compute(self) -> Result:
-        if not self.rows:
-            return self.gap(UNLABELED)
         missing, added = self.sums.array("missing"), self.sums.array("added")
         before, after = missing[:-1], missing[1:]
         # |y - z_l|^2 = |y - z_{l-1}|^2 - 2 <missing, added> + |added|^2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -13,12 +13,8 @@ from everydepth.errors import SettingError
 from everydepth.results.result import Result
 from everydepth.stream.states import holds_from
 from everydepth.tracing.metric import BatchMetric, register_metric
-from everydepth.tracing.metrics.predictive import CLASSES, LABELS, UNLABELED
+from everydepth.tracing.metrics.predictive import CLASSES, LABELS
 from everydepth.tracing.observation import Observation
-from everydepth.tracing.sums import Kept, Sums
-
-MARGIN_BYTES = 2**26
-SAMPLE_BYTES = 2**25
 
 
 def saturation_depth(top: Tensor) -> Tensor:
@@ -42,9 +38,6 @@ class Saturation(_Decision):
     title = "Where predictions become final"
     about = "Share of predictions that become final at each depth, and up to it."
     kind = "histogram"
-
-    def __init__(self) -> None:
-        self.sums = Sums()
 
     def update(self, observation: Observation) -> None:
         at = saturation_depth(observation.predictions.top)
@@ -81,12 +74,9 @@ class ProbabilityRises(_Decision):
     needs = LABELS
     default = False
 
-    def __init__(self) -> None:
-        self.sums = Sums()
-
     def update(self, observation: Observation) -> None:
         p = observation.predictions
-        if observation.targets is None or observation.depth < 2:
+        if observation.depth < 2:
             return
         h = observation.features[1:, p.labeled].double()
         near = torch.cosine_similarity(h, h[-1:], dim=-1)
@@ -125,10 +115,10 @@ class PredictionDepth(_Decision):
         "one more than the last depth means never."
     )
     kind = "table"
+    keep = 2**25
 
     def __init__(self) -> None:
-        self.kept = Kept(SAMPLE_BYTES)
-        self.rows = 0
+        super().__init__()
         self.labeled = False
 
     def update(self, observation: Observation) -> None:
@@ -163,7 +153,7 @@ class PredictionDepth(_Decision):
 
 
 @register_metric
-class Margin(_Decision):
+class TopMargin(_Decision):
     """Top-1 minus top-2 logit, mean over rows, with quantiles."""
 
     reads = frozenset({"margin"})
@@ -171,11 +161,6 @@ class Margin(_Decision):
     title = "Margin"
     about = "How far the top class is ahead of the second; boxes show the middle half of samples."
     better = "higher"
-
-    def __init__(self) -> None:
-        self.sums = Sums()
-        self.rows = 0
-        self.kept = Kept(MARGIN_BYTES)
 
     def update(self, observation: Observation) -> None:
         margin = observation.predictions.margin
@@ -224,21 +209,14 @@ class EffectiveDepth(_Decision):
     kind = "table"
     needs = LABELS
 
-    def __init__(self, epsilons: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1)) -> None:
-        self.epsilons = epsilons
-        self.sums = Sums()
-        self.rows = 0
+    epsilons: ClassVar[tuple[float, ...]] = (0.0, 0.01, 0.02, 0.05, 0.1)
 
     def update(self, observation: Observation) -> None:
-        p, targets = observation.predictions, observation.targets
-        if targets is None:
-            return
-        self.sums.add(right=((p.top == targets) & p.labeled).sum(1))
+        p = observation.predictions
+        self.sums.add(right=((p.top == observation.targets) & p.labeled).sum(1))
         self.rows += int(p.labeled.sum())
 
     def compute(self) -> Result:
-        if not self.rows:
-            return self.gap(UNLABELED)
         accuracy = self.sums.array("right") / self.rows
         found = self.depth_of(np.array([effective_depth(accuracy, e) for e in self.epsilons]))
         return Result(

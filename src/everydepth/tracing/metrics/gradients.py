@@ -10,17 +10,17 @@ from torch import Tensor
 
 from everydepth.config import checked
 from everydepth.errors import SettingError
+from everydepth.results.build import curve
 from everydepth.results.result import Result, defined
 from everydepth.stream.gradients import disagreement_bound, spectrum
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
 from everydepth.tracing.metrics.contributions import branch_names, by_branch
-from everydepth.tracing.metrics.predictive import CLASSES, NUMBERS, UNLABELED
+from everydepth.tracing.metrics.predictive import CLASSES, NUMBERS
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.record import Trace
-from everydepth.tracing.sums import DEPTH, Kept, Sums, array
+from everydepth.tracing.sums import DEPTH, array
 
 GRADIENTS: frozenset[Need] = frozenset({"gradients", "labels"})
-QUANTILE_BYTES = 2**25
 COORDINATES = 64  # evenly spaced coordinates whose covariance is computed
 SPECTRUM_ROWS = 512  # samples used to estimate the largest variance
 
@@ -31,6 +31,7 @@ class _OfGradients(BatchMetric):
     needs = GRADIENTS
     tasks = CLASSES | NUMBERS
     default = False
+    keep = 2**25
 
 
 @register_metric
@@ -47,16 +48,14 @@ class GradientNorm(_OfGradients):
     about = "Norm of the gradient of each sample's loss at each depth; boxes show the samples."
 
     def __init__(self) -> None:
-        self.sums = Sums()
+        super().__init__()
         self.branches: dict[tuple[str, int], float] = {}
-        self.samples = 0
-        self.kept = Kept(QUANTILE_BYTES)
 
     def update(self, observation: Observation) -> None:
         taps = observation.gradients
         assert taps is not None
         self.sums.add(norms=taps.state_norms.sum(1, dtype=torch.float64))
-        self.samples += len(taps.losses)
+        self.rows += len(taps.losses)
         self.kept.add(taps.state_norms.T)
         for depth, block in enumerate(observation.stream.blocks, start=1):
             norms = taps.branch_norms[depth - 1]
@@ -65,11 +64,9 @@ class GradientNorm(_OfGradients):
                 self.branches[key] = self.branches.get(key, 0.0) + float(norm.double().sum())
 
     def compute(self) -> Result:
-        if not self.samples:
-            return self.gap(UNLABELED)
-        value = self.sums.array("norms") / self.samples
+        value = self.sums.array("norms") / self.rows
         sums = by_branch(self.branches, range(len(value)))
-        taps = {name: column / self.samples for name, column in sums.items()}
+        taps = {name: column / self.rows for name, column in sums.items()}
         return self.over_depths(
             {"value": value, **taps},
             beside=self.kept.quantiles(),
@@ -80,7 +77,7 @@ class GradientNorm(_OfGradients):
                     for n in taps
                 },
             },
-            meta={"samples": self.samples},
+            meta={"samples": self.rows},
         )
 
 
@@ -97,47 +94,41 @@ class GradientMean(_OfGradients):
     about = "Norm of the gradient averaged over samples: the change they agree on."
 
     def __init__(self) -> None:
-        self.sums: list[Tensor] = []
-        self.squares: Tensor | None = None
-        self.samples = 0
-        self.rows: list[list[Tensor]] = []
+        super().__init__()
+        self.first: list[list[Tensor]] = []
 
     def update(self, observation: Observation) -> None:
         taps = observation.gradients
         assert taps is not None
-        sums = [g.sum(0, dtype=torch.float64) for g in taps.vectors]
-        squares = torch.stack([g.double().square().sum() for g in taps.vectors])
-        self.sums = sums if not self.sums else [a + b for a, b in zip(self.sums, sums, strict=True)]
-        self.squares = squares if self.squares is None else self.squares + squares
-        room = max(SPECTRUM_ROWS - self.samples, 0)
+        vectors = taps.vectors
+        self.sums.add(
+            squares=torch.stack([g.double().square().sum() for g in vectors]),
+            **{f"mean_{i}": g.sum(0, dtype=torch.float64) for i, g in enumerate(vectors)},
+        )
+        room = max(SPECTRUM_ROWS - self.rows, 0)
         if room:
-            self.rows.append([g[:room].clone() for g in taps.vectors])
-        self.samples += len(taps.losses)
+            self.first.append([g[:room].clone() for g in vectors])
+        self.rows += len(taps.losses)
 
     def compute(self) -> Result:
-        if self.squares is None or not self.samples:
-            return self.gap(UNLABELED)
-        means = [array(s) / self.samples for s in self.sums]
-        norm = np.array([np.linalg.norm(m) for m in means])
-        total = array(self.squares) / self.samples - norm**2
-        largest = np.array([_largest(torch.cat(parts)) for parts in zip(*self.rows, strict=True)])
-        exact = self.samples <= SPECTRUM_ROWS
+        found = {name: self.sums.array(name) / self.rows for name in self.sums}
+        squares = found.pop("squares")
+        norm = np.array([np.linalg.norm(mean) for mean in found.values()])
+        largest = np.array([_largest(torch.cat(parts)) for parts in zip(*self.first, strict=True)])
+        exact = self.rows <= SPECTRUM_ROWS
         return self.over_depths(
             {"value": norm},
             beside={
-                "variance": np.maximum(total, 0),
+                "variance": np.maximum(squares - norm**2, 0),
                 "largest_variance": largest,
-                **{f"mean_{i}": m for i, m in enumerate(means)},
+                **found,
             },
             labels={
                 "value": "‖mean gradient‖ (nat per unit)",
                 "variance": "tr Σ",
                 "largest_variance": "‖Σ‖",
             },
-            meta={
-                "samples": self.samples,
-                "largest_variance_from": min(self.samples, SPECTRUM_ROWS),
-            },
+            meta={"samples": self.rows, "largest_variance_from": min(self.rows, SPECTRUM_ROWS)},
             note=None
             if exact
             else f"largest_variance is estimated from the first {SPECTRUM_ROWS} samples",
@@ -169,12 +160,10 @@ class GradientCovariance(_OfGradients):
     def __init__(self, coordinates: int = COORDINATES, pooled: bool = True) -> None:
         if coordinates < 2:
             raise SettingError(f"coordinates={coordinates}; use 2 or more")
+        super().__init__()
         self.wanted, self.pooled = coordinates, pooled
-        # For even and odd samples: count, sum and products of the coordinates, by depth.
-        self.halves: list[list[tuple[int, Tensor, Tensor]]] = [[], []]
         self.sizes: list[int] = []
         self.chosen: list[Tensor] = []
-        self.samples = 0
 
     def update(self, observation: Observation) -> None:
         taps = observation.gradients
@@ -194,23 +183,23 @@ class GradientCovariance(_OfGradients):
         parts = [
             g[:, where.to(g.device)].double() for g, where in zip(rows, self.chosen, strict=True)
         ]
-        for half in (0, 1):
-            first = (half - self.samples) % 2
-            own = [part[first::2] for part in parts]
-            found = [(len(part), part.sum(0), part.T @ part) for part in own]
-            old = self.halves[half]
-            self.halves[half] = (
-                [(n + m, a + c, b + d) for (n, a, b), (m, c, d) in zip(old, found, strict=True)]
-                if old
-                else found
-            )
-        self.samples += len(taps.losses)
+        for half in (0, 1):  # even and odd samples
+            for i, part in enumerate(parts):
+                own = part[(half - self.rows) % 2 :: 2]
+                sums = {f"sum {half} {i}": own.sum(0), f"products {half} {i}": own.T @ own}
+                self.sums.add(**sums)
+        self.rows += len(taps.losses)
+
+    def _half(self, half: int, depth: int) -> tuple[int, Tensor, Tensor]:
+        """The count, sum and products of the coordinates of even or odd samples."""
+        names = f"sum {half} {depth}", f"products {half} {depth}"
+        return (self.rows + 1 - half) // 2, self.sums[names[0]], self.sums[names[1]]
 
     def compute(self) -> Result:
-        if self.samples < 2:
+        if self.rows < 2:
             return self.gap("a covariance needs 2 samples or more")
-        n = self.samples
-        both = list(zip(*self.halves, strict=True))
+        n = self.rows
+        both = [(self._half(0, i), self._half(1, i)) for i in range(len(self.chosen))]
         matrices = [_covariance(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in both]
         apart = [(_covariance(*a) - _covariance(*b)) / 2 for a, b in both]
         edges = np.array([-np.inf, *np.linspace(-1, 1, 41), np.inf])
@@ -300,20 +289,14 @@ def gradient_alignment(train: Trace, test: Trace) -> Result:
         # Unbiased: the squared norm of a mean of n rows is too large by trace / n.
         mu = float(a.value[i]) ** 2 - trace / n
         bound[i] = disagreement_bound(mu, top, trace, n, m)
-    undefined = np.flatnonzero(np.isnan(cosine))
-    where = ", ".join(map(str, undefined))
-    return Result(
-        name="gradient_alignment",
-        kind="curve",
+    where = ", ".join(map(str, np.flatnonzero(np.isnan(cosine))))
+    return curve(
+        "gradient_alignment",
+        range(last + 1),
+        {"cosine": cosine, "bound": bound},
         title="Gradient alignment",
         about="Whether the mean gradients of two data sets point the same way.",
         section="gradients",
-        series=("cosine", "bound"),
-        arrays={
-            "depth": np.arange(last + 1),
-            "cosine": defined(cosine),
-            "bound": defined(bound),
-        },
         labels={
             "depth": DEPTH,
             "cosine": "cosine of the two mean gradients",

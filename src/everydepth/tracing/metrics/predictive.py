@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from everydepth.results.build import scalars
 from everydepth.results.result import Result
 from everydepth.stream import TOKEN_TASKS, WORD_TASKS, Task
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.predictions import Predictions
-from everydepth.tracing.sums import Sums, array
+from everydepth.tracing.sums import array
 
 CLASSES: frozenset[Task] = frozenset(("classification", *TOKEN_TASKS))
 NUMBERS: frozenset[Task] = frozenset({"regression"})
 LABELS: frozenset[Need] = frozenset({"labels"})
-UNLABELED = "the data has no labels"
 
 
 class _Quality(BatchMetric):
@@ -34,22 +34,16 @@ class _Mean(_Quality):
 
     label: ClassVar[str]
 
-    def __init__(self) -> None:
-        self.sums = Sums()
-        self.count = 0
-
     def values(self, p: Predictions, targets: Tensor) -> Tensor:
         """One value per depth and row: by default the only field that it reads."""
         (name,) = self.reads
         return p.field(name)
 
     def update(self, observation: Observation) -> None:
-        p, targets = observation.predictions, observation.targets
-        if targets is None:
-            return
-        values = self.values(p, targets)[:, p.labeled].double()
+        p = observation.predictions
+        values = self.values(p, cast(Tensor, observation.targets))[:, p.labeled].double()
         self.sums.add(total=values.sum(1), squares=values.square().sum(1))
-        self.count += int(p.labeled.sum())
+        self.rows += values.shape[1]
 
     def finish(self, mean: np.ndarray) -> np.ndarray:
         return mean
@@ -59,22 +53,20 @@ class _Mean(_Quality):
         return np.ones_like(mean)
 
     def compute(self) -> Result:
-        if self.count == 0:
-            return self.gap(UNLABELED)
         total = self.sums.array("total")
-        mean = total / self.count
+        mean = total / self.rows
         value = self.finish(mean)
         beside: dict[str, np.ndarray] = {}
         if self.drawn is not None:
-            error = self.drawn.error(total, self.sums.array("squares"), self.count)
+            error = self.drawn.error(total, self.sums.array("squares"), self.rows)
             beside["standard_error"] = error * self.slope(mean)
-        bad = np.flatnonzero(~np.isfinite(value))
+        bad = self.where(~np.isfinite(value))
         return self.over_depths(
             {"value": value},
             beside=beside,
             labels={"value": self.label},
-            meta={"rows": self.count},
-            note=f"not finite at depth {', '.join(map(str, bad))}" if len(bad) else None,
+            meta={"rows": self.rows},
+            note=f"not finite at depth {bad}" if bad else None,
         )
 
 
@@ -122,32 +114,17 @@ class F1(_Quality):
     tasks = frozenset({"classification"})
     default = False
 
-    def __init__(self) -> None:
-        self.sums = Sums()  # (right, predicted, actual) x depth x class
-        self.count = 0
-
     def update(self, observation: Observation) -> None:
-        p, targets = observation.predictions, observation.targets
-        if targets is None:
-            return
-        classes = observation.outputs
-        top, label = p.top[:, p.labeled].long(), targets[p.labeled].long()
-        labels = label.expand_as(top)
-        right = torch.where(top == labels, 1.0, 0.0).double()
-        found = right.new_zeros(3, len(top), classes)
-        for total, where, one in zip(
-            found,
-            (top, top, labels),
-            (right, torch.ones_like(right), torch.ones_like(right)),
-            strict=True,
-        ):
-            total.scatter_add_(1, where, one)
-        self.sums.add(counts=found)
-        self.count += len(label)
+        p, classes = observation.predictions, observation.outputs
+        top = p.top[:, p.labeled].long()
+        labels = cast(Tensor, observation.targets)[p.labeled].long().expand_as(top)
+        right = (top == labels).double()
+        one = torch.ones_like(right)
+        counts = [_binned(top, right, classes), *(_binned(i, one, classes) for i in (top, labels))]
+        self.sums.add(counts=torch.stack(counts))  # (right, predicted, actual) x depth x class
+        self.rows += top.shape[1]
 
     def compute(self) -> Result:
-        if not self.count:
-            return self.gap(UNLABELED)
         right, predicted, actual = self.sums.array("counts")
         f1 = 2 * right / np.maximum(predicted + actual, 1)
         binary = f1.shape[1] == 2
@@ -157,8 +134,13 @@ class F1(_Quality):
             {"value": value},
             beside={"by_class": f1},
             labels={"value": "F1 of class 1" if binary else "F1, mean over classes"},
-            meta={"rows": self.count},
+            meta={"rows": self.rows},
         )
+
+
+def _binned(places: Tensor, values: Tensor, bins: int) -> Tensor:
+    """(depth, bin): the sum of the values at the places of each bin."""
+    return values.new_zeros(len(places), bins).scatter_add_(1, places, values)
 
 
 @register_metric
@@ -255,6 +237,7 @@ class SupError(_Quality):
     tasks = NUMBERS
 
     def __init__(self) -> None:
+        super().__init__()
         self.worst: Tensor | None = None
 
     def update(self, observation: Observation) -> None:
@@ -278,27 +261,18 @@ class Calibration(_Quality):
     about = "Average difference between confidence and accuracy; at 0, confidence can be trusted."
     better = "lower"
 
-    def __init__(self, bins: int = 15) -> None:
-        self.bins = bins
-        self.sums = Sums()  # (count, confidence, right) x depth x bin
+    bins: ClassVar[int] = 15
 
     def update(self, observation: Observation) -> None:
-        p, targets = observation.predictions, observation.targets
-        if targets is None:
-            return
+        p = observation.predictions
         confidence = p.confidence[:, p.labeled].double()
-        right = (p.top == targets)[:, p.labeled].double()
+        right = (p.top == observation.targets)[:, p.labeled].double()
         # Bins are (a, b], so that a confidence of exactly 1 is in the last one.
         bin_of = ((confidence * self.bins).ceil().long() - 1).clamp(0, self.bins - 1)
-        zeros = confidence.new_zeros(3, len(confidence), self.bins)
         parts = (torch.ones_like(confidence), confidence, right)
-        for total, value in zip(zeros, parts, strict=True):
-            total.scatter_add_(1, bin_of, value)
-        self.sums.add(bins=zeros)
+        self.sums.add(bins=torch.stack([_binned(bin_of, part, self.bins) for part in parts]))
 
     def compute(self) -> Result:
-        if not self.sums or not bool(self.sums["bins"][0].any()):
-            return self.gap(UNLABELED)
         count, confidence, right = self.sums.array("bins")
         return self.over_depths(
             {"value": np.abs(confidence - right).sum(1) / count.sum(1)},
@@ -324,40 +298,32 @@ class Monotonicity(_Quality):
     tasks = CLASSES | NUMBERS
 
     def __init__(self) -> None:
-        self.sums = Sums()
-        self.count = 0
+        super().__init__()
         self.falling = 0
 
     def update(self, observation: Observation) -> None:
         p = observation.predictions
-        if observation.targets is None:
-            return
         loss = p.loss[:, p.labeled].double()
         self.sums.add(loss=loss.sum(1))
-        self.count += loss.shape[1]
+        self.rows += loss.shape[1]
         self.falling += int((loss.diff(dim=0) <= 0).all(0).sum())
 
     def compute(self) -> Result:
-        if self.count == 0:
-            return self.gap(UNLABELED)
-        mean = self.sums.array("loss") / self.count
+        mean = self.sums.array("loss") / self.rows
         if len(mean) == 1:
             return self.gap("a single depth has no other to compare with; it needs two or more")
         rise = np.diff(mean)
         worst = int(rise.argmax())
         largest = max(float(rise[worst]), 0.0)
         relative = largest / abs(mean[worst]) if largest and mean[worst] else 0.0
-        numbers = {
-            "rises": float((rise > 0).sum()),
-            "largest_rise": largest,
-            "largest_relative_rise": float(relative),
-            "monotone_share": self.falling / self.count,
-        }
-        return Result(
-            name=self.name,
-            kind=self.kind,
-            series=tuple(numbers),
-            arrays={name: np.asarray(value) for name, value in numbers.items()},
+        return scalars(
+            self.name,
+            {
+                "rises": float((rise > 0).sum()),
+                "largest_rise": largest,
+                "largest_relative_rise": float(relative),
+                "monotone_share": self.falling / self.rows,
+            },
             labels={
                 "rises": "number of depths at which the mean loss rises",
                 "largest_rise": "largest rise of the mean loss",
@@ -367,6 +333,6 @@ class Monotonicity(_Quality):
             meta={
                 "monotone": bool((rise <= 0).all()),
                 "largest_rise_at": int(self.depth_of(worst + 1)) if largest else None,
-                "rows": self.count,
+                "rows": self.rows,
             },
         )

@@ -11,11 +11,10 @@ from torch import Tensor
 from everydepth.results.result import Result
 from everydepth.tracing.metric import FeatureMetric, register_metric
 from everydepth.tracing.observation import FeatureRows
-from everydepth.tracing.sums import DEPTH, Kept, Sums
+from everydepth.tracing.sums import DEPTH, Sums
 
 # A centered feature shorter than this share of the mean is rounding noise, not a direction.
 CONSTANT = 1e-6
-QUANTILE_BYTES = 2**26  # per-sample values kept for quantiles; 2,048 rows of 13 x 13 are 1.4 MB
 
 
 class Centering:
@@ -70,9 +69,8 @@ class Cos(_Similarity):
     sides: ClassVar[tuple[Literal["own", "other"], Literal["own", "other"]]] = ("own", "own")
 
     def __init__(self, centered: bool = True) -> None:
+        super().__init__()
         self.centering = Centering(centered), Centering(centered)
-        self.sums = Sums()
-        self.kept = Kept(QUANTILE_BYTES)
         self.widths = (0, 0)
 
     def update(self, rows: FeatureRows) -> None:
@@ -118,8 +116,14 @@ class Cos(_Similarity):
                 "value": "COS" if centered else "COS, not centered",
             },
             meta={"rows": rows, "quantile_rows": self.kept.rows, "centered": centered},
-            note=constant_note(value),
+            note=self._constant(value),
         )
+
+    def _constant(self, value: np.ndarray) -> str | None:
+        rows, columns = (np.asarray(np.isnan(value).all(axis)) for axis in (1, 0))
+        where = self.where(rows) or self.where(columns)
+        same = f"undefined at depth {where}, where all samples have the same feature"
+        return same if where else None
 
 
 NO_SECOND_LOOK = (
@@ -132,15 +136,6 @@ def _means(sums: Sums) -> np.ndarray:
     """`total` over `count`; NaN if the count is 0."""
     total, count = sums.array("total"), sums.array("count")
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-def constant_note(value: np.ndarray) -> str | None:
-    rows = np.flatnonzero(np.isnan(value).all(1))
-    columns = np.flatnonzero(np.isnan(value).all(0))
-    if not len(rows) and not len(columns):
-        return None
-    where = ", ".join(map(str, rows if len(rows) else columns))
-    return f"undefined at depth {where}, where all samples have the same feature"
 
 
 @register_metric
@@ -199,9 +194,8 @@ class AdjacentCos(_Similarity):
     about = "Mean cosine similarity of each depth's features with those of the previous depth."
 
     def __init__(self) -> None:
+        super().__init__()
         self.centering = Centering()
-        self.sums = Sums()
-        self.kept = Kept(QUANTILE_BYTES)
 
     def update(self, rows: FeatureRows) -> None:
         if not rows.second:
@@ -219,8 +213,7 @@ class AdjacentCos(_Similarity):
         if not self.sums:
             return self.gap(NO_SECOND_LOOK)
         value = _means(self.sums)
-        undefined = np.flatnonzero(np.isnan(value)) + 1
-        where = ", ".join(map(str, undefined))
+        where = self.where(np.isnan(value), first=1)
         return self.over_depths(
             {"value": value},
             first=1,
@@ -246,18 +239,13 @@ class Straightness(FeatureMetric):
     group = "similarity"
     default = False
 
-    def __init__(self) -> None:
-        self.total = 0.0
-        self.rows = 0
-        self.kept = Kept(QUANTILE_BYTES)
-
     def update(self, rows: FeatureRows) -> None:
         h = rows.features[1:].double()  # at depth 0, all samples may have the same feature
         if len(h) < 2:
             return
         path = torch.linalg.vector_norm(h.diff(dim=0), dim=-1).sum(0)
         straight = torch.linalg.vector_norm(h[-1] - h[0], dim=-1) / path.clamp(min=1e-12)
-        self.total += float(straight.sum())
+        self.sums.add(total=straight.sum())
         self.rows += len(straight)
         self.kept.add(straight[:, None])
 
@@ -270,7 +258,7 @@ class Straightness(FeatureMetric):
             kind=self.kind,
             series=("value",),
             arrays={
-                "value": np.asarray(self.total / self.rows),
+                "value": np.asarray(self.sums.array("total") / self.rows),
                 **{name: np.asarray(value.item()) for name, value in quantiles.items()},
             },
             labels={"value": "distance from depth 1 to L / length of the path"},
@@ -291,11 +279,6 @@ class NormRatio(FeatureMetric):
     section = "blocks"
     group = "similarity"
 
-    def __init__(self) -> None:
-        self.sums = Sums()
-        self.rows = 0
-        self.kept = Kept(QUANTILE_BYTES)
-
     def update(self, rows: FeatureRows) -> None:
         h = rows.features
         norm = torch.linalg.vector_norm(h, dim=-1)
@@ -312,8 +295,7 @@ class NormRatio(FeatureMetric):
 
     def compute(self) -> Result:
         value = _means(self.sums)
-        still = np.flatnonzero(self.sums.array("count") < self.rows) + 1
-        note = f"block {', '.join(map(str, still))} leaves some samples unchanged; not counted"
+        still = self.where(self.sums.array("count") < self.rows, first=1)
         return self.over_depths(
             {"value": value},
             first=1,
@@ -323,5 +305,5 @@ class NormRatio(FeatureMetric):
             },
             labels={"value": "‖h before‖ / ‖what the block adds‖", "norm": "‖h‖"},
             meta={"rows": self.rows, "quantile_rows": self.kept.rows},
-            note=note if len(still) else None,
+            note=f"block {still} leaves some samples unchanged; not counted" if still else None,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from everydepth.results.result import Result
 from everydepth.stream import IGNORE_INDEX
 from everydepth.tracing.metric import FeatureMetric, register_metric
-from everydepth.tracing.metrics.predictive import LABELS, UNLABELED
+from everydepth.tracing.metrics.predictive import LABELS
 from everydepth.tracing.metrics.similarity import NO_SECOND_LOOK
 from everydepth.tracing.observation import FeatureRows
 from everydepth.tracing.sums import array
@@ -62,25 +63,23 @@ class NeuralCollapse(_Structure):
     passes = 2
 
     def __init__(self) -> None:
-        self.sums: Tensor | None = None
-        self.counts: Tensor | None = None
+        super().__init__()
         self.head: Tensor | None = None
         self.means: list[ClassMeans] | None = None
         self.within: list[Tensor] = []
-        self.rows = self.second_rows = 0
+        self.second_rows = 0
 
     def update(self, rows: FeatureRows) -> None:
-        if rows.targets is None:
-            return
+        assert rows.targets is not None
         labeled = rows.targets != IGNORE_INDEX
         h, y = rows.normed[:, labeled], rows.targets[labeled]
+        if not len(y):
+            return
         if not rows.second:
             self._first(h, y, rows)
             return
-        assert self.sums is not None
-        assert self.counts is not None
         if self.means is None:
-            self.means = [ClassMeans.of(s, self.counts) for s in self.sums]
+            self.means = [ClassMeans.of(s, self.sums["counts"]) for s in self.sums["features"]]
             self.within = [torch.zeros_like(m.variances) for m in self.means]
         self.second_rows += len(y)
         for total, x, m in zip(self.within, h, self.means, strict=True):
@@ -89,19 +88,18 @@ class NeuralCollapse(_Structure):
 
     def _first(self, h: Tensor, y: Tensor, rows: FeatureRows) -> None:
         classes = rows.stream.classes
-        if self.sums is None or self.counts is None:
-            self.sums = h.new_zeros(len(h), classes, h.shape[-1], dtype=torch.float64)
-            self.counts = h.new_zeros(classes, dtype=torch.float64)
+        if not self.sums:
             weight = getattr(rows.stream.head, "weight", None)
             self.head = weight.detach().double() if isinstance(weight, Tensor) else None
-        self.sums.index_add_(1, y, h.double())
-        self.counts += torch.bincount(y, minlength=classes)
+            zeros = h.new_zeros(len(h), classes, h.shape[-1], dtype=torch.float64)
+            self.sums.add(features=zeros, counts=zeros.new_zeros(classes))
+        self.sums["features"].index_add_(1, y, h.double())
+        self.sums["counts"] += torch.bincount(y, minlength=classes)
         self.rows += len(y)
 
     def compute(self) -> Result:
-        if self.counts is None:
-            return self.gap(UNLABELED)
-        seen, classes = int((self.counts > 0).sum()), len(self.counts)
+        counts = self.sums["counts"]
+        seen, classes = int((counts > 0).sum()), len(counts)
         if seen < 2:
             return self.gap(f"it needs 2 classes or more, and the data has {seen}")
         if self.rows <= seen:
@@ -116,9 +114,8 @@ class NeuralCollapse(_Structure):
         notes: list[str] = []
         if seen < classes:
             notes.append(f"only {seen} of {classes} classes are in the data")
-        constant = np.flatnonzero(np.isnan(columns[0]))
-        if len(constant):
-            where = ", ".join(map(str, constant))
+        where = self.where(np.isnan(columns[0]))
+        if where:
             notes.append(f"undefined at depth {where}, where all classes have the same mean")
         return self.over_depths(
             dict(zip(names, columns, strict=True)),
@@ -172,23 +169,25 @@ class Distinguishability(_Structure):
     title = "Distinguishability"
     about = "Whether inputs with different labels stay apart."
 
-    def __init__(self, samples: int = 512) -> None:
-        self.samples = samples
-        self.kept: list[tuple[Tensor, Tensor]] = []
-        self.rows = 0
+    samples: ClassVar[int] = 512
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: list[tuple[Tensor, Tensor]] = []
 
     def update(self, rows: FeatureRows) -> None:
-        if rows.targets is None or self.rows >= self.samples:
+        assert rows.targets is not None
+        if self.rows >= self.samples:
             return
         labeled = (rows.targets != IGNORE_INDEX).nonzero().flatten()[: self.samples - self.rows]
-        self.kept.append((rows.features[:, labeled].clone(), rows.targets[labeled]))
+        self.first.append((rows.features[:, labeled].clone(), rows.targets[labeled]))
         self.rows += len(labeled)
 
     def compute(self) -> Result:
         if self.rows < 2:
             return self.gap("it needs 2 labeled samples or more")
-        h = torch.cat([features for features, _ in self.kept], 1)
-        y = torch.cat([targets for _, targets in self.kept])
+        h = torch.cat([features for features, _ in self.first], 1)
+        y = torch.cat([targets for _, targets in self.first])
         if bool((y == y[0]).all()):
             return self.gap("all samples have the same label")
         ks = [k for k in (1, 5, 10) if k < self.rows]
@@ -196,8 +195,7 @@ class Distinguishability(_Structure):
         columns = np.array([self._depth(x, y, ks, pairs) for x in h]).T
         names = (*(f"different_{k}" for k in ks), "gap")
         few = f"with {self.rows} samples, k is only {ks}" if len(ks) < 3 else None
-        constant = np.flatnonzero(np.isnan(columns[0]))
-        where = ", ".join(map(str, constant))
+        where = self.where(np.isnan(columns[0]))
         same = f"undefined at depth {where}: constant features" if where else None
         return self.over_depths(
             dict(zip(names, columns, strict=True)),

@@ -35,9 +35,9 @@ LEARNED = Premise(
 def cell(settings: Cell, seed: int, folder: Path) -> Mapping[str, Any]:
     """Train one ResNet as `everydepth sweep` does; then gradients at all its states, test rows."""
     from everydepth.architectures.cifar_resnet import CifarResNet
-    from everydepth.cli.sweep import prepared, resnet_cell
     from everydepth.data import batches
     from everydepth.tracing import trace
+    from everydepth_papers.commands.sweep import prepared, resnet_cell
     from everydepth_papers.evidence.baselines import linear_accuracy
     from everydepth_papers.evidence.gradients import raw_gradients
 
